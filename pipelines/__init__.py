@@ -1,0 +1,1 @@
+"""The control plane: reads the graph, submits, waits, publishes, tracks. Imports no torch."""

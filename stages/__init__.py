@@ -1,0 +1,1 @@
+"""The compute plane: trains, generates and scores. Imports no dvc, prefect, mlflow or submitit."""

@@ -1,0 +1,108 @@
+"""What a stage may use of the world besides its inputs: seed, scratch, progress, metrics, stopping.
+
+A stage is `run(config, inputs, out, ctx) -> metrics`. It reads only `inputs`, writes only `out`, keeps
+resume state only in `ctx.scratch`, draws randomness only from `ctx.seed`, and asks
+`ctx.should_stop()` at step boundaries. Everything it says about itself goes through append-only
+files that somebody else reads: a job opens no database.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PROGRESS_INTERVAL_S = 0.5
+
+
+class Stopped(Exception):
+    """The stage was asked to stop and did so at a step boundary; its scratch allows it to go on."""
+
+
+class StageError(Exception):
+    """Something a user can mend: the message names the file, key or row and says what to do."""
+
+
+@dataclass
+class Context:
+    """One attempt at running a stage."""
+
+    stage: str
+    """The stage's address, `policy_update@iter_001`."""
+    key: str | None
+    """The iteration or policy that the stage is bound to."""
+    seed: int
+    """The run's seed."""
+    folder: Path
+    """The job's folder: metrics.jsonl, progress.json and tables/ are written here."""
+    device: str = "cpu"
+    """Where tensors live."""
+    micro_batch: int = 64
+    """Sequences in one forward pass. Never changes a result beyond rounding."""
+    checkpoint_seconds: float = 30.0
+    """How much work a kill may cost."""
+    graph: Sequence[Mapping[str, Any]] = ()
+    """For a stage that wants it: the nodes upstream with the hashes of their outputs."""
+    _stop: list[bool] = field(default_factory=lambda: [False])
+    _last_progress: float = 0.0
+
+    @property
+    def scratch(self) -> Path:
+        """Resume state lives here and nowhere else."""
+        path = self.folder / "scratch"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def request_stop(self) -> None:
+        """Ask the stage to end at its next step boundary."""
+        self._stop[0] = True
+
+    def should_stop(self) -> bool:
+        """Whether somebody asked; a stage then saves its scratch and raises `Stopped`."""
+        return self._stop[0]
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one step's metrics. A step is logged once; `resume_at` drops those past a checkpoint."""
+        row = {"step": step, "time": time.time(), "metrics": dict(metrics)}
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def resume_at(self, step: int) -> None:
+        """Forget metrics of steps past `step`: they are going to be computed again."""
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return
+        kept = [line for line in path.read_text().splitlines() if _logged_step(line) <= step]
+        aside = path.with_suffix(".tmp")
+        aside.write_text("".join(line + "\n" for line in kept))
+        os.replace(aside, path)
+
+    def progress(self, done: int, total: int, **numbers: float) -> None:
+        """Say how far the stage is, with the two or three numbers that matter for it."""
+        now = time.monotonic()
+        if done < total and now - self._last_progress < PROGRESS_INTERVAL_S:
+            return
+        self._last_progress = now
+        aside = self.folder / "progress.json.tmp"
+        aside.write_text(
+            json.dumps({"done": done, "total": total, "time": time.time(), "numbers": numbers})
+        )
+        os.replace(aside, self.folder / "progress.json")
+
+    def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep a small table, such as sample generations, for the run comparison."""
+        folder = self.folder / "tables"
+        folder.mkdir(exist_ok=True)
+        aside = folder / f"{name}.json.tmp"
+        aside.write_text(json.dumps(list(rows), ensure_ascii=False))
+        os.replace(aside, folder / f"{name}.json")
+
+
+def _logged_step(line: str) -> float:
+    """The step of a metrics line; a torn last line counts as past everything."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        return float("inf")

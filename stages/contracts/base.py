@@ -1,0 +1,77 @@
+"""What a stage promises, in a form that both planes can import: no torch, no dvc.
+
+A `Stage` names its inputs, outputs and the params that bear its identity. Paths are templates over
+the stage's *binding*: `key` (the iteration, or the policy that is evaluated), `policy` (the parent of
+that iteration) and `reward` (the reward source). dvc.yaml says the same in DVC's own words, and a
+test holds the two together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A mapping in params.yaml or a profile: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class StageConfig(Section):
+    """The part of params.yaml that one stage sees.
+
+    Each field is one tracked param: its alias (or its name, where they agree) is the dotted key in
+    params.yaml. What is not a field here cannot change what the stage computes.
+    """
+
+    @classmethod
+    def param_keys(cls) -> list[str]:
+        return [info.alias or name for name, info in cls.model_fields.items()]
+
+    @classmethod
+    def from_params(cls, params: BaseModel) -> "StageConfig":
+        """Pick this stage's fields out of the whole, validated params."""
+        return cls.model_validate({key: _lookup(params, key) for key in cls.param_keys()})
+
+
+def _lookup(params: BaseModel, dotted: str) -> Any:
+    value: Any = params
+    for part in dotted.split("."):
+        value = getattr(value, part)
+    return value
+
+
+class Over(StrEnum):
+    """What a stage is repeated over."""
+
+    ONCE = "once"
+    ITERATIONS = "iterations"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One node of the graph, or one family of nodes when it is repeated over the iterations."""
+
+    name: str
+    """The stage's name in dvc.yaml, without `@iteration`."""
+    module: str
+    """The module whose `run(config, inputs, out, ctx)` computes it."""
+    config: type[StageConfig]
+    inputs: Mapping[str, str]
+    outs: Mapping[str, str]
+    metrics: str
+    """Where its summary metrics go: a small JSON file that DVC compares."""
+    over: Over = Over.ONCE
+    binding: Mapping[str, str] = field(default_factory=dict)
+    """Fixed values for the path templates, where the stage is not repeated."""
+    wants_graph: bool = False
+    """Whether the spec carries the hashes of the whole graph upstream, for the report."""

@@ -1,0 +1,22 @@
+"""Params that every training stage shares."""
+
+from pydantic import Field
+
+from stages.contracts.base import Section
+
+
+class OptimizerParams(Section):
+    """AdamW with a linear warm-up and a cosine decay to a tenth."""
+
+    learning_rate: float = Field(gt=0)
+    """Peak learning rate."""
+    epochs: int = Field(ge=1)
+    """Passes over the stage's data."""
+    batch_size: int = Field(ge=1)
+    """Sequences (for a reward model: pairs) in one optimizer step, over all ranks."""
+    warmup_ratio: float = Field(default=0.05, ge=0, le=1)
+    """Share of the steps over which the learning rate rises from zero."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this norm."""

@@ -1,0 +1,40 @@
+"""sft: supervised fine-tuning of the base model on the demonstrations."""
+
+from pydantic import Field
+
+from stages.contracts.base import Stage, StageConfig
+from stages.contracts.optimizer import OptimizerParams
+
+
+class SftParams(OptimizerParams):
+    """Supervised fine-tuning."""
+
+    learning_rate: float = Field(default=2.0e-3, gt=0)
+    """Peak learning rate."""
+    epochs: int = Field(default=4, ge=1)
+    """Passes over the demonstrations."""
+    batch_size: int = Field(default=64, ge=1)
+    """Demonstrations in one optimizer step, over all ranks."""
+
+
+class SftConfig(StageConfig):
+    """What sft sees of params.yaml."""
+
+    seed: int
+    sft: SftParams
+
+
+SFT = Stage(
+    name="sft",
+    module="stages.sft",
+    config=SftConfig,
+    inputs={
+        "base": "artifacts/base",
+        "demonstrations": "artifacts/data/demonstrations.parquet",
+    },
+    outs={
+        "model": "artifacts/policies/sft/model",
+        "state": "artifacts/policies/sft/state",
+    },
+    metrics="metrics/sft.json",
+)
