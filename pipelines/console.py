@@ -1,0 +1,62 @@
+"""What the commands say: plain lines always, one line that changes in place only on a terminal."""
+
+import sys
+import time
+from typing import Any, TextIO
+
+
+class Console:
+    """Lines for people. Not a terminal: no progress, no control characters."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._terminal = self._stream.isatty()
+        self._shown = ""
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._terminal
+
+    def line(self, text: str) -> None:
+        self.clear()
+        print(text, file=self._stream, flush=True)
+
+    def progress(self, text: str) -> None:
+        """Replace the line that changes in place."""
+        if self._terminal and text != self._shown:
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+            self._shown = text
+
+    def clear(self) -> None:
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._shown = ""
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it."""
+    if value < 60:
+        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def describe_progress(progress: dict[str, Any] | None, started: float) -> str:
+    """Step, rate, time left and the numbers that matter, from a job's progress.json."""
+    if not progress:
+        return "starting"
+    done, total = progress["done"], progress["total"]
+    elapsed = max(progress["time"] - started, 1e-9)
+    rate = done / elapsed
+    left = seconds((total - done) / rate) if rate and total > done else ""
+    numbers = "  ".join(f"{name} {value:.4g}" for name, value in progress["numbers"].items())
+    parts = [f"{done}/{total}", f"{rate:.1f}/s", f"{left} left" if left else "", numbers]
+    return "  ".join(part for part in parts if part)
+
+
+def ago(when: float) -> str:
+    return f"{seconds(max(time.time() - when, 0))} ago"

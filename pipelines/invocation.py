@@ -1,0 +1,70 @@
+"""Which command a stage belongs to: one `dvc repro`, one `lockstep run` or one flow run.
+
+DVC starts each stage as a process of its own and says nothing about the command behind it, so it is
+found among the ancestors. That process is also watched: a stage whose dvc is gone would publish into
+a workspace that nobody records.
+"""
+
+import os
+import shlex
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipelines.redact import redact
+
+VARIABLE = "LOCKSTEP_INVOCATION"
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One pipeline invocation: the parent of its stages' runs."""
+
+    id: str
+    command: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def export(self) -> dict[str, str]:
+        """The variable that tells the stages below which invocation they belong to."""
+        return {VARIABLE: f"{self.id} {self.command}"}
+
+
+def new_invocation(command: str) -> Invocation:
+    return Invocation(uuid.uuid4().hex[:12], redact(command))
+
+
+def current_invocation() -> Invocation:
+    """The invocation around this process: handed down, or the outermost dvc among the ancestors."""
+    handed_down = os.environ.get(VARIABLE)
+    if handed_down:
+        identity, _, command = handed_down.partition(" ")
+        return Invocation(identity, command)
+    process = dvc_ancestor(outermost=True) or psutil.Process()
+    # A pid comes round again; with its start time it does not. Centiseconds survive rounding.
+    identity = f"{process.pid:x}-{int(process.create_time() * 100):x}"
+    return Invocation(identity, redact(_command_line(process)))
+
+
+def dvc_ancestor(*, outermost: bool = False) -> psutil.Process | None:
+    """The nearest (or outermost) dvc process above this one."""
+    found = [process for process in psutil.Process().parents() if _is_dvc(process)]
+    return found[-1 if outermost else 0] if found else None
+
+
+def _is_dvc(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return any(Path(word).name == "dvc" for word in words[:2]) or words[1:3] == ["-m", "dvc"]
+
+
+def _command_line(process: psutil.Process) -> str:
+    words = process.cmdline()
+    start = next((i for i, word in enumerate(words) if Path(word).name in ("dvc", "lockstep")), 0)
+    return shlex.join([Path(words[start]).name, *words[start + 1 :]]) if words else "?"

@@ -1,0 +1,221 @@
+"""The job ledger: one folder for each thing that was ever asked to be computed, under `.lockstep/jobs`.
+
+    <stage>/<fingerprint>-<number>/     an entry: one chain of attempts at one spec
+        spec.json                       what to compute
+        entry.json                      who asked, when, at which commit
+        attempts/001/                   one submission: logs, launch.json, worker.json, result.json
+        scratch/ metrics.jsonl progress.json tables/      what the stage keeps and says, over all attempts
+        out/                            the outputs, complete, until DVC has recorded them
+        record.json                     what came out, with hashes, host, times: the end of the chain
+
+The state of a job is never stored, it is read off these files and off the lock that a living worker
+holds. Each file has one writer. So nothing has to be repaired after a death, and `status` needs no
+lock of DVC's.
+"""
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipelines import atomic
+from pipelines.errors import LockstepError
+from pipelines.spec import Spec
+
+START_GRACE_S = 20.0
+
+
+class State(StrEnum):
+    """Where an entry stands."""
+
+    NEW = "new"
+    STARTING = "starting"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    """The outputs are whole and wait in `out/`."""
+    PUBLISHED = "published"
+    """The outputs are in the workspace."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    DIED = "died"
+    """The worker is gone and left no word."""
+
+    @property
+    def alive(self) -> bool:
+        return self in (State.STARTING, State.RUNNING)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One submission of an entry's job, in a folder of its own."""
+
+    folder: Path
+
+    @property
+    def entry(self) -> "Entry":
+        return Entry(self.folder.parent.parent)
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.name)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the worker said at its end: state, error, hashes."""
+        return atomic.read_json(self.folder / "result.json")
+
+    @property
+    def launch(self) -> dict[str, Any] | None:
+        """What the driver said at submission: executor, job id, profile."""
+        return atomic.read_json(self.folder / "launch.json")
+
+    @property
+    def worker(self) -> dict[str, Any] | None:
+        """What the worker said at its start: pid, host."""
+        return atomic.read_json(self.folder / "worker.json")
+
+    def mark_cancelled(self) -> None:
+        atomic.write_json(self.folder / "cancelled.json", {"time": time.time()})
+
+    def state(self) -> State:
+        result = self.result
+        if result is not None:
+            return State(result["state"])
+        if is_locked(self.folder / "alive"):
+            return State.RUNNING
+        if (self.folder / "cancelled.json").exists():
+            return State.CANCELLED
+        return State.STARTING if self.worker is None and self._may_still_start() else State.DIED
+
+    def logs(self) -> list[Path]:
+        return sorted(self.folder.glob("*_log.out")) + sorted(self.folder.glob("*_log.err"))
+
+    def _may_still_start(self) -> bool:
+        """Whether the submitted process lives or, where nobody noted it, the submission is recent."""
+        launch = self.launch or {}
+        if "pid" in launch:
+            return process_lives(launch["pid"], launch["pid_started"])
+        return time.time() - self.folder.stat().st_mtime < START_GRACE_S
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One chain of attempts at one spec."""
+
+    folder: Path
+
+    @property
+    def spec(self) -> Spec:
+        return Spec.read(self.folder / "spec.json")
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return atomic.read_json(self.folder / "entry.json") or {}
+
+    @property
+    def stage(self) -> str:
+        return self.folder.parent.name
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        return atomic.read_json(self.folder / "record.json")
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    def attempts(self) -> list[Attempt]:
+        return [Attempt(path) for path in sorted((self.folder / "attempts").glob("[0-9]*"))]
+
+    def new_attempt(self) -> Attempt:
+        folder = self.folder / "attempts" / f"{len(self.attempts()) + 1:03}"
+        folder.mkdir(parents=True)
+        return Attempt(folder)
+
+    def state(self) -> State:
+        if self.record is not None:
+            return State.PUBLISHED
+        attempts = self.attempts()
+        state = attempts[-1].state() if attempts else State.NEW
+        return State.COMPLETED if self.out.exists() and not state.alive else state
+
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """One driver at a time for one entry."""
+        with hold_lock(self.folder / "driver") as held:
+            if not held:
+                raise LockstepError(
+                    f"{self.stage}: another command in this clone is already waiting for this job; "
+                    "see `lockstep status`"
+                )
+            yield
+
+
+class Ledger:
+    """All entries of a clone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find_or_create(self, spec: Spec, info: dict[str, Any]) -> Entry:
+        """The entry for this very spec whose outputs DVC has not recorded yet, or a new one."""
+        stem = spec.fingerprint[:12]
+        numbers = [0]
+        for path in sorted((self.folder / spec.stage).glob(f"{stem}-*")):
+            entry = Entry(path)
+            if entry.state() is not State.PUBLISHED or entry.out.exists():
+                return entry
+            numbers.append(int(path.name.rsplit("-", 1)[1]))
+        entry = Entry(self.folder / spec.stage / f"{stem}-{max(numbers) + 1:03}")
+        atomic.write_json(entry.folder / "entry.json", {**info, "created": time.time()})
+        spec.write(entry.folder / "spec.json")
+        return entry
+
+    def entries(self) -> list[Entry]:
+        """Every entry, oldest first."""
+        found = [Entry(path.parent) for path in self.folder.glob("*/*/spec.json")]
+        return sorted(found, key=lambda entry: (entry.info.get("created", 0.0), entry.folder.name))
+
+    def latest(self, stage: str | None = None) -> dict[str, Entry]:
+        """The newest entry of each stage."""
+        return {entry.stage: entry for entry in self.entries() if stage in (None, entry.stage)}
+
+
+@contextmanager
+def hold_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold an advisory lock that ends with this process, whatever ends it. Yields whether it is held."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds the lock."""
+    try:
+        with path.open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+def process_lives(pid: int, started: float) -> bool:
+    """Whether the process that started at that time still runs; pids come round again."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < 1
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,136 @@
+"""slurm_profiles/*.yaml: where and on what a stage runs. Execution, never identity: nothing here is hashed.
+
+A profile has defaults and overrides for single stages. It is chosen by `--profile NAME` or
+LOCKSTEP_PROFILE; without either it is `local`.
+"""
+
+import difflib
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, create_model
+
+from pipelines.errors import LockstepError
+from pipelines.strict_yaml import load_model
+from stages.contracts.base import Section
+from stages.contracts.catalog import STAGES
+
+PROFILE_VARIABLE = "LOCKSTEP_PROFILE"
+DEFAULT_PROFILE = "local"
+
+
+class ExecutorKind(StrEnum):
+    """Who runs the job."""
+
+    LOCAL = "local"
+    DEBUG = "debug"
+    SLURM = "slurm"
+
+
+class Resources(Section):
+    """What one stage gets. Fields with a #SBATCH flag mean the same without Slurm where they can."""
+
+    nodes: int = Field(default=1, ge=1)
+    """Machines (--nodes)."""
+    tasks_per_node: int = Field(default=1, ge=1)
+    """Processes on each machine (--ntasks-per-node)."""
+    gpus_per_node: int = Field(default=0, ge=0)
+    """GPUs on each machine (--gpus-per-node)."""
+    cpus_per_task: int = Field(default=1, ge=1)
+    """Cores, and so threads, of each process (--cpus-per-task)."""
+    memory: str | None = None
+    """Memory of each machine, such as 64G (--mem)."""
+    time_minutes: int = Field(default=24 * 60, ge=1)
+    """Most minutes that the stage may take (--time)."""
+    partition: str | None = None
+    """Queue to submit to (--partition)."""
+    account: str | None = None
+    """Account to charge (--account)."""
+    qos: str | None = None
+    """Quality of service (--qos)."""
+    constraint: str | None = None
+    """Features that the nodes must have (--constraint)."""
+    exclude: str | None = None
+    """Nodes to keep away from (--exclude)."""
+    reservation: str | None = None
+    """Reservation to run in (--reservation)."""
+    gres: str | None = None
+    """Generic resources such as gpu:h200:8, where --gpus-per-node will not do (--gres)."""
+    array_parallelism: int = Field(default=16, ge=1)
+    """Array tasks that run at once (the % in --array)."""
+    requeues: int = Field(default=3, ge=0)
+    """How often a preempted or timed-out stage goes on from its scratch (--requeue)."""
+    signal_lead_seconds: int = Field(default=90, ge=1)
+    """How long before the end of its time the stage is told to save (--signal)."""
+    setup: list[str] = Field(default_factory=list)
+    """Shell lines before the stage starts: modules, a virtual environment. Any failing line fails the job."""
+    container: str | None = None
+    """Words put before the job's command, such as `apptainer exec --nv image.sif` (no flag)."""
+    extra: dict[str, str | int | bool] = Field(default_factory=dict)
+    """Any other flag, by its long name without dashes: {mail-type: END}."""
+    python: str | None = None
+    """The job's Python; without it, the one that submits."""
+    device: str = "cpu"
+    """Where tensors live: cpu or cuda (no flag)."""
+    micro_batch: int = Field(default=64, ge=1)
+    """Sequences in one forward pass; changes speed and memory, never a result beyond rounding (no flag)."""
+    checkpoint_seconds: float = Field(default=30.0, gt=0)
+    """Most seconds of work that a kill may cost (no flag)."""
+
+
+ResourceOverrides = create_model(
+    "ResourceOverrides",
+    __base__=Section,
+    **{
+        name: (info.annotation, Field(default=None, description=info.description))
+        for name, info in Resources.model_fields.items()
+    },  # type: ignore[call-overload]
+)
+
+
+class Profile(Section):
+    """One file of slurm_profiles/."""
+
+    executor: ExecutorKind = Field(strict=False)
+    """`local`: a process of its own. `debug`: this very process, breakpoints work. `slurm`: sbatch."""
+    description: str = ""
+    """One line that says what the profile is for."""
+    parallel: int = Field(default=1, ge=1)
+    """How many stages `lockstep run` and the Prefect flow keep running at once (no flag)."""
+    defaults: Resources = Resources()
+    """What every stage gets."""
+    stages: dict[str, ResourceOverrides] = Field(default_factory=dict)  # type: ignore[valid-type]
+    """What single stages get instead, by stage name without `@iteration`."""
+
+    def resources(self, stage: str) -> Resources:
+        """The defaults with this stage's overrides laid over them."""
+        override = self.stages.get(stage)
+        if override is None:
+            return self.defaults
+        changed: dict[str, Any] = override.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
+        return Resources.model_validate({**self.defaults.model_dump(), **changed})
+
+
+def profile_name(chosen: str | None = None) -> str:
+    """The profile in force: the one chosen, else the environment's, else `local`."""
+    return chosen or os.environ.get(PROFILE_VARIABLE) or DEFAULT_PROFILE
+
+
+def load_profile(root: Path, name: str) -> Profile:
+    """Read slurm_profiles/NAME.yaml strictly."""
+    folder = root / "slurm_profiles"
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(file.stem for file in folder.glob("*.yaml"))
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
+        raise LockstepError(f"{path}: there is no profile {name!r}; {hint}")
+    profile = load_model(path, Profile)
+    for stage in profile.stages:
+        if stage not in STAGES:
+            close = difflib.get_close_matches(stage, STAGES, n=1)
+            hint = f"did you mean `stages.{close[0]}`?" if close else f"stages: {', '.join(STAGES)}"
+            raise LockstepError(f"{path}: unknown key `stages.{stage}`; {hint}")
+    return profile

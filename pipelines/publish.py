@@ -1,0 +1,90 @@
+"""From a finished job into the workspace, and out of the ledger once DVC has recorded it.
+
+The workspace gets a second name (a hard link) for what lies in the entry's `out`, put in place by a
+rename. The entry keeps its own until dvc.lock names the same hashes. So a death at any moment, even
+between the stage's end and DVC's bookkeeping, costs no computation.
+"""
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from pipelines import atomic
+from pipelines.hashing import HashCache
+from pipelines.ledger import Entry, Ledger
+from pipelines.strict_yaml import load_yaml
+from pipelines.worker import METRICS_OUT
+
+
+def publish(root: Path, entry: Entry) -> dict[str, Any]:
+    """Put the outputs where DVC expects them and close the entry; returns its record."""
+    spec = entry.spec
+    places = {path: entry.out / name for name, path in spec.outs.items()}
+    places[spec.metrics] = entry.out / METRICS_OUT
+    for target, source in places.items():
+        _place(source, root / target)
+    result = entry.attempts()[-1].result or _reconstructed(entry)
+    record = {
+        "stage": spec.stage,
+        "fingerprint": spec.fingerprint,
+        "inputs": {item.path: item.hash for item in spec.inputs.values()},
+        "outs": result["outs"],
+        "attempts": len(entry.attempts()),
+        "started": result["started"],
+        "ended": result["ended"],
+        "published": time.time(),
+        "environment": result["environment"],
+        **{key: entry.info.get(key) for key in ("git_commit", "experiment", "invocation")},
+    }
+    atomic.write_json(entry.folder / "record.json", record)
+    return record
+
+
+def _reconstructed(entry: Entry) -> dict[str, Any]:
+    """The result of a worker that was killed after its last rename and before its last word."""
+    hashes = HashCache()
+    ended = entry.out.stat().st_mtime
+    return {
+        "outs": {path: hashes.of(entry.out / name) for name, path in entry.spec.outs.items()},
+        "started": (entry.attempts()[-1].worker or {}).get("time", ended),
+        "ended": ended,
+        "environment": {},
+    }
+
+
+def drop_recorded(root: Path, ledger: Ledger) -> None:
+    """Remove the ledger's copy of outputs that dvc.lock names by now."""
+    recorded = recorded_outs(root)
+    for out in ledger.folder.glob("*/*/out"):
+        entry = Entry(out.parent)
+        record = entry.record
+        if record and record["outs"].items() <= recorded.get(entry.stage, {}).items():
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def recorded_outs(root: Path) -> dict[str, dict[str, str]]:
+    """What dvc.lock says each stage has made: path and hash."""
+    lock = root / "dvc.lock"
+    if not lock.is_file():
+        return {}
+    return {
+        stage: {out["path"]: out["md5"] for out in values.get("outs", ()) if "md5" in out}
+        for stage, values in (load_yaml(lock, pure=False).get("stages") or {}).items()
+    }
+
+
+def _place(source: Path, target: Path) -> None:
+    """Give `target` the content of `source` in one step; what was there before goes."""
+    aside = target.with_name(f".{target.name}.lockstep")
+    atomic.remove(aside)
+    atomic.link_tree(source, aside)
+    if target.is_dir():
+        old = target.with_name(f".{target.name}.old")
+        atomic.remove(old)
+        os.replace(target, old)
+        os.replace(aside, target)
+        atomic.remove(old)
+    else:
+        os.replace(aside, target)

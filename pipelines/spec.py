@@ -1,0 +1,74 @@
+"""The spec of a stage: all that bears its identity, in one JSON file. Nothing else crosses the planes.
+
+The fingerprint is a hash over the spec. Equal fingerprints mean equal outputs, so a job is found again
+by it after any death. How the job runs (threads, device, paths) is kept apart, in `Execution`.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines import atomic
+from pipelines.code import code_version
+from pipelines.errors import LockstepError
+from pipelines.hashing import HashCache
+from stages.contracts.catalog import BoundStage
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A path relative to the repository, and what was there."""
+
+    path: str
+    hash: str
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a stage computes."""
+
+    stage: str
+    """The address in DVC's spelling: `rollout@iter_001`."""
+    name: str
+    key: str | None
+    config: dict[str, Any]
+    code: str
+    inputs: dict[str, Artifact]
+    outs: dict[str, str]
+    metrics: str
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    def write(self, path: Path) -> None:
+        atomic.write_json(path, {**asdict(self), "fingerprint": self.fingerprint})
+
+    @classmethod
+    def read(cls, path: Path) -> "Spec":
+        values = json.loads(path.read_text())
+        values.pop("fingerprint")
+        values["inputs"] = {name: Artifact(**item) for name, item in values["inputs"].items()}
+        return cls(**values)
+
+
+def make_spec(root: Path, bound: BoundStage, hashes: HashCache) -> Spec:
+    """Fix a bound stage's identity: hash its inputs and its code."""
+    for name, path in bound.inputs.items():
+        if not (root / path).exists():
+            raise LockstepError(
+                f"{bound.address}: its input `{name}` at {path} does not exist; "
+                "run `dvc repro` so that the stages before it make it"
+            )
+    return Spec(
+        stage=bound.address,
+        name=bound.stage.name,
+        key=bound.key,
+        config=bound.config.model_dump(mode="json", by_alias=True),
+        code=code_version(root, bound.stage.module),
+        inputs={name: Artifact(path, hashes.of(root / path)) for name, path in bound.inputs.items()},
+        outs=dict(bound.outs),
+        metrics=bound.metrics,
+    )

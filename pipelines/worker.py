@@ -1,0 +1,143 @@
+"""The job's side: run one attempt at a stage, from its folder alone.
+
+The outputs are written aside and renamed as a whole at the end. Whatever happens, `result.json` says
+how it ended; where even that is missing, the lock `alive` is free and the worker died.
+"""
+
+import importlib
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipelines import atomic
+from pipelines.hashing import HashCache
+from pipelines.ledger import Attempt, Entry, State, hold_lock
+from pipelines.redact import RedactedStream, redact
+from pipelines.spec import Spec
+from stages.context import Context, StageError, Stopped
+from stages.contracts.catalog import STAGES
+
+METRICS_OUT = "metrics"
+_REPORTED_PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "lockstep-rlhf")
+
+
+def run_attempt(folder: str) -> str:
+    """Run the attempt in `folder`; returns how it ended. This is what a submitted job calls."""
+    attempt = Attempt(Path(folder))
+    with hold_lock(attempt.folder / "alive", wait=True):
+        atomic.write_json(
+            attempt.folder / "worker.json",
+            {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()},
+        )
+        with (
+            redirect_stdout(RedactedStream(sys.stdout)),  # type: ignore[type-var]
+            redirect_stderr(RedactedStream(sys.stderr)),  # type: ignore[type-var]
+        ):
+            result = _run(attempt)
+        atomic.write_json(attempt.folder / "result.json", result)
+    return str(result["state"])
+
+
+def _run(attempt: Attempt) -> dict[str, Any]:
+    started = time.time()
+    entry = attempt.entry
+    spec = entry.spec
+    launch = attempt.launch or {}
+    context = _context(entry, spec, launch)
+    # The launcher's own protocol ignores SIGTERM; a stage saves its scratch and ends.
+    restore = _on_terminate(context.request_stop)
+    print(f"{spec.stage}: attempt {attempt.number} on {socket.gethostname()}", flush=True)
+    outcome: dict[str, Any]
+    try:
+        outs = _compute(entry, spec, context, Path(launch["root"]))
+        outcome = {"state": State.COMPLETED, "outs": outs}
+    except (Stopped, KeyboardInterrupt):
+        outcome = {"state": State.CANCELLED, "error": "stopped at a step boundary", "retryable": True}
+    except StageError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        outcome = {"state": State.FAILED, "error": redact(str(error)), "retryable": False}
+    except Exception as error:
+        traceback.print_exc()
+        outcome = {
+            "state": State.FAILED,
+            "error": redact(f"{type(error).__name__}: {error}"),
+            "retryable": isinstance(error, OSError),
+        }
+    finally:
+        restore()
+    return {**outcome, "started": started, "ended": time.time(), "environment": _environment()}
+
+
+def _context(entry: Entry, spec: Spec, launch: dict[str, Any]) -> Context:
+    resources = launch["resources"]
+    return Context(
+        stage=spec.stage,
+        key=spec.key,
+        seed=spec.config.get("seed", 0),
+        folder=entry.folder,
+        device=resources["device"],
+        micro_batch=resources["micro_batch"],
+        checkpoint_seconds=resources["checkpoint_seconds"],
+        graph=launch.get("graph", ()),
+    )
+
+
+def _compute(entry: Entry, spec: Spec, context: Context, root: Path) -> dict[str, str]:
+    """Run the stage's function into a folder aside, then make that folder `out` in one step."""
+    stage = STAGES[spec.name]
+    config = stage.config.model_validate(spec.config)
+    run = importlib.import_module(stage.module).run
+    aside = entry.folder / "out.tmp"
+    atomic.remove(aside)
+    aside.mkdir()
+    out = {name: aside / name for name in spec.outs}
+    inputs = {name: root / artifact.path for name, artifact in spec.inputs.items()}
+    metrics = run(config, inputs, out, context)
+    for name, path in out.items():
+        if not path.exists():
+            raise AssertionError(f"{spec.stage} returned without writing its output {name!r}")
+    (aside / METRICS_OUT).write_text(json.dumps(metrics, indent=2, sort_keys=True) + "\n")
+    atomic.sync_tree(aside)
+    hashes = HashCache()
+    found = {path: hashes.of(aside / name) for name, path in spec.outs.items()}
+    os.replace(aside, entry.out)
+    shutil.rmtree(entry.folder / "scratch", ignore_errors=True)
+    return found
+
+
+def _on_terminate(request_stop: Callable[[], None]) -> Callable[[], None]:
+    """Make SIGTERM ask for a stop, where this is the main thread; returns what undoes it."""
+    try:
+        before = signal.signal(signal.SIGTERM, lambda *_: request_stop())
+    except ValueError:
+        return lambda: None
+    return lambda: signal.signal(signal.SIGTERM, before) and None
+
+
+def _environment() -> dict[str, Any]:
+    """Which kind of machine made these bytes. Names and versions only, never the variables."""
+    versions = {}
+    for package in _REPORTED_PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "host": socket.gethostname(),
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "packages": versions,
+    }
