@@ -17,10 +17,9 @@ import psutil
 
 from pipelines.errors import LockstepError
 from pipelines.ledger import Attempt
+from pipelines.processes import end_processes
 from pipelines.profiles import ExecutorKind, Resources
 from pipelines.worker import run_attempt
-
-TERMINATE_GRACE_S = 10.0
 
 
 class Executor(Protocol):
@@ -48,7 +47,10 @@ class LocalExecutor:
             tasks_per_node=resources.tasks_per_node,
             setup=resources.setup,
         )
-        with _ignored_interrupts(), _threads(resources.cpus_per_task):
+        root = (attempt.launch or {})["root"]
+        # The job imports the code of the clone that it belongs to, and no other installed one.
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        with _ignored_interrupts(), _variables(_threads(resources) | {"PYTHONPATH": path}):
             job = executor.submit(run_attempt, str(attempt.folder))
         pid = int(job.job_id)
         return {"job": job.job_id, "pid": pid, "pid_started": psutil.Process(pid).create_time()}
@@ -62,7 +64,7 @@ class DebugExecutor:
     """The job is a function call in this process, so breakpoints work."""
 
     def submit(self, attempt: Attempt, resources: Resources) -> dict[str, Any]:
-        with _threads(resources.cpus_per_task):
+        with _variables(_threads(resources)):
             run_attempt(str(attempt.folder))
         return {"job": "in-process"}
 
@@ -117,25 +119,6 @@ def render_sbatch(stage: str, folder: Path, resources: Resources) -> str:
     )
 
 
-def end_processes(pids: list[int]) -> None:
-    """Ask these processes and their children to end, then insist."""
-    processes: set[psutil.Process] = set()
-    for pid in pids:
-        try:
-            process = psutil.Process(pid)
-            processes |= {process, *process.children(recursive=True)}
-        except psutil.NoSuchProcess:
-            continue
-    for insist in (False, True):
-        for process in processes:
-            try:
-                process.kill() if insist else process.terminate()
-            except psutil.NoSuchProcess:
-                continue
-        _, alive = psutil.wait_procs(processes, timeout=TERMINATE_GRACE_S)
-        processes = set(alive)
-
-
 @contextmanager
 def _ignored_interrupts() -> Iterator[None]:
     """Start children that a Ctrl-C in the terminal does not reach: the driver decides what it means."""
@@ -146,12 +129,17 @@ def _ignored_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """The number of threads is read by the numerical libraries when they are imported."""
+def _threads(resources: Resources) -> dict[str, str]:
+    """The numerical libraries read their number of threads when they are imported."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, str(count)))
+    return dict.fromkeys(names, str(resources.cpus_per_task))
+
+
+@contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that are started in here."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
@@ -160,5 +148,3 @@ def _threads(count: int) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-

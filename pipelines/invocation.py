@@ -1,8 +1,7 @@
 """Which command a stage belongs to: one `dvc repro`, one `lockstep run` or one flow run.
 
 DVC starts each stage as a process of its own and says nothing about the command behind it, so it is
-found among the ancestors. That process is also watched: a stage whose dvc is gone would publish into
-a workspace that nobody records.
+found among the ancestors, or handed down in a variable by the commands that start dvc themselves.
 """
 
 import os
@@ -14,9 +13,11 @@ from typing import Any
 
 import psutil
 
+from pipelines.processes import process_lives
 from pipelines.redact import redact
 
 VARIABLE = "LOCKSTEP_INVOCATION"
+RUNNER_VARIABLE = "LOCKSTEP_RUNNER"
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,9 @@ class Invocation:
         return asdict(self)
 
     def export(self) -> dict[str, str]:
-        """The variable that tells the stages below which invocation they belong to."""
-        return {VARIABLE: f"{self.id} {self.command}"}
+        """Variables that tell the stages below which invocation they belong to, and who runs it."""
+        me = psutil.Process()
+        return {VARIABLE: f"{self.id} {self.command}", RUNNER_VARIABLE: f"{me.pid} {me.create_time()}"}
 
 
 def new_invocation(command: str) -> Invocation:
@@ -48,6 +50,12 @@ def current_invocation() -> Invocation:
     # A pid comes round again; with its start time it does not. Centiseconds survive rounding.
     identity = f"{process.pid:x}-{int(process.create_time() * 100):x}"
     return Invocation(identity, redact(_command_line(process)))
+
+
+def runner_lives() -> bool:
+    """Whether the process that handed the invocation down still runs; true where there is none."""
+    pid, _, started = os.environ.get(RUNNER_VARIABLE, "").partition(" ")
+    return process_lives(int(pid), float(started)) if pid else True
 
 
 def dvc_ancestor(*, outermost: bool = False) -> psutil.Process | None:

@@ -22,10 +22,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pipelines import atomic
 from pipelines.errors import LockstepError
+from pipelines.processes import process_lives
 from pipelines.spec import Spec
 
 START_GRACE_S = 20.0
@@ -210,12 +209,3 @@ def is_locked(path: Path) -> bool:
         return False
     except BlockingIOError:
         return True
-
-
-def process_lives(pid: int, started: float) -> bool:
-    """Whether the process that started at that time still runs; pids come round again."""
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < 1
-    except psutil.NoSuchProcess:
-        return False

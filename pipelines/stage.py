@@ -10,16 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pipelines import atomic
 from pipelines.console import Console, describe_progress, seconds
 from pipelines.errors import LockstepError
 from pipelines.executors import Executor, make_executor, render_sbatch
 from pipelines.hashing import HashCache
-from pipelines.invocation import current_invocation, dvc_ancestor
+from pipelines.invocation import current_invocation, dvc_ancestor, runner_lives
 from pipelines.ledger import Attempt, Entry, Ledger, State
 from pipelines.params import load_params
+from pipelines.processes import process_lives
 from pipelines.profiles import ExecutorKind, Resources, load_profile, profile_name
 from pipelines.publish import drop_recorded, publish, recorded_outs
 from pipelines.repository import Repository
@@ -29,6 +28,10 @@ from stages.contracts.catalog import BoundStage, bind, bind_all
 
 POLL_S = 0.05
 LOG_TAIL = 20
+
+
+class Cancelled(Exception):
+    """Somebody asked for the end of the job; the message says who."""
 
 
 def run_stage(address: str, profile: str | None = None) -> None:
@@ -78,8 +81,9 @@ def _drive(console: Console, executor: Executor, entry: Entry, launch: dict[str,
             f"{entry.stage}: submitting to {launch['profile']}{again} (log: {attempt.folder})"
         )
         _submit(executor, attempt, launch)
-    reason = _wait(console, entry, attempt, interrupts)
-    if reason:
+    try:
+        _wait(console, entry, attempt, interrupts)
+    except Cancelled as reason:
         job = (attempt.launch or {}).get("job", "?")
         console.line(f"{entry.stage}: {reason}; cancelling job {job}")
         attempt.mark_cancelled()
@@ -142,15 +146,18 @@ def _upstream_graph(root: Path, params: Any) -> list[dict[str, Any]]:
     return graph
 
 
-def _wait(console: Console, entry: Entry, attempt: Attempt, interrupts: "Interrupts") -> str | None:
-    """Until the job has ended by itself (None), or there is a reason not to wait any longer."""
+def _wait(console: Console, entry: Entry, attempt: Attempt, interrupts: "Interrupts") -> None:
+    """Until the job has ended, or somebody asked for its end, or nobody is left to wait for it."""
     parent = dvc_ancestor()
     said_run = False
     while (state := entry.state()).alive:
         if interrupts.received:
-            return f"{interrupts.received} received"
-        if parent is not None and not _lives(parent):
-            return "the dvc process that started this stage is gone"
+            raise Cancelled(f"{interrupts.received} received")
+        if not runner_lives():
+            # Only kill -9 ends a runner without its telling us: leave the job to the next command.
+            raise LockstepError(f"{entry.stage}: the pipeline's process is gone; the job goes on")
+        if parent is not None and not process_lives(parent.pid, parent.create_time()):
+            raise Cancelled("the dvc process that started this stage is gone")
         tracking = None if said_run else atomic.read_json(entry.folder / "tracking.json")
         if tracking and tracking.get("url"):
             console.line(f"{entry.stage}: MLflow run {tracking['url']}")
@@ -162,7 +169,6 @@ def _wait(console: Console, entry: Entry, attempt: Attempt, interrupts: "Interru
             console.progress(f"{entry.stage}: {what}")
         time.sleep(POLL_S)
     console.clear()
-    return None
 
 
 class Interrupts:
@@ -181,13 +187,6 @@ class Interrupts:
 
     def _receive(self, number: int, _: Any) -> None:
         self.received = signal.Signals(number).name
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _raise_unless_completed(entry: Entry) -> None:

@@ -1,0 +1,62 @@
+# Two commands to know: `make demo` and `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+# What needs a Chromium or more than a few seconds is marked; `make quick` leaves the slow tests out.
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help demo test quick check format venv up down clean
+
+help:
+	@echo "make demo    the whole pipeline on this machine, then a summary"
+	@echo "make test    all checks and tests;  make quick: without the slow ones"
+	@echo "make up      MLflow and Prefect on loopback;  make down stops them"
+	@echo "make venv    only the environment;  make clean removes it and all results"
+
+demo: $(VENV)/.demo
+	@$(BIN)/lockstep run
+	@cat artifacts/report/summary.md
+	@echo
+	@echo "What to look at next (source $(VENV)/bin/activate first):"
+	@echo "  artifacts/report/index.html     the same in pictures, with samples and hashes"
+	@echo "  lockstep up                     MLflow and Prefect; open MLflow and compare runs"
+	@echo "  dvc exp run -S rl.algorithm=grpo -S rl.reward=verifier report    another algorithm"
+	@echo "  dvc metrics diff; lockstep status; lockstep logs sft"
+
+test: check
+	$(PYTEST)
+
+quick: check
+	$(PYTEST) -m "not slow"
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+venv: $(VENV)/.demo
+
+up: $(VENV)/.demo
+	@$(BIN)/lockstep up
+
+down: $(VENV)/.demo
+	@$(BIN)/lockstep down
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+	  { echo "Lockstep needs Python 3.11 or 3.12; say which with: make PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) artifacts metrics dvc.lock .lockstep .dvc/cache .dvc/tmp

@@ -1,0 +1,19 @@
+"""`python -m pipelines`: the command `lockstep`, with the code of the clone it is called in.
+
+dvc.yaml uses this form, so that a stage runs the very files that DVC hashes, whichever clone the
+environment was installed from.
+"""
+
+import sys
+
+try:
+    from pipelines.cli import main
+except ModuleNotFoundError as error:
+    if (error.name or "").split(".")[0] in ("pipelines", "stages"):
+        raise
+    sys.exit(
+        f"lockstep: this Python ({sys.executable}) has no {error.name!r}; activate the project's "
+        "environment first (source .venv/bin/activate), or make it with `make venv`"
+    )
+
+sys.exit(main())

@@ -1,0 +1,205 @@
+"""The command `lockstep`. Parses, dispatches, and prints errors without tracebacks; imports late."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from pipelines.errors import LockstepError
+
+_DESCRIPTION = """\
+An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, policy updates.
+
+  lockstep plan        what would run, and why
+  lockstep run         bring everything up to date (the same as `dvc repro`, in parallel)
+  lockstep status      how every stage fares
+  lockstep logs sft    what a stage wrote
+  lockstep up          start MLflow and Prefect on this machine
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status = arguments.command(arguments)
+        return int(status or 0)
+    except LockstepError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("lockstep: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lockstep",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(command=function)
+        return command
+
+    def add_profile(command: argparse.ArgumentParser) -> None:
+        command.add_argument(
+            "--profile",
+            metavar="NAME",
+            help="slurm_profiles/NAME.yaml: where and on what the stages run "
+            "(default: LOCKSTEP_PROFILE, else local)",
+        )
+
+    def add_json(command: argparse.ArgumentParser) -> None:
+        command.add_argument("--json", action="store_true", help="for programs: JSON instead of text")
+
+    plan = add("plan", _plan, "Say what would run, why it is stale, and on which resources.")
+    plan.add_argument("targets", nargs="*", help="stages to bring up to date (default: report)")
+    add_profile(plan)
+    add_json(plan)
+
+    run = add("run", _run, "Run the stale stages, in parallel where the graph allows it.")
+    run.add_argument("targets", nargs="*", help="stages to bring up to date (default: report)")
+    add_profile(run)
+    run.add_argument(
+        "--dry-run", action="store_true", help="print the exact job scripts instead of running"
+    )
+
+    stage = add("stage", _stage, "Run one stage (what dvc.yaml calls; use `dvc repro` yourself).")
+    stage.add_argument("address", help="sft, rollout@iter_001, ...")
+    add_profile(stage)
+    stage.add_argument("--dry-run", action="store_true", help="print the exact job script instead")
+
+    status = add("status", _status, "Show how every stage fares; works while stages run.")
+    add_json(status)
+
+    logs = add("logs", _logs, "Show what a stage's job wrote.")
+    logs.add_argument("stage", help="sft, rollout@iter_001, ...")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+
+    add("sync", _sync, "Ship what MLflow has not got yet, and wait until it has it.")
+
+    up = add("up", _up, "Start an MLflow server and a Prefect server with a worker, on loopback.")
+    up.add_argument("--mlflow-port", type=int, metavar="N", help="port of the MLflow server")
+    up.add_argument("--prefect-port", type=int, metavar="N", help="port of the Prefect server")
+    add("down", _down, "Stop what `lockstep up` started.")
+
+    doctor = add("doctor", _doctor, "Check the environment and say what to fix.")
+    add_json(doctor)
+    return parser
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from pipelines.params import load_params
+    from pipelines.plan import make_plan
+    from pipelines.profiles import load_profile, profile_name
+    from pipelines.repository import Repository
+
+    repository = Repository.find()
+    load_params(repository.root)
+    name = profile_name(arguments.profile)
+    profile = load_profile(repository.root, name)
+    plan = make_plan(repository.root, arguments.targets or ["report"])
+    resources = {stage.address: profile.resources(stage.address.split("@")[0]) for stage in plan}
+    if arguments.json:
+        rows = [
+            {**stage.as_json(), "resources": resources[stage.address].model_dump(mode="json")}
+            for stage in plan
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    stale = [stage for stage in plan if stage.stale]
+    width = max(len(stage.address) for stage in plan)
+    for stage in stale:
+        how = "restore" if stage.cached else "run"
+        reasons = ", ".join(stage.reasons[:3]) + (", ..." if len(stage.reasons) > 3 else "")
+        print(f"{how:<8}{stage.address:<{width}}  {_describe(resources[stage.address]):<22}  {reasons}")
+    fresh = len(plan) - len(stale)
+    print(f"{len(stale)} to run with profile {name}, {fresh} up to date")
+
+
+def _describe(resources: Any) -> str:
+    gpus = f"{resources.gpus_per_node} GPU " if resources.gpus_per_node else ""
+    nodes = f"{resources.nodes} nodes " if resources.nodes > 1 else ""
+    return f"{nodes}{gpus}{resources.cpus_per_task} CPU"
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from pipelines.run import run_pipeline
+
+    run_pipeline(arguments.targets or ["report"], arguments.profile, dry_run=arguments.dry_run)
+
+
+def _stage(arguments: argparse.Namespace) -> None:
+    from pipelines.stage import render_stage, run_stage
+
+    if arguments.dry_run:
+        print(render_stage(arguments.address, arguments.profile))
+    else:
+        run_stage(arguments.address, arguments.profile)
+
+
+def _status(arguments: argparse.Namespace) -> None:
+    from pipelines.repository import Repository
+    from pipelines.shipper import problem
+    from pipelines.status import render, stage_statuses
+
+    repository = Repository.find()
+    statuses = stage_statuses(repository)
+    if arguments.json:
+        print(json.dumps([status.as_json() for status in statuses], indent=2))
+        return
+    print(render(statuses))
+    trouble = problem(repository)
+    if trouble:
+        print(trouble)
+
+
+def _logs(arguments: argparse.Namespace) -> None:
+    from pipelines.logs import show_logs
+    from pipelines.repository import Repository
+
+    show_logs(Repository.find(), arguments.stage, sys.stdout.write, follow=arguments.follow)
+
+
+def _sync(_: argparse.Namespace) -> None:
+    from pipelines.repository import Repository
+    from pipelines.tracking import ship_all
+
+    ship_all(Repository.find())
+
+
+def _up(arguments: argparse.Namespace) -> None:
+    from pipelines.console import Console
+    from pipelines.repository import Repository
+    from pipelines.servers import up
+
+    up(
+        Repository.find(),
+        Console(),
+        mlflow_port=arguments.mlflow_port,
+        prefect_port=arguments.prefect_port,
+    )
+
+
+def _down(_: argparse.Namespace) -> None:
+    from pipelines.console import Console
+    from pipelines.repository import Repository
+    from pipelines.servers import down
+
+    down(Repository.find(), Console())
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from pipelines.doctor import examine, render
+    from pipelines.repository import Repository
+
+    findings = examine(Repository.find())
+    if arguments.json:
+        print(json.dumps([finding.as_json() for finding in findings], indent=2))
+    else:
+        print(render(findings))
+    return 0 if all(finding.fine for finding in findings) else 1

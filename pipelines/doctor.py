@@ -1,0 +1,151 @@
+"""`lockstep doctor`: what of the environment would get in the way, and how to mend it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import LockstepError
+from pipelines.params import load_params
+from pipelines.profiles import load_profile
+from pipelines.redact import redact
+from pipelines.repository import Repository
+
+LEAST_FREE_GB = 2.0
+_CONTROL = ("dvc", "prefect", "mlflow", "submitit", "pydantic")
+_TRAIN = ("torch", "transformers", "safetensors", "pyarrow", "numpy")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check. `remedy` says what to do when it is not fine."""
+
+    check: str
+    fine: bool
+    detail: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(repository: Repository) -> list[Finding]:
+    """All checks, each independent of the others."""
+    checks: list[Callable[[Repository], Iterator[Finding]]] = [
+        _python,
+        _packages,
+        _repository,
+        _files,
+        _disk,
+        _tracking,
+        _slurm,
+    ]
+    return [finding for check in checks for finding in check(repository)]
+
+
+def _python(_: Repository) -> Iterator[Finding]:
+    fine = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    yield Finding("python", fine, sys.version.split()[0], "use Python 3.11 or 3.12")
+
+
+def _packages(_: Repository) -> Iterator[Finding]:
+    for extra, names in (("control", _CONTROL), ("train", _TRAIN)):
+        for name in names:
+            try:
+                yield Finding(name, True, metadata.version(name))
+            except metadata.PackageNotFoundError:
+                remedy = f"pip install -c constraints.txt -e '.[{extra}]'"
+                yield Finding(name, False, "not installed", remedy)
+    try:
+        version = metadata.version("sqlalchemy")
+        fine = tuple(int(part) for part in version.split(".")[:2]) < (2, 1)
+        remedy = "pip install 'sqlalchemy<2.1': with 2.1 Prefect never creates a scheduled run"
+        yield Finding("sqlalchemy", fine, version, remedy)
+    except metadata.PackageNotFoundError:
+        pass
+
+
+def _repository(repository: Repository) -> Iterator[Finding]:
+    git = shutil.which("git")
+    yield Finding("git", git is not None, git or "not found", "install git")
+    inside = (repository.root / ".git").exists()
+    yield Finding("git clone", inside, str(repository.root), "run `git init`: DVC needs it")
+    dvc = (repository.root / ".dvc").is_dir()
+    yield Finding("dvc", dvc, str(repository.root / ".dvc"), "run `dvc init`")
+    lockstep = shutil.which("lockstep")
+    remedy = "activate the virtual environment: dvc.yaml's commands call `lockstep`"
+    yield Finding("lockstep on PATH", lockstep is not None, lockstep or "not found", remedy)
+
+
+def _files(repository: Repository) -> Iterator[Finding]:
+    try:
+        load_params(repository.root)
+        yield Finding("params.yaml", True, "valid")
+    except LockstepError as error:
+        yield Finding("params.yaml", False, str(error), "mend the file; see docs/params.md")
+    for path in sorted((repository.root / "slurm_profiles").glob("*.yaml")):
+        try:
+            yield Finding(f"profile {path.stem}", True, load_profile(repository.root, path.stem).description)
+        except LockstepError as error:
+            yield Finding(f"profile {path.stem}", False, str(error), "mend the file")
+
+
+def _disk(repository: Repository) -> Iterator[Finding]:
+    free = shutil.disk_usage(repository.root).free / 1e9
+    yield Finding("free disk", free >= LEAST_FREE_GB, f"{free:.1f} GB", "free some space")
+    yield Finding("hard links", _can_link(repository.home), "", "publishing copies instead: slower")
+
+
+def _can_link(folder: Path) -> bool:
+    folder.mkdir(parents=True, exist_ok=True)
+    first, second = folder / ".link-a", folder / ".link-b"
+    try:
+        first.write_text("")
+        second.unlink(missing_ok=True)
+        os.link(first, second)
+        return True
+    except OSError:
+        return False
+    finally:
+        first.unlink(missing_ok=True)
+        second.unlink(missing_ok=True)
+
+
+def _tracking(_: Repository) -> Iterator[Finding]:
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri or not uri.startswith(("http://", "https://")):
+        yield Finding("mlflow store", True, redact(uri) if uri else "SQLite under .lockstep")
+        return
+    try:
+        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5):
+            yield Finding("mlflow server", True, redact(uri))
+    except (urllib.error.URLError, OSError) as error:
+        remedy = "start it, or unset MLFLOW_TRACKING_URI; runs go on and are shipped later"
+        yield Finding("mlflow server", False, f"{redact(uri)}: {error}", remedy)
+
+
+def _slurm(_: Repository) -> Iterator[Finding]:
+    if shutil.which("sbatch") is None:
+        yield Finding("slurm", True, "no sbatch here: profiles with `executor: slurm` only render")
+        return
+    done = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False)
+    yield Finding("slurm", done.returncode == 0, done.stdout.strip() or done.stderr.strip(), "see sinfo")
+
+
+def render(findings: list[Finding]) -> str:
+    """One line a check; what is wrong comes with its remedy."""
+    width = max(len(finding.check) for finding in findings)
+    lines = []
+    for finding in findings:
+        mark = "ok " if finding.fine else "BAD"
+        lines.append(f"{mark}  {finding.check:<{width}}  {finding.detail}".rstrip())
+        if not finding.fine and finding.remedy:
+            lines.append(f"     {'':<{width}}  -> {finding.remedy}")
+    return "\n".join(lines)

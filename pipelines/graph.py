@@ -1,0 +1,66 @@
+"""The graph, read through DVC's own index: there is no second copy of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import LockstepError
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage and the stages it waits for."""
+
+    address: str
+    upstream: tuple[str, ...]
+
+
+def open_repo(root: Path) -> Any:
+    """DVC's repository, with its own errors turned into ours."""
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        return Repo(str(root))
+    except DvcException as error:
+        raise LockstepError(f"{root}: DVC cannot open this repository: {error}") from None
+
+
+def stages_in_order(repo: Any) -> list[Any]:
+    """DVC's stages, each after those it depends on."""
+    from dvc.exceptions import DvcException
+    from dvc.parsing.context import ContextError
+    from dvc.repo.reproduce import plan_repro
+
+    try:
+        return list(plan_repro(repo.index.graph))
+    except (DvcException, ContextError) as error:
+        raise LockstepError(f"dvc.yaml: {error}") from None
+
+
+def read_graph(root: Path, targets: list[str] | None = None) -> dict[str, Node]:
+    """Every stage that the targets need (all without targets), in topological order."""
+    with open_repo(root) as repo:
+        graph = repo.index.graph
+        nodes = {
+            stage.addressing: Node(
+                stage.addressing, tuple(sorted(up.addressing for up in graph.successors(stage)))
+            )
+            for stage in stages_in_order(repo)
+        }
+    return restrict(nodes, targets) if targets else nodes
+
+
+def restrict(nodes: dict[str, Node], targets: list[str]) -> dict[str, Node]:
+    """The targets and all before them."""
+    for target in targets:
+        if target not in nodes:
+            raise LockstepError(f"dvc.yaml has no stage {target!r}; it has {', '.join(nodes)}")
+    needed: set[str] = set()
+    queue = list(targets)
+    while queue:
+        address = queue.pop()
+        if address not in needed:
+            needed.add(address)
+            queue += nodes[address].upstream
+    return {address: node for address, node in nodes.items() if address in needed}

@@ -1,0 +1,39 @@
+"""`lockstep logs`: what a stage's job wrote, from its first attempt to its last."""
+
+import time
+from collections.abc import Callable
+
+from pipelines.errors import LockstepError
+from pipelines.ledger import Attempt, Ledger
+from pipelines.repository import Repository
+from stages.contracts.catalog import STAGES
+
+POLL_S = 0.3
+
+
+def show_logs(
+    repository: Repository, stage: str, write: Callable[[str], None], *, follow: bool = False
+) -> None:
+    """Write the logs of the stage's newest job; with `follow`, go on until it has ended."""
+    entry = Ledger(repository.jobs).latest(stage).get(stage)
+    if entry is None:
+        known = ", ".join(sorted(Ledger(repository.jobs).latest())) or ", ".join(STAGES)
+        raise LockstepError(f"no job of {stage!r} is known here; known: {known}")
+    written: dict[str, int] = {}
+    while True:
+        alive = entry.state().alive
+        for attempt in entry.attempts():
+            _write_new(attempt, written, write)
+        if not (follow and alive):
+            return
+        time.sleep(POLL_S)
+
+
+def _write_new(attempt: Attempt, written: dict[str, int], write: Callable[[str], None]) -> None:
+    for path in attempt.logs():
+        with path.open(errors="replace") as file:
+            file.seek(written.get(str(path), 0))
+            if not written.get(str(path)):
+                write(f"==> attempt {attempt.number}, {path.name}\n")
+            write(file.read())
+            written[str(path)] = file.tell()

@@ -1,0 +1,92 @@
+"""What would run, and why: DVC's status of every stage, in words."""
+
+import logging
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import LockstepError
+from pipelines.graph import Node, open_repo, restrict, stages_in_order
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One stage of the plan."""
+
+    address: str
+    upstream: tuple[str, ...]
+    stale: bool
+    reasons: list[str] = field(default_factory=list)
+    cached: bool = False
+    """Whether the run-cache holds the outputs, so that nothing has to be computed."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_plan(root: Path, targets: list[str] | None = None) -> list[PlannedStage]:
+    """Every stage that the targets need, in order, with what is stale about it."""
+    from dvc.lock import LockError
+    from dvc.rwlock import RWLockFileCorruptedError
+
+    logging.getLogger("dvc").setLevel(logging.ERROR)
+    try:
+        with open_repo(root) as repo:
+            return _plan(repo, targets)
+    except (LockError, RWLockFileCorruptedError) as error:
+        raise LockstepError(
+            f"a stage is running, so DVC cannot tell what is stale ({error}); see `lockstep status`"
+        ) from None
+
+
+def _plan(repo: Any, targets: list[str] | None) -> list[PlannedStage]:
+    stages = {stage.addressing: stage for stage in stages_in_order(repo)}
+    graph = repo.index.graph
+    nodes = {
+        address: Node(address, tuple(sorted(up.addressing for up in graph.successors(stage))))
+        for address, stage in stages.items()
+    }
+    planned: dict[str, PlannedStage] = {}
+    for address, node in (restrict(nodes, targets) if targets else nodes).items():
+        waits_for = [up for up in node.upstream if planned[up].stale]
+        reasons = _reasons(stages[address].status().get(address, []), stages[address])
+        cached = bool(reasons) and not waits_for and _in_run_cache(repo, stages[address])
+        reasons += [f"after {up}" for up in waits_for]
+        planned[address] = PlannedStage(address, node.upstream, bool(reasons), reasons, cached)
+    return list(planned.values())
+
+
+def _reasons(status: list[Any], stage: Any) -> list[str]:
+    """DVC's status entries as short phrases."""
+    never_ran = all(not out.hash_info for out in stage.outs)
+    if never_ran:
+        return ["has not run yet"]
+    reasons = []
+    for item in status:
+        if isinstance(item, str):
+            reasons.append(item)
+            continue
+        for kind, changes in item.items():
+            what = "output" if "outs" in kind else "input"
+            for path, change in changes.items():
+                if isinstance(change, dict):
+                    reasons += [f"param {key} {how}" for key, how in change.items()]
+                else:
+                    reasons.append(f"{_code(path) or what} {path} {change}")
+    return reasons
+
+
+def _code(path: str) -> str | None:
+    return "code" if path.endswith(".py") else None
+
+
+def _in_run_cache(repo: Any, stage: Any) -> bool:
+    from dvc.stage.cache import RunCacheNotFoundError
+
+    try:
+        repo.stage_cache.restore(stage, dry=True)
+    except RunCacheNotFoundError:
+        return False
+    except Exception:  # a dry look must never stop a plan: an input may be missing
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""`lockstep run`: the stale stages, in parallel where the graph allows it, each through DVC.
+
+Each stage is `dvc repro --single-item`, so DVC alone decides what is computed, restored or left, and
+records it. A stage starts when all before it are done. The first failure stops further starts; what
+runs is waited for. Ctrl-C and SIGTERM cancel what runs.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import IO, Any
+
+from pipelines import atomic
+from pipelines.console import Console, describe_progress, seconds
+from pipelines.errors import LockstepError
+from pipelines.exclusive import only_pipeline
+from pipelines.invocation import Invocation, new_invocation
+from pipelines.ledger import Entry, Ledger, State
+from pipelines.leftovers import remove_leftovers
+from pipelines.params import load_params
+from pipelines.plan import PlannedStage, make_plan
+from pipelines.profiles import (
+    PROFILE_VARIABLE,
+    ExecutorKind,
+    Profile,
+    load_profile,
+    profile_name,
+)
+from pipelines.publish import drop_recorded
+from pipelines.repository import Repository
+from pipelines.stage import render_stage
+
+POLL_S = 0.1
+OUTPUT_TAIL = 30
+
+
+def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: bool = False) -> None:
+    """Bring the targets and all before them up to date, or say that they are."""
+    repository = Repository.find()
+    console = Console()
+    params = load_params(repository.root)
+    name = profile_name(chosen_profile)
+    profile = load_profile(repository.root, name)
+    if dry_run:
+        for stage in make_plan(repository.root, targets):
+            if stage.stale:
+                console.line(render_stage(stage.address, name))
+        return
+    with only_pipeline(repository, "lockstep run"):
+        for path in remove_leftovers(repository, params):
+            console.line(f"removed {path}: params.yaml no longer names it")
+        plan = make_plan(repository.root, targets)
+        stale = sum(stage.stale for stage in plan)
+        if not stale:
+            console.line(f"nothing to do: all {len(plan)} stages are up to date")
+            return
+        console.line(f"{stale} of {len(plan)} stages to run, profile {name}: {profile.description}")
+        started = time.time()
+        PipelineRun(repository, name, profile, console).run(plan)
+        console.line(f"all {len(plan)} stages are up to date, after {seconds(time.time() - started)}")
+
+
+def dvc_command(stage: str) -> list[str]:
+    """How one stage is run: by DVC, which waits for its lock instead of giving up after 3 seconds."""
+    return [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
+
+
+def dvc_environment(profile: str, invocation: Invocation) -> dict[str, str]:
+    """The environment of such a command: dvc.yaml calls `lockstep`, found beside this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, **invocation.export(), PROFILE_VARIABLE: profile, "PATH": path}
+
+
+@dataclass
+class _Running:
+    process: subprocess.Popen[bytes]
+    output: Path | None
+    started: float = field(default_factory=time.time)
+
+
+class PipelineRun:
+    """One invocation of `lockstep run`."""
+
+    def __init__(
+        self, repository: Repository, profile_name: str, profile: Profile, console: Console
+    ) -> None:
+        self.repository = repository
+        self.profile = profile
+        self.console = console
+        self.invocation = new_invocation("lockstep run")
+        self.environment = dvc_environment(profile_name, self.invocation)
+        self.ledger = Ledger(repository.jobs)
+        self.running: dict[str, _Running] = {}
+        self.interrupted: str | None = None
+        self.finished = 0
+
+    def run(self, plan: list[PlannedStage]) -> None:
+        """Bring every stale stage of the plan up to date, or raise with what failed."""
+        stale = {stage.address: stage for stage in plan if stage.stale}
+        sorter = TopologicalSorter(
+            {address: [up for up in stage.upstream if up in stale] for address, stage in stale.items()}
+        )
+        sorter.prepare()
+        ready: list[str] = []
+        failed: list[str] = []
+        before = {
+            number: signal.signal(number, self._interrupt)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        try:
+            while sorter.is_active() or self.running:
+                ready += sorter.get_ready()
+                while ready and len(self.running) < self.profile.parallel and not self._ending(failed):
+                    self._start(ready.pop(0))
+                if not self.running:
+                    break
+                for address in self._poll():
+                    if self._succeeded(address, len(stale)):
+                        sorter.done(address)
+                    else:
+                        failed.append(address)
+                self._show_progress()
+                time.sleep(POLL_S)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        drop_recorded(self.repository.root, self.ledger)
+        if self.interrupted:
+            raise LockstepError(
+                f"{self.interrupted} received: the running stages were cancelled; "
+                "run the same command to go on from there"
+            )
+        if failed:
+            raise LockstepError(f"failed: {', '.join(failed)}; mend the cause and run the same command")
+
+    def _ending(self, failed: list[str]) -> bool:
+        return bool(failed or self.interrupted)
+
+    def _start(self, address: str) -> None:
+        if self.profile.executor is ExecutorKind.DEBUG:
+            # One process, this terminal: a breakpoint in a stage must reach the user.
+            process = subprocess.Popen(
+                dvc_command(address), cwd=self.repository.root, env=self.environment
+            )
+            self.running[address] = _Running(process, None)
+            return
+        output = self.repository.home / "runs" / self.invocation.id / f"{address}.log"
+        output.parent.mkdir(parents=True, exist_ok=True)
+        stream: IO[bytes]
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                dvc_command(address),
+                cwd=self.repository.root,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                # A Ctrl-C in the terminal reaches this process alone, which passes it on in order.
+                start_new_session=True,
+            )
+        self.running[address] = _Running(process, output)
+
+    def _poll(self) -> list[str]:
+        return [name for name, job in self.running.items() if job.process.poll() is not None]
+
+    def _succeeded(self, address: str, total: int) -> bool:
+        job = self.running.pop(address)
+        taken = seconds(time.time() - job.started)
+        entry = self.ledger.latest(address).get(address)
+        if job.process.returncode == 0:
+            self.finished += 1
+            self.console.line(
+                f"[{self.finished:>{len(str(total))}}/{total}] {address}: {self._outcome(entry, job)} ({taken})"
+            )
+            return True
+        state = entry.state() if entry else None
+        if self.interrupted or state is State.CANCELLED:
+            self.console.line(f"{address}: cancelled")
+            return False
+        self.console.line(f"{address}: FAILED after {taken}")
+        if job.output:
+            lines = job.output.read_text(errors="replace").splitlines()
+            for line in lines[-OUTPUT_TAIL:]:
+                self.console.line(f"    {line}")
+        return False
+
+    def _outcome(self, entry: Entry | None, job: _Running) -> str:
+        record = entry.record if entry else None
+        if entry is None or record is None or record["published"] < job.started:
+            return "unchanged or restored from the cache"
+        metrics = atomic.read_json(self.repository.root / entry.spec.metrics) or {}
+        return "  ".join(f"{name} {value:.4g}" for name, value in headline(metrics).items())
+
+    def _show_progress(self) -> None:
+        if not self.console.is_terminal:
+            return
+        shown = []
+        for address, job in self.running.items():
+            entry = self.ledger.latest(address).get(address)
+            progress = None
+            if entry and entry.state() is State.RUNNING:
+                progress = atomic.read_json(entry.folder / "progress.json")
+            shown.append(f"{address} {describe_progress(progress, job.started)}")
+        self.console.progress(" | ".join(shown)[:150])
+
+    def _interrupt(self, number: int, _: Any) -> None:
+        self.interrupted = signal.Signals(number).name
+        for job in self.running.values():
+            if job.process.poll() is None and job.output:
+                # dvc ignores SIGINT while a command runs; the stage's driver does not.
+                os.killpg(job.process.pid, signal.SIGINT)
+
+
+def headline(metrics: dict[str, Any], most: int = 4) -> dict[str, Any]:
+    """The few numbers that tell most about a stage."""
+    first = (
+        "accuracy",
+        "pairwise_accuracy",
+        "reward_mean",
+        "kl_to_reference",
+        "entropy",
+        "accuracy_gain",
+        "loss",
+        "response_length",
+    )
+    chosen = [name for name in first if name in metrics] or list(metrics)
+    return {name: metrics[name] for name in chosen[:most]}
