@@ -1,0 +1,176 @@
+"""A verifiable task made from a seed: addition with the working written out.
+
+    prompt    38+47=
+    response  8+7=15;3+4+1=8;85
+
+Columns from the units up, the carry as a third summand, then the sum. A *problem* is an unordered
+pair of numbers, so that holding out 38+47 keeps 47+38 out of training too.
+
+Demonstrations are of mixed quality. Most wrong ones forget a carry, which is systematic: whoever
+imitates them forgets carries even when decoding greedily, and has something to learn from a
+reward. The other slips are scattered, and teach the reward model what else can go wrong.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stages.data.seeds import shuffled, stable_hash
+
+ANSWER_AFTER = ";"
+"""The answer is what follows the last of these."""
+ALPHABET = "0123456789+=;"
+SCATTERED_SHARE = 0.25
+"""How often a problem without a carry is shown wrong, relative to the average."""
+
+
+class Slip(StrEnum):
+    """How a worked addition goes wrong."""
+
+    FORGOTTEN_CARRY = "forgotten_carry"
+    SPURIOUS_CARRY = "spurious_carry"
+    OFF_BY_ONE = "off_by_one"
+    MISREAD_DIGIT = "misread_digit"
+    MISCOPIED_ANSWER = "miscopied_answer"
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """Two numbers to add, in the order in which they are shown."""
+
+    left: int
+    right: int
+
+    @property
+    def prompt(self) -> str:
+        return f"{self.left}+{self.right}="
+
+    @property
+    def answer(self) -> str:
+        return str(self.left + self.right)
+
+    @property
+    def carries(self) -> bool:
+        """Whether some column below the last hands a carry on: what can be forgotten."""
+        left, right, carry = self.left, self.right, 0
+        while left >= 10 or right >= 10:
+            carry = (left % 10 + right % 10 + carry) // 10
+            if carry:
+                return True
+            left, right = left // 10, right // 10
+        return False
+
+
+def unordered_problems(digits: int) -> list[Problem]:
+    """Every problem with numbers of at most that many digits, the smaller number first."""
+    top = 10**digits
+    return [Problem(left, right) for left in range(top) for right in range(left, top)]
+
+
+def either_order(problem: Problem, *seed: str | int) -> Problem:
+    """The problem as it is, or with its numbers swapped."""
+    if stable_hash(*seed, problem.prompt) % 2:
+        return Problem(problem.right, problem.left)
+    return problem
+
+
+def draw(problems: Sequence[Problem], count: int, *seed: str | int) -> list[Problem]:
+    """`count` problems in random order, each used equally often, give or take one."""
+    drawn: list[Problem] = []
+    for lap in range(-(-count // len(problems))):
+        order = shuffled(len(problems), *seed, lap)[: count - len(drawn)]
+        drawn += [either_order(problems[index], *seed, lap) for index in order]
+    return drawn
+
+
+def worked(problem: Problem, slip: Slip | None = None, seed: int = 0) -> str:
+    """The written-out addition; with a slip, one that ends in a wrong answer."""
+    rng = random.Random(seed)
+    width = max(len(str(problem.left)), len(str(problem.right)))
+    column_of_slip = _slipping_column(problem, width, slip, rng)
+    steps, sum_digits, carry = [], "", 0
+    for column in range(width):
+        first = problem.left // 10**column % 10
+        second = problem.right // 10**column % 10
+        if column == column_of_slip:
+            if slip is Slip.FORGOTTEN_CARRY:
+                carry = 0
+            elif slip is Slip.SPURIOUS_CARRY:
+                carry = 1
+            elif slip is Slip.MISREAD_DIGIT:
+                first = (first + rng.randrange(1, 10)) % 10
+        total = first + second + carry
+        written = f"{first}+{second}+{carry}" if carry else f"{first}+{second}"
+        if column == column_of_slip and slip is Slip.OFF_BY_ONE:
+            total += rng.choice((-1, 1)) if total else 1
+        steps.append(f"{written}={total}")
+        last = column == width - 1
+        sum_digits = (str(total) if last else str(total % 10)) + sum_digits
+        carry = total // 10
+    answer = str(int(sum_digits))
+    if slip is Slip.MISCOPIED_ANSWER:
+        position = rng.randrange(len(answer))
+        digit = (int(answer[position]) + rng.randrange(1, 10)) % 10
+        answer = f"{answer[:position]}{digit}{answer[position + 1 :]}"
+    return ANSWER_AFTER.join([*steps, answer])
+
+
+def possible_slips(problem: Problem) -> list[Slip]:
+    """The ways in which this problem's working can go wrong."""
+    slips = [Slip.OFF_BY_ONE, Slip.MISREAD_DIGIT, Slip.MISCOPIED_ANSWER]
+    width = max(len(str(problem.left)), len(str(problem.right)))
+    if problem.carries:
+        slips.append(Slip.FORGOTTEN_CARRY)
+    if any(not _carried_into(problem, column) for column in range(1, width)):
+        slips.append(Slip.SPURIOUS_CARRY)
+    return slips
+
+
+def demonstrations(problems: Sequence[Problem], accuracy: float, seed: int) -> list[str]:
+    """A worked text for each problem, about `accuracy` of them right.
+
+    Wrong ones fall mostly on problems with a carry, where it is forgotten.
+    """
+    wrong = 1 - accuracy
+    carrying = sum(problem.carries for problem in problems) / len(problems)
+    wrong_plain = wrong * SCATTERED_SHARE
+    wrong_carrying = (wrong - (1 - carrying) * wrong_plain) / carrying if carrying else 0.0
+    if wrong_carrying > 1 or not carrying:
+        wrong_carrying = 1.0
+        wrong_plain = (wrong - carrying) / (1 - carrying) if carrying < 1 else 0.0
+    texts = []
+    for index, problem in enumerate(problems):
+        rng = random.Random(stable_hash(seed, "demonstration", index))
+        slips = rng.random() < (wrong_carrying if problem.carries else wrong_plain)
+        slip: Slip | None = None
+        if slips and problem.carries:
+            slip = Slip.FORGOTTEN_CARRY
+        elif slips:
+            slip = rng.choice(possible_slips(problem))
+        texts.append(worked(problem, slip, rng.getrandbits(32)))
+    return texts
+
+
+def rejected(problem: Problem, seed: int, name: str) -> str:
+    """A wrong working of the problem, each kind of slip equally likely."""
+    rng = random.Random(stable_hash(seed, "rejected", name))
+    return worked(problem, rng.choice(possible_slips(problem)), rng.getrandbits(32))
+
+
+def _carried_into(problem: Problem, column: int) -> bool:
+    scale = 10**column
+    return problem.left % scale + problem.right % scale >= scale
+
+
+def _slipping_column(
+    problem: Problem, width: int, slip: Slip | None, rng: random.Random
+) -> int | None:
+    """The column in which the slip happens, of those in which it can."""
+    if slip is Slip.FORGOTTEN_CARRY:
+        return rng.choice([c for c in range(1, width) if _carried_into(problem, c)])
+    if slip is Slip.SPURIOUS_CARRY:
+        return rng.choice([c for c in range(1, width) if not _carried_into(problem, c)])
+    if slip in (Slip.OFF_BY_ONE, Slip.MISREAD_DIGIT):
+        return rng.randrange(width)
+    return None

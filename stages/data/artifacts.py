@@ -1,0 +1,40 @@
+"""Writing artifacts: the same content gives the same bytes, readable by others on a cluster."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+FILE_MODE = 0o644
+FOLDER_MODE = 0o755
+
+
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+    """Rows in the given order, under the given schema, without volatile metadata."""
+    table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+    pq.write_table(table, path, compression="zstd", store_schema=False)
+    path.chmod(FILE_MODE)
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """All rows, as dictionaries."""
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Sorted keys, one key a line."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    path.chmod(FILE_MODE)
+
+
+def set_modes(folder: Path) -> None:
+    """Make a folder readable for others: transformers writes weights with mode 0600."""
+    for root, _, files in os.walk(folder):
+        Path(root).chmod(FOLDER_MODE)
+        for name in files:
+            (Path(root) / name).chmod(FILE_MODE)

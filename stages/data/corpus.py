@@ -1,0 +1,144 @@
+"""The texts that everything is learnt from, whatever their source, each with the place to point at.
+
+Held-out prompts are in no training set: the arithmetic task is split by problem, and in a user's
+files an overlap is an error.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.context import StageError
+from stages.contracts.prepare import PrepareParams
+from stages.data import arithmetic
+from stages.data.jsonl import Row, read_jsonl
+from stages.data.seeds import shuffled
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt, and where there is one its completion or its right answer."""
+
+    prompt: str
+    place: str
+    completion: str = ""
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two responses to a prompt, the first preferred."""
+
+    prompt: str
+    place: str
+    chosen: str
+    rejected: str
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All texts of a run."""
+
+    demonstrations: list[Example]
+    preferences: list[Pair]
+    prompts: list[Example]
+    held_out: list[Example]
+    held_out_preferences: list[Pair]
+    answer_after: str | None
+    """What the answer follows in a response; None where the whole response is the answer."""
+
+    def texts(self) -> Iterator[str]:
+        """Every text in it."""
+        for example in (*self.demonstrations, *self.prompts, *self.held_out):
+            yield from (example.prompt, example.completion, example.answer or "")
+        for pair in (*self.preferences, *self.held_out_preferences):
+            yield from (pair.prompt, pair.chosen, pair.rejected)
+
+
+def arithmetic_corpus(params: PrepareParams, seed: int) -> Corpus:
+    """The addition task, its problems split into held-out ones and the rest."""
+    problems = arithmetic.unordered_problems(params.digits)
+    order = shuffled(len(problems), seed, "held_out")
+    held_out = [problems[index] for index in order[: params.held_out]]
+    rest = [problems[index] for index in order[params.held_out :]]
+    if params.prompts > len(rest):
+        raise StageError(
+            f"prepare.prompts is {params.prompts}, but {params.digits} digits leave {len(rest)} "
+            "problems beside the held-out ones: lower prepare.prompts or raise prepare.digits"
+        )
+    shown = arithmetic.draw(rest, params.demonstrations, seed, "demonstrations")
+    completions = arithmetic.demonstrations(shown, params.demonstration_accuracy, seed)
+    held_out = arithmetic.draw(held_out, params.held_out, seed, "held_out_order")
+    compared = arithmetic.draw(rest, params.preferences, seed, "preferences")
+    asked = arithmetic.draw(rest, params.prompts, seed, "prompts")
+    return Corpus(
+        demonstrations=[
+            Example(p.prompt, p.prompt, completion, p.answer)
+            for p, completion in zip(shown, completions, strict=True)
+        ],
+        preferences=_pairs(compared, seed, "train"),
+        prompts=[Example(p.prompt, p.prompt, answer=p.answer) for p in asked],
+        held_out=[Example(p.prompt, p.prompt, answer=p.answer) for p in held_out],
+        held_out_preferences=_pairs(held_out, seed, "held_out"),
+        answer_after=arithmetic.ANSWER_AFTER,
+    )
+
+
+def _pairs(problems: Iterable[arithmetic.Problem], seed: int, split: str) -> list[Pair]:
+    return [
+        Pair(
+            prompt=problem.prompt,
+            place=problem.prompt,
+            chosen=arithmetic.worked(problem),
+            rejected=arithmetic.rejected(problem, seed, f"{split} {index}"),
+            answer=problem.answer,
+        )
+        for index, problem in enumerate(problems)
+    ]
+
+
+def files_corpus(folder: Path) -> Corpus:
+    """A user's JSON lines; StageError names what is wrong with them by file and line."""
+    demonstrations = read_jsonl(
+        folder / "demonstrations.jsonl", ["prompt", "completion"], ["answer"]
+    )
+    pair_columns = ["prompt", "chosen", "rejected"]
+    preferences = read_jsonl(folder / "preferences.jsonl", pair_columns, ["answer"])
+    prompts = read_jsonl(folder / "prompts.jsonl", ["prompt"], ["answer"])
+    held_out = read_jsonl(folder / "held_out.jsonl", ["prompt", "answer"])
+    held_out_preferences = read_jsonl(
+        folder / "held_out_preferences.jsonl", pair_columns, ["answer"]
+    )
+    _refuse_overlap((demonstrations, preferences, prompts), (held_out, held_out_preferences))
+    answers = {row.values["prompt"]: row.values["answer"] for row in held_out}
+    return Corpus(
+        demonstrations=[_example(row) for row in demonstrations],
+        preferences=[_pair(row) for row in preferences],
+        prompts=[_example(row) for row in prompts],
+        held_out=[_example(row) for row in held_out],
+        held_out_preferences=[_pair(row, answers) for row in held_out_preferences],
+        answer_after=None,
+    )
+
+
+def _example(row: Row) -> Example:
+    values = row.values
+    return Example(values["prompt"], row.place, values.get("completion", ""), values.get("answer"))
+
+
+def _pair(row: Row, answers: dict[str, str] | None = None) -> Pair:
+    values = row.values
+    answer = values.get("answer", (answers or {}).get(values["prompt"]))
+    return Pair(values["prompt"], row.place, values["chosen"], values["rejected"], answer)
+
+
+def _refuse_overlap(training: Iterable[list[Row]], held_out: Iterable[list[Row]]) -> None:
+    seen = {row.values["prompt"]: row for rows in training for row in rows}
+    for rows in held_out:
+        for row in rows:
+            if row.values["prompt"] in seen:
+                raise StageError(
+                    f"{row.place} holds out the prompt of {seen[row.values['prompt']].place}: what is "
+                    "trained on measures nothing. Remove it from one of the two."
+                )

@@ -1,0 +1,125 @@
+"""Sampling responses with plain torch: left padding, a key/value cache, counter-based randomness.
+
+The random number that picks the token at a position is a hash of (the sample's seed, the position),
+so a sample does not depend on its neighbours in the batch, nor on how many there are. Log-probs are
+those of the temperature-scaled distribution that the token was drawn from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from stages.engines.models import end_ids, pad_id
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and the seed of the sample; without a seed the likeliest token is taken."""
+
+    prompt_ids: Sequence[int]
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A sampled response; one that ended has the end-of-sequence token as its last id."""
+
+    ids: list[int]
+    logprobs: list[float]
+    entropy: float
+    """Sum over the tokens, in nats."""
+    finish_reason: Literal["stop", "length"]
+
+
+@torch.inference_mode()
+def generate(
+    policy: Any, requests: Sequence[Request], *, max_new_tokens: int, temperature: float
+) -> list[Completion]:
+    """Complete all requests in one batch."""
+    device = policy.device
+    ids, mask = _left_padded([request.prompt_ids for request in requests], pad_id(policy), device)
+    greedy = torch.tensor([request.seed is None for request in requests], device=device)
+    seeds = torch.tensor([request.seed or 0 for request in requests], device=device)
+    ends = torch.tensor(sorted(end_ids(policy)), device=device)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+
+    running = torch.ones(len(requests), dtype=torch.bool, device=device)
+    tokens, logprobs, entropies, emitted = [], [], [], []
+    cache, inputs = None, ids
+    for step in range(max_new_tokens):
+        output = policy(
+            input_ids=inputs,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache = output.past_key_values
+        distribution = torch.log_softmax(output.logits[:, -1].float() / temperature, dim=-1)
+        drawn = _inverse_cdf(distribution, uniforms(seeds, step))
+        token = torch.where(greedy, distribution.argmax(-1), drawn)
+
+        tokens.append(token)
+        logprobs.append(distribution.gather(-1, token[:, None]).squeeze(-1))
+        entropies.append(-(distribution.exp() * distribution).sum(-1))
+        emitted.append(running)
+        running = running & ~torch.isin(token, ends)
+        if not running.any():
+            break
+        inputs, positions = token[:, None], positions[:, -1:] + 1
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+
+    lengths = torch.stack(emitted, 1).sum(1).tolist()
+    all_tokens, all_logprobs = torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist()
+    entropy = (torch.stack(entropies, 1) * torch.stack(emitted, 1)).sum(1).tolist()
+    cut = running.tolist()
+    return [
+        Completion(
+            ids=all_tokens[i][: lengths[i]],
+            logprobs=all_logprobs[i][: lengths[i]],
+            entropy=entropy[i],
+            finish_reason="length" if cut[i] else "stop",
+        )
+        for i in range(len(requests))
+    ]
+
+
+def uniforms(seeds: Tensor, position: int) -> Tensor:
+    """[B] numbers in [0, 1), float64: a hash of each int64 seed and the position (splitmix64)."""
+    bits = seeds + _signed(0x9E3779B97F4A7C15 * (position + 1))
+    bits = (bits ^ _shift_right(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
+    bits = (bits ^ _shift_right(bits, 27)) * _signed(0x94D049BB133111EB)
+    bits = bits ^ _shift_right(bits, 31)
+    return _shift_right(bits, 11).double() / 2.0**53
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits: int64 arithmetic wraps around as unsigned does."""
+    value &= 2**64 - 1
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _shift_right(bits: Tensor, count: int) -> Tensor:
+    """A logical shift: zeros come in from the left, whatever the sign."""
+    return (bits >> count) & (2 ** (64 - count) - 1)
+
+
+def _inverse_cdf(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """[B] the token at which the cumulative probability passes the uniform number."""
+    cumulative = logprobs.double().exp().cumsum(-1)
+    threshold = uniform[:, None] * cumulative[:, -1:]
+    return (cumulative <= threshold).sum(-1).clamp(max=logprobs.shape[-1] - 1)
+
+
+def _left_padded(
+    rows: Sequence[Sequence[int]], pad: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    mask = (torch.arange(width, device=device) >= width - lengths[:, None]).long()
+    return ids, mask

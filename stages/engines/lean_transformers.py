@@ -1,0 +1,43 @@
+"""transformers' model classes, imported without what they would pull in and never use here.
+
+transformers imports optional packages when they are installed: scikit-learn alone (it comes with
+MLflow) costs every stage more than a second at start-up, for an assisted-decoding method that no
+stage calls. While transformers is being imported, such packages look as if they were not there.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+OPTIONAL = ("sklearn", "scipy", "pandas", "torchvision", "librosa", "PIL", "kernels")
+
+
+@contextmanager
+def _hidden(names: tuple[str, ...]) -> Iterator[None]:
+    absent = [name for name in names if name not in sys.modules]
+    for name in absent:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for name in absent:
+            if sys.modules.get(name, ...) is None:
+                del sys.modules[name]
+
+
+with _hidden(OPTIONAL):
+    from transformers.models.auto.configuration_auto import AutoConfig
+    from transformers.models.auto.modeling_auto import (
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+    )
+    from transformers.utils import logging
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+__all__ = [
+    "AutoConfig",
+    "AutoModelForCausalLM",
+    "AutoModelForSequenceClassification",
+]

@@ -1,0 +1,127 @@
+"""Hugging Face folders in and out, and the two things that stages ask of a model:
+
+log-probs of response tokens (a policy) and a number for each token (a reward model or a critic).
+"""
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.data.artifacts import set_modes
+from stages.data.batching import Batch
+from stages.engines.lean_transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def load_policy(folder: Path, device: str = "cpu") -> Any:
+    """A causal language model, float32, in evaluation mode."""
+    return _load(AutoModelForCausalLM, folder, device)
+
+
+def load_scalar_model(folder: Path, device: str = "cpu") -> Any:
+    """A reward model or critic: a backbone with a head of one number."""
+    return _load(AutoModelForSequenceClassification, folder, device)
+
+
+def start_scalar_model(folder: Path, device: str = "cpu") -> Any:
+    """The backbone of a language model under a new head that says 0 for everything."""
+    model = _load(AutoModelForSequenceClassification, folder, device, num_labels=1)
+    torch.nn.init.zeros_(model.score.weight)
+    return model
+
+
+def save_model(model: Any, folder: Path, *, tokenizer_from: Path) -> None:
+    """An ordinary Hugging Face folder, with the tokenizer of the one the model came from."""
+    model.config.use_cache = True
+    model.save_pretrained(folder)
+    for name in TOKENIZER_FILES:
+        if (tokenizer_from / name).exists():
+            shutil.copyfile(tokenizer_from / name, folder / name)
+    set_modes(folder)
+
+
+def content_hash(model: Any) -> str:
+    """A hash of the weights as they are in memory: names, shapes, types and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(raw.numpy().data)
+    return digest.hexdigest()
+
+
+def end_ids(model: Any) -> frozenset[int]:
+    """The tokens that end a response."""
+    known: set[int] = set()
+    for config in (model.config, getattr(model, "generation_config", None)):
+        value = getattr(config, "eos_token_id", None)
+        known.update([value] if isinstance(value, int) else value or [])
+    return frozenset(known)
+
+
+def pad_id(model: Any) -> int:
+    """What to pad with. Padding is masked everywhere, so any token does."""
+    value = model.config.pad_token_id
+    return int(value) if value is not None else min(end_ids(model), default=0)
+
+
+@dataclass(frozen=True)
+class ResponseLogprobs:
+    """[B, T] log-probs of the response's tokens, and entropies of what they were drawn from."""
+
+    logprobs: Tensor
+    entropies: Tensor
+
+
+def response_logprobs(policy: Any, batch: Batch, temperature: float) -> ResponseLogprobs:
+    """Under the temperature-scaled distribution, the one that the sampler draws from."""
+    logits = policy(
+        input_ids=batch.ids, attention_mask=batch.attention_mask, use_cache=False
+    ).logits
+    index = batch.before[:, :, None].expand(-1, -1, logits.shape[-1])
+    logprobs = torch.log_softmax(logits.gather(1, index).float() / temperature, dim=-1)
+    chosen = logprobs.gather(-1, batch.response_ids[:, :, None]).squeeze(-1)
+    entropies = -(logprobs.exp() * logprobs).sum(-1)
+    return ResponseLogprobs(chosen * batch.response_mask, entropies * batch.response_mask)
+
+
+def token_scores(model: Any, batch: Batch) -> Tensor:
+    """[B, L] the scalar head's number at every token."""
+    hidden = model.base_model(
+        input_ids=batch.ids, attention_mask=batch.attention_mask, use_cache=False
+    ).last_hidden_state
+    scores: Tensor = model.score(hidden).squeeze(-1).float()
+    return scores
+
+
+def response_values(critic: Any, batch: Batch) -> Tensor:
+    """[B, T] what the critic expects before each response token."""
+    return token_scores(critic, batch).gather(1, batch.before) * batch.response_mask
+
+
+def sequence_rewards(reward_model: Any, batch: Batch) -> Tensor:
+    """[B] the reward of each response: the head's number at its last token."""
+    return token_scores(reward_model, batch).gather(1, batch.last[:, None]).squeeze(1)
+
+
+def _load(auto_class: Any, folder: Path, device: str, **options: Any) -> Any:
+    model = auto_class.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, **options
+    )
+    return model.to(device).eval()
