@@ -1,0 +1,64 @@
+"""One pipeline at a time in one clone, whoever starts it: `lockstep run` or a flow run.
+
+The lock is held by the pipeline's process and by each dvc process that inherits its descriptor, so
+it lasts until nothing of the pipeline writes to the workspace any more, even after a kill -9.
+"""
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from pipelines import atomic
+from pipelines.console import ago
+from pipelines.errors import LockstepError
+from pipelines.processes import process_lives
+from pipelines.redact import redact
+from pipelines.repository import Repository
+
+POLL_S = 0.2
+
+
+@contextmanager
+def only_pipeline(
+    repository: Repository, command: str, say: Callable[[str], None] = lambda _: None
+) -> Iterator[int]:
+    """Be the clone's only pipeline, or raise with the name of the one that is.
+
+    Yields the lock's descriptor, for `pass_fds` of the dvc processes. Where the pipeline that took
+    the lock is dead and only its last dvc processes are left, they are waited for.
+    """
+    repository.home.mkdir(parents=True, exist_ok=True)
+    holder_file = repository.home / "run.json"
+    with (repository.home / "run.lock").open("a") as lock:
+        _take(lock.fileno(), holder_file, say)
+        me = psutil.Process()
+        holder = {"pid": me.pid, "pid_started": me.create_time(), "time": time.time()}
+        atomic.write_json(holder_file, {**holder, "command": redact(command)})
+        try:
+            yield lock.fileno()
+        finally:
+            holder_file.unlink(missing_ok=True)
+
+
+def _take(lock: int, holder_file: Path, say: Callable[[str], None]) -> None:
+    said = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            holder = atomic.read_json(holder_file)
+        if holder and process_lives(holder["pid"], holder["pid_started"]):
+            raise LockstepError(
+                f"another pipeline runs in this clone: {holder['command']} "
+                f"(process {holder['pid']}, started {ago(holder['time'])}); "
+                "wait for it or stop it; see `lockstep status`"
+            )
+        if not said:
+            say("waiting for the stages that an earlier pipeline left running")
+            said = True
+        time.sleep(POLL_S)

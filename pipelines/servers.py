@@ -1,0 +1,409 @@
+"""`lockstep up` and `lockstep down`: MLflow, Prefect and a Prefect worker on this machine.
+
+All three are processes of their own that outlive the command and listen on loopback only. Their
+databases are SQLite files under `.lockstep`, their logs lie in `.lockstep/servers`. What runs is
+noted in `.lockstep/servers.json`; a process counts only while it lives. Schedules fire only while
+they run.
+
+Stages go on writing to MLflow's database file, whether its server runs or not: one store, one
+address, so that no run is ever shipped twice.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipelines import atomic
+from pipelines.console import Console, seconds
+from pipelines.errors import LockstepError
+from pipelines.ledger import hold_lock, is_locked
+from pipelines.processes import end_processes, process_lives
+from pipelines.repository import Repository
+from pipelines.strict_yaml import load_yaml
+
+HOST = "127.0.0.1"
+MLFLOW_PORT = 5050
+PREFECT_PORT = 4250
+WORK_POOL = "lockstep"
+PREFECT_FILE = "pipelines/prefect.yaml"
+START_LIMIT_S = 180.0
+CANCEL_LIMIT_S = 40.0
+POLL_S = 0.25
+LOG_TAIL = 20
+
+
+@dataclass(frozen=True)
+class Server:
+    """One process that `up` started."""
+
+    name: str
+    url: str
+    pid: int
+    pid_started: float
+    log: str
+
+    @property
+    def lives(self) -> bool:
+        return process_lives(self.pid, self.pid_started)
+
+
+def up(
+    repository: Repository,
+    console: Console,
+    mlflow_port: int | None = None,
+    prefect_port: int | None = None,
+    schedules: bool = True,
+) -> None:
+    """Start what does not run yet, deploy the schedules, and say where everything is."""
+    with hold_lock(_home(repository) / "servers.lock") as held:
+        if not held:
+            raise LockstepError("another `lockstep up` or `down` is at work in this clone")
+        before = running(repository)
+        if before.keys() == {"mlflow", "prefect", "worker"}:
+            console.line("already running:")
+        else:
+            _start_missing(repository, console, before, mlflow_port, prefect_port, schedules)
+    _say_addresses(repository, console)
+
+
+def down(repository: Repository, console: Console) -> None:
+    """Cancel the flow runs in progress and stop every process that `up` started."""
+    with hold_lock(_home(repository) / "servers.lock") as held:
+        if not held:
+            raise LockstepError("another `lockstep up` or `down` is at work in this clone")
+        servers = running(repository)
+        if "worker" in servers and "prefect" in servers:
+            _cancel_flow_runs(servers["prefect"], servers["worker"], console)
+        # The worker first, so that nobody misses the server.
+        for name in ("worker", "prefect", "mlflow"):
+            if name in servers:
+                console.progress(f"stopping {name}")
+                end_processes([servers[name].pid])
+                console.line(f"stopped {name} (process {servers[name].pid})")
+        _note(repository).unlink(missing_ok=True)
+        if not servers:
+            console.line("nothing to stop: neither MLflow nor Prefect was started here")
+
+
+def running(repository: Repository) -> dict[str, Server]:
+    """The servers of this clone that live, by name: mlflow, prefect, worker."""
+    noted = atomic.read_json(_note(repository)) or {}
+    servers = {
+        name: Server(name, **{key: values[key] for key in ("url", "pid", "pid_started", "log")})
+        for name, values in noted.items()
+    }
+    return {name: server for name, server in servers.items() if server.lives}
+
+
+def runtime_environment(repository: Repository) -> dict[str, str]:
+    """Variables that point Prefect's client at the server that runs here, if one does."""
+    prefect = running(repository).get("prefect")
+    if prefect is None:
+        return {}
+    home = str(_home(repository) / "prefect")
+    return {"PREFECT_API_URL": _api(prefect), "PREFECT_HOME": home, **_no_proxy()}
+
+
+def _start_missing(
+    repository: Repository,
+    console: Console,
+    servers: dict[str, Server],
+    mlflow_port: int | None,
+    prefect_port: int | None,
+    schedules: bool,
+) -> None:
+    """Bring up what is not in `servers`. If one fails, those started here are stopped again."""
+    servers = dict(servers)
+    started: list[Server] = []
+    begun = time.monotonic()
+
+    def start(name: str, url: str, words: list[str]) -> Server:
+        api = "" if name == "mlflow" else f"{url}/api"
+        servers[name] = _spawn(repository, name, url, words, _environment(repository, api))
+        started.append(servers[name])
+        return servers[name]
+
+    try:
+        if "mlflow" not in servers:
+            port = _port(console, "MLflow", mlflow_port, MLFLOW_PORT)
+            start("mlflow", f"http://{HOST}:{port}", _mlflow_command(repository, port))
+        if "prefect" not in servers:
+            if "worker" in servers:
+                end_processes([servers.pop("worker").pid])
+            port = _port(console, "Prefect", prefect_port, PREFECT_PORT)
+            words = _prefect("server", "start", "--host", HOST, "--port", str(port))
+            start("prefect", f"http://{HOST}:{port}", words)
+        for name, path in (("mlflow", "/health"), ("prefect", "/api/health")):
+            server = servers[name]
+            _wait(console, server, begun, lambda s=server, p=path: _answers(s.url + p))  # type: ignore[misc]
+        if "worker" not in servers:
+            _prepare_work_pool(repository, servers["prefect"])
+            console.progress(f"deploying {PREFECT_FILE}")
+            _deploy(repository, servers["prefect"], schedules)
+            # One at a time over all deployments: they share the clone.
+            options = [
+                "--pool",
+                WORK_POOL,
+                "--type",
+                "process",
+                "--name",
+                "lockstep",
+                "--limit",
+                "1",
+            ]
+            worker = start("worker", servers["prefect"].url, _prefect("worker", "start", *options))
+            _wait(console, worker, begun, lambda: _worker_is_online(servers["prefect"]))
+    except BaseException:
+        end_processes([server.pid for server in reversed(started)])
+        raise
+    atomic.write_json(
+        _note(repository),
+        {
+            name: {**asdict(server), **({"api_url": _api(server)} if name == "prefect" else {})}
+            for name, server in servers.items()
+        },
+    )
+
+
+def _mlflow_command(repository: Repository, port: int) -> list[str]:
+    home = _home(repository)
+    # A plain folder as artifact root, so that runs can be read with the server stopped.
+    artifacts = str(home / "mlartifacts")
+    return [
+        *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)),
+        *("--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}", "--workers", "1"),
+        *("--default-artifact-root", artifacts, "--artifacts-destination", artifacts),
+    ]
+
+
+def _prefect(*words: str) -> list[str]:
+    return [sys.executable, "-m", "prefect", "--no-prompt", *words]
+
+
+def _spawn(
+    repository: Repository, name: str, url: str, words: list[str], environment: dict[str, str]
+) -> Server:
+    """Start a process that outlives this one and whose output goes to its log."""
+    log = _home(repository) / "servers" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            words,
+            cwd=repository.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Server(name, url, process.pid, psutil.Process(process.pid).create_time(), str(log))
+
+
+def _environment(repository: Repository, api: str) -> dict[str, str]:
+    """What all of them get. The user's own Prefect settings may name another server, so they go."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    prefect = {"PREFECT_API_URL": api} if api else {}
+    return {
+        **kept,
+        **prefect,
+        **_no_proxy(),
+        "PREFECT_HOME": str(_home(repository) / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_WORKER_QUERY_SECONDS": "3",
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        # The flow runs with the code of this clone, whichever one the environment was made from.
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(repository.root), os.environ.get("PYTHONPATH")])
+        ),
+    }
+
+
+def _no_proxy() -> dict[str, str]:
+    """A proxy of the network knows nothing of this machine's loopback."""
+    hosts = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST, "localhost"]))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def _port(console: Console, what: str, asked: int | None, default: int) -> int:
+    """The port asked for, which must be free, or the default one, or any that is free."""
+    if asked is not None:
+        if not _is_free(asked):
+            raise LockstepError(f"port {asked} for {what} is taken; choose another one")
+        return asked
+    if _is_free(default):
+        return default
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = int(probe.getsockname()[1])
+    console.line(f"port {default} is taken, so {what} uses {port}")
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _wait(console: Console, server: Server, begun: float, ready: Callable[[], bool]) -> None:
+    """Until the server answers; its log is the error if it does not."""
+    while not ready():
+        taken = time.monotonic() - begun
+        console.progress(f"waiting for {server.name} ({seconds(taken)})")
+        if not server.lives:
+            raise LockstepError(f"{server.name} did not start:\n{_tail(server)}")
+        if taken > START_LIMIT_S:
+            raise LockstepError(
+                f"{server.name} does not answer after {seconds(taken)}:\n{_tail(server)}"
+            )
+        time.sleep(POLL_S)
+
+
+def _tail(server: Server) -> str:
+    lines = Path(server.log).read_text(errors="replace").splitlines()[-LOG_TAIL:]
+    return "".join(f"  | {line}\n" for line in lines) + f"full log: {server.log}"
+
+
+def _prepare_work_pool(repository: Repository, prefect: Server) -> None:
+    """Make sure that the pool is there, and close runs that an earlier worker left open."""
+    try:
+        _call(prefect, "/work_pools/", {"name": WORK_POOL, "type": "process"})
+    except urllib.error.HTTPError as error:
+        if error.code != 409:
+            raise
+    # A flow process may have outlived its worker: then its run is still its own.
+    if not is_locked(repository.home / "run.lock"):
+        for run in _open_flow_runs(prefect):
+            gone = {"type": "CRASHED", "name": "Crashed", "message": "its worker is gone"}
+            _call(prefect, f"/flow_runs/{run['id']}/set_state", {"state": gone, "force": True})
+
+
+def _deploy(repository: Repository, prefect: Server, schedules: bool) -> None:
+    done = subprocess.run(
+        _prefect("deploy", "--all", "--prefect-file", PREFECT_FILE),
+        cwd=repository.root,
+        env=_environment(repository, _api(prefect)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise LockstepError(f"{PREFECT_FILE} cannot be deployed:\n{done.stdout}{done.stderr}")
+    for deployment in _deployments(prefect):
+        # Pausing drops the runs that came due while nothing ran: they would all start now.
+        _call(prefect, f"/deployments/{deployment['id']}/pause_deployment", {})
+        if schedules:
+            _call(prefect, f"/deployments/{deployment['id']}/resume_deployment", {})
+
+
+def _cancel_flow_runs(prefect: Server, worker: Server, console: Console) -> None:
+    """Ask Prefect to cancel what runs, so that it ends as Cancelled with its jobs gone."""
+    try:
+        runs = _open_flow_runs(prefect)
+        for run in runs:
+            console.line(f"cancelling flow run {run['name']}")
+            state = {"type": "CANCELLING", "name": "Cancelling"}
+            _call(prefect, f"/flow_runs/{run['id']}/set_state", {"state": state})
+        deadline = time.monotonic() + CANCEL_LIMIT_S
+        while runs and psutil.Process(worker.pid).children() and time.monotonic() < deadline:
+            console.progress("waiting for its jobs to end")
+            time.sleep(POLL_S)
+    except (OSError, psutil.NoSuchProcess):
+        console.line("the Prefect server does not answer; ending its flow runs without it")
+
+
+def _open_flow_runs(prefect: Server) -> list[dict[str, Any]]:
+    """Flow runs of the pool that a worker has taken and not brought to an end."""
+    types = {"any_": ["PENDING", "RUNNING", "CANCELLING"]}
+    found = _call(
+        prefect,
+        "/flow_runs/filter",
+        {"flow_runs": {"state": {"type": types}}, "work_pools": {"name": {"any_": [WORK_POOL]}}},
+    )
+    return list(found)
+
+
+def _deployments(prefect: Server) -> list[dict[str, Any]]:
+    return list(_call(prefect, "/deployments/filter", {}))
+
+
+def _worker_is_online(prefect: Server) -> bool:
+    workers = _call(prefect, f"/work_pools/{WORK_POOL}/workers/filter", {})
+    return any(worker["status"] == "ONLINE" for worker in workers)
+
+
+def _api(prefect: Server) -> str:
+    return f"{prefect.url}/api"
+
+
+# Loopback is never reached through a proxy, whatever the environment says.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _call(prefect: Server, path: str, body: Any) -> Any:
+    request = urllib.request.Request(
+        _api(prefect) + path,
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+        method="POST",
+    )
+    with _opener.open(request, timeout=30) as response:
+        text = response.read()
+    return json.loads(text) if text else None
+
+
+def _answers(url: str) -> bool:
+    try:
+        with _opener.open(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def _say_addresses(repository: Repository, console: Console) -> None:
+    servers = running(repository)
+    console.line(f"MLflow   {servers['mlflow'].url}   runs, metrics, comparison")
+    console.line(f"Prefect  {servers['prefect'].url}   flow runs, logs, schedules")
+    active = [item for item in _deployments(servers["prefect"]) if not item["paused"]]
+    console.line(
+        "schedules (they fire only while these servers run):" if active else "no schedules"
+    )
+    for deployment in active:
+        for item in deployment["schedules"]:
+            when = item["schedule"]
+            console.line(
+                f"  lockstep/{deployment['name']}: {when.get('cron')} {when.get('timezone')}"
+            )
+    first = load_yaml(repository.root / PREFECT_FILE)["deployments"][0]["name"]
+    console.line(
+        f"run one now:  PREFECT_API_URL={_api(servers['prefect'])} "
+        f"prefect deployment run lockstep/{first}"
+    )
+    console.line("stop them:    lockstep down")
+
+
+def _note(repository: Repository) -> Path:
+    return _home(repository) / "servers.json"
+
+
+def _home(repository: Repository) -> Path:
+    """Shared by the clones that `dvc exp run --temp` makes inside this one."""
+    return repository.shared_home
