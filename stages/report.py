@@ -1,0 +1,53 @@
+"""report: what the run did, as one page to read in a browser and a summary to read in a terminal.
+
+Reads numbers and samples that other stages wrote, compares the SFT policy with the final one, and
+writes both files from that alone: the same inputs give the same bytes. The final policy is the last
+in rl.iterations; where another is more accurate, the report says so.
+
+In reading order: `evidence` (what is read), `family` (the tree of policies), `comparison` and
+`story` (what may be concluded), `page` and `summary` (how it is shown).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stages.context import Context
+from stages.contracts.report import ReportConfig
+from stages.reporting import comparison, evidence, page, story, summary
+from stages.reporting.family import ROOT, Family
+
+
+def run(
+    config: ReportConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
+) -> dict[str, float]:
+    family = Family({name: it.policy for name, it in config.rl.iterations.items()})
+    found = evidence.read(inputs, family)
+    pairs = comparison.pair_up(found.before, found.after)
+    told = story.tell(config, family, found, pairs)
+
+    # The report cannot show its own hash, and an earlier report's must not change this one.
+    nodes = [{**node, "outs": {}} if node["stage"] == ctx.stage else node for node in ctx.graph]
+
+    folder = out["report"]
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "index.html", page.render(config, family, found, told, pairs, nodes))
+    _write(folder / "summary.md", summary.render(config, family, found, told, pairs))
+    ctx.progress(1, 1)
+
+    first, last = found.evaluations[ROOT], found.evaluations[family.final]
+    metrics = {
+        "sft_accuracy": first["accuracy"],
+        "final_accuracy": last["accuracy"],
+        "accuracy_gain": last["accuracy"] - first["accuracy"],
+        "final_reward_mean": last["reward_mean"],
+        "final_kl_to_reference": last["kl_to_reference"],
+        "final_entropy": last["entropy"],
+    }
+    if found.pairwise_accuracy is not None:
+        metrics["reward_pairwise_accuracy"] = found.pairwise_accuracy
+    return metrics
+
+
+def _write(path: Path, text: str) -> None:
+    # The same line ends everywhere, or the hash would depend on the system.
+    path.write_text(text, encoding="utf-8", newline="\n")

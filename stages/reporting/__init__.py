@@ -1,0 +1,1 @@
+"""The parts of the report: what it reads, what it concludes, and how it draws and words that."""

@@ -1,0 +1,115 @@
+"""What the report rests on: the numbers and samples of the policies that params.yaml names.
+
+Folders may hold leftovers of iterations that were taken out of params.yaml; they are never read.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from stages.context import StageError
+from stages.reporting.family import ROOT, Family
+
+Metrics = Mapping[str, float]
+
+ITERATION_STAGES = ("rollout", "score", "policy_update")
+_NEEDED = ("accuracy", "reward_mean", "kl_to_reference", "entropy")
+_COLUMNS = ("prompt_id", "prompt", "answer", "response", "correct", "reward")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A policy's greedy response to one held-out prompt."""
+
+    prompt_id: str
+    prompt: str
+    answer: str
+    response: str
+    correct: bool
+    reward: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    evaluations: Mapping[str, Metrics]
+    """Held-out metrics of each policy, `sft` first."""
+    training: Mapping[str, Mapping[str, Metrics]]
+    """Metrics of each iteration's rollout, score and policy_update."""
+    before: list[Sample]
+    """The SFT policy's responses."""
+    after: list[Sample]
+    """The final policy's responses."""
+    sft: Metrics
+    prepare: Metrics
+    pairwise_accuracy: float | None
+    """None where there are no held-out pairs that the reward source can rank."""
+
+
+def read(inputs: Mapping[str, Path], family: Family) -> Evidence:
+    """Read what `family` names from the stage's inputs; StageError names what is missing."""
+    evaluations = {
+        policy: _metrics(inputs["evaluation_metrics"] / f"{policy}.json", _NEEDED)
+        for policy in family.policies
+    }
+    training = {
+        iteration: {
+            stage: _metrics(inputs["iterations"] / iteration / f"{stage}.json")
+            for stage in ITERATION_STAGES
+        }
+        for iteration in family.parents
+    }
+    return Evidence(
+        evaluations=evaluations,
+        training=training,
+        before=_samples(inputs["evaluations"] / ROOT / "samples.parquet"),
+        after=_samples(inputs["evaluations"] / family.final / "samples.parquet"),
+        sft=_metrics(inputs["sft"]),
+        prepare=_metrics(inputs["prepare"]),
+        pairwise_accuracy=_metrics(inputs["reward"] / "quality.json").get("pairwise_accuracy"),
+    )
+
+
+def _metrics(path: Path, needed: tuple[str, ...] = ()) -> Metrics:
+    try:
+        content = json.loads(_existing(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StageError(f"{path} is not JSON ({error}): delete it and run `dvc repro`") from error
+    if not isinstance(content, dict):
+        raise StageError(f"{path} is not a mapping of metrics: delete it and run `dvc repro`")
+    numbers = {name: float(value) for name, value in content.items() if _is_number(value)}
+    for name in needed:
+        if name not in numbers:
+            raise StageError(f"{path} has no {name!r}: delete it and run `dvc repro`")
+    return numbers
+
+
+def _samples(path: Path) -> list[Sample]:
+    table = pq.read_table(_existing(path))
+    for column in _COLUMNS:
+        if column not in table.column_names:
+            raise StageError(f"{path} has no column {column!r}: delete it and run `dvc repro`")
+    return [
+        Sample(
+            prompt_id=str(row["prompt_id"]),
+            prompt=row["prompt"],
+            answer="" if row["answer"] is None else str(row["answer"]),
+            response=row["response"],
+            correct=bool(row["correct"]),
+            reward=float(row["reward"]),
+        )
+        for row in table.select(list(_COLUMNS)).to_pylist()
+    ]
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise StageError(f"{path} is missing: run `dvc repro` to make it again")
+    return path
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

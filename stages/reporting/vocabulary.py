@@ -1,0 +1,173 @@
+"""Every metric that the report shows: its name in words, one sentence about it, its format."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Format(Enum):
+    """How a value is written."""
+
+    SHARE = auto()
+    """A fraction of one, written as a percentage."""
+    COUNT = auto()
+    NUMBER = auto()
+
+
+@dataclass(frozen=True)
+class Metric:
+    label: str
+    meaning: str
+    format: Format = Format.NUMBER
+
+
+MISSING = "–"
+
+EVALUATION = {
+    "accuracy": Metric(
+        "Accuracy",
+        "Share of held-out prompts whose final answer is exactly right when the policy always "
+        "takes its likeliest next token (greedy).",
+        Format.SHARE,
+    ),
+    "accuracy_sampled": Metric(
+        "Sampled accuracy",
+        "The same share when tokens are drawn at random from the policy’s own probabilities, as "
+        "they are in training.",
+        Format.SHARE,
+    ),
+    "reward_mean": Metric(
+        "Reward",
+        "Mean score that the reward source gives to responses; it is what training pushes up, so "
+        "it should rise together with accuracy.",
+    ),
+    "reward_std": Metric(
+        "Reward spread", "Standard deviation of the reward over responses; the shaded band."
+    ),
+    "kl_to_reference": Metric(
+        "KL to the reference",
+        "How far the policy has moved from the supervised one, in nats per token; 0 means not at "
+        "all, and large values often mean that it exploits the reward.",
+    ),
+    "entropy": Metric(
+        "Entropy",
+        "How undecided the policy is about the next token, in nats; near 0 it no longer explores.",
+    ),
+    "response_length": Metric(
+        "Response length", "Mean number of tokens in a response, its end token included."
+    ),
+    "truncation_rate": Metric(
+        "Truncated",
+        "Share of responses that were cut because they did not end in time.",
+        Format.SHARE,
+    ),
+    "num_prompts": Metric(
+        "Held-out prompts", "Prompts that no training step has seen.", Format.COUNT
+    ),
+    "pairwise_accuracy": Metric(
+        "Pairwise accuracy",
+        "How often the reward source scores the better response of a held-out pair higher; 50% is "
+        "a coin toss.",
+        Format.SHARE,
+    ),
+}
+
+TRAINING = {
+    **EVALUATION,
+    "num_sequences": Metric("Responses", "Responses sampled to train on.", Format.COUNT),
+    "num_tokens": Metric("Tokens", "Tokens in those responses.", Format.COUNT),
+    "num_steps": Metric("Optimizer steps", "Times the weights were changed.", Format.COUNT),
+    "policy_loss": Metric(
+        "Policy loss",
+        "What the policy’s optimizer lowers; its sign and size mean little by themselves.",
+    ),
+    "value_loss": Metric(
+        "Value loss", "How badly the critic predicts the return of a token (PPO)."
+    ),
+    "explained_variance": Metric(
+        "Explained variance",
+        "Share of the returns’ variance that the critic foresees: 1 is perfect, 0 or less is "
+        "useless (PPO).",
+    ),
+    "approx_kl": Metric(
+        "KL of this update", "How far this iteration alone moved the policy, in nats per token."
+    ),
+    "clip_fraction_low": Metric(
+        "Clipped low",
+        "Share of tokens whose probability fell past the clip range and that stopped counting.",
+        Format.SHARE,
+    ),
+    "clip_fraction_high": Metric(
+        "Clipped high",
+        "Share of tokens whose probability rose past the clip range and that stopped counting.",
+        Format.SHARE,
+    ),
+    "ratio_min": Metric(
+        "Smallest ratio", "Largest fall of a token’s probability: new divided by old."
+    ),
+    "ratio_max": Metric(
+        "Largest ratio", "Largest rise of a token’s probability: new divided by old."
+    ),
+    "advantage_std": Metric(
+        "Advantage spread", "Standard deviation of how much better than expected responses were."
+    ),
+    "grad_norm": Metric("Gradient norm", "Mean size of the gradient before it is scaled down."),
+    "critic_grad_norm": Metric("Critic’s gradient norm", "The same, of the critic (PPO)."),
+    "logprob_gap_mean": Metric(
+        "Log-prob gap, mean",
+        "Mean difference between sampler and trainer on the same token; anything but tiny means "
+        "that they do not run the same model.",
+    ),
+    "logprob_gap_max": Metric("Log-prob gap, largest", "The largest such difference."),
+    "zero_variance_groups": Metric(
+        "Groups without signal",
+        "Prompts whose responses all got the same reward, which teach nothing (GRPO).",
+        Format.COUNT,
+    ),
+}
+
+
+def describe(name: str) -> Metric:
+    """The metric of that name; one that is not known here is shown under its own name."""
+    return TRAINING.get(name) or Metric(spell_out(name), "")
+
+
+def spell_out(name: str) -> str:
+    """A metric's own name as words: `num_held_out` is Held out."""
+    return name.removeprefix("num_").replace("_", " ").capitalize()
+
+
+def write(value: float | None, form: Format = Format.NUMBER) -> str:
+    """A value as text, short and with about three significant digits."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return signed(_digits(value, form))
+
+
+def _digits(value: float, form: Format) -> str:
+    if form is Format.SHARE:
+        return f"{100 * value:.1f}%"
+    if form is Format.COUNT:
+        return f"{value:,.0f}"
+    size = abs(value)
+    if value == 0:
+        return "0"
+    if size < 0.001:
+        return f"{value:.1e}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 100 else f"{value:.2f}" if size >= 10 else f"{value:.3f}"
+
+
+def write_change(before: float, after: float, form: Format = Format.NUMBER) -> str:
+    """The difference with its sign; of shares in percentage points."""
+    change = after - before
+    if not math.isfinite(change):
+        return MISSING
+    text = f"{100 * change:+.1f} points" if form is Format.SHARE else f"{change:+.3f}"
+    return "no change" if float(text.split()[0]) == 0 else signed(text)
+
+
+def signed(text: str) -> str:
+    """A number as text with a true minus sign, which is as wide as a plus."""
+    return text.replace("-", "\N{MINUS SIGN}", 1) if text.startswith("-") else text
