@@ -1,0 +1,205 @@
+"""A finished run in a folder, as the report finds it: small numbers that are easy to recognise."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stages.context import Context
+from stages.contracts.catalog import bind_all
+from stages.contracts.params import Params
+from stages.contracts.report import ReportConfig
+from stages.report import run
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """Inputs of the report on disk, and a way to make the report from them."""
+
+    root: Path
+    params: Params
+    graph: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> dict[str, Path]:
+        return {
+            "iterations": self.root / "metrics/iterations",
+            "evaluation_metrics": self.root / "metrics/evaluations",
+            "evaluations": self.root / "artifacts/evaluations",
+            "sft": self.root / "metrics/sft.json",
+            "prepare": self.root / "metrics/prepare.json",
+            "reward": self.root / "artifacts/rewards/reward_model",
+        }
+
+    def report(self, name: str = "report") -> tuple[str, str, dict[str, float]]:
+        """The page, the summary and the metrics."""
+        folder = self.root / name
+        config = ReportConfig.from_params(self.params)
+        assert isinstance(config, ReportConfig)
+        job = self.root / "job"
+        job.mkdir(exist_ok=True)
+        ctx = Context(stage="report", key=None, seed=17, folder=job, graph=self.graph)
+        metrics = run(config, self.inputs, {"report": folder}, ctx)
+        page = (folder / "index.html").read_text(encoding="utf-8")
+        return page, (folder / "summary.md").read_text(encoding="utf-8"), metrics
+
+    def with_params(self, **sections: Any) -> "FinishedRun":
+        return replace(self, params=Params.model_validate(sections))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def write_samples(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def graph_of(params: Params) -> list[dict[str, Any]]:
+    """The graph that the control plane hands over, with hashes made up from the paths."""
+    stages = bind_all(params)
+    maker = {
+        path: bound.address for bound in stages for path in (*bound.outs.values(), bound.metrics)
+    }
+    return [
+        {
+            "stage": bound.address,
+            "deps": sorted(
+                {
+                    maker[path]
+                    for needed in bound.inputs.values()
+                    for path in maker
+                    if path == needed or path.startswith(f"{needed}/")
+                }
+            ),
+            "outs": {path: _digest(path) for path in bound.outs.values()},
+        }
+        for bound in stages
+    ]
+
+
+def _digest(path: str) -> str:
+    digest = f"{sum((i + 1) * ord(c) ** 3 for i, c in enumerate(path)) * 7919**8:032x}"[-32:]
+    return digest if "." in path else f"{digest}.dir"
+
+
+def _evaluation(depth: int, lag: float) -> dict[str, float]:
+    gain = depth - lag
+    return {
+        "accuracy": round(0.402 + 0.1003 * gain, 4),
+        "accuracy_sampled": round(0.371 + 0.1101 * gain, 4),
+        "reward_mean": round(-0.431 + 0.4507 * gain, 4),
+        "reward_std": round(0.91 - 0.08 * depth, 4),
+        "kl_to_reference": round(0.0217 * depth**1.3, 4),
+        "entropy": round(0.412 - 0.061 * depth, 4),
+        "response_length": round(21.37 + 0.51 * gain, 2),
+        "truncation_rate": round(0.031 / (1 + depth), 4),
+        "num_prompts": 256,
+    }
+
+
+def _training(depth: int, algorithm: str) -> dict[str, dict[str, float]]:
+    update = {
+        "policy_loss": -0.0113 - 0.001 * depth,
+        "entropy": 0.39 - 0.05 * depth,
+        "kl_to_reference": 0.019 * depth,
+        "approx_kl": 0.00413,
+        "clip_fraction_low": 0.021,
+        "clip_fraction_high": 0.034,
+        "ratio_min": 0.412,
+        "ratio_max": 2.31,
+        "advantage_std": 0.997,
+        "grad_norm": 0.734,
+        "logprob_gap_mean": 2.1e-07,
+        "logprob_gap_max": 9.4e-06,
+        "response_length": 21.6,
+        "truncation_rate": 0.02,
+        "reward_mean": -0.4 + 0.4 * depth,
+        "reward_std": 0.9,
+        "num_steps": 8,
+    }
+    if algorithm == "ppo":
+        update |= {
+            "value_loss": 0.318 / (1 + depth),
+            "critic_grad_norm": 1.93,
+            "explained_variance": 0.21 + 0.15 * depth,
+        }
+    else:
+        update |= {"zero_variance_groups": 137}
+    return {
+        "rollout": {
+            "response_length": 21.6,
+            "truncation_rate": 0.02,
+            "entropy": 0.41 - 0.05 * depth,
+            "num_sequences": 1024,
+            "num_tokens": 22118,
+        },
+        "score": {
+            "reward_mean": -0.4 + 0.4 * depth,
+            "reward_std": 0.9,
+            "kl_to_reference": 0.019 * (depth - 1),
+        },
+        "policy_update": update,
+    }
+
+
+def _rows(share_right: float, reward: float) -> list[dict[str, Any]]:
+    rows = []
+    for number in range(256):
+        a, b = 11 + number * 37 % 89, 10 + number * 53 % 90
+        # A policy that is right more often is right on the same prompts and on more, but for a few.
+        rank = number * 101 % 256
+        slip = share_right > 0.5 and rank < 6
+        correct = rank < share_right * 256 and not slip
+        total = a + b if correct else a + b - (10 if number % 3 else 1)
+        ones = f"{a % 10}+{b % 10}={a % 10 + b % 10}"
+        tens = f"{a // 10}+{b // 10}={a // 10 + b // 10}"
+        rows.append(
+            {
+                "prompt_id": f"held_out/{number:05d}",
+                "prompt": f"{a}+{b}=",
+                "answer": str(a + b),
+                "response": f"{ones}, {tens}, so {total}",
+                "correct": correct,
+                "reward": reward + (1.2 if correct else -0.9) + 0.001 * (number % 17),
+            }
+        )
+    return rows
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path) -> Callable[..., FinishedRun]:
+    """Makes a run: of the default params, or of those given."""
+
+    def make(**sections: Any) -> FinishedRun:
+        params = Params.model_validate(sections)
+        made = FinishedRun(tmp_path, params, graph_of(params))
+        depths = {"sft": 0}
+        for name, iteration in params.rl.iterations.items():
+            depths[name] = depths[iteration.policy] + 1
+        for index, (policy, depth) in enumerate(depths.items()):
+            lag = 0.8 if index > depth and policy != list(depths)[-1] else 0.0
+            metrics = _evaluation(depth, lag)
+            rows = _rows(metrics["accuracy"], metrics["reward_mean"])
+            metrics["accuracy"] = sum(row["correct"] for row in rows) / len(rows)
+            write_json(made.inputs["evaluation_metrics"] / f"{policy}.json", metrics)
+            write_samples(made.inputs["evaluations"] / policy / "samples.parquet", rows)
+            if policy != "sft":
+                for stage, content in _training(depth, params.rl.algorithm.value).items():
+                    write_json(made.inputs["iterations"] / policy / f"{stage}.json", content)
+        write_json(made.inputs["sft"], {"loss": 0.2917, "num_steps": 188, "grad_norm": 0.51})
+        write_json(
+            made.inputs["prepare"],
+            {"num_demonstrations": 3000, "num_prompts": 2000, "num_held_out": 256},
+        )
+        write_json(made.inputs["reward"] / "quality.json", {"pairwise_accuracy": 0.9375})
+        return made
+
+    return make

@@ -1,0 +1,375 @@
+"""The report says what the inputs say, and nothing in them can break it."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stages.context import StageError
+from stages.reporting.vocabulary import Format, write
+
+BRANCHES = {
+    "iter_001": {"policy": "sft"},
+    "iter_002": {"policy": "iter_001"},
+    "low_kl": {"policy": "iter_001"},
+    "iter_003": {"policy": "iter_002"},
+}
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags, attributes, and text outside style."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.pieces: list[str] = []
+        self.style = ""
+        self._inside: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link"):
+            self._inside.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._inside.pop() == tag, f"{tag} closes something else"
+
+    def handle_data(self, data):
+        if self._inside and self._inside[-1] == "style":
+            self.style += data
+        else:
+            self.pieces.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.pieces)
+
+    def rows(self, table: str, source: str) -> list[list[str]]:
+        """Cells of the table with that class, as text."""
+        body = re.search(rf'<table class="{table}">(.*?)</table>', source, re.DOTALL)
+        assert body, f"no table {table}"
+        return [
+            [
+                re.sub(r"<[^>]+>", " ", cell).strip()
+                for cell in re.findall(r"<t[hd].*?</t[hd]>", row)
+            ]
+            for row in re.findall(r"<tr.*?</tr>", body[1], re.DOTALL)
+        ]
+
+
+def change_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change_sample(path: Path, row: int, **values: object) -> None:
+    rows = pq.read_table(path).to_pylist()
+    rows[row] |= values
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def test_the_policy_table_holds_the_numbers_of_the_evaluations(finished_run: Callable) -> None:
+    run = finished_run()
+    page, summary, _ = run.report()
+    rows = {row[0].split()[0]: row for row in Page(page).rows("numbers", page)[1:]}
+    for policy in ("sft", "iter_001", "iter_002", "iter_003"):
+        metrics = json.loads((run.inputs["evaluation_metrics"] / f"{policy}.json").read_text())
+        expected = [
+            write(metrics["accuracy"], Format.SHARE),
+            write(metrics["accuracy_sampled"], Format.SHARE),
+            write(metrics["reward_mean"]),
+            write(metrics["reward_std"]),
+            write(metrics["kl_to_reference"]),
+            write(metrics["entropy"]),
+            write(metrics["response_length"]),
+            write(metrics["truncation_rate"], Format.SHARE),
+        ]
+        assert rows[policy][2:] == expected
+        line = next(line for line in summary.splitlines() if line.startswith(f"| {policy} "))
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == [*expected[:3], *expected[4:7]]
+
+
+def test_metrics_are_the_inputs_own_values(finished_run: Callable) -> None:
+    run = finished_run()
+    change_json(run.inputs["evaluation_metrics"] / "sft.json", accuracy=0.25)
+    last = run.inputs["evaluation_metrics"] / "iter_003.json"
+    change_json(last, accuracy=0.75, reward_mean=-1.5, kl_to_reference=0.125, entropy=0.375)
+    _, _, metrics = run.report()
+    assert metrics == {
+        "sft_accuracy": 0.25,
+        "final_accuracy": 0.75,
+        "accuracy_gain": 0.5,
+        "final_reward_mean": -1.5,
+        "final_kl_to_reference": 0.125,
+        "final_entropy": 0.375,
+        "reward_pairwise_accuracy": 0.9375,
+    }
+
+
+def test_the_training_table_has_each_iterations_numbers(finished_run: Callable) -> None:
+    run = finished_run()
+    path = run.inputs["iterations"] / "iter_002" / "policy_update.json"
+    change_json(path, explained_variance=0.123, brand_new_metric=4.5)
+    page, _, _ = run.report()
+    rows = Page(page).rows("numbers training", page)
+    explained = next(row for row in rows if row[0].startswith("Explained variance"))
+    assert explained[2] == "0.123"
+    assert next(row for row in rows if row[0] == "Brand new metric")[1:] == ["–", "4.500", "–"]
+
+
+def test_grpo_has_no_critic_rows(finished_run: Callable) -> None:
+    page, _, _ = finished_run(rl={"algorithm": "grpo"}).report()
+    assert "Groups without signal" in page
+    assert "Value loss" not in page
+
+
+@pytest.mark.parametrize(
+    ("right_before", "right_after", "headline"),
+    [
+        (range(100), range(180), "It learned"),
+        (range(180), range(100), "It got worse"),
+        (range(100), range(102), "No clear change"),
+    ],
+)
+def test_the_headline_follows_the_prompts_that_changed_sides(
+    finished_run: Callable, right_before: range, right_after: range, headline: str
+) -> None:
+    run = finished_run()
+    for policy, right in (("sft", right_before), ("iter_003", right_after)):
+        path = run.inputs["evaluations"] / policy / "samples.parquet"
+        rows = [
+            row | {"correct": i in right} for i, row in enumerate(pq.read_table(path).to_pylist())
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    page, summary, _ = run.report()
+    assert re.search(f"<h1[^>]*>{headline}", page)
+    assert summary.startswith(f"# {headline}")
+
+
+def test_a_better_earlier_policy_is_pointed_out(finished_run: Callable) -> None:
+    run = finished_run()
+    change_json(run.inputs["evaluation_metrics"] / "iter_002.json", accuracy=0.99)
+    page, summary, metrics = run.report()
+    assert "iter_002 is more accurate (99.0%) than iter_003" in Page(page).text
+    assert "iter_002 is more accurate" in summary
+    assert metrics["final_accuracy"] < 0.99
+
+
+def test_markup_in_a_response_is_shown_and_not_run(finished_run: Callable) -> None:
+    run = finished_run()
+    attack = '<script>alert(1)</script><img src=x onerror="alert(2)"> & "quoted" </td></table>'
+    for policy in ("sft", "iter_003"):
+        path = run.inputs["evaluations"] / policy / "samples.parquet"
+        # The largest change of reward, so that it is among the rows that are shown.
+        reward = 99.0 if policy == "iter_003" else -99.0
+        right = policy == "iter_003"
+        change_sample(
+            path, 0, prompt=attack, answer=attack, response=attack, reward=reward, correct=right
+        )
+    page, _, _ = run.report()
+    parsed = Page(page)
+    assert not {"script", "img", "iframe", "object"} & {tag for tag, _ in parsed.tags}
+    assert not [name for _, attributes in parsed.tags for name in attributes if name[:2] == "on"]
+    assert parsed.text.count(attack) == 4
+
+
+def test_control_characters_cannot_reach_the_terminal(finished_run: Callable) -> None:
+    run = finished_run()
+    path = run.inputs["evaluations"] / "iter_003" / "samples.parquet"
+    change_sample(path, 0, response="\x1b[2Jgone\x00\u202e\n# heading", reward=99.0, correct=True)
+    change_sample(
+        run.inputs["evaluations"] / "sft" / "samples.parquet", 0, reward=-99.0, correct=False
+    )
+    page, summary, _ = run.report()
+    for text in (page, summary):
+        assert "␛[2Jgone␀\N{REPLACEMENT CHARACTER}" in text
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", text)
+    assert "\n# heading" not in summary
+
+
+def test_the_page_refers_to_nothing_outside_itself(finished_run: Callable) -> None:
+    page, _, _ = finished_run().report()
+    parsed = Page(page)
+    for tag, attributes in parsed.tags:
+        for name in ("src", "href", "srcset", "action", "data", "xlink:href", "poster"):
+            target = attributes.get(name) or "#"
+            assert target.startswith("#") or target == "data:,", (tag, target)
+        for value in attributes.values():
+            assert all(url.startswith("#") for url in re.findall(r"url\((.*?)\)", value or ""))
+    assert "url(" not in parsed.style
+    assert "@import" not in parsed.style
+    assert not re.search(r"https?://|//[a-z]+\.", page)
+
+
+def test_same_inputs_give_the_same_bytes_wherever_they_lie(finished_run: Callable) -> None:
+    run = finished_run()
+    first = run.report("first")
+    assert run.report("elsewhere/second") == first
+    assert str(run.root) not in first[0] + first[1]
+
+
+def test_an_earlier_reports_hash_does_not_change_the_page(finished_run: Callable) -> None:
+    run = finished_run()
+    before = run.report()[0]
+    own = next(node for node in run.graph if node["stage"] == "report")
+    own["outs"] = {"artifacts/report": "0123456789abcdef0123456789abcdef.dir"}
+    assert run.report()[0] == before
+
+
+def test_the_order_of_the_graphs_nodes_does_not_change_the_page(finished_run: Callable) -> None:
+    run = finished_run()
+    before = run.report()[0]
+    run.graph.reverse()
+    assert run.report()[0] == before
+
+
+def test_leftovers_of_removed_iterations_are_ignored(finished_run: Callable) -> None:
+    run = finished_run()
+    full = run.report()
+    short = run.with_params(rl={"iterations": {"iter_001": {"policy": "sft"}}})
+    short.graph[:] = [n for n in short.graph if not n["stage"].endswith(("@iter_002", "@iter_003"))]
+    for broken in ("iter_002", "iter_003"):
+        (run.inputs["evaluation_metrics"] / f"{broken}.json").write_text("not JSON")
+    page, summary, metrics = short.report()
+    assert "iter_003" in full[0]
+    shown = [row[0].split()[0] for row in Page(page).rows("numbers", page)[1:]]
+    assert shown == ["sft", "iter_001"]
+    assert "iter_002" not in summary
+    assert metrics["final_accuracy"] < full[2]["final_accuracy"]
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "metrics/iterations/iter_002/score.json",
+        "metrics/evaluations/sft.json",
+        "artifacts/evaluations/iter_003/samples.parquet",
+        "artifacts/rewards/reward_model/quality.json",
+        "metrics/prepare.json",
+    ],
+)
+def test_a_missing_file_is_named_with_what_to_do(finished_run: Callable, missing: str) -> None:
+    run = finished_run()
+    (run.root / missing).unlink()
+    with pytest.raises(StageError, match=f"{re.escape(missing)} is missing: run `dvc repro`"):
+        run.report()
+
+
+def test_policies_evaluated_on_different_prompts_are_refused(finished_run: Callable) -> None:
+    run = finished_run()
+    change_sample(run.inputs["evaluations"] / "sft" / "samples.parquet", 3, prompt_id="other")
+    with pytest.raises(StageError, match="different prompts"):
+        run.report()
+
+
+def test_default_params_have_no_differences(finished_run: Callable) -> None:
+    assert "every param has its default" in finished_run().report()[0]
+
+
+def test_params_that_differ_are_listed_with_their_defaults(finished_run: Callable) -> None:
+    run = finished_run(
+        seed=3,
+        rl={"algorithm": "grpo", "iterations": {"first": {"policy": "sft"}}},
+        policy_update={"normalise_by_std": False},
+    )
+    page, _, _ = run.report()
+    assert Page(page).rows("params", page) == [
+        ["Param", "Default", "This run"],
+        ["seed", "17", "3"],
+        ["rl.algorithm", "ppo", "grpo"],
+        ["rl.iterations.first.policy", "not there", "sft"],
+        ["policy_update.normalise_by_std", "true", "false"],
+        ["rl.iterations.iter_001.policy", "sft", "not there"],
+        ["rl.iterations.iter_002.policy", "iter_001", "not there"],
+        ["rl.iterations.iter_003.policy", "iter_002", "not there"],
+    ]
+
+
+def test_each_branch_is_a_line_that_leaves_its_parent(finished_run: Callable) -> None:
+    page, _, _ = finished_run(rl={"iterations": BRANCHES}).report()
+    chart = re.search(r'<svg class="chart"[^>]*aria-labelledby="entropy-title.*?</svg>', page)
+    assert chart
+    lines = {
+        branch: points.split()
+        for points, branch in re.findall(r'<polyline points="([^"]*)" class="line (b\d)"', chart[0])
+    }
+    assert len(lines["b0"]) == 4, "sft, iter_001, iter_002, iter_003"
+    assert len(lines["b1"]) == 2, "iter_001, low_kl"
+    assert lines["b1"][0] == lines["b0"][1]
+    across = [point.split(",")[0] for point in (lines["b1"][1], lines["b0"][2])]
+    assert across[0] == across[1], "low_kl and iter_002 are as deep as each other"
+    assert "low_kl, from iter_001" in page
+
+
+def test_the_graph_shows_every_stage_and_hash(finished_run: Callable) -> None:
+    run = finished_run(rl={"iterations": BRANCHES})
+    drawing = re.search(r'<svg class="graph".*?</svg>', run.report()[0], re.DOTALL)
+    assert drawing
+    for node in run.graph:
+        assert node["stage"].replace("@", '</tspan><tspan class="key"> ') in drawing[0]
+        for path, digest in node["outs"].items():
+            if node["stage"] != "report":
+                assert f"<title>{path}\n{digest}</title>" in drawing[0]
+                assert f">{digest[:7]}</text>" in drawing[0]
+
+
+def test_boxes_of_the_graph_do_not_overlap(finished_run: Callable) -> None:
+    page, _, _ = finished_run(rl={"iterations": BRANCHES}).report()
+    boxes = [
+        tuple(map(float, found))
+        for found in re.findall(
+            r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)" rx', page
+        )
+    ]
+    assert len(boxes) == 21
+    for i, (x, y, w, h) in enumerate(boxes):
+        for X, Y, W, H in boxes[i + 1 :]:  # noqa: N806
+            assert x + w <= X or x >= X + W or y + h <= Y or y >= Y + H
+
+
+def test_samples_show_improvements_regressions_and_what_is_still_wrong(
+    finished_run: Callable,
+) -> None:
+    page, summary, _ = finished_run(report={"samples": 8}).report()
+    rows = Page(page).rows("samples", page)
+    assert [row[0] for row in rows if len(row) == 1] == ["Improved", "Regressed", "Still wrong"]
+    assert sum(len(row) == 4 for row in rows[1:]) == 8
+    assert len(re.findall("expected:", summary)) == 3
+
+
+def test_more_samples_than_prompts_shows_each_prompt_once(finished_run: Callable) -> None:
+    page, _, _ = finished_run(report={"samples": 1000}).report()
+    assert sum(len(row) == 4 for row in Page(page).rows("samples", page)[1:]) == 256
+
+
+def test_a_reward_source_without_pairs_to_rank_is_no_error(finished_run: Callable) -> None:
+    run = finished_run()
+    change_json(run.inputs["reward"] / "quality.json", pairwise_accuracy=None)
+    page, summary, metrics = run.report()
+    assert "reward_pairwise_accuracy" not in metrics
+    assert "no held-out pair to rank" in page
+    assert "None" not in summary
+
+
+def test_the_summary_fits_a_terminal(finished_run: Callable) -> None:
+    run = finished_run()
+    long = "word " * 200
+    for policy in ("sft", "iter_003"):
+        path = run.inputs["evaluations"] / policy / "samples.parquet"
+        change_sample(path, 0, prompt=long, answer=long, response=long, reward=99.0, correct=True)
+    _, summary, _ = run.report()
+    assert max(map(len, summary.splitlines())) <= 92
+    assert len(summary.splitlines()) <= 40
+    assert "artifacts/report/index.html" in summary
+
+
+def test_the_report_starts_without_torch() -> None:
+    code = "import sys, stages.report; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,167 @@
+"""The page in a real browser: it is drawn, stays within the screen, and complains of nothing."""
+
+import json
+import re
+import shutil
+import struct
+import subprocess
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.browser
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+# The page forbids scripts in itself, so it is measured from a page around it.
+HARNESS = """<!doctype html><body style="margin:0">
+<iframe id="page" src="report/index.html" style="border:0;width:WIDTHpx;height:900px"></iframe>
+<pre id="found"></pre>
+<script>
+document.getElementById("page").onload = event => {
+  const page = event.target.contentDocument, root = page.documentElement;
+  const size = svg => { const box = svg.getBoundingClientRect(); return [box.width, box.height]; };
+  document.getElementById("found").textContent = JSON.stringify({
+    headline: page.querySelector("h1").innerText,
+    charts: [...page.querySelectorAll("svg.chart")].map(size),
+    graph: [...page.querySelectorAll("svg.graph")].map(size),
+    labels: [...page.querySelectorAll("svg.chart text.value")].map(text => text.getBBox().width),
+    scripts: page.scripts.length,
+    overflow: root.scrollWidth - root.clientWidth,
+    ran: document.title,
+  });
+};
+</script>"""
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Callable[..., str]:
+    """Opens a file in a headless browser; returns the DOM, and fails on anything in the console."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
+
+    def open_page(page: Path, *options: str) -> str:
+        done = subprocess.run(
+            [
+                found,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+                "--hide-scrollbars",
+                "--enable-logging=stderr",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                *options,
+                page.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        complaints = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+        assert not complaints
+        return done.stdout
+
+    return open_page
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_everything_is_drawn_and_fits_the_screen(
+    finished_run: Callable, browse: Callable, width: int
+) -> None:
+    run = finished_run()
+    attack = "<script>parent.document.title = 'ran'</script>"
+    for policy, reward, right in (("sft", -99.0, False), ("iter_003", 99.0, True)):
+        path = run.inputs["evaluations"] / policy / "samples.parquet"
+        rows = pq.read_table(path).to_pylist()
+        rows[0] |= {"response": attack, "reward": reward, "correct": right}
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    run.report()
+    harness = run.root / "harness.html"
+    harness.write_text(HARNESS.replace("WIDTH", str(width)))
+
+    size = f"--window-size={width},1000"
+    dom = browse(harness, "--allow-file-access-from-files", "--dump-dom", size)
+
+    found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)[1])  # type: ignore[index]
+    assert found["headline"].startswith("It learned: accuracy rose from 40.2% to")
+    assert len(found["charts"]) == 6
+    for chart_width, chart_height in found["charts"]:
+        assert 250 < chart_width < width
+        assert chart_height > 150
+    assert found["graph"][0][0] >= 900, "the graph scrolls rather than shrink past reading"
+    assert len(found["labels"]) >= 20
+    assert min(found["labels"]) > 0
+    assert found["scripts"] == 0
+    assert found["ran"] != "ran"
+    assert found["overflow"] <= 0, "the page itself must not scroll sideways"
+
+
+def test_light_and_dark_are_painted_and_differ(finished_run: Callable, browse: Callable) -> None:
+    run = finished_run()
+    run.report()
+    paper = {}
+    for scheme, setting in (("dark", 0), ("light", 1)):
+        shot = run.root / f"{scheme}.png"
+        browse(
+            run.root / "report/index.html",
+            f"--screenshot={shot}",
+            "--window-size=520,480",
+            f"--blink-settings=preferredColorScheme={setting}",
+        )
+        pixels = decode_png(shot.read_bytes())
+        assert len(set(pixels)) > 50, "text, lines and cards leave many colours"
+        paper[scheme] = sum(pixels[0])
+    assert paper["dark"] < 128 < 600 < paper["light"]
+
+
+def decode_png(data: bytes) -> list[tuple[int, ...]]:
+    """Pixels of an 8-bit RGB or RGBA picture, which is what a browser writes."""
+    width, height, depth, colour = struct.unpack(">IIBB", data[16:26])
+    assert depth == 8
+    stride = {2: 3, 6: 4}[colour]
+    packed, place = b"", 8
+    while place < len(data):
+        (length,) = struct.unpack(">I", data[place : place + 4])
+        if data[place + 4 : place + 8] == b"IDAT":
+            packed += data[place + 8 : place + 8 + length]
+        place += length + 12
+    raw = zlib.decompress(packed)
+    above = bytearray(width * stride)
+    pixels: list[tuple[int, ...]] = []
+    for row in range(height):
+        start = row * (width * stride + 1)
+        line = bytearray(raw[start + 1 : start + 1 + width * stride])
+        _undo_filter(raw[start], line, above, stride)
+        pixels += [tuple(line[i : i + 3]) for i in range(0, len(line), stride)]
+        above = line
+    return pixels
+
+
+def _undo_filter(kind: int, line: bytearray, above: bytearray, stride: int) -> None:
+    if kind == 0:
+        return
+    for i in range(len(line)):
+        left = line[i - stride] if i >= stride else 0
+        corner = above[i - stride] if i >= stride else 0
+        up = above[i]
+        if kind == 1:
+            guess = left
+        elif kind == 2:
+            guess = up
+        elif kind == 3:
+            guess = (left + up) // 2
+        else:
+            near = [abs(left + up - corner - value) for value in (left, up, corner)]
+            guess = (left, up, corner)[near.index(min(near))]
+        line[i] = (line[i] + guess) & 255
