@@ -31,7 +31,7 @@ def make_plan(root: Path, targets: list[str] | None = None) -> list[PlannedStage
 
     logging.getLogger("dvc").setLevel(logging.ERROR)
     try:
-        with open_repo(root) as repo:
+        with open_repo(root) as repo, repo.lock:
             return _plan(repo, targets)
     except (LockError, RWLockFileCorruptedError) as error:
         raise LockstepError(
@@ -51,7 +51,7 @@ def _plan(repo: Any, targets: list[str] | None) -> list[PlannedStage]:
         waits_for = [up for up in node.upstream if planned[up].stale]
         reasons = _reasons(stages[address].status().get(address, []), stages[address])
         cached = bool(reasons) and not waits_for and _in_run_cache(repo, stages[address])
-        reasons += [f"after {up}" for up in waits_for]
+        reasons = reasons or [f"after {up}" for up in waits_for]
         planned[address] = PlannedStage(address, node.upstream, bool(reasons), reasons, cached)
     return list(planned.values())
 

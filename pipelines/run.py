@@ -51,7 +51,7 @@ def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: boo
             if stage.stale:
                 console.line(render_stage(stage.address, name))
         return
-    with only_pipeline(repository, "lockstep run"):
+    with only_pipeline(repository, "lockstep run", console.line) as lock:
         for path in remove_leftovers(repository, params):
             console.line(f"removed {path}: params.yaml no longer names it")
         plan = make_plan(repository.root, targets)
@@ -61,7 +61,7 @@ def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: boo
             return
         console.line(f"{stale} of {len(plan)} stages to run, profile {name}: {profile.description}")
         started = time.time()
-        PipelineRun(repository, name, profile, console).run(plan)
+        PipelineRun(repository, name, profile, console, lock).run(plan)
         console.line(f"all {len(plan)} stages are up to date, after {seconds(time.time() - started)}")
 
 
@@ -87,11 +87,17 @@ class PipelineRun:
     """One invocation of `lockstep run`."""
 
     def __init__(
-        self, repository: Repository, profile_name: str, profile: Profile, console: Console
+        self,
+        repository: Repository,
+        profile_name: str,
+        profile: Profile,
+        console: Console,
+        lock: int,
     ) -> None:
         self.repository = repository
         self.profile = profile
         self.console = console
+        self.lock = lock
         self.invocation = new_invocation("lockstep run")
         self.environment = dvc_environment(profile_name, self.invocation)
         self.ledger = Ledger(repository.jobs)
@@ -162,6 +168,8 @@ class PipelineRun:
                 stderr=subprocess.STDOUT,
                 # A Ctrl-C in the terminal reaches this process alone, which passes it on in order.
                 start_new_session=True,
+                # dvc holds the clone's lock with us, so that it lasts as long as anything writes.
+                pass_fds=(self.lock,),
             )
         self.running[address] = _Running(process, output)
 

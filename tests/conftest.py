@@ -1,0 +1,159 @@
+"""Throwaway clones of this repository, small enough to run whole pipelines in."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Clone:
+    """A copy of the working tree in a repository of its own, and the commands a user would type there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """As after `source .venv/bin/activate`, with nothing of the machine's own tracking."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MLFLOW_", "PREFECT_", "LOCKSTEP_", "DVC_"))
+        }
+        path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+        return {**kept, "PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+    def start(self, *words: str, **extra: str) -> subprocess.Popen[str]:
+        """Start a command in the background, its output in one stream."""
+        return subprocess.Popen(
+            words,
+            cwd=self.root,
+            env={**self.environment, **extra},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str, check: bool = True, **extra: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; `check` fails the test with its output."""
+        done = subprocess.run(
+            words,
+            cwd=self.root,
+            env={**self.environment, **extra},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if check and done.returncode:
+            pytest.fail(f"{' '.join(words)} exited {done.returncode}:\n{done.stdout}")
+        return done
+
+    def set_params(self, **changes: object) -> None:
+        """Change params.yaml, by dotted key with `__` for the dot."""
+        yaml = YAML()
+        path = self.root / "params.yaml"
+        params = yaml.load(path)
+        for key, value in changes.items():
+            *parents, last = key.split("__")
+            section = params
+            for parent in parents:
+                section = section[parent]
+            section[last] = value
+        yaml.dump(params, path)
+
+    def commit(self, message: str = "change") -> None:
+        self.run("git", "add", "-A")
+        self.run("git", "commit", "-qm", message)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that works in this clone."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words = " ".join(process.cmdline())
+                inside = process.cwd().startswith(str(self.root)) or str(self.root) in words
+            except psutil.Error:
+                continue
+            if inside and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        return found
+
+
+TINY = {
+    "model__hidden_size": 32,
+    "model__intermediate_size": 32,
+    "model__num_layers": 1,
+    "prepare__demonstrations": 48,
+    "prepare__preferences": 48,
+    "prepare__prompts": 32,
+    "prepare__held_out": 16,
+    "sft__epochs": 1,
+    "reward_model__epochs": 1,
+    "rollout__prompts": 8,
+    "rollout__samples": 2,
+    "policy_update__epochs": 1,
+    "policy_update__batch_size": 8,
+    "evaluate__samples": 1,
+    "report__samples": 2,
+    "rl__iterations": {"iter_001": {"policy": "sft"}},
+}
+
+
+def copy_tree(target: Path) -> Clone:
+    """Every file that git tracks or would track, committed afresh."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        source = ROOT / name
+        if name and source.is_file() and not name.startswith(("metrics/", "dvc.lock")):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target / name)
+    clone = Clone(target)
+    clone.run("git", "init", "-q", "-b", "main")
+    clone.run("git", "config", "user.name", "Test")
+    clone.run("git", "config", "user.email", "test@example.org")
+    clone.commit("start")
+    return clone
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Iterator[Clone]:
+    """A fresh clone with the repository's own params; whatever still runs there at the end is killed."""
+    clone = copy_tree(tmp_path / "clone")
+    yield clone
+    for process in clone.processes():
+        process.kill()
+
+
+@pytest.fixture
+def tiny_clone(clone: Clone) -> Clone:
+    """A clone whose whole pipeline is small: it runs through, it does not learn."""
+    clone.set_params(**TINY)
+    clone.commit("tiny")
+    return clone
+
+
+@pytest.fixture
+def write_stage(clone: Clone) -> Callable[[str, str], None]:
+    """Replace the code of a stage in the clone, for behaviour that no real stage has on demand."""
+
+    def write(name: str, body: str) -> None:
+        (clone.root / "stages" / f"{name}.py").write_text(body)
+
+    return write

@@ -1,0 +1,89 @@
+"""dvc.yaml says what the contracts say; nothing is declared twice and differently."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dvc.repo import Repo
+
+from pipelines.code import code_files
+from pipelines.graph import read_graph
+from stages.contracts.base import Over
+from stages.contracts.catalog import BoundStage, bind_all
+from stages.contracts.params import Params
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def dvc_stages() -> dict[str, Any]:
+    return {stage.addressing: stage for stage in Repo(str(ROOT)).index.stages}
+
+
+def paths(items: Any) -> set[str]:
+    return {Path(item.fs_path).relative_to(ROOT).as_posix() for item in items}
+
+
+def test_the_graph_has_exactly_the_declared_stages(dvc_stages: dict[str, Any]) -> None:
+    assert set(dvc_stages) == {bound.address for bound in bind_all(Params())}
+
+
+@pytest.mark.parametrize("bound", bind_all(Params()), ids=lambda bound: bound.address)
+def test_stage_matches_its_contract(bound: BoundStage, dvc_stages: dict[str, Any]) -> None:
+    stage = dvc_stages[bound.address]
+    files = [dep for dep in stage.deps if type(dep).__name__ != "ParamsDependency"]
+    params = [key for dep in stage.params for key in dep.params]
+    assert stage.cmd == f"python -m pipelines stage {bound.address}"
+    assert paths(files) == {*bound.inputs.values(), *code_files(ROOT, bound.stage.module)}
+    assert sorted(params) == sorted(bound.config.param_keys())
+    assert paths(out for out in stage.outs if not out.metric) == set(bound.outs.values())
+    assert paths(out for out in stage.outs if out.metric) == {bound.metrics}
+    assert all(out.use_cache != bool(out.metric) for out in stage.outs)
+
+
+def test_sft_and_reward_model_do_not_wait_for_one_another() -> None:
+    graph = read_graph(ROOT)
+    assert graph["sft"].upstream == ("prepare",)
+    assert graph["reward_model"].upstream == ("prepare",)
+
+
+def test_each_iteration_follows_its_parent() -> None:
+    graph = read_graph(ROOT)
+    assert set(graph["rollout@iter_002"].upstream) == {"policy_update@iter_001", "prepare"}
+    assert "rollout@iter_002" in graph["score@iter_002"].upstream
+    assert {"rollout@iter_002", "score@iter_002"} <= set(graph["policy_update@iter_002"].upstream)
+    assert "policy_update@iter_002" in graph["evaluate@iter_002"].upstream
+
+
+def test_the_report_waits_for_every_evaluation() -> None:
+    graph = read_graph(ROOT)
+    assert {"evaluate_sft", "evaluate@iter_001", "evaluate@iter_003"} <= set(graph["report"].upstream)
+
+
+def test_no_job_of_the_loop_needs_more_than_two_models() -> None:
+    """Which artifacts with weights a job of the loop may load, besides the critic in `state`."""
+    for bound in bind_all(Params()):
+        if bound.stage.over is Over.ITERATIONS and bound.stage.name != "evaluate":
+            weights = [name for name in bound.inputs if name in ("policy", "reference", "reward")]
+            assert len(weights) <= 2, bound.address
+
+
+def test_sft_does_not_depend_on_the_code_of_the_loop() -> None:
+    files = code_files(ROOT, "stages.sft")
+    assert "stages/sft.py" in files
+    assert not [file for file in files if "policy_update" in file or "generation" in file]
+
+
+def test_code_files_follow_imports_in_every_form(tmp_path: Path) -> None:
+    (tmp_path / "stages" / "inner").mkdir(parents=True)
+    write = {
+        "stages/a.py": "import stages.b\nfrom stages import c\n",
+        "stages/b.py": "from stages.inner.d import thing\n",
+        "stages/c.py": "def f():\n    from stages import e\n",
+        "stages/inner/d.py": "import json\n",
+        "stages/e.py": "",
+        "stages/unused.py": "",
+    }
+    for name, text in write.items():
+        (tmp_path / name).write_text(text)
+    assert code_files(tmp_path, "stages.a") == sorted(set(write) - {"stages/unused.py"})

@@ -1,0 +1,96 @@
+"""params.yaml is strict: mistakes are named by file, line and key."""
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from pipelines.errors import LockstepError
+from pipelines.params import load_params
+from stages.contracts.params import Params
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "params.yaml").write_text(text)
+    return folder
+
+
+def refused(folder: Path, text: str) -> str:
+    with pytest.raises(LockstepError) as caught:
+        load_params(write(folder, text))
+    return str(caught.value)
+
+
+def test_shipped_params_say_every_key_and_equal_the_defaults() -> None:
+    assert load_params(ROOT) == Params()
+    written = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+    assert written == Params().model_dump(mode="json")
+
+
+def test_unknown_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    message = refused(tmp_path, "seed: 1\nsft:\n  lerning_rate: 0.1\n")
+    assert "params.yaml:3" in message
+    assert "unknown key `sft.lerning_rate`; did you mean `sft.learning_rate`?" in message
+
+
+def test_key_of_another_section_is_pointed_at(tmp_path: Path) -> None:
+    assert "did you mean `rl.algorithm`?" in refused(tmp_path, "algorithm: grpo\n")
+
+
+def test_wrong_type_is_refused(tmp_path: Path) -> None:
+    message = refused(tmp_path, "sft:\n  epochs: three\n")
+    assert "params.yaml:2" in message
+    assert "`sft.epochs` is 'three' (str)" in message
+
+
+def test_text_is_not_taken_for_a_number(tmp_path: Path) -> None:
+    assert "`sft.learning_rate`" in refused(tmp_path, "sft:\n  learning_rate: '0.1'\n")
+
+
+def test_exponents_are_numbers(tmp_path: Path) -> None:
+    params = load_params(write(tmp_path, "sft:\n  learning_rate: 1e-3\n"))
+    assert params.sft.learning_rate == 1e-3
+
+
+def test_unknown_choice_is_refused_with_the_choices(tmp_path: Path) -> None:
+    message = refused(tmp_path, "rl:\n  algorithm: pop\n")
+    assert "'ppo' or 'grpo'" in message
+
+
+def test_duplicate_key_is_refused(tmp_path: Path) -> None:
+    assert "duplicate key" in refused(tmp_path, "seed: 1\nseed: 2\n")
+
+
+def test_broken_yaml_is_refused_with_the_file(tmp_path: Path) -> None:
+    assert "params.yaml" in refused(tmp_path, "seed: [1\n")
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LockstepError, match=r"params\.yaml: there is no such file"):
+        load_params(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("rl: {algorithm: grpo}\nrollout: {samples: 1}\n", "rollout.samples is 1"),
+        ("rollout: {max_new_tokens: 99}\n", "leaves no room for a prompt"),
+        ("rollout: {prompts: 99999}\n", "more than the"),
+        ("model: {num_heads: 3}\n", "not a multiple of num_heads"),
+        ("rl: {iterations: {iter_001: {policy: iter_007}}}\n", "neither 'sft' nor an iteration"),
+        ("rl: {iterations: {sft: {policy: sft}}}\n", "another name"),
+        ("rl: {iterations: {0008: {policy: sft}}}\n", "silently drop it"),
+        ("rl: {iterations: {}}\n", "iterations is empty"),
+        ("prepare: {digits: 1, held_out: 50}\n", "too few"),
+    ],
+)
+def test_contradictions_are_refused_with_the_reason(tmp_path: Path, text: str, reason: str) -> None:
+    assert reason in refused(tmp_path, text)
+
+
+def test_several_mistakes_are_all_named(tmp_path: Path) -> None:
+    message = refused(tmp_path, "sede: 1\nsft:\n  epoch: 2\n")
+    assert "`seed`" in message
+    assert "`sft.epochs`" in message

@@ -1,0 +1,50 @@
+"""The planes stay apart: no torch in the control plane, no server's client in the compute plane."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.code import code_files
+from stages.contracts.catalog import STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def modules_after(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after a statement."""
+    program = f"{statement}\nimport sys, json\nprint(json.dumps([*sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def command(*words: str) -> str:
+    return f"import sys, io, contextlib\nfrom pipelines.cli import main\nwith contextlib.redirect_stdout(io.StringIO()): main({list(words)})"
+
+
+@pytest.mark.parametrize("words", [("status",), ("plan",)])
+def test_plan_and_status_import_no_torch_mlflow_or_prefect(words: tuple[str, ...]) -> None:
+    assert not modules_after(command(*words)) & {"torch", "transformers", "mlflow", "prefect"}
+
+
+def test_the_driver_of_a_stage_imports_nothing_heavy() -> None:
+    heavy = {"torch", "transformers", "mlflow", "prefect", "dvc", "pandas", "numpy"}
+    assert not modules_after("import pipelines.stage") & heavy
+
+
+def test_contracts_import_no_torch() -> None:
+    assert not modules_after("import stages.contracts.catalog") & {"torch", "numpy"}
+
+
+@pytest.mark.parametrize("module", sorted({stage.module for stage in STAGES.values()}))
+def test_stages_name_no_package_of_the_control_plane(module: str) -> None:
+    forbidden = ("dvc", "prefect", "mlflow", "submitit", "pipelines")
+    for file in code_files(ROOT, module):
+        for line in (ROOT / file).read_text().splitlines():
+            words = line.split()
+            if words[:1] in (["import"], ["from"]):
+                assert words[1].split(".")[0] not in forbidden, f"{file}: {line}"

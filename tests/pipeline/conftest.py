@@ -1,0 +1,39 @@
+"""One tiny pipeline, run once by `dvc repro` with the real stages, and copies of its clone to try things in."""
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("clones", Path(__file__).parents[1] / "conftest.py")
+assert _spec and _spec.loader
+clones: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(clones)
+
+
+@pytest.fixture(scope="session")
+def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A clone in which `dvc repro` went through, committed. Read it, do not change it."""
+    clone = clones.copy_tree(tmp_path_factory.mktemp("finished") / "clone")
+    clone.set_params(**clones.TINY)
+    clone.commit("tiny")
+    clone.run("dvc", "repro")
+    clone.run("lockstep", "sync")
+    clone.commit("results")
+    yield clone.root
+    for process in clone.processes():
+        process.kill()
+
+
+@pytest.fixture
+def finished(finished_root: Path, tmp_path: Path) -> Iterator[Any]:
+    """A copy of the finished clone, cache and ledger included."""
+    root = tmp_path / "clone"
+    shutil.copytree(finished_root, root, symlinks=True)
+    clone = clones.Clone(root)
+    yield clone
+    for process in clone.processes():
+        process.kill()

@@ -1,0 +1,139 @@
+"""The graph under DVC's own commands: what reruns, what is restored, what is compared."""
+
+import json
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+LOOP = {"rollout@iter_001", "score@iter_001", "policy_update@iter_001", "evaluate@iter_001"}
+EVERYTHING = {"prepare", "sft", "reward_model", "evaluate_sft", "report"} | LOOP
+
+
+def stale(clone: Any) -> set[str]:
+    """The stages that the plan would run."""
+    plan = json.loads(clone.run("lockstep", "plan", "--json").stdout)
+    return {stage["address"] for stage in plan if stage["stale"]}
+
+
+def jobs(clone: Any) -> set[str]:
+    """Every job that was ever started here."""
+    return {str(path.parent) for path in (clone.root / ".lockstep/jobs").glob("*/*/spec.json")}
+
+
+def ran(clone: Any, before: set[str]) -> set[str]:
+    """The stages of the jobs started since."""
+    return {job.split("/")[-2] for job in jobs(clone) - before}
+
+
+def test_repro_ran_every_stage_once_and_a_second_one_runs_nothing(finished: Any) -> None:
+    before = jobs(finished)
+    assert {job.split("/")[-2] for job in before} == EVERYTHING
+    assert len(before) == len(EVERYTHING)
+    assert "up to date" in finished.run("dvc", "repro").stdout
+    assert "nothing to do" in finished.run("lockstep", "run").stdout
+    assert jobs(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"seed": 18}, EVERYTHING),
+        ({"prepare__prompts": 31}, EVERYTHING),
+        ({"sft__learning_rate": 0.001}, EVERYTHING - {"prepare", "reward_model"}),
+        ({"reward_model__centre": 0.5}, EVERYTHING - {"prepare", "sft", "rollout@iter_001"}),
+        ({"rollout__samples": 3}, LOOP | {"report"}),
+        ({"rollout__temperature": 0.5}, LOOP | {"evaluate_sft", "report"}),
+        ({"policy_update__kl_coef": 0.5}, {"policy_update@iter_001", "evaluate@iter_001", "report"}),
+        ({"evaluate__samples": 2}, {"evaluate_sft", "evaluate@iter_001", "report"}),
+        ({"report__samples": 1}, {"report"}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_param_makes_exactly_its_dependents_stale(
+    finished: Any, change: dict[str, Any], expected: set[str]
+) -> None:
+    finished.set_params(**change)
+    assert stale(finished) == expected
+
+
+def test_a_verifier_does_not_wait_for_the_reward_model(finished: Any) -> None:
+    finished.set_params(rl__reward="verifier", reward_model__centre=0.5)
+    assert stale(finished) == {*LOOP, "evaluate_sft", "report"} - {"rollout@iter_001"}
+
+
+def test_only_dependents_run_and_going_back_restores_them(finished: Any) -> None:
+    lock = (finished.root / "dvc.lock").read_bytes()
+    before = jobs(finished)
+    finished.set_params(evaluate__samples=2)
+    finished.run("dvc", "repro")
+    assert ran(finished, before) == {"evaluate_sft", "evaluate@iter_001", "report"}
+    changed = jobs(finished)
+    finished.set_params(evaluate__samples=1)
+    restored = finished.run("dvc", "repro").stdout
+    assert "is cached - skipping run" in restored
+    assert jobs(finished) == changed
+    assert (finished.root / "dvc.lock").read_bytes() == lock
+
+
+def test_adding_an_iteration_runs_only_that_one_and_removing_it_restores(finished: Any) -> None:
+    lock = (finished.root / "dvc.lock").read_bytes()
+    before = jobs(finished)
+    first = {"iter_001": {"policy": "sft"}}
+    finished.set_params(rl__iterations={**first, "iter_002": {"policy": "iter_001"}})
+    finished.run("lockstep", "run")
+    added = {stage.replace("iter_001", "iter_002") for stage in LOOP}
+    assert ran(finished, before) == {*added, "report"}
+    changed = jobs(finished)
+    finished.set_params(rl__iterations=first)
+    said = finished.run("lockstep", "run").stdout
+    assert "removed metrics/iterations/iter_002" in said
+    assert jobs(finished) == changed
+    recorded = (finished.root / "dvc.lock").read_bytes()
+    assert [line for line in lock.splitlines() if line not in recorded.splitlines()] == []
+
+
+def test_a_code_change_reruns_the_stages_that_import_it(finished: Any) -> None:
+    path = finished.root / "stages/evaluate.py"
+    path.write_text(path.read_text() + "\n")
+    assert stale(finished) == {"evaluate_sft", "evaluate@iter_001", "report"}
+
+
+def test_a_profile_is_not_identity(finished: Any) -> None:
+    path = finished.root / "slurm_profiles/local.yaml"
+    path.write_text("executor: local\nparallel: 1\ndefaults: {cpus_per_task: 2, micro_batch: 7}\n")
+    assert stale(finished) == set()
+
+
+def test_single_item_reruns_one_stage_when_forced(finished: Any) -> None:
+    before = jobs(finished)
+    finished.run("dvc", "repro", "--single-item", "--force", "report")
+    assert ran(finished, before) == {"report"}
+    assert "up to date" in finished.run("dvc", "status").stdout
+
+
+def test_the_debug_profile_runs_a_stage_in_the_process_dvc_started(finished: Any) -> None:
+    lock = (finished.root / "dvc.lock").read_bytes()
+    finished.run("dvc", "repro", "--single-item", "--force", "score@iter_001", LOCKSTEP_PROFILE="debug")
+    assert (finished.root / "dvc.lock").read_bytes() == lock
+
+
+def test_experiments_and_comparisons_work_as_dvc_users_expect(finished: Any) -> None:
+    finished.run("dvc", "exp", "run", "-n", "shorter", "-S", "report.samples=1")
+    shown = json.loads(finished.run("dvc", "exp", "show", "--json").stdout)
+    assert "shorter" in json.dumps(shown)
+    params = json.loads(finished.run("dvc", "params", "diff", "--json").stdout)
+    assert params["params.yaml"]["report.samples"] == {"old": 2, "new": 1}
+    finished.set_params(evaluate__samples=2)
+    finished.run("dvc", "repro")
+    metrics = finished.run("dvc", "metrics", "diff", "--all").stdout
+    assert "accuracy_sampled" in metrics
+    assert "policy_update@iter_001" in finished.run("dvc", "dag", "--mermaid").stdout
+
+
+def test_an_experiment_in_a_folder_of_its_own_leaves_the_workspace_alone(finished: Any) -> None:
+    before = (finished.root / "params.yaml").read_text()
+    finished.run("dvc", "exp", "run", "--temp", "-n", "aside", "-S", "report.samples=1")
+    assert (finished.root / "params.yaml").read_text() == before
+    assert "aside" in finished.run("dvc", "exp", "list").stdout

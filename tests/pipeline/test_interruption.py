@@ -1,0 +1,177 @@
+"""Ctrl-C, kill and kill -9: nothing half-written, no second job, the same bytes at the end."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+LONG = 400
+
+
+@pytest.fixture
+def long_sft(finished: Any) -> Any:
+    """The finished clone with an SFT stage that trains for long enough to be caught at it."""
+    finished.set_params(sft__epochs=LONG)
+    return finished
+
+
+def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    pytest.fail(f"not within {seconds} s: {what or condition}")
+
+
+def status(clone: Any, stage: str = "sft") -> dict[str, Any]:
+    rows = json.loads(clone.run("lockstep", "status", "--json").stdout)
+    return next(row for row in rows if row["stage"] == stage)
+
+
+def training(clone: Any) -> dict[str, Any]:
+    """Wait until the SFT job is in the middle of its steps."""
+
+    def started() -> dict[str, Any] | None:
+        row = status(clone)
+        return row if row["state"] == "running" and row["progress"] else None
+
+    return until(started, what="sft in training")
+
+
+def workers(clone: Any) -> list[psutil.Process]:
+    """Processes of jobs and of their drivers; the shipper of metrics ends by itself."""
+    return [p for p in clone.processes() if "pipelines.shipper" not in " ".join(p.cmdline())]
+
+
+def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_nothing_half_written(clone: Any) -> None:
+    until(lambda: not workers(clone), what="no process left in the clone")
+    assert not (clone.root / "artifacts/policies/sft/model").exists()
+    leftovers = [path for path in (clone.root / "artifacts").rglob(".*") if path.name != ".gitignore"]
+    assert leftovers == []
+    assert status(clone)["state"] == "cancelled"
+
+
+def test_ctrl_c_in_dvc_repro_cancels_the_job(long_sft: Any) -> None:
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
+    training(long_sft)
+    os.killpg(driver.pid, signal.SIGINT)
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode != 0
+    assert "SIGINT received; cancelling job" in output
+    assert_nothing_half_written(long_sft)
+
+
+def test_ctrl_c_in_lockstep_run_cancels_the_job(long_sft: Any) -> None:
+    driver = long_sft.start("lockstep", "run", "sft")
+    training(long_sft)
+    os.kill(driver.pid, signal.SIGINT)
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 2
+    assert "the running stages were cancelled" in output
+    assert_nothing_half_written(long_sft)
+
+
+@pytest.mark.parametrize("command", [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")])
+def test_kill_of_the_driver_leaves_no_job(long_sft: Any, command: tuple[str, ...]) -> None:
+    driver = long_sft.start(*command)
+    training(long_sft)
+    os.kill(driver.pid, signal.SIGTERM)
+    driver.communicate(timeout=60)
+    assert_nothing_half_written(long_sft)
+
+
+def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -> None:
+    finished.set_params(sft__epochs=40)
+    finished.run("dvc", "repro", "--single-item", "sft")
+    undisturbed = (finished.root / "dvc.lock").read_text()
+    finished.run("dvc", "repro", "--single-item", "--force", "prepare")
+    job = next((finished.root / ".lockstep/jobs/sft").glob("*"))
+    assert job.exists()
+    driver = finished.start("dvc", "repro", "--single-item", "--force", "sft")
+    training(finished)
+    os.killpg(driver.pid, signal.SIGINT)
+    driver.communicate(timeout=60)
+    assert_nothing_half_written(finished)
+    finished.run("dvc", "repro", "--single-item", "--force", "sft")
+    assert status(finished)["attempts"] == 2
+    assert (finished.root / "dvc.lock").read_text() == undisturbed
+
+
+def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(finished: Any) -> None:
+    finished.set_params(sft__epochs=60)
+    driver = finished.start("lockstep", "run", "sft")
+    before = training(finished)
+    job = psutil.Process(int(before["job"]))
+    mine = {job.pid, *(child.pid for child in job.children(recursive=True))}
+    for process in [psutil.Process(driver.pid), *workers(finished)]:
+        if process.pid not in mine:
+            process.kill()
+    driver.communicate(timeout=30)
+    assert job.is_running()
+    output = finished.run("dvc", "repro", "--single-item", "sft").stdout
+    assert "its job still runs; waiting for it" in output
+    after = status(finished)
+    assert (after["state"], after["attempts"], after["job"]) == ("published", 1, before["job"])
+
+
+def test_a_job_that_finished_unattended_is_harvested(finished: Any) -> None:
+    finished.set_params(sft__epochs=20)
+    driver = finished.start("lockstep", "run", "sft")
+    before = training(finished)
+    job = psutil.Process(int(before["job"]))
+    mine = {job.pid, *(child.pid for child in job.children(recursive=True))}
+    for process in [psutil.Process(driver.pid), *workers(finished)]:
+        if process.pid not in mine:
+            process.kill()
+    driver.communicate(timeout=30)
+    until(lambda: status(finished)["state"] == "completed", what="the job ends by itself")
+    output = finished.run("dvc", "repro", "--single-item", "sft").stdout
+    assert "found finished; publishing" in output
+    assert status(finished)["attempts"] == 1
+
+
+def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(finished: Any) -> None:
+    finished.set_params(sft__epochs=60)
+    driver = finished.start("dvc", "repro", "--single-item", "sft")
+    row = training(finished)
+    for process in psutil.Process(int(row["job"])).children(recursive=True):
+        process.kill()
+    output, _ = driver.communicate(timeout=60)
+    assert "sft: died: its process is gone without a word" in output
+    finished.run("dvc", "repro", "--single-item", "sft")
+    assert status(finished)["attempts"] == 2
+
+
+def test_a_second_pipeline_in_the_clone_is_refused_and_the_first_goes_on(long_sft: Any) -> None:
+    first = long_sft.start("lockstep", "run", "sft")
+    training(long_sft)
+    second = long_sft.run("lockstep", "run", check=False)
+    assert second.returncode == 2
+    assert "another pipeline runs in this clone: lockstep run" in second.stdout
+    assert status(long_sft)["state"] == "running"
+    os.kill(first.pid, signal.SIGTERM)
+    first.communicate(timeout=60)
+
+
+def test_status_and_logs_answer_while_dvc_holds_its_locks(long_sft: Any) -> None:
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
+    row = training(long_sft)
+    assert row["elapsed"] > 0
+    assert "loss" in row["progress"]
+    assert "attempt 1" in long_sft.run("lockstep", "logs", "sft").stdout
+    os.killpg(driver.pid, signal.SIGINT)
+    driver.communicate(timeout=60)
