@@ -1,0 +1,213 @@
+"""The runs above the stages: one for an invocation, and under it one for each iteration it touched.
+
+They have no files in the ledger; all they say follows from their entries and, once the command has
+ended, from dvc.lock: the stages that were up to date are linked to the runs that made them.
+"""
+
+import re
+from typing import TYPE_CHECKING
+
+from pipelines import atomic
+from pipelines.errors import LockstepError
+from pipelines.ledger import Entry, Ledger, State
+from pipelines.params import load_params
+from pipelines.repository import Repository
+from pipelines.tracking_cached import UpToDate, up_to_date
+from pipelines.tracking_cursor import Group, ParentCursor, StageCursor, entry_name, states_of
+from pipelines.tracking_metrics import Point, name_above, numbers, summary_of
+from pipelines.tracking_stage import ended_at, flat_params, iteration_of, started_at, status_of
+from stages.contracts.base import Over
+from stages.contracts.catalog import STAGES
+
+if TYPE_CHECKING:
+    from pipelines.tracking_store import Store
+
+_FINISHED = (State.COMPLETED, State.PUBLISHED)
+_OF_AN_ITERATION = {stage.name for stage in STAGES.values() if stage.over is Over.ITERATIONS}
+
+
+class ParentShipper:
+    """Ships what lies above the stages."""
+
+    def __init__(self, repository: Repository, store: "Store") -> None:
+        self._repository = repository
+        self._store = store
+
+    def ensure(self, group: Group) -> ParentCursor:
+        """The invocation's run, made if it is not there yet."""
+        self._repository.home.joinpath("tracking").mkdir(exist_ok=True)
+        cursor = ParentCursor.of(self._repository, group.id, self._store.address)
+        if cursor.run_id is None:
+            tags = {"lockstep.kind": "invocation", **_tags(group, group.entries[0])}
+            cursor.run_id = self._store.find_or_create_run(
+                ("lockstep.group", group.id),
+                group.command,
+                tags,
+                min(map(started_at, group.entries)),
+            )
+            cursor.experiment_id = self._store.experiment_id
+            cursor.url = self._store.url(cursor.run_id)
+            cursor.statuses[cursor.run_id] = "RUNNING"
+            cursor.save()
+        return cursor
+
+    def above(self, group: Group, entry: Entry, cursor: ParentCursor) -> str:
+        """The run that an entry's run belongs under."""
+        assert cursor.run_id is not None
+        iteration = iteration_of(entry.spec)
+        if iteration is None:
+            return cursor.run_id
+        if iteration not in cursor.iterations:
+            tags = {
+                "mlflow.parentRunId": cursor.run_id,
+                "lockstep.kind": "iteration",
+                "lockstep.iteration": iteration,
+                **_tags(group, entry),
+            }
+            run = self._store.find_or_create_run(
+                ("lockstep.group", f"{group.id}/{iteration}"), iteration, tags, started_at(entry)
+            )
+            cursor.iterations[iteration] = run
+            cursor.statuses[run] = "RUNNING"
+            cursor.save()
+        return cursor.iterations[iteration]
+
+    def update(self, group: Group, cursor: ParentCursor) -> None:
+        """Numbers and status, from the entries as they are now."""
+        assert cursor.run_id is not None
+        states = {entry: entry.state() for entry in group.entries}
+        for entry, state in states.items():
+            if state in _FINISHED and entry_name(entry) not in cursor.measured:
+                self._measure(entry, cursor)
+        for iteration, run in cursor.iterations.items():
+            inside = {e: s for e, s in states.items() if iteration_of(e.spec) == iteration}
+            done = {entry.spec.name for entry, state in inside.items() if state in _FINISHED}
+            over = group.over or done >= _OF_AN_ITERATION
+            self._set_status(run, inside, over, cursor)
+        if group.over and not group.waiting:
+            self._close(group, states, cursor)
+        self._set_status(cursor.run_id, states, group.over, cursor)
+        if group.over and not group.waiting:
+            cursor.entries = states_of(group.entries)
+            cursor.done, cursor.final = True, group.over_for_sure
+            cursor.save()
+
+    def _measure(self, entry: Entry, cursor: ParentCursor) -> None:
+        spec = entry.spec
+        summary = summary_of(self._repository.root, entry)
+        self._log(spec.name, iteration_of(spec), summary, ended_at(entry), cursor)
+        params = flat_params(spec.config)
+        new = {key: value for key, value in params.items() if key not in cursor.params}
+        assert cursor.run_id is not None
+        self._store.set_params(cursor.run_id, new)
+        cursor.params += new
+        cursor.measured.append(entry_name(entry))
+        cursor.save()
+
+    def _log(
+        self,
+        stage: str,
+        iteration: str | None,
+        summary: dict[str, float],
+        at: float,
+        cursor: ParentCursor,
+    ) -> None:
+        named = {name_above(stage, name): value for name, value in summary.items()}
+        if iteration in cursor.iterations:
+            points = [Point(name, value, at, 0) for name, value in named.items()]
+            self._store.log(cursor.iterations[iteration], points)
+        assert cursor.run_id is not None
+        step = self._index(iteration)
+        points = [Point(name, value, at, step) for name, value in named.items()]
+        self._store.log(cursor.run_id, points)
+
+    def _set_status(
+        self, run: str, states: dict[Entry, State], over: bool, cursor: ParentCursor
+    ) -> None:
+        outcome = _worst(list(states.values()))
+        self._store.if_abandoned(run, "KILLED" if outcome == "RUNNING" else outcome)
+        status = outcome if over or _failed(states) else "RUNNING"
+        if cursor.statuses.get(run) == status:
+            return
+        running = status == "RUNNING"
+        self._store.set_status(run, status, None if running else max(map(ended_at, states)))
+        cursor.statuses[run] = status
+        cursor.save()
+
+    def _close(self, group: Group, states: dict[Entry, State], cursor: ParentCursor) -> None:
+        """Link the stages that were up to date, and list all of them for a reader."""
+        assert cursor.run_id is not None
+        ran = {entry.stage: (entry, state) for entry, state in states.items()}
+        unfinished = {stage for stage, (_, state) in ran.items() if state not in _FINISHED}
+        rows = [
+            f"| {stage} | {state.value} | {self._link(StageCursor.of(entry).run_id)} |"
+            for stage, (entry, state) in ran.items()
+        ]
+        links: dict[str, str | None] = {}
+        for item in up_to_date(self._repository.root, unfinished):
+            stage = item.bound.address
+            if stage in ran:
+                continue
+            run = self._maker(item)
+            links[f"lockstep.cached.{stage}"] = run
+            rows.append(f"| {stage} | up to date | {self._link(run)} |")
+            if stage not in cursor.measured:
+                self._measure_cached(item, group, cursor)
+                cursor.measured.append(stage)
+        note = "\n".join(["| stage | outcome | run |", "| --- | --- | --- |", *rows])
+        self._store.set_tags(cursor.run_id, {"mlflow.note.content": note, **links})
+
+    def _measure_cached(self, item: UpToDate, group: Group, cursor: ParentCursor) -> None:
+        values = atomic.read_json(self._repository.root / item.bound.metrics) or {}
+        iteration = item.bound.key if "@" in item.bound.address else None
+        # The time is the invocation's, so that a repeated call sends the very same point.
+        at = min(map(started_at, group.entries))
+        self._log(item.bound.stage.name, iteration, numbers(values), at, cursor)
+
+    def _maker(self, item: UpToDate) -> str | None:
+        """The run that made these outputs, in this clone's ledger or in one that MLflow knows."""
+        for entry in reversed(Ledger(self._repository.jobs).entries()):
+            record = entry.record if entry.stage == item.bound.address else None
+            if record and record["outs"] == item.outs:
+                cursor = StageCursor.of(entry)
+                if cursor.run_id and cursor.store == self._store.address:
+                    return cursor.run_id
+        tags = {f"lockstep.out.{path}": digest for path, digest in item.outs.items()}
+        return self._store.find_run({"lockstep.address": item.bound.address, **tags})
+
+    def _link(self, run: str | None) -> str:
+        return f"[{run}]({self._store.fragment(run)})" if run else "not in this MLflow"
+
+    def _index(self, iteration: str | None) -> int:
+        """The iteration's place in params.yaml, from 1; what has none is at 0, before the first."""
+        if iteration is None:
+            return 0
+        try:
+            names = list(load_params(self._repository.root).rl.iterations)
+        except LockstepError:
+            names = []
+        if iteration in names:
+            return names.index(iteration) + 1
+        digits = re.search(r"\d+$", iteration)
+        return int(digits[0]) if digits else len(names) + 1
+
+
+def _tags(group: Group, entry: Entry) -> dict[str, str | None]:
+    return {
+        "mlflow.source.name": "lockstep",
+        "mlflow.source.git.commit": entry.info.get("git_commit"),
+        "lockstep.invocation": group.id,
+        "lockstep.git_commit": entry.info.get("git_commit"),
+        "lockstep.dvc_experiment": entry.info.get("experiment"),
+    }
+
+
+def _failed(states: dict[Entry, State]) -> bool:
+    """Whether it is settled by now that this does not end well."""
+    ended = [state for state in states.values() if not state.alive]
+    return len(ended) == len(states) and _worst(ended) not in ("FINISHED",)
+
+
+def _worst(states: list[State]) -> str:
+    found = {status_of(state) for state in states if state is not State.NEW}
+    return next((s for s in ("RUNNING", "FAILED", "KILLED") if s in found), "FINISHED")
