@@ -42,7 +42,7 @@ def remove(path: Path) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Make `target` a second name for the file or folder `source`; copies where links cannot be made."""
+    """Make `target` a second name for a file or folder; a copy where links cannot be made."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, copy_function=_link_or_copy)

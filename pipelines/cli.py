@@ -1,4 +1,4 @@
-"""The command `lockstep`. Parses, dispatches, and prints errors without tracebacks; imports late."""
+"""The command `lockstep`: parses, dispatches, prints errors without tracebacks; imports late."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     def add_json(command: argparse.ArgumentParser) -> None:
-        command.add_argument("--json", action="store_true", help="for programs: JSON instead of text")
+        command.add_argument("--json", action="store_true", help="JSON, for programs")
 
     plan = add("plan", _plan, "Say what would run, why it is stale, and on which resources.")
     plan.add_argument("targets", nargs="*", help="stages to bring up to date (default: report)")
@@ -116,7 +116,8 @@ def _plan(arguments: argparse.Namespace) -> None:
     for stage in stale:
         how = "restore" if stage.cached else "run"
         reasons = ", ".join(stage.reasons[:3]) + (", ..." if len(stage.reasons) > 3 else "")
-        print(f"{how:<8}{stage.address:<{width}}  {_describe(resources[stage.address]):<22}  {reasons}")
+        where = _describe(resources[stage.address])
+        print(f"{how:<8}{stage.address:<{width}}  {where:<22}  {reasons}")
     fresh = len(plan) - len(stale)
     print(f"{len(stale)} to run with profile {name}, {fresh} up to date")
 

@@ -1,6 +1,7 @@
 """The code version of a stage: the files of `stages/` that it imports, directly or not.
 
-dvc.yaml lists the same files as dependencies, so DVC reruns a stage when its code changes and only then.
+dvc.yaml lists the same files as dependencies, so DVC reruns a stage when its code changes and only
+then.
 """
 
 import ast
@@ -43,6 +44,6 @@ def _imports(path: Path, package: str) -> list[str]:
 
 
 def _file_of(root: Path, module: str) -> str | None:
-    """The file behind a module name. Package `__init__` files hold docstrings only and do not count."""
+    """The file behind a module; package `__init__` files hold docstrings only and do not count."""
     path = Path(*module.split(".")).with_suffix(".py")
     return path.as_posix() if (root / path).is_file() else None

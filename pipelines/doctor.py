@@ -92,7 +92,9 @@ def _files(repository: Repository) -> Iterator[Finding]:
         yield Finding("params.yaml", False, str(error), "mend the file; see docs/params.md")
     for path in sorted((repository.root / "slurm_profiles").glob("*.yaml")):
         try:
-            yield Finding(f"profile {path.stem}", True, load_profile(repository.root, path.stem).description)
+            yield Finding(
+                f"profile {path.stem}", True, load_profile(repository.root, path.stem).description
+            )
         except LockstepError as error:
             yield Finding(f"profile {path.stem}", False, str(error), "mend the file")
 
@@ -136,7 +138,9 @@ def _slurm(_: Repository) -> Iterator[Finding]:
         yield Finding("slurm", True, "no sbatch here: profiles with `executor: slurm` only render")
         return
     done = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False)
-    yield Finding("slurm", done.returncode == 0, done.stdout.strip() or done.stderr.strip(), "see sinfo")
+    yield Finding(
+        "slurm", done.returncode == 0, done.stdout.strip() or done.stderr.strip(), "see sinfo"
+    )
 
 
 def render(findings: list[Finding]) -> str:

@@ -1,7 +1,7 @@
-"""Who runs a job: a process of its own, this process, or Slurm. Each submits an attempt and can cancel it.
+"""Who runs a job: a process of its own, this process, or Slurm.
 
-Only the submission differs. How a job fares is read off the ledger, so a driver that comes back after a
-death waits for a job that another process submitted exactly as for its own.
+Only the submission differs. How a job fares is read off the ledger, so a driver that comes back
+after a death waits for a job that another process submitted exactly as for its own.
 """
 
 import os
@@ -121,7 +121,7 @@ def render_sbatch(stage: str, folder: Path, resources: Resources) -> str:
 
 @contextmanager
 def _ignored_interrupts() -> Iterator[None]:
-    """Start children that a Ctrl-C in the terminal does not reach: the driver decides what it means."""
+    """Start children that a Ctrl-C in the terminal does not reach; the driver passes it on."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

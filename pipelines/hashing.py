@@ -1,7 +1,8 @@
-"""Content hashes as DVC computes them, so that a spec, a record and dvc.lock speak of the same thing.
+"""Content hashes as DVC computes them: spec, record and dvc.lock speak of the same thing.
 
-A file is its md5. A folder is the md5 of the sorted list of its files' hashes and relative paths, with
-`.dir` behind it. Hashes of files are remembered by (size, mtime, inode), because models are large.
+A file is its md5. A folder is the md5 of the sorted list of its files' hashes and relative paths,
+with `.dir` behind it. Hashes of files are remembered by (size, mtime, inode), because models are
+large.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ _IGNORED = {"__pycache__"}
 
 
 class HashCache:
-    """Remembers file hashes between commands, in one JSON file. Losing it costs time, nothing else."""
+    """Remembers file hashes between commands, in one JSON file; losing it costs only time."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path

@@ -33,7 +33,10 @@ class Invocation:
     def export(self) -> dict[str, str]:
         """Variables that tell the stages below which invocation they belong to, and who runs it."""
         me = psutil.Process()
-        return {VARIABLE: f"{self.id} {self.command}", RUNNER_VARIABLE: f"{me.pid} {me.create_time()}"}
+        return {
+            VARIABLE: f"{self.id} {self.command}",
+            RUNNER_VARIABLE: f"{me.pid} {me.create_time()}",
+        }
 
 
 def new_invocation(command: str) -> Invocation:

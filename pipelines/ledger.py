@@ -1,12 +1,13 @@
-"""The job ledger: one folder for each thing that was ever asked to be computed, under `.lockstep/jobs`.
+"""The job ledger: a folder under `.lockstep/jobs` for each thing ever asked to be computed.
 
     <stage>/<fingerprint>-<number>/     an entry: one chain of attempts at one spec
         spec.json                       what to compute
         entry.json                      who asked, when, at which commit
         attempts/001/                   one submission: logs, launch.json, worker.json, result.json
-        scratch/ metrics.jsonl progress.json tables/      what the stage keeps and says, over all attempts
+        scratch/                        what the stage needs to go on, over all attempts
+        metrics.jsonl progress.json tables/       what the stage says, over all attempts
         out/                            the outputs, complete, until DVC has recorded them
-        record.json                     what came out, with hashes, host, times: the end of the chain
+        record.json                     what came out, with hashes, host and times: the end
 
 The state of a job is never stored, it is read off these files and off the lock that a living worker
 holds. Each file has one writer. So nothing has to be repaired after a death, and `status` needs no
@@ -96,7 +97,7 @@ class Attempt:
         return sorted(self.folder.glob("*_log.out")) + sorted(self.folder.glob("*_log.err"))
 
     def _may_still_start(self) -> bool:
-        """Whether the submitted process lives or, where nobody noted it, the submission is recent."""
+        """Whether the submitted process lives or, where none is noted, was submitted just now."""
         launch = self.launch or {}
         if "pid" in launch:
             return process_lives(launch["pid"], launch["pid_started"])
@@ -188,7 +189,7 @@ class Ledger:
 
 @contextmanager
 def hold_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold an advisory lock that ends with this process, whatever ends it. Yields whether it is held."""
+    """Hold a lock that ends with this process, whatever ends it; yields whether it is held."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:

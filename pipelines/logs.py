@@ -9,10 +9,12 @@ from pipelines.repository import Repository
 from stages.contracts.catalog import STAGES
 
 POLL_S = 0.3
+LAUNCHER_PREFIX = "submitit "
+"""What submitit says of itself, which nobody who looks for a stage's words wants to read."""
 
 
 def show_logs(
-    repository: Repository, stage: str, write: Callable[[str], None], *, follow: bool = False
+    repository: Repository, stage: str, write: Callable[[str], object], *, follow: bool = False
 ) -> None:
     """Write the logs of the stage's newest job; with `follow`, go on until it has ended."""
     entry = Ledger(repository.jobs).latest(stage).get(stage)
@@ -29,11 +31,13 @@ def show_logs(
         time.sleep(POLL_S)
 
 
-def _write_new(attempt: Attempt, written: dict[str, int], write: Callable[[str], None]) -> None:
+def _write_new(attempt: Attempt, written: dict[str, int], write: Callable[[str], object]) -> None:
     for path in attempt.logs():
         with path.open(errors="replace") as file:
             file.seek(written.get(str(path), 0))
             if not written.get(str(path)):
                 write(f"==> attempt {attempt.number}, {path.name}\n")
-            write(file.read())
+            write(
+                "".join(line for line in file.readlines() if not line.startswith(LAUNCHER_PREFIX))
+            )
             written[str(path)] = file.tell()

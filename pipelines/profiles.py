@@ -1,4 +1,4 @@
-"""slurm_profiles/*.yaml: where and on what a stage runs. Execution, never identity: nothing here is hashed.
+"""slurm_profiles/*.yaml: where and on what a stage runs. Execution, so nothing here is hashed.
 
 A profile has defaults and overrides for single stages. It is chosen by `--profile NAME` or
 LOCKSTEP_PROFILE; without either it is `local`.
@@ -30,7 +30,7 @@ class ExecutorKind(StrEnum):
 
 
 class Resources(Section):
-    """What one stage gets. Fields with a #SBATCH flag mean the same without Slurm where they can."""
+    """What one stage gets. In parentheses: the #SBATCH flag that a field becomes."""
 
     nodes: int = Field(default=1, ge=1)
     """Machines (--nodes)."""
@@ -65,7 +65,7 @@ class Resources(Section):
     signal_lead_seconds: int = Field(default=90, ge=1)
     """How long before the end of its time the stage is told to save (--signal)."""
     setup: list[str] = Field(default_factory=list)
-    """Shell lines before the stage starts: modules, a virtual environment. Any failing line fails the job."""
+    """Shell lines before the stage (modules, venv); a failing line fails the job (no flag)."""
     container: str | None = None
     """Words put before the job's command, such as `apptainer exec --nv image.sif` (no flag)."""
     extra: dict[str, str | int | bool] = Field(default_factory=dict)
@@ -75,7 +75,7 @@ class Resources(Section):
     device: str = "cpu"
     """Where tensors live: cpu or cuda (no flag)."""
     micro_batch: int = Field(default=64, ge=1)
-    """Sequences in one forward pass; changes speed and memory, never a result beyond rounding (no flag)."""
+    """Sequences in one forward pass; changes no result beyond rounding (no flag)."""
     checkpoint_seconds: float = Field(default=30.0, gt=0)
     """Most seconds of work that a kill may cost (no flag)."""
 
@@ -94,7 +94,7 @@ class Profile(Section):
     """One file of slurm_profiles/."""
 
     executor: ExecutorKind = Field(strict=False)
-    """`local`: a process of its own. `debug`: this very process, breakpoints work. `slurm`: sbatch."""
+    """`local`: a process of its own; `debug`: this process, breakpoints work; `slurm`: sbatch."""
     description: str = ""
     """One line that says what the profile is for."""
     parallel: int = Field(default=1, ge=1)

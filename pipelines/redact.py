@@ -1,4 +1,4 @@
-"""Secrets of the environment stay there: every text that leaves a process passes through `redact`."""
+"""Secrets of the environment stay there: text that leaves a process passes through `redact`."""
 
 import os
 import re

@@ -35,7 +35,7 @@ class Repository:
 
     @property
     def shared_home(self) -> Path:
-        """State that outlives a clone: `dvc exp run --temp` and `--queue` work in a clone inside `.dvc/tmp`."""
+        """State that outlives a clone: `dvc exp run --temp` works in one inside `.dvc/tmp`."""
         parts = self.root.parts
         for index in range(len(parts) - 2):
             if parts[index : index + 2] == (".dvc", "tmp"):

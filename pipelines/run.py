@@ -1,8 +1,8 @@
 """`lockstep run`: the stale stages, in parallel where the graph allows it, each through DVC.
 
-Each stage is `dvc repro --single-item`, so DVC alone decides what is computed, restored or left, and
-records it. A stage starts when all before it are done. The first failure stops further starts; what
-runs is waited for. Ctrl-C and SIGTERM cancel what runs.
+Each stage is `dvc repro --single-item`, so DVC alone decides what is computed, restored or left,
+and records it. A stage starts when all before it are done. The first failure stops further starts;
+what runs is waited for. Ctrl-C and SIGTERM cancel what runs.
 """
 
 import os
@@ -62,11 +62,13 @@ def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: boo
         console.line(f"{stale} of {len(plan)} stages to run, profile {name}: {profile.description}")
         started = time.time()
         PipelineRun(repository, name, profile, console, lock).run(plan)
-        console.line(f"all {len(plan)} stages are up to date, after {seconds(time.time() - started)}")
+        console.line(
+            f"all {len(plan)} stages are up to date, after {seconds(time.time() - started)}"
+        )
 
 
 def dvc_command(stage: str) -> list[str]:
-    """How one stage is run: by DVC, which waits for its lock instead of giving up after 3 seconds."""
+    """How one stage is run: by DVC, which waits for its lock instead of giving up on it."""
     return [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
 
 
@@ -109,7 +111,10 @@ class PipelineRun:
         """Bring every stale stage of the plan up to date, or raise with what failed."""
         stale = {stage.address: stage for stage in plan if stage.stale}
         sorter = TopologicalSorter(
-            {address: [up for up in stage.upstream if up in stale] for address, stage in stale.items()}
+            {
+                address: [up for up in stage.upstream if up in stale]
+                for address, stage in stale.items()
+            }
         )
         sorter.prepare()
         ready: list[str] = []
@@ -121,7 +126,9 @@ class PipelineRun:
         try:
             while sorter.is_active() or self.running:
                 ready += sorter.get_ready()
-                while ready and len(self.running) < self.profile.parallel and not self._ending(failed):
+                while (
+                    ready and len(self.running) < self.profile.parallel and not self._ending(failed)
+                ):
                     self._start(ready.pop(0))
                 if not self.running:
                     break
@@ -142,7 +149,9 @@ class PipelineRun:
                 "run the same command to go on from there"
             )
         if failed:
-            raise LockstepError(f"failed: {', '.join(failed)}; mend the cause and run the same command")
+            raise LockstepError(
+                f"failed: {', '.join(failed)}; mend the cause and run the same command"
+            )
 
     def _ending(self, failed: list[str]) -> bool:
         return bool(failed or self.interrupted)
@@ -182,9 +191,8 @@ class PipelineRun:
         entry = self.ledger.latest(address).get(address)
         if job.process.returncode == 0:
             self.finished += 1
-            self.console.line(
-                f"[{self.finished:>{len(str(total))}}/{total}] {address}: {self._outcome(entry, job)} ({taken})"
-            )
+            count = f"[{self.finished:>{len(str(total))}}/{total}]"
+            self.console.line(f"{count} {address}: {self._outcome(entry, job)} ({taken})")
             return True
         state = entry.state() if entry else None
         if self.interrupted or state is State.CANCELLED:

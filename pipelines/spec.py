@@ -1,7 +1,8 @@
-"""The spec of a stage: all that bears its identity, in one JSON file. Nothing else crosses the planes.
+"""The spec of a stage: all that bears its identity, and all that crosses the planes.
 
-The fingerprint is a hash over the spec. Equal fingerprints mean equal outputs, so a job is found again
-by it after any death. How the job runs (threads, device, paths) is kept apart, in `Execution`.
+The fingerprint is a hash over the spec. Equal fingerprints mean equal outputs, so a job is found
+again by it after any death. How the job runs (threads, device, paths) is kept apart, in
+`Execution`.
 """
 
 import hashlib
@@ -68,7 +69,9 @@ def make_spec(root: Path, bound: BoundStage, hashes: HashCache) -> Spec:
         key=bound.key,
         config=bound.config.model_dump(mode="json", by_alias=True),
         code=code_version(root, bound.stage.module),
-        inputs={name: Artifact(path, hashes.of(root / path)) for name, path in bound.inputs.items()},
+        inputs={
+            name: Artifact(path, hashes.of(root / path)) for name, path in bound.inputs.items()
+        },
         outs=dict(bound.outs),
         metrics=bound.metrics,
     )

@@ -1,7 +1,7 @@
 """The driver of one stage: what dvc.yaml's commands run.
 
-It fixes the stage's identity, finds or submits the job, waits, and publishes. It may be killed at any
-moment; run again, it finds the job by its fingerprint and goes on from there.
+It fixes the stage's identity, finds or submits the job, waits, and publishes. It may be killed at
+any moment; run again, it finds the job by its fingerprint and goes on from there.
 """
 
 import os
@@ -17,6 +17,7 @@ from pipelines.executors import Executor, make_executor, render_sbatch
 from pipelines.hashing import HashCache
 from pipelines.invocation import current_invocation, dvc_ancestor, runner_lives
 from pipelines.ledger import Attempt, Entry, Ledger, State
+from pipelines.logs import LAUNCHER_PREFIX
 from pipelines.params import load_params
 from pipelines.processes import process_lives
 from pipelines.profiles import ExecutorKind, Resources, load_profile, profile_name
@@ -25,6 +26,7 @@ from pipelines.repository import Repository
 from pipelines.shipper import start_shipper
 from pipelines.spec import make_spec
 from stages.contracts.catalog import BoundStage, bind, bind_all
+from stages.contracts.params import Params
 
 POLL_S = 0.05
 LOG_TAIL = 20
@@ -53,7 +55,7 @@ def run_stage(address: str, profile: str | None = None) -> None:
         "profile": chosen,
         "root": str(repository.root),
         "resources": loaded.resources(bound.stage.name).model_dump(mode="json"),
-        "graph": _upstream_graph(repository.root, params) if bound.stage.wants_graph else [],
+        "graph": _graph_before(bound, repository.root, params) if bound.stage.wants_graph else [],
     }
     start_shipper(repository)
     console = Console()
@@ -92,7 +94,7 @@ def _drive(console: Console, executor: Executor, entry: Entry, launch: dict[str,
 
 
 def _submit(executor: Executor, attempt: Attempt, launch: dict[str, Any]) -> None:
-    """The worker reads launch.json, so it is there before the job; who runs it is known only after."""
+    """The worker reads launch.json, so it comes before the job; the job's id comes after."""
     launch = {**launch, "time": time.time()}
     atomic.write_json(attempt.folder / "launch.json", launch)
     submitted = executor.submit(attempt, Resources.model_validate(launch["resources"]))
@@ -113,7 +115,7 @@ def render_stage(address: str, profile: str | None = None) -> str:
     )
 
 
-def _bind(address: str, params: Any) -> BoundStage:
+def _bind(address: str, params: Params) -> BoundStage:
     try:
         return bind(address, params)
     except ValueError as error:
@@ -128,9 +130,12 @@ def _info(repository: Repository) -> dict[str, Any]:
     }
 
 
-def _upstream_graph(root: Path, params: Any) -> list[dict[str, Any]]:
-    """Every node with the stages before it and the hashes dvc.lock gives its outputs."""
-    recorded = recorded_outs(root)
+def _graph_before(bound: BoundStage, root: Path, params: Params) -> list[dict[str, Any]]:
+    """Every node with the stages before it and the hashes dvc.lock gives its outputs.
+
+    The stage's own hash there, if any, is of an earlier run and would make its output depend on it.
+    """
+    recorded = {**recorded_outs(root), bound.address: {}}
     nodes = bind_all(params)
     maker = {path: node.address for node in nodes for path in (*node.outs.values(), node.metrics)}
     graph = []
@@ -179,7 +184,7 @@ class Interrupts:
 
     @classmethod
     def caught(cls, *, unless: bool) -> "Interrupts":
-        """From here on, unless the job is this very process, where Ctrl-C should reach the debugger."""
+        """From here on, unless the job is this process and Ctrl-C should reach the debugger."""
         interrupts = cls()
         for number in () if unless else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, interrupts._receive)
@@ -212,7 +217,7 @@ def tail(attempt: Attempt, lines: int = LOG_TAIL) -> str:
         line
         for path in sorted(attempt.folder.glob("*_log.err"))
         for line in path.read_text(errors="replace").splitlines()
-        if not line.startswith("submitit ")
+        if not line.startswith(LAUNCHER_PREFIX)
     ]
     return "".join(f"  | {line}\n" for line in written[-lines:])
 

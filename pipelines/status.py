@@ -1,4 +1,4 @@
-"""How every stage fares, read off the ledger: works while DVC holds its locks, imports no server's client."""
+"""How every stage fares, read off the ledger, so that it works while DVC holds its locks."""
 
 import time
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""YAML files that people write, read strictly: an error names the file, the line, the key and the remedy."""
+"""YAML that people write, read strictly: errors name file, line, key and remedy."""
 
 import difflib
 import types
@@ -31,7 +31,7 @@ def load_model(path: Path, model: type[Model]) -> Model:
 def load_yaml(path: Path, *, pure: bool = True) -> dict[str, Any]:
     """The file as a mapping, by YAML 1.2 (so 1e-3 is a number), duplicate keys refused.
 
-    The pure loader explains mistakes better, the other one is faster: for files that programs write.
+    The pure loader explains mistakes better; the other is faster, for files programs write.
     """
     try:
         values = YAML(typ="safe", pure=pure).load(path.read_text())

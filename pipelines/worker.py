@@ -1,7 +1,7 @@
 """The job's side: run one attempt at a stage, from its folder alone.
 
-The outputs are written aside and renamed as a whole at the end. Whatever happens, `result.json` says
-how it ended; where even that is missing, the lock `alive` is free and the worker died.
+The outputs are written aside and renamed as a whole at the end. Whatever happens, `result.json`
+says how it ended; where even that is missing, the lock `alive` is free and the worker died.
 """
 
 import importlib
@@ -14,8 +14,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,18 @@ def _run(attempt: Attempt) -> dict[str, Any]:
     spec = entry.spec
     launch = attempt.launch or {}
     context = _context(entry, spec, launch)
-    # The launcher's own protocol ignores SIGTERM; a stage saves its scratch and ends.
-    restore = _on_terminate(context.request_stop)
     print(f"{spec.stage}: attempt {attempt.number} on {socket.gethostname()}", flush=True)
     outcome: dict[str, Any]
     try:
-        outs = _compute(entry, spec, context, Path(launch["root"]))
+        with _terminate_calls(context.request_stop):
+            outs = _compute(entry, spec, context, Path(launch["root"]))
         outcome = {"state": State.COMPLETED, "outs": outs}
     except (Stopped, KeyboardInterrupt):
-        outcome = {"state": State.CANCELLED, "error": "stopped at a step boundary", "retryable": True}
+        outcome = {
+            "state": State.CANCELLED,
+            "error": "stopped at a step boundary",
+            "retryable": True,
+        }
     except StageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         outcome = {"state": State.FAILED, "error": redact(str(error)), "retryable": False}
@@ -74,8 +77,6 @@ def _run(attempt: Attempt) -> dict[str, Any]:
             "error": redact(f"{type(error).__name__}: {error}"),
             "retryable": isinstance(error, OSError),
         }
-    finally:
-        restore()
     return {**outcome, "started": started, "ended": time.time(), "environment": _environment()}
 
 
@@ -116,13 +117,14 @@ def _compute(entry: Entry, spec: Spec, context: Context, root: Path) -> dict[str
     return found
 
 
-def _on_terminate(request_stop: Callable[[], None]) -> Callable[[], None]:
-    """Make SIGTERM ask for a stop, where this is the main thread; returns what undoes it."""
+@contextmanager
+def _terminate_calls(request_stop: Callable[[], None]) -> Iterator[None]:
+    """Make SIGTERM ask for a stop: submitit ignores it, a stage saves its scratch and ends."""
+    before = signal.signal(signal.SIGTERM, lambda *_: request_stop())
     try:
-        before = signal.signal(signal.SIGTERM, lambda *_: request_stop())
-    except ValueError:
-        return lambda: None
-    return lambda: signal.signal(signal.SIGTERM, before) and None
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _environment() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a stage may use of the world besides its inputs: seed, scratch, progress, metrics, stopping.
 
-A stage is `run(config, inputs, out, ctx) -> metrics`. It reads only `inputs`, writes only `out`, keeps
-resume state only in `ctx.scratch`, draws randomness only from `ctx.seed`, and asks
+A stage is `run(config, inputs, out, ctx) -> metrics`. It reads only `inputs`, writes only `out`,
+keeps resume state only in `ctx.scratch`, draws randomness only from `ctx.seed`, and asks
 `ctx.should_stop()` at step boundaries. Everything it says about itself goes through append-only
 files that somebody else reads: a job opens no database.
 """
@@ -64,7 +64,7 @@ class Context:
         return self._stop[0]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one step's metrics. A step is logged once; `resume_at` drops those past a checkpoint."""
+        """Append one step's metrics, once a step; `resume_at` drops those past a checkpoint."""
         row = {"step": step, "time": time.time(), "metrics": dict(metrics)}
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")

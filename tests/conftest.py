@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Clone:
-    """A copy of the working tree in a repository of its own, and the commands a user would type there."""
+    """A copy of the working tree in a repository of its own, and the commands a user types."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -44,7 +44,9 @@ class Clone:
             start_new_session=True,
         )
 
-    def run(self, *words: str, check: bool = True, **extra: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, check: bool = True, **extra: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; `check` fails the test with its output."""
         done = subprocess.run(
             words,
@@ -134,7 +136,7 @@ def copy_tree(target: Path) -> Clone:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Iterator[Clone]:
-    """A fresh clone with the repository's own params; whatever still runs there at the end is killed."""
+    """A fresh clone with the shipped params; whatever still runs there at the end is killed."""
     clone = copy_tree(tmp_path / "clone")
     yield clone
     for process in clone.processes():

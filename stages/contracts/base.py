@@ -1,9 +1,9 @@
 """What a stage promises, in a form that both planes can import: no torch, no dvc.
 
 A `Stage` names its inputs, outputs and the params that bear its identity. Paths are templates over
-the stage's *binding*: `key` (the iteration, or the policy that is evaluated), `policy` (the parent of
-that iteration) and `reward` (the reward source). dvc.yaml says the same in DVC's own words, and a
-test holds the two together.
+the stage's *binding*: `key` (the iteration, or the policy that is evaluated), `policy` (the parent
+of that iteration) and `reward` (the reward source). dvc.yaml says the same in DVC's own words, and
+a test holds the two together.
 """
 
 from collections.abc import Mapping

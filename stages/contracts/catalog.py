@@ -43,7 +43,11 @@ class BoundStage:
     @property
     def address(self) -> str:
         """The stage's name as DVC spells it: `sft`, `rollout@iter_001`."""
-        return f"{self.stage.name}@{self.key}" if self.stage.over is Over.ITERATIONS else self.stage.name
+        return (
+            f"{self.stage.name}@{self.key}"
+            if self.stage.over is Over.ITERATIONS
+            else self.stage.name
+        )
 
 
 def bind(address: str, params: Params) -> BoundStage:

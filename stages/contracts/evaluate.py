@@ -1,4 +1,4 @@
-"""evaluate: a policy on the held-out prompts. The SFT policy and each iteration's are measured alike."""
+"""evaluate: a policy on the held-out prompts, the SFT policy and each iteration's alike."""
 
 from collections.abc import Mapping
 

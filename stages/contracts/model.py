@@ -11,14 +11,14 @@ class ModelParams(Section):
     """The base model: built small from these numbers, or read from a folder."""
 
     source: Literal["build", "folder"] = "build"
-    """`build` makes a small Llama-style model from the sizes below; `folder` reads `model.folder`."""
+    """`build` makes a small Llama-style model of the sizes below; `folder` reads `folder`."""
     folder: str = "models"
     """A Hugging Face folder with config, weights and tokenizer, used when `source` is `folder`."""
     hidden_size: int = 128
     """Width of the built model."""
     intermediate_size: int = 256
     """Width of the built model's feed-forward layers."""
-    num_layers: int = 3
+    num_layers: int = 2
     """Number of layers of the built model."""
     num_heads: int = 2
     """Number of attention heads of the built model."""

@@ -24,7 +24,7 @@ class PolicyUpdateParams(Section):
     value_clip: float = Field(default=0.2, gt=0)
     """Values move at most this far from the old ones in one iteration's loss (PPO)."""
     kl_coef: float = Field(default=0.02, ge=0)
-    """Weight of the KL penalty against the SFT policy: in the reward for PPO, in the loss for GRPO."""
+    """Weight of the KL penalty against SFT: in the reward for PPO, in the loss for GRPO."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount of rewards, token by token (PPO)."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
@@ -34,7 +34,7 @@ class PolicyUpdateParams(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
     max_logprob_gap: float = Field(default=0.05, gt=0)
-    """Most mean absolute difference between sampler and trainer log-probs; past it, the update stops."""
+    """Most mean difference of sampler and trainer log-probs; past it, the update stops."""
     max_kl: float = Field(default=2.0, gt=0)
     """Most KL from the SFT policy (nats per response token, k3); past it, the update stops."""
 

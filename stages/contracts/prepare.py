@@ -12,14 +12,14 @@ class PrepareParams(Section):
     """Where prompts, demonstrations and preference pairs come from."""
 
     source: Literal["arithmetic", "files"] = "arithmetic"
-    """`arithmetic` makes a verifiable task from the seed; `files` reads JSON lines from `folder`."""
+    """`arithmetic` makes a verifiable task from the seed; `files` reads `folder`."""
     folder: str = "data"
     """Folder with demonstrations.jsonl, preferences.jsonl, prompts.jsonl and held_out.jsonl."""
     digits: int = Field(default=2, ge=1, le=4)
     """Most digits of a number in the arithmetic task."""
     demonstrations: int = Field(default=3000, ge=1)
     """Number of demonstrations that SFT learns from."""
-    demonstration_accuracy: float = Field(default=0.5, ge=0, le=1)
+    demonstration_accuracy: float = Field(default=0.65, ge=0, le=1)
     """Share of the demonstrations whose answer is right; the rest carry typical slips."""
     preferences: int = Field(default=3000, ge=1)
     """Number of preference pairs that the reward model learns from."""
@@ -31,7 +31,7 @@ class PrepareParams(Section):
     @model_validator(mode="after")
     def _enough_problems(self) -> "PrepareParams":
         if self.source == "arithmetic":
-            # Problems are unordered pairs of numbers, so that 3+5 held out keeps 5+3 out of training.
+            # Problems are unordered pairs: 3+5 held out keeps 5+3 out of training.
             numbers = 10**self.digits
             distinct = numbers * (numbers + 1) // 2
             if distinct < 4 * self.held_out:

@@ -5,7 +5,7 @@ from stages.contracts.params import Params
 
 
 class ReportConfig(StageConfig, Params):
-    """What report sees of params.yaml: all of it, because it shows what differs from the defaults."""
+    """What report sees of params.yaml: all, because it shows what differs from the defaults."""
 
 
 REPORT = Stage(

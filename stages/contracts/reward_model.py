@@ -9,11 +9,11 @@ from stages.contracts.optimizer import OptimizerParams
 class RewardModelParams(OptimizerParams):
     """Reward-model training (Bradley–Terry)."""
 
-    learning_rate: float = Field(default=1.0e-3, gt=0)
+    learning_rate: float = Field(default=2.0e-3, gt=0)
     """Peak learning rate."""
-    epochs: int = Field(default=4, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over the preference pairs."""
-    batch_size: int = Field(default=64, ge=1)
+    batch_size: int = Field(default=32, ge=1)
     """Pairs in one optimizer step, over all ranks."""
     centre: float = Field(default=0.01, ge=0)
     """Weight of the term that pulls the sum of a pair's two rewards towards zero."""

@@ -37,7 +37,7 @@ class RlParams(Section):
     """The reinforcement-learning loop."""
 
     algorithm: Algorithm = Field(default=Algorithm.PPO, strict=False)
-    """`ppo`: critic, GAE, KL penalty in the reward. `grpo`: group baseline, no critic, KL in the loss."""
+    """`ppo`: critic, GAE, KL in the reward. `grpo`: group baseline, no critic, KL in the loss."""
     reward: Reward = Field(default=Reward.REWARD_MODEL, strict=False)
     """`reward_model`: the trained reward model. `verifier`: 1 for a right answer, 0 otherwise."""
     iterations: dict[str, Iteration] = Field(

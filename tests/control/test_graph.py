@@ -57,7 +57,9 @@ def test_each_iteration_follows_its_parent() -> None:
 
 def test_the_report_waits_for_every_evaluation() -> None:
     graph = read_graph(ROOT)
-    assert {"evaluate_sft", "evaluate@iter_001", "evaluate@iter_003"} <= set(graph["report"].upstream)
+    assert {"evaluate_sft", "evaluate@iter_001", "evaluate@iter_003"} <= set(
+        graph["report"].upstream
+    )
 
 
 def test_no_job_of_the_loop_needs_more_than_two_models() -> None:

@@ -10,7 +10,9 @@ from pipelines.hashing import HashCache
 
 
 def dvc(folder: Path, *words: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", *words], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "dvc", *words], cwd=folder, check=True, capture_output=True
+    )
 
 
 def test_files_and_folders_hash_as_dvc_does(tmp_path: Path) -> None:

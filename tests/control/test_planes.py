@@ -23,7 +23,10 @@ def modules_after(statement: str) -> set[str]:
 
 
 def command(*words: str) -> str:
-    return f"import sys, io, contextlib\nfrom pipelines.cli import main\nwith contextlib.redirect_stdout(io.StringIO()): main({list(words)})"
+    return (
+        "import contextlib, io\nfrom pipelines.cli import main\n"
+        f"with contextlib.redirect_stdout(io.StringIO()): main({list(words)})"
+    )
 
 
 @pytest.mark.parametrize("words", [("status",), ("plan",)])

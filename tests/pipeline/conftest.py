@@ -1,4 +1,4 @@
-"""One tiny pipeline, run once by `dvc repro` with the real stages, and copies of its clone to try things in."""
+"""One tiny pipeline, run once by `dvc repro` with the real stages, and copies to try things in."""
 
 import importlib.util
 import shutil
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 _spec = importlib.util.spec_from_file_location("clones", Path(__file__).parents[1] / "conftest.py")
-assert _spec and _spec.loader
+assert _spec is not None
+assert _spec.loader is not None
 clones: Any = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(clones)
 

@@ -45,7 +45,10 @@ def test_repro_ran_every_stage_once_and_a_second_one_runs_nothing(finished: Any)
         ({"reward_model__centre": 0.5}, EVERYTHING - {"prepare", "sft", "rollout@iter_001"}),
         ({"rollout__samples": 3}, LOOP | {"report"}),
         ({"rollout__temperature": 0.5}, LOOP | {"evaluate_sft", "report"}),
-        ({"policy_update__kl_coef": 0.5}, {"policy_update@iter_001", "evaluate@iter_001", "report"}),
+        (
+            {"policy_update__kl_coef": 0.5},
+            {"policy_update@iter_001", "evaluate@iter_001", "report"},
+        ),
         ({"evaluate__samples": 2}, {"evaluate_sft", "evaluate@iter_001", "report"}),
         ({"report__samples": 1}, {"report"}),
     ],
@@ -115,7 +118,9 @@ def test_single_item_reruns_one_stage_when_forced(finished: Any) -> None:
 
 def test_the_debug_profile_runs_a_stage_in_the_process_dvc_started(finished: Any) -> None:
     lock = (finished.root / "dvc.lock").read_bytes()
-    finished.run("dvc", "repro", "--single-item", "--force", "score@iter_001", LOCKSTEP_PROFILE="debug")
+    finished.run(
+        "dvc", "repro", "--single-item", "--force", "score@iter_001", LOCKSTEP_PROFILE="debug"
+    )
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 

@@ -60,7 +60,9 @@ def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def assert_nothing_half_written(clone: Any) -> None:
     until(lambda: not workers(clone), what="no process left in the clone")
     assert not (clone.root / "artifacts/policies/sft/model").exists()
-    leftovers = [path for path in (clone.root / "artifacts").rglob(".*") if path.name != ".gitignore"]
+    leftovers = [
+        path for path in (clone.root / "artifacts").rglob(".*") if path.name != ".gitignore"
+    ]
     assert leftovers == []
     assert status(clone)["state"] == "cancelled"
 
@@ -85,7 +87,9 @@ def test_ctrl_c_in_lockstep_run_cancels_the_job(long_sft: Any) -> None:
     assert_nothing_half_written(long_sft)
 
 
-@pytest.mark.parametrize("command", [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")])
+@pytest.mark.parametrize(
+    "command", [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")]
+)
 def test_kill_of_the_driver_leaves_no_job(long_sft: Any, command: tuple[str, ...]) -> None:
     driver = long_sft.start(*command)
     training(long_sft)
@@ -111,7 +115,9 @@ def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -
     assert (finished.root / "dvc.lock").read_text() == undisturbed
 
 
-def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(finished: Any) -> None:
+def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(
+    finished: Any,
+) -> None:
     finished.set_params(sft__epochs=60)
     driver = finished.start("lockstep", "run", "sft")
     before = training(finished)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,9 +44,7 @@ def test_a_row_without_a_needed_column_is_named_by_file_and_line(tiny_clone: Any
     assert not (tiny_clone.root / "artifacts/base").exists()
 
 
-def test_a_full_disk_fails_the_stage_and_leaves_nothing_half_written(
-    finished: Any, tmp_path: Path
-) -> None:
+def test_a_full_disk_fails_the_stage_and_leaves_nothing_half_written(finished: Any) -> None:
     """A file size limit stands in for the disk: the kernel refuses the write in the same place."""
     lock = (finished.root / "dvc.lock").read_bytes()
     command = "ulimit -f 24; exec dvc repro --single-item --force sft"
@@ -72,7 +69,10 @@ def test_an_mlflow_server_that_is_down_does_not_stop_the_run(finished: Any) -> N
 def test_secrets_of_the_environment_reach_nothing(finished: Any) -> None:
     secrets = {"HF_TOKEN": SECRET, "SOME_PASSWORD": SECRET + "x", "WANDB_API_KEY": SECRET + "y"}
     path = finished.root / "stages/report.py"
-    leak = "\nimport os\nprint('leak', os.environ['HF_TOKEN'])\nraise OSError(os.environ['SOME_PASSWORD'])\n"
+    leak = (
+        "\nimport os\nprint('leak', os.environ['HF_TOKEN'])"
+        "\nraise OSError(os.environ['SOME_PASSWORD'])\n"
+    )
     whole = path.read_text()
     path.write_text(whole + leak)
     failure(finished, "dvc", "repro", "--single-item", "report", **secrets)
