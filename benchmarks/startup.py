@@ -1,0 +1,126 @@
+"""What it costs that each stage is a process: an empty stage under Lockstep beside a bare DVC stage.
+
+In one throwaway repository, in turn and several times over, it times
+  bare      `dvc repro` of a stage whose command is `true`;
+  lockstep  `dvc repro` of `prepare` with its code replaced by one that writes empty outputs.
+The stage prints the time in its first and in its last line, so that the cost splits into what comes
+before the stage and what comes after it. Medians are compared within the run, as machines are noisy.
+
+    python benchmarks/startup.py [--rounds 7] [--write]
+
+`--write` records the result in benchmarks/results/startup.json.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+AIM_S = 3.0
+
+EMPTY_STAGE = """
+import time
+FIRST = time.time()
+from pathlib import Path
+
+def run(config, inputs, out, ctx):
+    for path in out.values():
+        path.write_text("")
+    (Path(ctx.folder) / "lines.txt").write_text(f"{FIRST} {time.time()}")
+    return {"done": 1}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7, help="how often each is timed")
+    parser.add_argument("--write", action="store_true", help="record the result")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        clone = make_clone(Path(folder))
+        rounds = [(time_bare(clone), time_lockstep(clone)) for _ in range(arguments.rounds + 1)][1:]
+    bare = statistics.median(whole for whole, _ in rounds)
+    before = statistics.median(parts[0] for _, parts in rounds)
+    after = statistics.median(parts[1] for _, parts in rounds)
+    whole = statistics.median(sum(parts) for _, parts in rounds)
+    result = {
+        "bare_dvc_stage_s": round(bare, 2),
+        "repro_to_first_line_s": round(before, 2),
+        "last_line_to_exit_s": round(after, 2),
+        "empty_lockstep_stage_s": round(whole, 2),
+        "over_bare_s": round(whole - bare, 2),
+        "ratio": round(whole / bare, 2),
+        "aim_over_bare_s": AIM_S,
+        "rounds": arguments.rounds,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("dvc", "submitit", "pydantic", "mlflow")},
+        },
+    }
+    print(json.dumps(result, indent=2))
+    if arguments.write:
+        path = ROOT / "benchmarks/results/startup.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def make_clone(folder: Path) -> Path:
+    """The working tree with an empty `prepare`, and a dvc.yaml that has one bare stage beside it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    (folder / "stages/prepare.py").write_text(EMPTY_STAGE)
+    graph = folder / "dvc.yaml"
+    graph.write_text(graph.read_text() + "\n  bare:\n    cmd: 'true'\n    deps: [params.yaml]\n")
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "start"]):
+        subprocess.run(
+            ["git", "-c", "user.name=b", "-c", "user.email=b@b", *words], cwd=folder, check=True
+        )
+    return folder
+
+
+def repro(clone: Path, stage: str) -> tuple[float, float]:
+    """Start and end of one forced `dvc repro`."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    start = time.time()
+    subprocess.run(
+        [sys.executable, "-m", "dvc", "repro", "--single-item", "--force", stage],
+        cwd=clone,
+        env={**os.environ, "PATH": path, "MLFLOW_TRACKING_URI": ""},
+        check=True,
+        capture_output=True,
+    )
+    return start, time.time()
+
+
+def time_bare(clone: Path) -> float:
+    start, end = repro(clone, "bare")
+    return end - start
+
+
+def time_lockstep(clone: Path) -> tuple[float, float]:
+    """Seconds before the stage's first line and after its last."""
+    start, end = repro(clone, "prepare")
+    newest = max((clone / ".lockstep/jobs/prepare").glob("*/lines.txt"), key=os.path.getmtime)
+    first, last = map(float, newest.read_text().split())
+    return first - start, end - last
+
+
+if __name__ == "__main__":
+    main()
