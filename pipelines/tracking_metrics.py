@@ -10,7 +10,7 @@ iteration, so two pipeline runs are compared as learning curves.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pipelines.ledger import Entry
 from pipelines.worker import METRICS_OUT
 
 STEP_PREFIX = "step/"
+LARGEST_BATCH = 1000
 _EVALUATIONS = ("evaluate", "evaluate_sft")
 
 
@@ -56,6 +57,24 @@ class MetricsTail:
 
     def keep(self, path: Path, place: tuple[int, int]) -> None:
         self._places[path] = place
+
+    def forget(self, path: Path) -> None:
+        """Read it from its beginning the next time."""
+        self._places.pop(path, None)
+
+
+def batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Whole rows, as many at a time as MLflow takes in one request."""
+    batch: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        if batch and size + len(row["metrics"]) > LARGEST_BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += len(row["metrics"])
+    if batch:
+        yield batch
 
 
 def summary_of(root: Path, entry: Entry) -> dict[str, float]:

@@ -13,7 +13,7 @@ from pipelines.ledger import Entry, Ledger, State
 from pipelines.params import load_params
 from pipelines.repository import Repository
 from pipelines.tracking_cached import UpToDate, up_to_date
-from pipelines.tracking_cursor import Group, ParentCursor, StageCursor, entry_name, states_of
+from pipelines.tracking_cursor import Group, ParentCursor, StageCursor, entry_name
 from pipelines.tracking_metrics import Point, name_above, numbers, summary_of
 from pipelines.tracking_stage import ended_at, flat_params, iteration_of, started_at, status_of
 from stages.contracts.base import Over
@@ -73,7 +73,9 @@ class ParentShipper:
         return cursor.iterations[iteration]
 
     def update(self, group: Group, cursor: ParentCursor) -> None:
-        """Numbers and status, from the entries as they are now."""
+        """Numbers and status, from the entries as they are now; nothing once it is final."""
+        if cursor.final:
+            return
         assert cursor.run_id is not None
         states = {entry: entry.state() for entry in group.entries}
         for entry, state in states.items():
@@ -84,11 +86,11 @@ class ParentShipper:
             done = {entry.spec.name for entry, state in inside.items() if state in _FINISHED}
             over = group.over or done >= _OF_AN_ITERATION
             self._set_status(run, inside, over, cursor)
-        if group.over and not group.waiting:
+        if group.over:
             self._close(group, states, cursor)
         self._set_status(cursor.run_id, states, group.over, cursor)
-        if group.over and not group.waiting:
-            cursor.entries = states_of(group.entries)
+        if group.over:
+            cursor.entries = {entry_name(entry): state.value for entry, state in states.items()}
             cursor.done, cursor.final = True, group.over_for_sure
             cursor.save()
 
@@ -126,7 +128,7 @@ class ParentShipper:
     ) -> None:
         outcome = _worst(list(states.values()))
         self._store.if_abandoned(run, "KILLED" if outcome == "RUNNING" else outcome)
-        status = outcome if over or _failed(states) else "RUNNING"
+        status = outcome if over else "RUNNING"
         if cursor.statuses.get(run) == status:
             return
         running = status == "RUNNING"
@@ -200,12 +202,6 @@ def _tags(group: Group, entry: Entry) -> dict[str, str | None]:
         "lockstep.git_commit": entry.info.get("git_commit"),
         "lockstep.dvc_experiment": entry.info.get("experiment"),
     }
-
-
-def _failed(states: dict[Entry, State]) -> bool:
-    """Whether it is settled by now that this does not end well."""
-    ended = [state for state in states.values() if not state.alive]
-    return len(ended) == len(states) and _worst(ended) not in ("FINISHED",)
 
 
 def _worst(states: list[State]) -> str:

@@ -14,13 +14,19 @@ from pipelines.ledger import Attempt, Entry, State
 from pipelines.repository import Repository
 from pipelines.spec import Spec
 from pipelines.tracking_cursor import StageCursor, entry_name, invocation_of
-from pipelines.tracking_metrics import STEP_PREFIX, MetricsTail, Point, safe_name, summary_of
+from pipelines.tracking_metrics import (
+    STEP_PREFIX,
+    MetricsTail,
+    Point,
+    batches,
+    safe_name,
+    summary_of,
+)
 
 if TYPE_CHECKING:
     from pipelines.tracking_store import Store
 
 LARGEST_LOG = 4 * 1024 * 1024
-ROWS_A_BATCH = 50
 _SHOWN_WHOLE = ("report",)
 """Stages whose outputs are made to be looked at, and go into the run as they are."""
 
@@ -86,6 +92,8 @@ class StageShipper:
         run = self._store.find_or_create_run(
             ("lockstep.entry", identity), spec.stage, tags, started_at(entry)
         )
+        self._tail.forget(entry.folder / "metrics.jsonl")
+        self._known_steps.discard(entry.folder)
         cursor.run_id = run
         cursor.experiment_id = self._store.experiment_id
         cursor.url = self._store.url(run)
@@ -110,8 +118,7 @@ class StageShipper:
             # A kill may have come between MLflow's answer and the cursor.
             assert cursor.run_id is not None
             seen = self._store.last_steps(cursor.run_id, STEP_PREFIX)
-        for start in range(0, len(new), ROWS_A_BATCH):
-            batch = new[start : start + ROWS_A_BATCH]
+        for batch in batches(new):
             self._log(cursor, list(chain.from_iterable(_points(row, seen) for row in batch)))
             cursor.step = batch[-1]["step"]
             cursor.save()

@@ -23,11 +23,10 @@ from pipelines import atomic
 from pipelines.redact import redact
 from pipelines.repository import Repository
 from pipelines.tracking_cursor import URI_VARIABLE, database, store_address, tracking_uri
-from pipelines.tracking_metrics import Point, safe_name
+from pipelines.tracking_metrics import LARGEST_BATCH, Point, safe_name
 
 EXPERIMENT_VARIABLES = ("LOCKSTEP_EXPERIMENT", "MLFLOW_EXPERIMENT_NAME")
 DEFAULT_EXPERIMENT = "lockstep"
-LARGEST_BATCH = 1000
 LARGEST_BATCH_OF_PARAMS = 100
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"

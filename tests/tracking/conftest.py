@@ -1,0 +1,67 @@
+"""Clones with an MLflow of their own, whose tables were made once for all tests."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fake_clone import FakeClone
+
+
+@pytest.fixture(scope="session")
+def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, made once: it takes seconds."""
+    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments(max_results=1)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the machine's own tracking gets in, and nothing that a tracker sets gets out."""
+    for name in list(os.environ):
+        if name.startswith(("MLFLOW_", "LOCKSTEP_")):
+            monkeypatch.delenv(name)
+    for name in (
+        "DO_NOT_TRACK",
+        "GIT_PYTHON_REFRESH",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES",
+        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR",
+        "MLFLOW_LOGGING_LEVEL",
+    ):
+        monkeypatch.setenv(name, "1")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+@pytest.fixture
+def make_clone(tmp_path: Path, migrated_database: Path) -> Iterator[Callable[[str], FakeClone]]:
+    clones: list[FakeClone] = []
+
+    def make(name: str) -> FakeClone:
+        clone = FakeClone(tmp_path / name)
+        clone.repository.home.mkdir()
+        shutil.copy(migrated_database, clone.repository.home / "mlflow.db")
+        clones.append(clone)
+        return clone
+
+    yield make
+    for clone in clones:
+        clone.close()
+        for shipper in clone.shippers():
+            shipper.kill()
+            shipper.wait()
+        shutil.rmtree(clone.root)
+
+
+@pytest.fixture
+def clone(make_clone: Callable[[str], FakeClone]) -> FakeClone:
+    return make_clone("clone")

@@ -1,0 +1,158 @@
+"""A clone with a ledger as jobs leave it behind, written through the same classes."""
+
+import json
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from pipelines import atomic
+from pipelines.ledger import Attempt, Entry, Ledger, hold_lock
+from pipelines.params import load_params
+from pipelines.publish import publish
+from pipelines.repository import Repository
+from pipelines.spec import Artifact, Spec
+from pipelines.tracking import Tracker
+from stages.contracts.catalog import bind
+
+DIGEST = "0123456789abcdef0123456789abcdef.dir"
+
+
+class FakeClone:
+    """A clone with a ledger in which jobs start, talk and end at a test's word."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True)
+        (root / "params.yaml").write_text("seed: 17\n")
+        (root / "dvc.yaml").write_text("stages: {}\n")
+        self.root = root
+        self.repository = Repository(root)
+        self.ledger = Ledger(self.repository.jobs)
+        self._locks: dict[Path, ExitStack] = {}
+
+    def entry(self, stage: str, *, invocation: str = "run", seed: int = 17) -> Entry:
+        bound = bind(stage, load_params(self.root))
+        spec = Spec(
+            stage=stage,
+            name=bound.stage.name,
+            key=bound.key,
+            config={**bound.config.model_dump(mode="json", by_alias=True), "seed": seed},
+            code="c0de",
+            inputs={name: Artifact(path, DIGEST) for name, path in bound.inputs.items()},
+            outs=dict(bound.outs),
+            metrics=bound.metrics,
+        )
+        info = {
+            "invocation": {"id": invocation, "command": "dvc repro"},
+            "git_commit": "f00d",
+            "experiment": "brave-owl",
+        }
+        return self.ledger.find_or_create(spec, info)
+
+    def start(self, entry: Entry, *, steps: int = 0) -> Attempt:
+        """A job that lives until `die` or `finish`."""
+        attempt = entry.new_attempt()
+        launch = {"executor": "local", "profile": "laptop", "job": "77", "time": time.time()}
+        atomic.write_json(attempt.folder / "launch.json", launch)
+        atomic.write_json(attempt.folder / "worker.json", {"pid": 1, "host": "node-1", "time": 1.0})
+        (attempt.folder / "77_0_log.out").write_text("hello\n")
+        (attempt.folder / "77_0_log.err").write_text("")
+        locks = self._locks[entry.folder] = ExitStack()
+        locks.enter_context(hold_lock(attempt.folder / "alive"))
+        self.log(entry, range(1, steps + 1))
+        return attempt
+
+    def log(self, entry: Entry, steps: range) -> None:
+        with (entry.folder / "metrics.jsonl").open("a") as file:
+            for step in steps:
+                row = {"step": step, "time": time.time(), "metrics": {"loss": 1 / step, "kl": 0.1}}
+                file.write(json.dumps(row) + "\n")
+
+    def table(self, entry: Entry, rows: list[dict[str, Any]]) -> None:
+        atomic.write_text(entry.folder / "tables" / "samples.json", json.dumps(rows))
+
+    def end(self, entry: Entry, state: str, **result: Any) -> None:
+        """The worker's last word, and its end."""
+        attempt = entry.attempts()[-1]
+        word = {"state": state, "started": time.time() - 1, "ended": time.time(), **result}
+        atomic.write_json(attempt.folder / "result.json", {"environment": {}, **word})
+        self.die(entry)
+
+    def die(self, entry: Entry) -> None:
+        self._locks.pop(entry.folder).close()
+
+    def finish(self, entry: Entry, metrics: dict[str, float] | None = None) -> None:
+        """Outputs, last word, and publication."""
+        spec = entry.spec
+        for name in spec.outs:
+            (entry.out / name).mkdir(parents=True)
+            (entry.out / name / "summary.md").write_text(f"{spec.stage} {name}")
+        atomic.write_json(entry.out / "metrics", metrics or {"loss": 0.5})
+        outs = {path: f"{abs(hash(path)):032x}"[:32] + ".dir" for path in spec.outs.values()}
+        self.end(entry, "completed", outs=outs)
+        publish(self.root, entry)
+
+    def run(self, stage: str, metrics: dict[str, float] | None = None, **options: Any) -> Entry:
+        """A whole job, from submission to publication."""
+        entry = self.entry(stage, **options)
+        self.start(entry, steps=3)
+        self.finish(entry, metrics)
+        return entry
+
+    def sync(self) -> str | None:
+        """One round of a shipper that has just been started."""
+        return Tracker(self.repository).sync()
+
+    def cursor(self, entry: Entry) -> dict[str, Any]:
+        return atomic.read_json(entry.folder / "tracking.json") or {}
+
+    def shippers(self) -> list[psutil.Process]:
+        """The shippers of this clone that live."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words = process.cmdline()
+            except psutil.Error:
+                continue
+            if "pipelines.shipper" in words and str(self.root) in words:
+                found.append(process)
+        return found
+
+    def kill_shipper(self) -> None:
+        [shipper] = self.shippers()
+        shipper.kill()
+        shipper.wait()
+
+    @property
+    def uri(self) -> str:
+        return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root}/.lockstep/mlflow.db"
+
+    @property
+    def client(self) -> MlflowClient:
+        return MlflowClient(self.uri)
+
+    def runs(self, where: str = "") -> list[Run]:
+        experiment = self.client.get_experiment_by_name("lockstep")
+        return (
+            list(self.client.search_runs([experiment.experiment_id], where)) if experiment else []
+        )
+
+    def run_of(self, stage: str) -> Run:
+        [run] = self.runs(f"tags.`lockstep.address` = '{stage}'")
+        return self.client.get_run(run.info.run_id)
+
+    def parent(self) -> Run:
+        [run] = self.runs("tags.`lockstep.kind` = 'invocation'")
+        return self.client.get_run(run.info.run_id)
+
+    def steps(self, run: Run, key: str) -> list[int]:
+        return [metric.step for metric in self.client.get_metric_history(run.info.run_id, key)]
+
+    def close(self) -> None:
+        for locks in self._locks.values():
+            locks.close()

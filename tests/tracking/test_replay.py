@@ -1,0 +1,96 @@
+"""Shipping may be broken off and repeated anywhere: one run for an entry, each step once."""
+
+import json
+import os
+import time
+
+from fake_clone import FakeClone
+
+from pipelines.ledger import Entry
+from pipelines.shipper import start_shipper
+from pipelines.tracking import ship_all
+
+
+def rewind(entry: Entry, **changes: object) -> None:
+    """Make the cursor lag behind MLflow, as a kill between MLflow's answer and the cursor does."""
+    path = entry.folder / "tracking.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "done": False, **changes}))
+
+
+def test_shipping_again_changes_nothing(clone: FakeClone) -> None:
+    clone.run("rollout@iter_001")
+    clone.sync()
+    before = {run.info.run_id: run.data.to_dictionary() for run in clone.runs()}
+    clone.sync()
+    assert {run.info.run_id: run.data.to_dictionary() for run in clone.runs()} == before
+
+
+def test_a_cursor_that_lags_or_is_lost_repeats_nothing(clone: FakeClone) -> None:
+    entry = clone.run("sft")
+    clone.sync()
+    for forget in (
+        lambda: rewind(entry, step=1, described=False, state=None, tables={}, logs=0),
+        (entry.folder / "tracking.json").unlink,
+        next(clone.repository.home.glob("tracking/*.json")).unlink,
+    ):
+        forget()
+        assert clone.sync() is None
+        run = clone.run_of("sft")
+        assert clone.steps(run, "step/loss") == [1, 2, 3]
+        assert clone.steps(run, "loss") == [0]
+        assert clone.steps(clone.parent(), "sft/loss") == [0]
+
+
+def test_a_resumed_job_goes_on_in_its_run(clone: FakeClone) -> None:
+    entry = clone.entry("sft")
+    clone.start(entry, steps=5)
+    clone.sync()
+    clone.die(entry)
+    clone.sync()
+    assert clone.run_of("sft").info.status == "FAILED"
+    lines = (entry.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (entry.folder / "metrics.tmp").write_text("".join(lines[:3]))
+    os.replace(entry.folder / "metrics.tmp", entry.folder / "metrics.jsonl")
+    clone.start(entry)
+    clone.log(entry, range(4, 9))
+    clone.sync()
+    assert clone.run_of("sft").info.status == "RUNNING"
+    clone.finish(entry)
+    clone.sync()
+    run = clone.run_of("sft")
+    assert run.info.status == "FINISHED"
+    assert clone.steps(run, "step/loss") == list(range(1, 9))
+    assert run.data.tags["lockstep.attempts"] == "2"
+    logs = clone.client.list_artifacts(run.info.run_id, "logs")
+    assert [item.path for item in logs] == ["logs/attempt_001", "logs/attempt_002"]
+
+
+def test_a_line_that_is_being_written_waits(clone: FakeClone) -> None:
+    entry = clone.entry("sft")
+    clone.start(entry, steps=2)
+    with (entry.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "ti')
+    assert clone.sync() is None
+    assert clone.steps(clone.run_of("sft"), "step/loss") == [1, 2]
+
+
+def test_a_shipper_killed_again_and_again_repeats_nothing(clone: FakeClone) -> None:
+    steps = 4000
+    entry = clone.entry("sft")
+    clone.start(entry, steps=steps)
+    clone.finish(entry)
+    reached = 0
+    for _ in range(2):
+        start_shipper(clone.repository)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            cursor = clone.cursor(entry)
+            if cursor.get("state") or (cursor.get("step") or 0) > reached:
+                break
+            time.sleep(0.001)
+        reached = clone.cursor(entry).get("step") or 0
+        clone.kill_shipper()
+    assert reached > 0
+    assert ship_all(clone.repository) == []
+    assert clone.steps(clone.run_of("sft"), "step/kl") == list(range(1, steps + 1))
+    assert len(clone.runs()) == 2

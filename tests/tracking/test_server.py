@@ -1,0 +1,101 @@
+"""A real MLflow server on loopback: down, up, and with a password in its address."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_clone import FakeClone
+
+from pipelines.shipper import problem, unshipped
+from pipelines.tracking import ship_all
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def start_server(
+    tmp_path: Path, migrated_database: Path, port: int
+) -> Iterator[Callable[[], None]]:
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        store = tmp_path / "server.db"
+        store.write_bytes(migrated_database.read_bytes())
+        words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+        places = [f"sqlite:///{store}", "--artifacts-destination", str(tmp_path / "artifacts")]
+        servers.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "mlflow", *words, "--backend-store-uri", *places],
+                cwd=tmp_path,
+                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                start_new_session=True,
+            )
+        )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+        pytest.fail("the MLflow server did not come up")
+
+    yield start
+    for server in servers:
+        os.killpg(server.pid, 15)
+        server.wait()
+
+
+def test_what_a_server_missed_is_shipped_when_it_is_back(
+    clone: FakeClone,
+    port: int,
+    start_server: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://someone:pa55word@127.0.0.1:{port}")
+    entry = clone.run("rollout@iter_001")
+    waiting = ship_all(clone.repository)
+    assert waiting == [entry] == unshipped(clone.repository)
+    said = problem(clone.repository)
+    assert said is not None
+    assert f"127.0.0.1:{port} does not answer" in said
+    assert "1 stage wait" in said
+    assert "pa55word" not in said
+    clone.kill_shipper()
+    start_server()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    assert ship_all(clone.repository) == []
+    assert problem(clone.repository) is None
+    run = clone.run_of("rollout@iter_001")
+    assert run.info.status == "FINISHED"
+    assert clone.steps(run, "step/loss") == [1, 2, 3]
+    assert run.inputs.dataset_inputs
+    files = {item.path for item in clone.client.list_artifacts(run.info.run_id)}
+    assert files == {"config.yaml", "logs", "record.json", "spec.json"}
+    place = f"experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+    assert clone.cursor(entry)["url"] == f"http://127.0.0.1:{port}/#/{place}"
+    for path in clone.repository.home.rglob("*"):
+        assert not path.is_file() or b"pa55word" not in path.read_bytes(), path
+
+
+def test_another_address_takes_over_at_once(
+    clone: FakeClone, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    clone.run("sft")
+    assert ship_all(clone.repository)
+    assert len(clone.shippers()) == 1
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert ship_all(clone.repository) == []
+    assert clone.run_of("sft").info.status == "FINISHED"

@@ -1,0 +1,117 @@
+"""A run says how its stage fares, and never RUNNING for something that is dead."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_clone import FakeClone
+
+from pipelines.shipper import unshipped
+from pipelines.tracking import Tracker
+from pipelines.tracking_cursor import end_invocation
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [("failed", "FAILED"), ("cancelled", "KILLED"), ("died", "FAILED")]
+)
+def test_what_does_not_end_well_says_so_up_to_the_invocation(
+    clone: FakeClone, ending: str, status: str
+) -> None:
+    clone.run("sft")
+    entry = clone.entry("rollout@iter_001")
+    clone.start(entry, steps=1)
+    clone.sync()
+    assert clone.run_of("rollout@iter_001").info.status == "RUNNING"
+    assert clone.parent().info.status == "RUNNING"
+    if ending == "died":
+        clone.die(entry)
+    else:
+        clone.end(entry, ending, error="no luck")
+    clone.sync()
+    found = {run.info.run_name: run.info.status for run in clone.runs()}
+    assert found == {
+        "sft": "FINISHED",
+        "rollout@iter_001": status,
+        "iter_001": status,
+        "dvc repro": status,
+    }
+    assert all(run.info.end_time for run in clone.runs())
+
+
+def test_a_job_that_died_unseen_is_mended_by_the_next_command(clone: FakeClone) -> None:
+    entry = clone.entry("sft")
+    clone.start(entry, steps=1)
+    clone.sync()
+    clone.die(entry)
+    assert clone.run_of("sft").info.status == "RUNNING"
+    clone.sync()
+    assert clone.run_of("sft").info.status == "FAILED"
+    assert clone.parent().info.status == "FAILED"
+
+
+def test_the_invocation_runs_as_long_as_its_command(clone: FakeClone) -> None:
+    command = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = psutil.Process(command.pid).create_time()
+    clone.run("sft", invocation=f"{command.pid:x}-{int(started * 100):x}")
+    clone.sync()
+    assert clone.run_of("sft").info.status == "FINISHED"
+    assert clone.parent().info.status == "RUNNING"
+    command.communicate(b"\n")
+    clone.sync()
+    assert clone.parent().info.status == "FINISHED"
+
+
+def test_a_command_may_close_its_own_invocation(clone: FakeClone) -> None:
+    me = psutil.Process()
+    identity = f"{me.pid:x}-{int(me.create_time() * 100):x}"
+    clone.run("sft", invocation=identity)
+    clone.sync()
+    assert clone.parent().info.status == "RUNNING"
+    end_invocation(clone.repository, identity)
+    clone.sync()
+    assert clone.parent().info.status == "FINISHED"
+
+
+def test_a_stage_that_waits_its_turn_reopens_the_iteration(clone: FakeClone) -> None:
+    clone.run("rollout@iter_001")
+    clone.sync()
+    entry = clone.entry("score@iter_001")
+    clone.start(entry)
+    clone.sync()
+    assert clone.parent().info.status == "RUNNING"
+    clone.finish(entry)
+    clone.sync()
+    assert {run.info.status for run in clone.runs()} == {"FINISHED"}
+
+
+def test_a_run_that_somebody_deleted_stays_away_and_holds_up_nothing(clone: FakeClone) -> None:
+    entry = clone.entry("sft")
+    clone.start(entry, steps=2)
+    clone.sync()
+    clone.client.delete_run(clone.run_of("sft").info.run_id)
+    clone.finish(entry)
+    clone.run("reward_model")
+    clone.sync()
+    assert clone.run_of("reward_model").info.status == "FINISHED"
+    assert clone.runs("tags.`lockstep.address` = 'sft'") == []
+    assert unshipped(clone.repository) == []
+    assert clone.cursor(entry)["problem"]
+
+
+def test_runs_that_went_away_with_their_database_are_made_again(
+    clone: FakeClone, migrated_database: Path
+) -> None:
+    entry = clone.entry("sft")
+    clone.start(entry, steps=2)
+    clone.sync()
+    shutil.copy(migrated_database, clone.repository.home / "mlflow.db")
+    clone.finish(entry)
+    tracker = Tracker(clone.repository)
+    while unshipped(clone.repository):
+        assert tracker.sync() is None
+    assert clone.run_of("sft").info.status == "FINISHED"
+    assert clone.steps(clone.run_of("sft"), "step/loss") == [1, 2]
+    assert clone.parent().info.status == "FINISHED"
