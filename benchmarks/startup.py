@@ -1,10 +1,10 @@
-"""What it costs that each stage is a process: an empty stage under Lockstep beside a bare DVC stage.
+"""What it costs that each stage is a process: an empty stage beside a bare DVC stage.
 
-In one throwaway repository, in turn and several times over, it times
+In one throwaway clone, in turn and several times over, it times
   bare      `dvc repro` of a stage whose command is `true`;
   lockstep  `dvc repro` of `prepare` with its code replaced by one that writes empty outputs.
-The stage prints the time in its first and in its last line, so that the cost splits into what comes
-before the stage and what comes after it. Medians are compared within the run, as machines are noisy.
+The stage notes the time in its first and in its last line, so that the cost splits into what comes
+before and what comes after. Medians are compared within the run, as machines are noisy.
 
     python benchmarks/startup.py [--rounds 7] [--write]
 
@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from clones import ROOT, environment, make_clone
+
 AIM_S = 3.0
 
 EMPTY_STAGE = """
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="record the result")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        clone = make_clone(Path(folder))
+        clone = empty_clone(Path(folder))
         rounds = [(time_bare(clone), time_lockstep(clone)) for _ in range(arguments.rounds + 1)][1:]
     bare = statistics.median(whole for whole, _ in rounds)
     before = statistics.median(parts[0] for _, parts in rounds)
@@ -73,36 +73,22 @@ def main() -> None:
         path.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def make_clone(folder: Path) -> Path:
-    """The working tree with an empty `prepare`, and a dvc.yaml that has one bare stage beside it."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in listed.stdout.decode().split("\0"):
-        if name and (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    (folder / "stages/prepare.py").write_text(EMPTY_STAGE)
-    graph = folder / "dvc.yaml"
+def empty_clone(folder: Path) -> Path:
+    """A clone with an empty `prepare`, and a bare stage beside it in dvc.yaml."""
+    clone = make_clone(folder)
+    (clone / "stages/prepare.py").write_text(EMPTY_STAGE)
+    graph = clone / "dvc.yaml"
     graph.write_text(graph.read_text() + "\n  bare:\n    cmd: 'true'\n    deps: [params.yaml]\n")
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "start"]):
-        subprocess.run(
-            ["git", "-c", "user.name=b", "-c", "user.email=b@b", *words], cwd=folder, check=True
-        )
-    return folder
+    return clone
 
 
 def repro(clone: Path, stage: str) -> tuple[float, float]:
     """Start and end of one forced `dvc repro`."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     start = time.time()
     subprocess.run(
         [sys.executable, "-m", "dvc", "repro", "--single-item", "--force", stage],
         cwd=clone,
-        env={**os.environ, "PATH": path, "MLFLOW_TRACKING_URI": ""},
+        env=environment(),
         check=True,
         capture_output=True,
     )

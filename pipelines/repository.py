@@ -1,6 +1,5 @@
 """Where things are: the clone, and the folder `.lockstep` in it that holds all local state."""
 
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ class Repository:
     @classmethod
     def find(cls, start: Path | None = None) -> "Repository":
         """The clone around the current folder."""
-        here = (start or Path(os.environ.get("DVC_ROOT") or Path.cwd())).resolve()
+        here = (start or Path.cwd()).resolve()
         for folder in (here, *here.parents):
             if (folder / "dvc.yaml").is_file() and (folder / "params.yaml").is_file():
                 return cls(folder)

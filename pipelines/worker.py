@@ -104,7 +104,12 @@ def _compute(entry: Entry, spec: Spec, context: Context, root: Path) -> dict[str
     aside.mkdir()
     out = {name: aside / name for name in spec.outs}
     inputs = {name: root / artifact.path for name, artifact in spec.inputs.items()}
-    metrics = run(config, inputs, out, context)
+    try:
+        metrics = run(config, inputs, out, context)
+    except BaseException:
+        # On a full disk, this also makes room to say so.
+        atomic.remove(aside)
+        raise
     for name, path in out.items():
         if not path.exists():
             raise AssertionError(f"{spec.stage} returned without writing its output {name!r}")

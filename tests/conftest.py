@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -149,13 +149,3 @@ def tiny_clone(clone: Clone) -> Clone:
     clone.set_params(**TINY)
     clone.commit("tiny")
     return clone
-
-
-@pytest.fixture
-def write_stage(clone: Clone) -> Callable[[str, str], None]:
-    """Replace the code of a stage in the clone, for behaviour that no real stage has on demand."""
-
-    def write(name: str, body: str) -> None:
-        (clone.root / "stages" / f"{name}.py").write_text(body)
-
-    return write

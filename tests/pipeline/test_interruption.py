@@ -57,6 +57,15 @@ def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+def kill_9(processes: list[psutil.Process], *, spare: set[int]) -> None:
+    """Kill all but the spared, and wait until the system has forgotten them, as DVC's locks do."""
+    killed = [process for process in processes if process.pid not in spare]
+    for process in killed:
+        process.kill()
+    parentless = killed[1:]
+    until(lambda: not any(psutil.pid_exists(p.pid) for p in parentless), what="processes gone")
+
+
 def assert_nothing_half_written(clone: Any) -> None:
     until(lambda: not workers(clone), what="no process left in the clone")
     assert not (clone.root / "artifacts/policies/sft/model").exists()
@@ -123,9 +132,7 @@ def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(
     before = training(finished)
     job = psutil.Process(int(before["job"]))
     mine = {job.pid, *(child.pid for child in job.children(recursive=True))}
-    for process in [psutil.Process(driver.pid), *workers(finished)]:
-        if process.pid not in mine:
-            process.kill()
+    kill_9([psutil.Process(driver.pid), *workers(finished)], spare=mine)
     driver.communicate(timeout=30)
     assert job.is_running()
     output = finished.run("dvc", "repro", "--single-item", "sft").stdout
@@ -140,9 +147,7 @@ def test_a_job_that_finished_unattended_is_harvested(finished: Any) -> None:
     before = training(finished)
     job = psutil.Process(int(before["job"]))
     mine = {job.pid, *(child.pid for child in job.children(recursive=True))}
-    for process in [psutil.Process(driver.pid), *workers(finished)]:
-        if process.pid not in mine:
-            process.kill()
+    kill_9([psutil.Process(driver.pid), *workers(finished)], spare=mine)
     driver.communicate(timeout=30)
     until(lambda: status(finished)["state"] == "completed", what="the job ends by itself")
     output = finished.run("dvc", "repro", "--single-item", "sft").stdout

@@ -45,11 +45,11 @@ def test_a_row_without_a_needed_column_is_named_by_file_and_line(tiny_clone: Any
 
 
 def test_a_full_disk_fails_the_stage_and_leaves_nothing_half_written(finished: Any) -> None:
-    """A file size limit stands in for the disk: the kernel refuses the write in the same place."""
     lock = (finished.root / "dvc.lock").read_bytes()
-    command = "ulimit -f 24; exec dvc repro --single-item --force sft"
-    message = failure(finished, "bash", "-c", command)
-    assert "sft: failed" in message
+    small_disk = "mount -t tmpfs -o size=128k small .lockstep/jobs"
+    command = f"{small_disk} && exec dvc repro --single-item --force sft"
+    message = failure(finished, "unshare", "--map-root-user", "--mount", "sh", "-c", command)
+    assert "No space left on device" in message
     assert "mend the cause and run the same command again" in message
     assert not (finished.root / "artifacts/policies/sft/model").exists()
     finished.run("dvc", "repro", "--single-item", "--force", "sft")
@@ -83,7 +83,7 @@ def test_secrets_of_the_environment_reach_nothing(finished: Any) -> None:
     found = [
         str(path)
         for path in finished.root.rglob("*")
-        if path.is_file() and SECRET.encode() in path.read_bytes()
+        if path.is_file() and "tests" not in path.parts and SECRET.encode() in path.read_bytes()
     ]
     assert found == []
     assert "***" in "".join(

@@ -1,0 +1,34 @@
+"""Throwaway copies of the working tree to measure in."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def make_clone(folder: Path) -> Path:
+    """Every file that git tracks or would track, as a repository of its own, without results."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file() and not name.startswith(("metrics/", "dvc.lock")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    identity = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@example.org"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "start"]):
+        subprocess.run(["git", *identity, *words], cwd=folder, check=True)
+    return folder
+
+
+def environment() -> dict[str, str]:
+    """As after activating the environment that this Python belongs to."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "LOCKSTEP_"))}
+    return {**kept, "PATH": path}

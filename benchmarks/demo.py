@@ -1,0 +1,108 @@
+"""What `make demo` learns and how long it takes, for both algorithms and several seeds.
+
+For each seed, in a throwaway clone with the shipped params: PPO with the reward model, then GRPO with the
+verifier from the same SFT policy. Reports the numbers that the pipeline itself measured on held-out
+prompts, the wall time of the first run, and the seconds of each stage.
+
+    python benchmarks/demo.py [--seeds 17 18 19] [--write]
+
+`--write` records the result in benchmarks/results/demo.json.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from clones import ROOT, environment, make_clone
+from ruamel.yaml import YAML
+
+MEASURED = ("accuracy", "accuracy_sampled", "reward_mean", "kl_to_reference", "entropy")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[17])
+    parser.add_argument("--write", action="store_true", help="record the result")
+    arguments = parser.parse_args()
+    runs = [measure(seed) for seed in arguments.seeds]
+    result = {
+        "runs": runs,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("torch", "transformers", "dvc")},
+        },
+    }
+    print(json.dumps(result, indent=2))
+    if arguments.write:
+        path = ROOT / "benchmarks/results/demo.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def measure(seed: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        clone = make_clone(Path(folder))
+        set_params(clone, {"seed": seed})
+        started = time.time()
+        run_pipeline(clone)
+        wall = time.time() - started
+        measured = {"seed": seed, "pipeline_seconds": round(wall, 1), "stages": stages(clone)}
+        measured["ppo_reward_model"] = outcome(clone)
+        set_params(clone, {"rl.algorithm": "grpo", "rl.reward": "verifier"})
+        run_pipeline(clone)
+        measured["grpo_verifier"] = outcome(clone)
+        return measured
+
+
+def run_pipeline(clone: Path) -> None:
+    command = [sys.executable, "-m", "pipelines", "run"]
+    subprocess.run(command, cwd=clone, env=environment(), check=True, stdout=sys.stderr)
+
+
+def set_params(clone: Path, changes: dict[str, Any]) -> None:
+    yaml = YAML()
+    params = yaml.load(clone / "params.yaml")
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        place = params
+        for section in sections:
+            place = place[section]
+        place[name] = value
+    yaml.dump(params, clone / "params.yaml")
+
+
+def outcome(clone: Path) -> dict[str, Any]:
+    """What the pipeline says of itself, policy by policy."""
+    report = json.loads((clone / "metrics/report.json").read_text())
+    policies = {}
+    for path in sorted((clone / "metrics/evaluations").glob("*.json")):
+        metrics = json.loads(path.read_text())
+        policies[path.stem] = {name: round(metrics[name], 4) for name in MEASURED}
+    return {
+        "accuracy_gain": round(report["accuracy_gain"], 4),
+        "reward_pairwise_accuracy": round(report["reward_pairwise_accuracy"], 4),
+        "policies": policies,
+    }
+
+
+def stages(clone: Path) -> dict[str, float]:
+    """Seconds of each job, from the ledger."""
+    records = [
+        json.loads(p.read_text()) for p in (clone / ".lockstep/jobs").glob("*/*/record.json")
+    ]
+    return {
+        r["stage"]: round(r["ended"] - r["started"], 1)
+        for r in sorted(records, key=lambda r: r["started"])
+    }
+
+
+if __name__ == "__main__":
+    main()
