@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit, urlunsplit
 
 from pipelines import atomic
 from pipelines.ledger import START_GRACE_S, Entry, Ledger, State
@@ -251,10 +250,9 @@ def database(repository: Repository) -> Path:
 
 def store_address(repository: Repository) -> str:
     """The tracking URI without what could be a credential."""
-    parts = urlsplit(tracking_uri(repository))
-    if not parts.scheme:
-        return tracking_uri(repository)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    scheme, separator, rest = tracking_uri(repository).partition("://")
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _command_lives(repository: Repository, invocation: dict[str, Any]) -> bool | None:
