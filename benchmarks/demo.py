@@ -1,8 +1,8 @@
 """What `make demo` learns and how long it takes, for both algorithms and several seeds.
 
-For each seed, in a throwaway clone with the shipped params: PPO with the reward model, then GRPO with the
-verifier from the same SFT policy. Reports the numbers that the pipeline itself measured on held-out
-prompts, the wall time of the first run, and the seconds of each stage.
+For each seed, in a throwaway clone with the shipped params: PPO with the reward model, then GRPO
+with the verifier from the same SFT policy. Reports the numbers that the pipeline itself measured on
+held-out prompts, the wall time of the first run, and the seconds of each stage.
 
     python benchmarks/demo.py [--seeds 17 18 19] [--write]
 
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from importlib import metadata
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,9 @@ def outcome(clone: Path) -> dict[str, Any]:
 
 def stages(clone: Path) -> dict[str, float]:
     """Seconds of each job, from the ledger."""
-    records = [
-        json.loads(p.read_text()) for p in (clone / ".lockstep/jobs").glob("*/*/record.json")
-    ]
-    return {
-        r["stage"]: round(r["ended"] - r["started"], 1)
-        for r in sorted(records, key=lambda r: r["started"])
-    }
+    found = (clone / ".lockstep/jobs").glob("*/*/record.json")
+    records = sorted((json.loads(path.read_text()) for path in found), key=itemgetter("started"))
+    return {record["stage"]: round(record["ended"] - record["started"], 1) for record in records}
 
 
 if __name__ == "__main__":

@@ -27,6 +27,10 @@ def main(argv: list[str] | None = None) -> int:
     except LockstepError as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        # A full or read-only disk, mostly: the message has the path, a traceback would hide it.
+        print(f"lockstep: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("lockstep: interrupted", file=sys.stderr)
         return 130
@@ -168,9 +172,14 @@ def _logs(arguments: argparse.Namespace) -> None:
 
 def _sync(_: argparse.Namespace) -> None:
     from pipelines.repository import Repository
+    from pipelines.shipper import problem
     from pipelines.tracking import ship_all
 
-    ship_all(Repository.find())
+    repository = Repository.find()
+    left = ship_all(repository)
+    if left:
+        raise LockstepError(problem(repository) or f"{len(left)} stages are not shipped yet")
+    print("MLflow has everything")
 
 
 def _up(arguments: argparse.Namespace) -> None:

@@ -78,8 +78,8 @@ def make_executor(kind: ExecutorKind) -> Executor:
     if kind is ExecutorKind.DEBUG:
         return DebugExecutor()
     raise LockstepError(
-        "the slurm executor only renders its script: use --dry-run, then submit it by hand, "
-        "or run with --profile local"
+        "profiles with `executor: slurm` only render their job scripts for now: "
+        "use --dry-run to see them, or run with --profile local"
     )
 
 

@@ -4,6 +4,7 @@ DVC starts each stage as a process of its own and says nothing about the command
 found among the ancestors, or handed down in a variable by the commands that start dvc themselves.
 """
 
+import json
 import os
 import shlex
 import uuid
@@ -17,7 +18,6 @@ from pipelines.processes import process_lives
 from pipelines.redact import redact
 
 VARIABLE = "LOCKSTEP_INVOCATION"
-RUNNER_VARIABLE = "LOCKSTEP_RUNNER"
 
 
 @dataclass(frozen=True)
@@ -26,39 +26,38 @@ class Invocation:
 
     id: str
     command: str
+    pid: int
+    """The process behind it."""
+    pid_started: float
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def export(self) -> dict[str, str]:
-        """Variables that tell the stages below which invocation they belong to, and who runs it."""
-        me = psutil.Process()
-        return {
-            VARIABLE: f"{self.id} {self.command}",
-            RUNNER_VARIABLE: f"{me.pid} {me.create_time()}",
-        }
+        """The variable that tells the stages below which invocation they belong to."""
+        return {VARIABLE: json.dumps(self.as_json())}
+
+    def lives(self) -> bool:
+        """Whether the process behind it still runs."""
+        return process_lives(self.pid, self.pid_started)
 
 
 def new_invocation(command: str) -> Invocation:
-    return Invocation(uuid.uuid4().hex[:12], redact(command))
+    """An invocation of which this very process is the runner."""
+    me = psutil.Process()
+    return Invocation(uuid.uuid4().hex[:12], redact(command), me.pid, me.create_time())
 
 
 def current_invocation() -> Invocation:
     """The invocation around this process: handed down, or the outermost dvc among the ancestors."""
     handed_down = os.environ.get(VARIABLE)
     if handed_down:
-        identity, _, command = handed_down.partition(" ")
-        return Invocation(identity, command)
+        return Invocation(**json.loads(handed_down))
     process = dvc_ancestor(outermost=True) or psutil.Process()
     # A pid comes round again; with its start time it does not. Centiseconds survive rounding.
     identity = f"{process.pid:x}-{int(process.create_time() * 100):x}"
-    return Invocation(identity, redact(_command_line(process)))
-
-
-def runner_lives() -> bool:
-    """Whether the process that handed the invocation down still runs; true where there is none."""
-    pid, _, started = os.environ.get(RUNNER_VARIABLE, "").partition(" ")
-    return process_lives(int(pid), float(started)) if pid else True
+    command = redact(_command_line(process))
+    return Invocation(identity, command, process.pid, process.create_time())
 
 
 def dvc_ancestor(*, outermost: bool = False) -> psutil.Process | None:

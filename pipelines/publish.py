@@ -31,6 +31,7 @@ def publish(root: Path, entry: Entry) -> dict[str, Any]:
         "fingerprint": spec.fingerprint,
         "inputs": {item.path: item.hash for item in spec.inputs.values()},
         "outs": result["outs"],
+        "metrics": result["metrics"],
         "attempts": len(entry.attempts()),
         "started": result["started"],
         "ended": result["ended"],
@@ -48,6 +49,7 @@ def _reconstructed(entry: Entry) -> dict[str, Any]:
     ended = entry.out.stat().st_mtime
     return {
         "outs": {path: hashes.of(entry.out / name) for name, path in entry.spec.outs.items()},
+        "metrics": atomic.read_json(entry.out / METRICS_OUT),
         "started": (entry.attempts()[-1].worker or {}).get("time", ended),
         "ended": ended,
         "environment": {},

@@ -33,10 +33,13 @@ from pipelines.profiles import (
 )
 from pipelines.publish import drop_recorded
 from pipelines.repository import Repository
+from pipelines.shipper import problem
 from pipelines.stage import render_stage
+from pipelines.tracking import ship_all
 
 POLL_S = 0.1
 OUTPUT_TAIL = 30
+SHIP_TIMEOUT_S = 30.0
 
 
 def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: bool = False) -> None:
@@ -61,7 +64,14 @@ def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: boo
             return
         console.line(f"{stale} of {len(plan)} stages to run, profile {name}: {profile.description}")
         started = time.time()
-        PipelineRun(repository, name, profile, console, lock).run(plan)
+        run = PipelineRun(repository, name, profile, console, lock)
+        try:
+            run.run(plan)
+        finally:
+            ship_all(repository, timeout=SHIP_TIMEOUT_S, ended=run.invocation.id)
+            trouble = problem(repository)
+            if trouble:
+                console.line(trouble)
         console.line(
             f"all {len(plan)} stages are up to date, after {seconds(time.time() - started)}"
         )
@@ -209,8 +219,8 @@ class PipelineRun:
         record = entry.record if entry else None
         if entry is None or record is None or record["published"] < job.started:
             return "unchanged or restored from the cache"
-        metrics = atomic.read_json(self.repository.root / entry.spec.metrics) or {}
-        return "  ".join(f"{name} {value:.4g}" for name, value in headline(metrics).items())
+        shown = headline(record["metrics"])
+        return "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
 
     def _show_progress(self) -> None:
         if not self.console.is_terminal:

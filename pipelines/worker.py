@@ -59,8 +59,8 @@ def _run(attempt: Attempt) -> dict[str, Any]:
     outcome: dict[str, Any]
     try:
         with _terminate_calls(context.request_stop):
-            outs = _compute(entry, spec, context, Path(launch["root"]))
-        outcome = {"state": State.COMPLETED, "outs": outs}
+            outs, metrics = _compute(entry, spec, context, Path(launch["root"]))
+        outcome = {"state": State.COMPLETED, "outs": outs, "metrics": metrics}
     except (Stopped, KeyboardInterrupt):
         outcome = {
             "state": State.CANCELLED,
@@ -94,8 +94,13 @@ def _context(entry: Entry, spec: Spec, launch: dict[str, Any]) -> Context:
     )
 
 
-def _compute(entry: Entry, spec: Spec, context: Context, root: Path) -> dict[str, str]:
-    """Run the stage's function into a folder aside, then make that folder `out` in one step."""
+def _compute(
+    entry: Entry, spec: Spec, context: Context, root: Path
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Run the stage's function into a folder aside, then make that folder `out` in one step.
+
+    Returns the hashes of the outputs by path, and the summary metrics.
+    """
     stage = STAGES[spec.name]
     config = stage.config.model_validate(spec.config)
     run = importlib.import_module(stage.module).run
@@ -119,7 +124,7 @@ def _compute(entry: Entry, spec: Spec, context: Context, root: Path) -> dict[str
     found = {path: hashes.of(aside / name) for name, path in spec.outs.items()}
     os.replace(aside, entry.out)
     shutil.rmtree(entry.folder / "scratch", ignore_errors=True)
-    return found
+    return found, metrics
 
 
 @contextmanager

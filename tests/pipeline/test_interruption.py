@@ -58,12 +58,20 @@ def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def kill_9(processes: list[psutil.Process], *, spare: set[int]) -> None:
-    """Kill all but the spared, and wait until the system has forgotten them, as DVC's locks do."""
+    """Kill all but the spared, and wait for the orphans among them as init would."""
     killed = [process for process in processes if process.pid not in spare]
     for process in killed:
         process.kill()
-    parentless = killed[1:]
-    until(lambda: not any(psutil.pid_exists(p.pid) for p in parentless), what="processes gone")
+    orphans = [process.pid for process in killed[1:]]
+    until(lambda: all(map(_is_gone, orphans)), what="processes gone")
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return not psutil.pid_exists(pid)
+    return False
 
 
 def assert_nothing_half_written(clone: Any) -> None:

@@ -46,7 +46,7 @@ def test_a_row_without_a_needed_column_is_named_by_file_and_line(tiny_clone: Any
 
 def test_a_full_disk_fails_the_stage_and_leaves_nothing_half_written(finished: Any) -> None:
     lock = (finished.root / "dvc.lock").read_bytes()
-    small_disk = "mount -t tmpfs -o size=128k small .lockstep/jobs"
+    small_disk = "mount -t tmpfs -o size=80k small .lockstep/jobs"
     command = f"{small_disk} && exec dvc repro --single-item --force sft"
     message = failure(finished, "unshare", "--map-root-user", "--mount", "sh", "-c", command)
     assert "No space left on device" in message

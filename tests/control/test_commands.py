@@ -1,0 +1,113 @@
+"""What a newcomer meets: help, doctor, logs, and commands in the wrong place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.cli import main
+from pipelines.console import Console, describe_progress, seconds
+from pipelines.errors import LockstepError
+from pipelines.reference import params_reference, profiles_reference
+from pipelines.repository import Repository
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_references_are_in_step_with_the_fields() -> None:
+    remedy = "run `python -m pipelines.reference`"
+    assert (ROOT / "docs/params.md").read_text() == params_reference(), remedy
+    assert (ROOT / "docs/profiles.md").read_text() == profiles_reference(), remedy
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    overview = capsys.readouterr().out
+    for command in ("plan", "run", "stage", "status", "logs", "sync", "up", "down", "doctor"):
+        assert f"\n    {command} " in overview
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert len(capsys.readouterr().out.splitlines()) > 3
+
+
+def test_outside_a_repository_the_error_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["status"]) == 2
+    assert "run lockstep inside its repository" in capsys.readouterr().err
+
+
+def test_a_stage_that_does_not_exist_is_named(clone: Any) -> None:
+    done = clone.run("lockstep", "stage", "stf", check=False)
+    assert "no stage is called 'stf'" in done.stdout
+    done = clone.run("lockstep", "stage", "rollout@iter_9", check=False)
+    assert "rl.iterations has no 'iter_9'; it has iter_001" in done.stdout
+
+
+def test_a_stage_without_its_inputs_says_what_to_run(clone: Any) -> None:
+    done = clone.run("lockstep", "stage", "sft", check=False)
+    assert done.returncode == 2
+    assert "`base` at artifacts/base does not exist; run `dvc repro`" in done.stdout
+
+
+def test_logs_of_a_stage_that_never_ran_name_the_known_ones(clone: Any) -> None:
+    done = clone.run("lockstep", "logs", "sft", check=False)
+    assert done.returncode == 2
+    assert "no job of 'sft' is known here" in done.stdout
+
+
+def test_doctor_is_content_here_and_names_what_is_wrong(clone: Any) -> None:
+    findings = json.loads(clone.run("lockstep", "doctor", "--json").stdout)
+    assert all(finding["fine"] for finding in findings)
+    (clone.root / "params.yaml").write_text("sede: 1\n")
+    done = clone.run("lockstep", "doctor", check=False, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "BAD  params.yaml" in done.stdout
+    assert "BAD  mlflow server" in done.stdout
+    assert "-> start it, or unset MLFLOW_TRACKING_URI" in done.stdout
+
+
+def test_dry_run_of_a_stage_prints_a_script_that_can_be_submitted(clone: Any) -> None:
+    script = clone.run("lockstep", "stage", "sft", "--profile", "slurm", "--dry-run").stdout
+    assert script.startswith("#!/bin/bash")
+    assert "#SBATCH --job-name=lockstep-sft" in script
+
+
+def test_the_slurm_profile_does_not_pretend_to_run(clone: Any) -> None:
+    done = clone.run("lockstep", "stage", "prepare", "--profile", "slurm", check=False)
+    assert done.returncode == 2
+    assert "use --dry-run" in done.stdout
+
+
+def test_experiments_in_a_folder_of_their_own_share_the_outer_clones_state(tmp_path: Path) -> None:
+    inner = tmp_path / ".dvc/tmp/exps/standalone/x"
+    inner.mkdir(parents=True)
+    for name in ("dvc.yaml", "params.yaml"):
+        (inner / name).write_text("")
+    assert Repository.find(inner).shared_home == tmp_path / ".lockstep"
+    assert Repository.find(inner).home == inner / ".lockstep"
+    with pytest.raises(LockstepError):
+        Repository.find(tmp_path)
+
+
+def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.progress("1/2")
+    console.line("done")
+    assert capsys.readouterr().out == "done\n"
+
+
+def test_progress_says_rate_and_time_left() -> None:
+    progress = {"done": 20, "total": 100, "time": 110.0, "numbers": {"loss": 0.5}}
+    assert describe_progress(progress, 100.0) == "20/100  2.0/s  40 s left  loss 0.5"
+    assert describe_progress(None, 0) == "starting"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(3.21, "3.2 s"), (42, "42 s"), (75, "1 min 15 s"), (7260, "2 h 01 min")]
+)
+def test_durations_as_people_say_them(value: float, text: str) -> None:
+    assert seconds(value) == text

@@ -1,0 +1,166 @@
+"""The state of a job is read off its files and its lock, so no death needs a repair."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines import atomic
+from pipelines.errors import LockstepError
+from pipelines.ledger import Entry, Ledger, State, hold_lock, is_locked
+from pipelines.publish import drop_recorded, publish
+from pipelines.spec import Artifact, Spec
+
+INFO = {"invocation": {"id": "i", "command": "dvc repro"}, "git_commit": "c", "experiment": None}
+
+
+def spec(**changes: object) -> Spec:
+    values = {
+        "stage": "sft",
+        "name": "sft",
+        "key": None,
+        "config": {"seed": 1},
+        "code": "abc",
+        "inputs": {"base": Artifact("artifacts/base", "h")},
+        "outs": {"model": "artifacts/model"},
+        "metrics": "metrics/sft.json",
+    }
+    return Spec(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / ".lockstep/jobs")
+
+
+def finish(entry: Entry) -> None:
+    """As a worker leaves it: complete outputs and a result."""
+    attempt = entry.new_attempt()
+    (entry.out / "model").mkdir(parents=True)
+    (entry.out / "model" / "weights").write_text("w")
+    (entry.out / "metrics").write_text('{"loss": 1}')
+    result = {"state": "completed", "outs": {"artifacts/model": "m.dir"}, "metrics": {}}
+    result |= {"started": 1.0, "ended": 2.0, "environment": {}}
+    atomic.write_json(attempt.folder / "result.json", result)
+
+
+def test_a_spec_survives_its_file(tmp_path: Path) -> None:
+    spec().write(tmp_path / "spec.json")
+    assert Spec.read(tmp_path / "spec.json") == spec()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": {"seed": 2}},
+        {"code": "def"},
+        {"inputs": {"base": Artifact("artifacts/base", "other")}},
+        {"stage": "reward_model"},
+    ],
+)
+def test_whatever_bears_identity_changes_the_fingerprint(change: dict[str, object]) -> None:
+    assert spec(**change).fingerprint != spec().fingerprint
+
+
+def test_an_unfinished_entry_is_found_again(ledger: Ledger) -> None:
+    first = ledger.find_or_create(spec(), INFO)
+    assert ledger.find_or_create(spec(), INFO) == first
+    assert ledger.find_or_create(spec(code="other"), INFO) != first
+
+
+def test_states_of_an_attempt(ledger: Ledger) -> None:
+    entry = ledger.find_or_create(spec(), INFO)
+    assert entry.state() is State.NEW
+    attempt = entry.new_attempt()
+    assert entry.state() is State.STARTING
+    me = psutil.Process()
+    launch = {"pid": me.pid, "pid_started": me.create_time()}
+    atomic.write_json(attempt.folder / "launch.json", launch)
+    assert entry.state() is State.STARTING
+    atomic.write_json(attempt.folder / "launch.json", {**launch, "pid_started": 1.0})
+    assert entry.state() is State.DIED, "the pid belongs to another process by now"
+    with hold_lock(attempt.folder / "alive"):
+        assert entry.state() is State.RUNNING
+        attempt.mark_cancelled()
+        assert entry.state() is State.RUNNING, "it still runs, whatever was asked of it"
+    assert entry.state() is State.CANCELLED
+    again = entry.new_attempt()
+    atomic.write_json(again.folder / "result.json", {"state": "failed", "error": "e"})
+    assert entry.state() is State.FAILED
+    assert [a.number for a in entry.attempts()] == [1, 2]
+
+
+def test_a_submission_that_nobody_noted_is_given_up_after_a_while(ledger: Ledger) -> None:
+    attempt = ledger.find_or_create(spec(), INFO).new_attempt()
+    long_ago = time.time() - 3600
+    os.utime(attempt.folder, (long_ago, long_ago))
+    assert attempt.state() is State.DIED
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from pipelines.ledger import hold_lock\n"
+        "with hold_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    path = tmp_path / "alive"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    assert is_locked(path)
+    process.kill()
+    process.wait()
+    assert not is_locked(path)
+
+
+def test_one_driver_at_a_time(ledger: Ledger) -> None:
+    entry = ledger.find_or_create(spec(), INFO)
+    with (
+        entry.lease(),
+        pytest.raises(LockstepError, match="already waiting for this job"),
+        entry.lease(),
+    ):
+        pass
+
+
+def test_publishing_keeps_the_ledgers_copy_until_dvc_has_recorded_it(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    entry = ledger.find_or_create(spec(), INFO)
+    finish(entry)
+    assert entry.state() is State.COMPLETED
+    publish(tmp_path, entry)
+    assert (tmp_path / "artifacts/model/weights").read_text() == "w"
+    assert entry.state() is State.PUBLISHED
+    drop_recorded(tmp_path, ledger)
+    assert ledger.find_or_create(spec(), INFO) == entry, "DVC has not recorded it: still to be had"
+    lock = {"stages": {"sft": {"outs": [{"path": "artifacts/model", "md5": "m.dir"}]}}}
+    (tmp_path / "dvc.lock").write_text(json.dumps(lock))
+    drop_recorded(tmp_path, ledger)
+    assert not entry.out.exists()
+    assert ledger.find_or_create(spec(), INFO) != entry, "recorded: a forced run computes again"
+
+
+def test_publishing_twice_replaces_what_was_there(ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "artifacts/model").mkdir(parents=True)
+    (tmp_path / "artifacts/model/stale").write_text("old")
+    entry = ledger.find_or_create(spec(), INFO)
+    finish(entry)
+    for _ in range(2):
+        publish(tmp_path, entry)
+        assert [p.name for p in (tmp_path / "artifacts/model").iterdir()] == ["weights"]
+
+
+def test_a_worker_killed_after_its_last_rename_is_harvested(ledger: Ledger, tmp_path: Path) -> None:
+    entry = ledger.find_or_create(spec(), INFO)
+    finish(entry)
+    (entry.attempts()[-1].folder / "result.json").unlink()
+    atomic.write_json(entry.attempts()[-1].folder / "worker.json", {"pid": 1, "time": 5.0})
+    assert entry.state() is State.COMPLETED
+    assert publish(tmp_path, entry)["outs"]["artifacts/model"].endswith(".dir")

@@ -1,0 +1,85 @@
+"""Tiny inputs that the stages' tests share: a one-digit task and a model of a few thousand weights."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.context import Context
+from stages.contracts.catalog import bind
+from stages.contracts.params import Params
+
+TINY = {
+    "model": {"hidden_size": 32, "intermediate_size": 32, "num_layers": 1, "num_heads": 2},
+    "prepare": {
+        "digits": 2,
+        "demonstrations": 96,
+        "preferences": 64,
+        "prompts": 40,
+        "held_out": 16,
+    },
+    "sft": {"epochs": 1, "batch_size": 16},
+    "reward_model": {"epochs": 1, "batch_size": 16},
+    "rollout": {"prompts": 6, "samples": 3, "max_new_tokens": 12, "batch_size": 8},
+    "policy_update": {"epochs": 1, "batch_size": 9},
+    "evaluate": {"samples": 2},
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+class Runner:
+    """Runs stages in a folder, one after another, as the worker would."""
+
+    def __init__(self, root: Path, **changes: dict) -> None:
+        self.root = root
+        values = {key: {**TINY.get(key, {}), **changes.get(key, {})} for key in TINY | changes}
+        self.params = Params.model_validate(values)
+        for folder in ("data", "models"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+
+    def paths(self, address: str) -> tuple[dict[str, Path], dict[str, Path]]:
+        bound = bind(address, self.params)
+        return (
+            {name: self.root / path for name, path in bound.inputs.items()},
+            {name: self.root / path for name, path in bound.outs.items()},
+        )
+
+    def context(self, address: str, **options) -> Context:
+        folder = self.root / "jobs" / address
+        folder.mkdir(parents=True, exist_ok=True)
+        key = bind(address, self.params).key
+        return Context(stage=address, key=key, seed=self.params.seed, folder=folder, **options)
+
+    def run(self, address: str, ctx: Context | None = None) -> dict:
+        bound = bind(address, self.params)
+        inputs, outs = self.paths(address)
+        for path in outs.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        module = importlib.import_module(bound.stage.module)
+        return module.run(bound.config, inputs, outs, ctx or self.context(address))
+
+
+@pytest.fixture
+def runner(tmp_path):
+    """A factory of runners, each in a folder of its own."""
+    return lambda name="run", **changes: Runner(tmp_path / name, **changes)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A finished run up to the first iteration's scores, with its metrics. Not to be written to."""
+    runner = Runner(tmp_path_factory.mktemp("trained"))
+    stages = ["prepare", "sft", "reward_model", "rollout@iter_001", "score@iter_001"]
+    runner.metrics = {address: runner.run(address) for address in stages}
+    return runner
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder, or the file itself, by name."""
+    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -1,0 +1,151 @@
+"""prepare: what it makes, and what it refuses."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from stages.context import StageError
+from stages.data.arithmetic import Problem, Slip, possible_slips, unordered_problems, worked
+from stages.data.tokenizer import Decoder
+from stages.rewards.verifier import Verifier
+
+FILES = {
+    "demonstrations": [{"prompt": "ab", "completion": "ba"}, {"prompt": "cd", "completion": "dc"}],
+    "preferences": [{"prompt": "ab", "chosen": "ba", "rejected": "ab"}],
+    "prompts": [{"prompt": "ef", "answer": "fe"}, {"prompt": "gh"}],
+    "held_out": [{"prompt": "ij", "answer": "ji"}],
+    "held_out_preferences": [{"prompt": "ij", "chosen": "ji", "rejected": "ij"}],
+}
+
+
+def write_files(folder, **replaced):
+    for name, rows in {**FILES, **replaced}.items():
+        text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(text)
+
+
+def rows_of(runner, name):
+    return pq.read_table(runner.root / f"artifacts/data/{name}.parquet").to_pylist()
+
+
+def test_the_working_of_an_addition_is_written_out_column_by_column():
+    assert worked(Problem(38, 47)) == "8+7=15;3+4=7+1=8;85"
+    assert worked(Problem(7, 45)) == "7+5=12;0+4=4+1=5;52"
+    assert worked(Problem(99, 99)) == "9+9=18;9+9=18+1=19;198"
+    assert worked(Problem(38, 47), Slip.FORGOTTEN_CARRY) == "8+7=15;3+4=7;75"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_slip_gives_a_wrong_answer_and_every_other_working_a_right_one(seed):
+    rule = Verifier(after=";")
+    for problem in unordered_problems(2)[:: 97 + seed]:
+        assert rule.reward(worked(problem), problem.answer) == 1.0
+        for slip in possible_slips(problem):
+            assert rule.reward(worked(problem, slip, seed), problem.answer) == 0.0, (problem, slip)
+
+
+def test_held_out_problems_are_in_no_training_set_in_either_order(trained):
+    def problems(name):
+        return {frozenset(row["prompt"][:-1].split("+")) for row in rows_of(trained, name)}
+
+    held_out = problems("held_out") | problems("held_out_preferences")
+    assert len(held_out) == 16
+    for name in ("demonstrations", "preferences", "prompts"):
+        assert not held_out & problems(name)
+
+
+def test_token_ids_decode_to_the_text_they_came_from(trained):
+    decoder = Decoder(trained.root / "artifacts/base")
+    for row in rows_of(trained, "demonstrations")[:10]:
+        assert decoder.text(row["prompt_ids"]) == row["prompt"]
+        assert decoder.text(row["completion_ids"]) == row["completion"]
+
+
+def test_the_counts_are_those_asked_for_and_demonstrations_are_of_mixed_quality(trained):
+    metrics = trained.metrics["prepare"]
+    assert (metrics["num_demonstrations"], metrics["num_prompts"]) == (96, 40)
+    assert 0.4 < metrics["demonstration_accuracy"] < 0.9
+
+
+def test_the_verifier_measures_itself_on_the_held_out_pairs(trained):
+    quality = json.loads((trained.root / "artifacts/rewards/verifier/quality.json").read_text())
+    assert quality["pairwise_accuracy"] == 1.0
+
+
+def test_a_users_files_become_the_same_artifacts(runner):
+    run = runner(prepare={"source": "files"})
+    write_files(run.root / "data")
+    metrics = run.run("prepare")
+    assert metrics["num_demonstrations"] == 2
+    assert [row["answer"] for row in rows_of(run, "held_out")] == ["ji"]
+    assert {row["prompt"]: row["answer"] for row in rows_of(run, "prompts")} == {"ef": "fe", "gh": None}
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"demonstrations": ""}, r"demonstrations\.jsonl is empty"),
+        ({"prompts": '{"prompt": "ef"}\n{oops\n'}, r"prompts\.jsonl line 2 is not JSON"),
+        ({"prompts": '["ef"]\n'}, r"prompts\.jsonl line 1 is not a JSON object"),
+        ({"held_out": [{"prompt": "ij"}]}, r"held_out\.jsonl line 1 has no 'answer'"),
+        (
+            {"preferences": [FILES["preferences"][0], {"prompt": "x", "chosen": "y"}]},
+            r"preferences\.jsonl line 2 has no 'rejected'",
+        ),
+        ({"held_out": [{"prompt": "ij", "answer": 5}]}, r"line 1: 'answer' is int, not text"),
+        ({"prompts": [{"prompt": "e" * 60}]}, r"prompts\.jsonl line 1.* 61 tokens .*max_length 48"),
+        (
+            {"demonstrations": [{"prompt": "ab", "completion": "b" * 50}]},
+            r"demonstrations\.jsonl line 1.* 54 tokens together.*max_length 48",
+        ),
+        (
+            {"prompts": [{"prompt": "ef"}, {"prompt": "ij"}]},
+            r"held_out\.jsonl line 1 holds out the prompt of prompts\.jsonl line 2",
+        ),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(runner, replaced, message):
+    run = runner(prepare={"source": "files"})
+    write_files(run.root / "data", **replaced)
+    with pytest.raises(StageError, match=message):
+        run.run("prepare")
+
+
+def test_a_missing_file_is_named(runner):
+    run = runner(prepare={"source": "files"})
+    write_files(run.root / "data")
+    (run.root / "data/held_out.jsonl").unlink()
+    with pytest.raises(StageError, match=r"held_out\.jsonl is missing"):
+        run.run("prepare")
+
+
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        ("config.json", "no config.json"),
+        ("tokenizer.json", "no tokenizer"),
+        ("model.safetensors", "no .*weights"),
+    ],
+)
+def test_a_base_model_folder_without_a_needed_part_is_refused(trained, runner, removed, message):
+    run = runner(model={"source": "folder"})
+    for path in (trained.root / "artifacts/base").iterdir():
+        if path.name != removed:
+            (run.root / "models" / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(StageError, match=message):
+        run.run("prepare")
+
+
+def test_a_base_model_folder_is_taken_with_its_tokenizer(trained, runner):
+    run = runner(model={"source": "folder"})
+    for path in (trained.root / "artifacts/base").iterdir():
+        (run.root / "models" / path.name).write_bytes(path.read_bytes())
+    run.run("prepare")
+    assert rows_of(run, "prompts") == rows_of(trained, "prompts")
+
+
+def test_more_prompts_than_problems_are_refused(runner):
+    run = runner(prepare={"digits": 1, "held_out": 5, "prompts": 200})
+    with pytest.raises(StageError, match=r"prepare\.prompts is 200"):
+        run.run("prepare")
