@@ -27,7 +27,7 @@ import psutil
 from pipelines import atomic
 from pipelines.console import Console, seconds
 from pipelines.errors import LockstepError
-from pipelines.ledger import hold_lock, is_locked
+from pipelines.ledger import hold_lock
 from pipelines.processes import end_processes, process_lives
 from pipelines.repository import Repository
 from pipelines.strict_yaml import load_yaml
@@ -40,6 +40,8 @@ PREFECT_FILE = "pipelines/prefect.yaml"
 START_LIMIT_S = 180.0
 CANCEL_LIMIT_S = 40.0
 POLL_S = 0.25
+BUSY_TRIES = 20
+BUSY_PAUSE_S = 1.0
 LOG_TAIL = 20
 
 
@@ -132,6 +134,7 @@ def _start_missing(
         api = "" if name == "mlflow" else f"{url}/api"
         servers[name] = _spawn(repository, name, url, words, _environment(repository, api))
         started.append(servers[name])
+        _write_note(repository, servers)
         return servers[name]
 
     try:
@@ -144,11 +147,11 @@ def _start_missing(
             port = _port(console, "Prefect", prefect_port, PREFECT_PORT)
             words = _prefect("server", "start", "--host", HOST, "--port", str(port))
             start("prefect", f"http://{HOST}:{port}", words)
-        for name, path in (("mlflow", "/health"), ("prefect", "/api/health")):
-            server = servers[name]
-            _wait(console, server, begun, lambda s=server, p=path: _answers(s.url + p))  # type: ignore[misc]
+        health = {"mlflow": "/health", "prefect": "/api/health"}
+        starting = [servers[name] for name in health]
+        _wait(console, starting, begun, lambda server: _answers(server.url + health[server.name]))
         if "worker" not in servers:
-            _prepare_work_pool(repository, servers["prefect"])
+            _prepare_work_pool(servers["prefect"])
             console.progress(f"deploying {PREFECT_FILE}")
             _deploy(repository, servers["prefect"], schedules)
             # One at a time over all deployments: they share the clone.
@@ -163,17 +166,10 @@ def _start_missing(
                 "1",
             ]
             worker = start("worker", servers["prefect"].url, _prefect("worker", "start", *options))
-            _wait(console, worker, begun, lambda: _worker_is_online(servers["prefect"]))
+            _wait(console, [worker], begun, lambda _: _worker_is_online(servers["prefect"]))
     except BaseException:
         end_processes([server.pid for server in reversed(started)])
         raise
-    atomic.write_json(
-        _note(repository),
-        {
-            name: {**asdict(server), **({"api_url": _api(server)} if name == "prefect" else {})}
-            for name, server in servers.items()
-        },
-    )
 
 
 def _mlflow_command(repository: Repository, port: int) -> list[str]:
@@ -220,6 +216,8 @@ def _environment(repository: Repository, api: str) -> dict[str, str]:
         **_no_proxy(),
         "PREFECT_HOME": str(_home(repository) / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # SQLite has one writer at a time; on a busy machine the others wait longer than 10 s.
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         "PREFECT_WORKER_QUERY_SECONDS": "3",
         "DO_NOT_TRACK": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -262,16 +260,20 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _wait(console: Console, server: Server, begun: float, ready: Callable[[], bool]) -> None:
-    """Until the server answers; its log is the error if it does not."""
-    while not ready():
+def _wait(
+    console: Console, starting: list[Server], begun: float, ready: Callable[[Server], bool]
+) -> None:
+    """Until all of them answer; the log is the error of one that does not."""
+    while starting := [server for server in starting if not ready(server)]:
         taken = time.monotonic() - begun
-        console.progress(f"waiting for {server.name} ({seconds(taken)})")
-        if not server.lives:
-            raise LockstepError(f"{server.name} did not start:\n{_tail(server)}")
+        names = " and ".join(server.name for server in starting)
+        console.progress(f"waiting for {names} ({seconds(taken)})")
+        for server in starting:
+            if not server.lives:
+                raise LockstepError(f"{server.name} did not start:\n{_tail(server)}")
         if taken > START_LIMIT_S:
             raise LockstepError(
-                f"{server.name} does not answer after {seconds(taken)}:\n{_tail(server)}"
+                f"{starting[0].name} does not answer after {seconds(taken)}:\n{_tail(starting[0])}"
             )
         time.sleep(POLL_S)
 
@@ -281,18 +283,24 @@ def _tail(server: Server) -> str:
     return "".join(f"  | {line}\n" for line in lines) + f"full log: {server.log}"
 
 
-def _prepare_work_pool(repository: Repository, prefect: Server) -> None:
-    """Make sure that the pool is there, and close runs that an earlier worker left open."""
+def _prepare_work_pool(prefect: Server) -> None:
+    """Make sure that the pool is there, and close the runs whose process is gone."""
     try:
         _call(prefect, "/work_pools/", {"name": WORK_POOL, "type": "process"})
     except urllib.error.HTTPError as error:
         if error.code != 409:
             raise
-    # A flow process may have outlived its worker: then its run is still its own.
-    if not is_locked(repository.home / "run.lock"):
-        for run in _open_flow_runs(prefect):
-            gone = {"type": "CRASHED", "name": "Crashed", "message": "its worker is gone"}
+    for run in _open_flow_runs(prefect):
+        if not _is_flow_process(run["infrastructure_pid"]):
+            gone = {"type": "CRASHED", "name": "Crashed", "message": "its process is gone"}
             _call(prefect, f"/flow_runs/{run['id']}/set_state", {"state": gone, "force": True})
+
+
+def _is_flow_process(pid: str | None) -> bool:
+    try:
+        return "prefect.engine" in psutil.Process(int(pid or "")).cmdline()
+    except (ValueError, psutil.Error):
+        return False
 
 
 def _deploy(repository: Repository, prefect: Server, schedules: bool) -> None:
@@ -365,9 +373,17 @@ def _call(prefect: Server, path: str, body: Any) -> Any:
         headers={"Content-Type": "application/json"},
         method="POST",
     )
-    with _opener.open(request, timeout=30) as response:
-        text = response.read()
-    return json.loads(text) if text else None
+    for left in reversed(range(BUSY_TRIES)):
+        try:
+            with _opener.open(request, timeout=30) as response:
+                text = response.read()
+            return json.loads(text) if text else None
+        except urllib.error.HTTPError as error:
+            # What the server says while another writer has its database.
+            if error.code != 503 or not left:
+                raise
+        time.sleep(BUSY_PAUSE_S)
+    raise AssertionError("the last try returns or raises")
 
 
 def _answers(url: str) -> bool:
@@ -402,6 +418,14 @@ def _say_addresses(repository: Repository, console: Console) -> None:
 
 def _note(repository: Repository) -> Path:
     return _home(repository) / "servers.json"
+
+
+def _write_note(repository: Repository, servers: dict[str, Server]) -> None:
+    """At each start, so that a killed `up` leaves nothing that `down` does not know of."""
+    noted = {name: asdict(server) for name, server in servers.items()}
+    if "prefect" in noted:
+        noted["prefect"]["api_url"] = _api(servers["prefect"])
+    atomic.write_json(_note(repository), noted)
 
 
 def _home(repository: Repository) -> Path:

@@ -1,0 +1,62 @@
+"""One MLflow and Prefect for all tests of this folder: starting them takes half a minute."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from prefect_servers import LocalServers, serving
+from tiny_project import TinyProject, make_project
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_tracking() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_TRACKING", "off")
+        for name in [name for name in os.environ if name.startswith(("PREFECT_", "DVC_"))]:
+            patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def local_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServers]:
+    project = make_project(tmp_path_factory.mktemp("servers") / "project")
+    with serving(project.root) as local:
+        yield local
+        _send_what_waits()
+
+
+@pytest.fixture
+def served_project(local_servers: LocalServers) -> TinyProject:
+    """The project that the shared servers run in, with every stage stale."""
+    project = TinyProject(local_servers.repository.root)
+    project.forget()
+    project.behave()
+    return project
+
+
+@pytest.fixture
+def project(
+    local_servers: LocalServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TinyProject]:
+    """A fresh project around this process, whose flow runs go to the shared Prefect server."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+    project = make_project(tmp_path / "project")
+    monkeypatch.chdir(project.root)
+    home = tmp_path / "prefect"
+    with temporary_settings({PREFECT_API_URL: local_servers.api, PREFECT_HOME: home}):
+        yield project
+
+
+def _send_what_waits() -> None:
+    """Prefect's client sends in the background, and tries for a minute once the server is gone."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    EventsWorker.drain_all()
+    APILogWorker.drain_all()

@@ -1,0 +1,109 @@
+"""MLflow and Prefect as `lockstep up` starts them, and short names for what tests ask Prefect."""
+
+import io
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines import servers
+from pipelines.console import Console
+from pipelines.repository import Repository
+
+
+@dataclass(frozen=True)
+class LocalServers:
+    """What `lockstep up` started in a clone, and what it said."""
+
+    repository: Repository
+    said: str
+
+    @property
+    def api(self) -> str:
+        return servers.runtime_environment(self.repository)["PREFECT_API_URL"]
+
+    def get(self, path: str) -> Any:
+        return self._request("GET", path, None)
+
+    def post(self, path: str, body: Any) -> Any:
+        return self._request("POST", path, body)
+
+    def delete(self, path: str) -> Any:
+        return self._request("DELETE", path, None)
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        return self.get(f"/deployments/name/lockstep/{name}")
+
+    def start_run(self, deployment: str, **parameters: Any) -> str:
+        identity = self.deployment(deployment)["id"]
+        body = {"parameters": parameters}
+        return self.post(f"/deployments/{identity}/create_flow_run", body)["id"]
+
+    def state(self, run: str) -> dict[str, Any]:
+        return self.get(f"/flow_runs/{run}")["state"]
+
+    def ended(self, run: str, seconds: float = 50) -> dict[str, Any]:
+        """The run's last state, waited for."""
+        final = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+        wait_until(lambda: self.state(run)["type"] in final, seconds)
+        return self.state(run)
+
+    def task_runs(self, run: str) -> dict[str, dict[str, Any]]:
+        body = {"flow_runs": {"id": {"any_": [run]}}}
+        return {found["name"]: found for found in self.post("/task_runs/filter", body)}
+
+    def cancel(self, run: str) -> None:
+        state = {"type": "CANCELLING", "name": "Cancelling"}
+        self.post(f"/flow_runs/{run}/set_state", {"state": state})
+
+    def logs(self, run: str) -> str:
+        body = {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200}
+        return "\n".join(line["message"] for line in self.post("/logs/filter", body))
+
+    def _request(self, method: str, path: str, body: Any) -> Any:
+        request = urllib.request.Request(
+            self.api + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+            method=method,
+        )
+        for _ in range(30):
+            try:
+                with urllib.request.urlopen(request, timeout=30) as response:
+                    return json.loads(response.read() or b"null")
+            except urllib.error.HTTPError as error:
+                # On a busy machine: another writer has the database.
+                if error.code != 503:
+                    raise
+            time.sleep(1)
+        raise AssertionError(f"{path}: the server stays busy")
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[LocalServers]:
+    repository = Repository(root)
+    said = io.StringIO()
+    servers.up(repository, Console(said), free_port(), free_port())
+    try:
+        yield LocalServers(repository, said.getvalue())
+    finally:
+        servers.down(repository, Console(io.StringIO()))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)

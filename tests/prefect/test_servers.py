@@ -1,0 +1,219 @@
+"""`lockstep up` and `down` with real servers, and what a deployment does there."""
+
+import io
+import json
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect_servers import LocalServers, free_port, serving, wait_until
+from tiny_project import TinyProject, make_project
+
+from pipelines import servers
+from pipelines.console import Console
+from pipelines.errors import LockstepError
+from pipelines.repository import Repository
+from pipelines.strict_yaml import load_yaml
+from stages.contracts.catalog import bind
+from stages.contracts.params import Params
+
+pytestmark = pytest.mark.slow
+
+
+def processes_of(repository: Repository) -> list[psutil.Process]:
+    """Every living process that belongs to the servers of this clone, by its environment."""
+    home = str(repository.home / "prefect")
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("PREFECT_HOME") == home:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_up_says_where_everything_is(local_servers: LocalServers) -> None:
+    running = servers.running(local_servers.repository)
+    assert running.keys() == {"mlflow", "prefect", "worker"}
+    for name in ("mlflow", "prefect"):
+        assert running[name].url in local_servers.said
+    assert "lockstep/nightly: 0 2 * * * UTC" in local_servers.said
+    noted = json.loads((local_servers.repository.home / "servers.json").read_text())
+    assert noted["prefect"]["api_url"] == local_servers.api
+
+
+def test_a_second_up_starts_nothing(local_servers: LocalServers) -> None:
+    before = servers.running(local_servers.repository)
+    said = io.StringIO()
+    servers.up(local_servers.repository, Console(said))
+    assert said.getvalue().startswith("already running:\n")
+    assert before["mlflow"].url in said.getvalue()
+    assert servers.running(local_servers.repository) == before
+
+
+def test_servers_listen_on_loopback_only(local_servers: LocalServers) -> None:
+    listening = [
+        connection.laddr.ip
+        for process in processes_of(local_servers.repository)
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 2
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_every_deployment_has_a_schedule_and_runs_one_at_a_time(
+    local_servers: LocalServers,
+) -> None:
+    written = load_yaml(local_servers.repository.root / servers.PREFECT_FILE)["deployments"]
+    assert len(written) == 2
+    for item in written:
+        found = local_servers.deployment(item["name"])
+        assert not found["paused"]
+        assert found["schedules"][0]["active"]
+        assert found["global_concurrency_limit"]["limit"] == 1
+        for target in item["parameters"].get("targets", []):
+            bind(target, Params())
+
+
+def test_a_deployment_run_does_the_stages(
+    local_servers: LocalServers, served_project: TinyProject
+) -> None:
+    run = local_servers.start_run("nightly")
+    state = local_servers.ended(run)
+    assert (state["type"], state["message"]) == ("COMPLETED", "4 stages done, 0 were up to date")
+    tasks = local_servers.task_runs(run)
+    states = {name: found["state"]["name"] for name, found in tasks.items()}
+    assert states == dict.fromkeys("abcd", "Completed")
+    assert served_project.started() == ["a", *sorted(served_project.started()[1:3]), "d"]
+
+
+def test_a_schedule_fires(local_servers: LocalServers, served_project: TinyProject) -> None:
+    deployment = local_servers.deployment("nightly")["id"]
+    every_ten_seconds = {
+        "interval": 10,
+        "anchor_date": datetime.now(UTC).isoformat(),
+        "timezone": "UTC",
+    }
+    schedules = f"/deployments/{deployment}/schedules"
+    made = local_servers.post(schedules, [{"schedule": every_ten_seconds, "active": True}])
+    # The server looks at all deployments once a minute, at those that changed every few seconds.
+    for action in ("pause_deployment", "resume_deployment"):
+        local_servers.post(f"/deployments/{deployment}/{action}", {})
+
+    def scheduled_runs() -> list[str]:
+        query = {
+            "deployments": {"id": {"any_": [deployment]}},
+            "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
+        }
+        found = local_servers.post("/flow_runs/filter", query)
+        return [run["name"] for run in found if run["auto_scheduled"]]
+
+    try:
+        wait_until(scheduled_runs, 90)
+    finally:
+        local_servers.delete(f"{schedules}/{made[0]['id']}")
+    assert sorted(served_project.started()) == ["a", "b", "c", "d"]
+
+
+def test_cancelling_a_flow_run_ends_its_stages(
+    local_servers: LocalServers, served_project: TinyProject
+) -> None:
+    served_project.behave(b={"seconds": 300}, c={"seconds": 300})
+    run = local_servers.start_run("nightly")
+    wait_until(lambda: len(served_project.started()) == 3)
+    pids = [event["pid"] for event in served_project.events("start")[1:]]
+    local_servers.cancel(run)
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10)
+    assert local_servers.ended(run, 20)["type"] == "CANCELLED"
+    # The lock is free and what was done is kept.
+    served_project.behave()
+    again = local_servers.ended(local_servers.start_run("nightly"))
+    assert again["message"] == "3 stages done, 1 were up to date"
+
+
+def test_a_flow_process_that_is_killed_leaves_a_clone_that_goes_on(
+    local_servers: LocalServers, served_project: TinyProject
+) -> None:
+    served_project.behave(a={"seconds": 6})
+    run = local_servers.start_run("nightly")
+    wait_until(served_project.started)
+    worker = servers.running(local_servers.repository)["worker"]
+    for process in psutil.Process(worker.pid).children():
+        process.kill()
+    # The next run waits for the stage that was left running, and finds it done.
+    state = local_servers.ended(local_servers.start_run("nightly"))
+    assert (state["type"], state["message"]) == ("COMPLETED", "3 stages done, 1 were up to date")
+    assert served_project.started().count("a") == 1
+    assert local_servers.ended(run)["type"] == "CRASHED"
+
+
+def test_if_one_does_not_start_the_others_are_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository(make_project(tmp_path / "project").root)
+    # A file where Prefect's folder should be.
+    repository.home.mkdir()
+    (repository.home / "prefect").write_text("")
+    said = io.StringIO()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(servers, "MLFLOW_PORT", port)
+        with pytest.raises(LockstepError, match="prefect did not start") as raised:
+            servers.up(repository, Console(said), prefect_port=free_port())
+    assert "unable to open database file" in str(raised.value)
+    assert str(repository.home / "servers/prefect.log") in str(raised.value)
+    assert f"port {port} is taken, so MLflow uses" in said.getvalue()
+    assert processes_of(repository) == []
+    assert servers.running(repository) == {}
+
+
+def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
+    repository = Repository(make_project(tmp_path / "project").root)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(LockstepError, match=f"port {port} for MLflow is taken"):
+            servers.up(repository, Console(io.StringIO()), mlflow_port=port)
+    assert processes_of(repository) == []
+
+
+def test_up_again_mends_what_died_and_down_stops_everything(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "project")
+    with serving(project.root) as local:
+        before = servers.running(local.repository)
+        project.behave(a={"seconds": 300})
+        lost = local.start_run("nightly")
+        wait_until(project.started)
+        # As a machine that goes down: nobody can say how the run ended.
+        worker = psutil.Process(before["worker"].pid)
+        killed = [worker, *worker.children(recursive=True)]
+        for process in killed:
+            process.kill()
+        psutil.wait_procs(killed)
+        servers.up(local.repository, Console(io.StringIO()))
+        after = servers.running(local.repository)
+        assert (after["mlflow"], after["prefect"]) == (before["mlflow"], before["prefect"])
+        assert local.state(lost)["type"] == "CRASHED"
+
+        local.start_run("nightly")
+        wait_until(lambda: len(project.started()) == 2)
+        said = io.StringIO()
+        servers.down(local.repository, Console(said))
+        assert "cancelling flow run" in said.getvalue()
+        for name in ("worker", "prefect", "mlflow"):
+            assert f"stopped {name}" in said.getvalue()
+        assert processes_of(local.repository) == []
+        assert not psutil.pid_exists(project.events("start")[1]["pid"])
+        assert not (local.repository.home / "servers.json").exists()
+
+        said = io.StringIO()
+        servers.down(local.repository, Console(said))
+        assert "nothing to stop" in said.getvalue()
+        assert servers.runtime_environment(local.repository) == {}
