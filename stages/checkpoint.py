@@ -1,8 +1,8 @@
 """Resume state in a stage's scratch folder: whole or not there at all.
 
-A checkpoint is a folder `checkpoint-STEP` with tensors, values and a manifest of their hashes. It is
-written aside, synced and renamed, so a kill leaves either the old state or the new. One that fails
-its hashes is skipped for the one before it; the last two are kept.
+A checkpoint is a folder `checkpoint-STEP` with tensors, values and a manifest of their hashes. It
+is written aside, synced and renamed, so a kill leaves either the old state or the new. One that
+fails its hashes is skipped for the one before it; the last two are kept.
 """
 
 import hashlib

@@ -1,13 +1,15 @@
 """policy_update: one iteration of learning from scored rollouts, by PPO or GRPO.
 
 PPO (Schulman et al. 2017, as in Ouyang et al. 2022): the reward of a response falls on its last
-token, each token pays kl_coef times its log-ratio to the SFT policy, a critic of its own backbone
-and GAE turn that into advantages, which are whitened over the whole rollout batch. The critic starts
-from the reward model where there is one, else from the policy's backbone under a zero head.
+token, each token pays kl_coef times its log-ratio to the SFT policy, a critic with a backbone of
+its own and GAE turn that into advantages, which are whitened over the whole rollout batch. The
+critic starts from the reward model where there is one, else from the policy's backbone under a zero
+head, and is fitted to the first rollouts before the policy learns from it.
 
 GRPO (Shao et al. 2024): the advantage of a response is its reward against the mean of its group;
-no critic; kl_coef weighs a KL term (k3) in the loss. Departure: losses are averaged over all tokens
-of the optimizer step, not within each response first, so that long responses count in full.
+no critic; kl_coef weighs a KL term (k3) in the loss. Departures: losses are averaged over all
+tokens of the optimizer step, not within each response first, so that long responses count in full;
+and the KL term is weighted by the probability ratio, which makes it one of the current policy.
 
 Probability ratios are taken against log-probs that the trainer itself computed before the first
 step; those of the sampler are compared with them, and a gap stops the update. At most the policy
@@ -27,7 +29,7 @@ from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParam
 from stages.contracts.rl import Algorithm
 from stages.data.artifacts import read_parquet
 from stages.data.batching import collate
-from stages.engines.experience import Experience, grpo_experience, ppo_experience
+from stages.engines.experience import Experience, measure, ppo_experience
 from stages.engines.models import (
     content_hash,
     load_policy,
@@ -37,7 +39,7 @@ from stages.engines.models import (
     save_model,
 )
 from stages.engines.optimizer import Learner
-from stages.engines.rl_state import load_critic, load_state, save_state
+from stages.engines.rl_state import has_critic, load_critic, load_state, save_state
 from stages.engines.training import Metrics, Micro, Plan, Rows, train, warmup_then_constant
 
 WARMUP_STEPS = 5
@@ -63,9 +65,12 @@ def run(
         learners["critic"] = Learner(
             critic, learning_rate=params.critic_learning_rate, max_grad_norm=params.max_grad_norm
         )
-        experience = ppo_experience(ctx, policy, critic, rollouts, params, config.temperature)
+        measured = measure(ctx, policy, rollouts, params, config.temperature)
+        if not has_critic(inputs):
+            _warm_up_critic(ctx, params, learners["critic"], rollouts, measured)
+        experience = ppo_experience(ctx, critic, rollouts, params, measured)
     else:
-        experience = grpo_experience(ctx, policy, rollouts, params, config.temperature)
+        experience = measure(ctx, policy, rollouts, params, config.temperature)
     _check_experience(experience, params)
     for name, learner in learners.items():
         learner.load_moments(state.moments(name))
@@ -92,6 +97,39 @@ def run(
         out["state"], state.steps + plan.num_steps, learners, tokenizer_from=inputs["policy"]
     )
     return _summary(history, experience, rollouts)
+
+
+def _warm_up_critic(
+    ctx: Context,
+    params: PolicyUpdateParams,
+    critic: Learner,
+    rollouts: Sequence[Mapping[str, Any]],
+    measured: Experience,
+) -> None:
+    """Fit a new critic to the returns of the rollouts: a reward model knows whole responses, not
+    what to expect of one that has only begun."""
+    returns = ppo_experience(ctx, critic.model, rollouts, params, measured, lam=1.0).returns
+
+    def micro_loss(rows: Rows, step_rows: Rows) -> Micro:
+        batch = collate(
+            [rollouts[i]["prompt_ids"] for i in rows],
+            [rollouts[i]["response_ids"] for i in rows],
+            pad_id(critic.model),
+            ctx.device,
+        )
+        target = returns[list(rows), : batch.response_mask.shape[1]].to(ctx.device)
+        values = response_values(critic.model, batch)
+        error = 0.5 * ((values - target).square() * batch.response_mask).sum()
+        return Micro(error / sum(len(rollouts[i]["response_ids"]) for i in step_rows), {})
+
+    plan = Plan(
+        num_rows=len(rollouts),
+        batch_size=params.batch_size,
+        epochs=params.critic_warmup_epochs,
+        seed=ctx.seed,
+        learning_rate=warmup_then_constant(0, WARMUP_STEPS),
+    )
+    train(ctx, {"critic": critic}, plan, micro_loss, shown=["loss"], before="critic_warmup")
 
 
 def _micro_loss(
@@ -122,7 +160,10 @@ def _micro_loss(
         clip_low=params.clip_low,
         clip_high=params.clip_high,
     )
-    kl = (k3(now.logprobs, old.ref_logprobs) * batch.response_mask).sum()
+    # The tokens were drawn from the policy before the update: weighted by the ratio, the estimate
+    # is of the policy as it is now.
+    ratio = (now.logprobs - old.logprobs).exp()
+    kl = (ratio * k3(now.logprobs, old.ref_logprobs) * batch.response_mask).sum()
     loss = surrogate.loss
     metrics = {
         "policy_loss": surrogate.loss.detach() / num_tokens,
@@ -177,9 +218,9 @@ def _check_same_policy(policy: Any, rollouts: Sequence[Mapping[str, Any]]) -> No
 def _check_experience(experience: Experience, params: PolicyUpdateParams) -> None:
     if not experience.logprob_gap_mean <= params.max_logprob_gap:
         raise StageError(
-            f"trainer and sampler log-probs differ by {experience.logprob_gap_mean:.4g} on average, "
-            f"more than policy_update.max_logprob_gap {params.max_logprob_gap}: the two do not "
-            "compute the same policy (precision, kernels, temperature), so the update would learn "
+            f"trainer and sampler log-probs differ by {experience.logprob_gap_mean:.4g} on average "
+            f"(policy_update.max_logprob_gap is {params.max_logprob_gap}): the two do not compute "
+            "the same policy, in precision, kernels or temperature, and the update would learn "
             "from wrong ratios"
         )
     _check_kl(experience.kl_to_reference, params)
@@ -200,10 +241,12 @@ def _summary(
     summary: dict[str, float | int] = {}
     for name in history[0]:
         values = [step[name] for step in history]
-        reduce = (
-            min if name.endswith("_min") else max if name.endswith("_max") else statistics.fmean
-        )
-        summary[name] = reduce(values)
+        if name.endswith("_min"):
+            summary[name] = min(values)
+        elif name.endswith("_max"):
+            summary[name] = max(values)
+        else:
+            summary[name] = statistics.fmean(values)
     rewards = [row["reward"] for row in rollouts]
     return summary | {
         **experience.summary(),

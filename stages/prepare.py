@@ -1,8 +1,8 @@
 """prepare: the data as token ids, the tokenizer, the base model and the verifier.
 
-The source is either the arithmetic task, made from the seed, or a user's JSON lines. Both become the
-same `Corpus` of texts; from there on there is one path. Texts are rendered to token ids here and
-nowhere else. The held-out prompts are in no training set, whatever the source.
+The source is either the arithmetic task, made from the seed, or a user's JSON lines. Both become
+the same `Corpus` of texts; from there on there is one path. Texts are rendered to token ids here
+and nowhere else. The held-out prompts are in no training set, whatever the source.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def run(
 
 
 class _Rendered:
-    """Rows with token ids; a text that does not fit the context is an error that names its place."""
+    """Rows with token ids; a text that does not fit the context is an error naming its place."""
 
     def __init__(self, renderer: Renderer, max_length: int) -> None:
         self._renderer = renderer

@@ -3,7 +3,7 @@
 Bradley and Terry's model of a preference is applied not only to the rewards of whole responses but
 to what the model says at every token from the first that differs on, as DeepSpeed-Chat does (Yao et
 al. 2023). The token that makes a response worse is then seen as such, so far fewer pairs are
-needed, and a critic that starts from the reward model already knows what partial responses are worth.
+needed, and a critic that starts from the reward model knows something of partial responses.
 """
 
 import torch

@@ -7,7 +7,7 @@ from torch import Tensor
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float
 ) -> Tensor:
-    """Half the squared error, the worse of the value and the value kept within `clip` of the old."""
+    """Half the squared error: the worse of the value and of one kept within `clip` of the old."""
     near = old_values + (values - old_values).clamp(-clip, clip)
     error = torch.maximum((values - returns).square(), (near - returns).square())
     return torch.where(mask > 0, 0.5 * error, 0.0).sum()

@@ -9,25 +9,27 @@ from stages.contracts.rl import Algorithm, Reward
 class PolicyUpdateParams(Section):
     """Learning from scored rollouts. Critic and GAE fields are PPO's; GRPO leaves them aside."""
 
-    learning_rate: float = Field(default=3.0e-4, gt=0)
+    learning_rate: float = Field(default=2.0e-4, gt=0)
     """Learning rate of the policy, constant after the warm-up of the first iteration."""
     critic_learning_rate: float = Field(default=1.0e-3, gt=0)
     """Learning rate of the critic (PPO)."""
     epochs: int = Field(default=2, ge=1)
     """Passes over the rollouts."""
-    batch_size: int = Field(default=256, ge=1)
+    critic_warmup_epochs: int = Field(default=2, ge=0)
+    """Passes that fit a new critic before the policy learns from it (PPO, first iteration)."""
+    batch_size: int = Field(default=128, ge=1)
     """Responses in one optimizer step, over all ranks."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """The probability ratio counts no lower than 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
     """The probability ratio counts no higher than 1 + clip_high."""
-    value_clip: float = Field(default=0.2, gt=0)
+    value_clip: float = Field(default=0.5, gt=0)
     """Values move at most this far from the old ones in one iteration's loss (PPO)."""
-    kl_coef: float = Field(default=0.02, ge=0)
+    kl_coef: float = Field(default=0.1, ge=0)
     """Weight of the KL penalty against SFT: in the reward for PPO, in the loss for GRPO."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount of rewards, token by token (PPO)."""
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """GAE's trade of bias against variance (PPO)."""
     normalise_by_std: bool = True
     """Whether a group's advantages are divided by its standard deviation (GRPO)."""

@@ -1,10 +1,10 @@
 """A verifiable task made from a seed: addition with the working written out.
 
     prompt    38+47=
-    response  8+7=15;3+4+1=8;85
+    response  8+7=15;3+4=7+1=8;85
 
-Columns from the units up, the carry as a third summand, then the sum. A *problem* is an unordered
-pair of numbers, so that holding out 38+47 keeps 47+38 out of training too.
+Columns from the units up, a carry added to the column it goes to, then the sum. A *problem* is an
+unordered pair of numbers, so that holding out 38+47 keeps 47+38 out of training too.
 
 Demonstrations are of mixed quality. Most wrong ones forget a carry, which is systematic: whoever
 imitates them forgets carries even when decoding greedily, and has something to learn from a
@@ -23,6 +23,8 @@ ANSWER_AFTER = ";"
 ALPHABET = "0123456789+=;"
 SCATTERED_SHARE = 0.25
 """How often a problem without a carry is shown wrong, relative to the average."""
+CARRY_SHARE = 0.75
+"""How many of the rejected responses slip in a carry, forgotten or spurious."""
 
 
 class Slip(StrEnum):
@@ -30,7 +32,7 @@ class Slip(StrEnum):
 
     FORGOTTEN_CARRY = "forgotten_carry"
     SPURIOUS_CARRY = "spurious_carry"
-    OFF_BY_ONE = "off_by_one"
+    WRONG_SUM = "wrong_sum"
     MISREAD_DIGIT = "misread_digit"
     MISCOPIED_ANSWER = "miscopied_answer"
 
@@ -100,11 +102,14 @@ def worked(problem: Problem, slip: Slip | None = None, seed: int = 0) -> str:
                 carry = 1
             elif slip is Slip.MISREAD_DIGIT:
                 first = (first + rng.randrange(1, 10)) % 10
-        total = first + second + carry
-        written = f"{first}+{second}+{carry}" if carry else f"{first}+{second}"
-        if column == column_of_slip and slip is Slip.OFF_BY_ONE:
-            total += rng.choice((-1, 1)) if total else 1
-        steps.append(f"{written}={total}")
+        total = first + second
+        if column == column_of_slip and slip is Slip.WRONG_SUM:
+            total = rng.choice([other for other in range(19) if other != total])
+        step = f"{first}+{second}={total}"
+        if carry:
+            total += carry
+            step += f"+{carry}={total}"
+        steps.append(step)
         last = column == width - 1
         sum_digits = (str(total) if last else str(total % 10)) + sum_digits
         carry = total // 10
@@ -118,7 +123,7 @@ def worked(problem: Problem, slip: Slip | None = None, seed: int = 0) -> str:
 
 def possible_slips(problem: Problem) -> list[Slip]:
     """The ways in which this problem's working can go wrong."""
-    slips = [Slip.OFF_BY_ONE, Slip.MISREAD_DIGIT, Slip.MISCOPIED_ANSWER]
+    slips = [Slip.WRONG_SUM, Slip.MISREAD_DIGIT, Slip.MISCOPIED_ANSWER]
     width = max(len(str(problem.left)), len(str(problem.right)))
     if problem.carries:
         slips.append(Slip.FORGOTTEN_CARRY)
@@ -153,14 +158,20 @@ def demonstrations(problems: Sequence[Problem], accuracy: float, seed: int) -> l
 
 
 def rejected(problem: Problem, seed: int, name: str) -> str:
-    """A wrong working of the problem, each kind of slip equally likely."""
+    """A wrong working of the problem: mostly a slip in a carry, as in the demonstrations."""
     rng = random.Random(stable_hash(seed, "rejected", name))
-    return worked(problem, rng.choice(possible_slips(problem)), rng.getrandbits(32))
+    slips = possible_slips(problem)
+    in_carry: list[Slip] = [
+        slip for slip in slips if slip in (Slip.FORGOTTEN_CARRY, Slip.SPURIOUS_CARRY)
+    ]
+    if in_carry and rng.random() < CARRY_SHARE:
+        slips = in_carry
+    return worked(problem, rng.choice(slips), rng.getrandbits(32))
 
 
 def _carried_into(problem: Problem, column: int) -> bool:
     scale = 10**column
-    return problem.left % scale + problem.right % scale >= scale
+    return bool(problem.left % scale + problem.right % scale >= scale)
 
 
 def _slipping_column(
@@ -171,6 +182,6 @@ def _slipping_column(
         return rng.choice([c for c in range(1, width) if _carried_into(problem, c)])
     if slip is Slip.SPURIOUS_CARRY:
         return rng.choice([c for c in range(1, width) if not _carried_into(problem, c)])
-    if slip in (Slip.OFF_BY_ONE, Slip.MISREAD_DIGIT):
+    if slip in (Slip.WRONG_SUM, Slip.MISREAD_DIGIT):
         return rng.randrange(width)
     return None

@@ -138,7 +138,8 @@ def _refuse_overlap(training: Iterable[list[Row]], held_out: Iterable[list[Row]]
     for rows in held_out:
         for row in rows:
             if row.values["prompt"] in seen:
+                trained_on = seen[row.values["prompt"]].place
                 raise StageError(
-                    f"{row.place} holds out the prompt of {seen[row.values['prompt']].place}: what is "
-                    "trained on measures nothing. Remove it from one of the two."
+                    f"{row.place} holds out the prompt of {trained_on}: what is trained on "
+                    "measures nothing. Remove it from one of the two."
                 )

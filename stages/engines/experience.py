@@ -44,7 +44,7 @@ class Experience:
 
     def select(self, rows: Sequence[int], num_steps: int, device: str) -> "Experience":
         """Some rows, cut to the longest response among them."""
-        tensors = {
+        tensors: dict[str, Any] = {
             field.name: value[list(rows), :num_steps].to(device)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
@@ -63,45 +63,13 @@ class Experience:
         return metrics
 
 
-def ppo_experience(
-    ctx: Context,
-    policy: Any,
-    critic: Any,
-    rollouts: Rows,
-    params: PolicyUpdateParams,
-    temperature: float,
-) -> Experience:
-    """Rewards on the last token less the KL penalty on each, GAE, whitened advantages."""
-    base = _measured(ctx, policy, rollouts, temperature, params.normalise_by_std)
-    values = pad(
-        over_responses(ctx, critic, rollouts, lambda batch: response_values(critic, batch)), 0.0
-    )
-    final = torch.tensor([row["reward"] for row in rollouts])
-    penalties = params.kl_coef * k1(base.logprobs, base.ref_logprobs)
-    rewards = token_rewards(final, penalties, base.mask)
-    advantages, returns = gae(rewards, values, base.mask, gamma=params.gamma, lam=params.gae_lambda)
-    return replace(
-        base,
-        advantages=whiten(advantages, base.mask),
-        values=values,
-        returns=returns,
-        advantage_std=float(advantages[base.mask > 0].std(correction=0)),
-        explained_variance=explained_variance(values, returns, base.mask),
-    )
-
-
-def grpo_experience(
+def measure(
     ctx: Context, policy: Any, rollouts: Rows, params: PolicyUpdateParams, temperature: float
 ) -> Experience:
-    """Each response's reward against those of its group, the same for all its tokens."""
-    base = _measured(ctx, policy, rollouts, temperature, params.normalise_by_std)
-    return replace(base, advantage_std=float(base.advantages[base.mask > 0].std(correction=0)))
+    """Trainer log-probs beside the sampler's and the reference's, with GRPO's advantages:
 
-
-def _measured(
-    ctx: Context, policy: Any, rollouts: Rows, temperature: float, normalise_by_std: bool
-) -> Experience:
-    """Trainer log-probs beside the sampler's and the reference's, with group-relative advantages."""
+    each response's reward against those of its group, the same for all its tokens.
+    """
     logprobs = pad(
         over_responses(
             ctx,
@@ -119,18 +87,55 @@ def _measured(
     relative, num_flat = group_relative(
         torch.tensor([row["reward"] for row in rollouts]),
         torch.tensor(groups),
-        normalise_by_std=normalise_by_std,
+        normalise_by_std=params.normalise_by_std,
     )
+    advantages = relative[:, None] * mask
     nothing = torch.zeros_like(logprobs)
     return Experience(
         mask=mask,
         logprobs=logprobs,
         ref_logprobs=ref_logprobs,
-        advantages=relative[:, None] * mask,
+        advantages=advantages,
         values=nothing,
         returns=nothing,
         logprob_gap_mean=float(gap.sum() / mask.sum()),
         logprob_gap_max=float(gap.max()),
         kl_to_reference=float((k3(logprobs, ref_logprobs) * mask).sum() / mask.sum()),
         zero_variance_groups=num_flat,
+        advantage_std=float(advantages[mask > 0].std(correction=0)),
+    )
+
+
+def ppo_experience(
+    ctx: Context,
+    critic: Any,
+    rollouts: Rows,
+    params: PolicyUpdateParams,
+    measured: Experience,
+    lam: float | None = None,
+) -> Experience:
+    """With PPO's advantages: reward on the last token, KL penalty on each, GAE, whitened.
+
+    `lam` stands in for params.gae_lambda.
+    """
+    mask = measured.mask
+    values = pad(
+        over_responses(ctx, critic, rollouts, lambda batch: response_values(critic, batch)), 0.0
+    )
+    final = torch.tensor([row["reward"] for row in rollouts])
+    penalties = params.kl_coef * k1(measured.logprobs, measured.ref_logprobs)
+    advantages, returns = gae(
+        token_rewards(final, penalties, mask),
+        values,
+        mask,
+        gamma=params.gamma,
+        lam=params.gae_lambda if lam is None else lam,
+    )
+    return replace(
+        measured,
+        advantages=whiten(advantages, mask),
+        values=values,
+        returns=returns,
+        advantage_std=float(advantages[mask > 0].std(correction=0)),
+        explained_variance=explained_variance(values, returns, mask),
     )

@@ -94,7 +94,8 @@ def uniforms(seeds: Tensor, position: int) -> Tensor:
     bits = (bits ^ _shift_right(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
     bits = (bits ^ _shift_right(bits, 27)) * _signed(0x94D049BB133111EB)
     bits = bits ^ _shift_right(bits, 31)
-    return _shift_right(bits, 11).double() / 2.0**53
+    uniform: Tensor = _shift_right(bits, 11).double() / 2.0**53
+    return uniform
 
 
 def _signed(value: int) -> int:
@@ -105,7 +106,8 @@ def _signed(value: int) -> int:
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
     """A logical shift: zeros come in from the left, whatever the sign."""
-    return (bits >> count) & (2 ** (64 - count) - 1)
+    shifted: Tensor = (bits >> count) & (2 ** (64 - count) - 1)
+    return shifted
 
 
 def _inverse_cdf(logprobs: Tensor, uniform: Tensor) -> Tensor:

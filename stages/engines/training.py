@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,27 +78,34 @@ def train(
     *,
     shown: Sequence[str],
     check: Callable[[Metrics], None] = lambda _: None,
+    before: str | None = None,
 ) -> list[Metrics]:
     """Train to the end of the plan; the metrics of each step.
 
     `micro_loss(rows, step_rows)` computes one micro-batch of a step; `shown` names the metrics that
-    the progress line carries; `check` may refuse a step's metrics by raising.
+    the progress line carries; `check` may refuse a step's metrics by raising. `before` names a
+    preliminary run of the loop within a stage: it keeps its checkpoints apart and logs no steps.
     """
-    history = _resume(ctx, learners)
+    scratch = ctx.scratch / before if before else ctx.scratch
+    scratch.mkdir(exist_ok=True)
+    history = _resume(scratch, learners)
+    if not before:
+        ctx.resume_at(len(history))
     saved_at = time.monotonic()
     for learner in learners.values():
         learner.model.train()
     for step in range(len(history), plan.num_steps):
         if ctx.should_stop():
-            _save(ctx, learners, history)
+            _save(scratch, learners, history)
             raise Stopped(f"stopped after step {step} of {plan.num_steps}")
         metrics = _step(ctx, learners, plan, step, micro_loss)
         check(metrics)
         history.append(metrics)
-        ctx.log(step + 1, metrics)
+        if not before:
+            ctx.log(step + 1, metrics)
         ctx.progress(step + 1, plan.num_steps, **{name: metrics[name] for name in shown})
         if time.monotonic() - saved_at >= ctx.checkpoint_seconds and step + 1 < plan.num_steps:
-            _save(ctx, learners, history)
+            _save(scratch, learners, history)
             saved_at = time.monotonic()
     for learner in learners.values():
         learner.model.eval()
@@ -146,20 +154,18 @@ def _accumulate(metrics: Metrics, parts: Mapping[str, Tensor | float]) -> None:
             metrics[name] += value
 
 
-def _save(ctx: Context, learners: Mapping[str, Learner], history: list[Metrics]) -> None:
+def _save(scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]) -> None:
     tensors = {
         f"{name}/{key}": tensor
         for name, learner in learners.items()
         for key, tensor in learner.tensors().items()
     }
     values: dict[str, Any] = {"history": history}
-    save_checkpoint(ctx.scratch, Checkpoint(len(history), tensors, values))
+    save_checkpoint(scratch, Checkpoint(len(history), tensors, values))
 
 
-def _resume(ctx: Context, learners: Mapping[str, Learner]) -> list[Metrics]:
-    checkpoint = load_checkpoint(ctx.scratch)
-    step = checkpoint.step if checkpoint else 0
-    ctx.resume_at(step)
+def _resume(scratch: Path, learners: Mapping[str, Learner]) -> list[Metrics]:
+    checkpoint = load_checkpoint(scratch)
     if checkpoint is None:
         return []
     for name, learner in learners.items():

@@ -34,6 +34,6 @@ class Verifier:
 
 
 def pairwise_accuracy(scores: Iterable[tuple[float, float]]) -> float | None:
-    """Share of (chosen, rejected) scores in which chosen wins; a tie counts half. None of no pairs."""
+    """Share of (chosen, rejected) scores that chosen wins; a tie counts half; None of no pairs."""
     wins = [1.0 if chosen > rejected else 0.5 * (chosen == rejected) for chosen, rejected in scores]
     return sum(wins) / len(wins) if wins else None

@@ -1,4 +1,4 @@
-"""Tiny inputs that the stages' tests share: a one-digit task and a model of a few thousand weights."""
+"""Tiny inputs that the stages' tests share: little data, and a model of a few thousand weights."""
 
 import importlib
 from pathlib import Path

@@ -79,7 +79,10 @@ def test_a_users_files_become_the_same_artifacts(runner):
     metrics = run.run("prepare")
     assert metrics["num_demonstrations"] == 2
     assert [row["answer"] for row in rows_of(run, "held_out")] == ["ji"]
-    assert {row["prompt"]: row["answer"] for row in rows_of(run, "prompts")} == {"ef": "fe", "gh": None}
+    assert {row["prompt"]: row["answer"] for row in rows_of(run, "prompts")} == {
+        "ef": "fe",
+        "gh": None,
+    }
 
 
 @pytest.mark.parametrize(

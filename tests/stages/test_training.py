@@ -1,0 +1,148 @@
+"""The training loop: the split of a step, stopping, resuming, and numbers that are not finite."""
+
+import pytest
+import torch
+
+from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from stages.context import Context, StageError, Stopped
+from stages.engines.optimizer import Learner
+from stages.engines.training import Micro, Plan, train, warmup_then_cosine
+
+
+class Interrupted(Context):
+    """Asks itself to stop after so many steps, as a signal would."""
+
+    stop_after = 10**9
+
+    def log(self, step, metrics):
+        super().log(step, metrics)
+        if step >= self.stop_after:
+            self.request_stop()
+
+
+def context(folder, **options):
+    folder.mkdir(exist_ok=True)
+    return Interrupted(stage="test", key=None, seed=3, folder=folder, **options)
+
+
+DATA = torch.randn(23, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def fit(ctx, model=None, loss_of=None):
+    """A linear model with dropout, fitted to a made-up target; its final weights and history."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(4, 1, dtype=torch.float64)
+    model = model or torch.nn.Sequential(linear)
+
+    def micro_loss(rows, step_rows):
+        x = DATA[list(rows)]
+        loss = (model(x).squeeze(-1) - x.sum(1)).square().sum() / len(step_rows)
+        return Micro(loss_of(loss) if loss_of else loss, {"error_max": loss.detach()})
+
+    plan = Plan(23, 8, 4, seed=5, learning_rate=warmup_then_cosine(0.1))
+    learner = Learner(model, learning_rate=0.05, max_grad_norm=1.0)
+    history = train(ctx, {"model": learner}, plan, micro_loss, shown=["loss"])
+    return learner.tensors(), history
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+def test_the_result_does_not_depend_on_the_micro_batch(tmp_path, micro_batch):
+    whole, history = fit(context(tmp_path / "whole", micro_batch=64))
+    split, split_history = fit(context(tmp_path / "split", micro_batch=micro_batch))
+    for name in whole:
+        torch.testing.assert_close(whole[name], split[name], atol=1e-9, rtol=1e-6)
+    assert [s["loss"] for s in history] == pytest.approx([s["loss"] for s in split_history])
+
+
+def test_every_row_is_used_once_an_epoch_in_an_order_that_changes():
+    plan = Plan(23, 8, 2, seed=5, learning_rate=warmup_then_cosine(0.1))
+    epochs = [[row for step in range(e * 3, e * 3 + 3) for row in plan.rows(step)] for e in (0, 1)]
+    assert [sorted(rows) for rows in epochs] == [list(range(23))] * 2
+    assert epochs[0] != epochs[1]
+
+
+def test_stopped_and_resumed_training_ends_with_the_same_numbers(tmp_path):
+    undisturbed, history = fit(context(tmp_path / "a"))
+    for stop in (2, 7):
+        ctx = context(tmp_path / "b")
+        ctx.stop_after = stop
+        with pytest.raises(Stopped):
+            fit(ctx)
+    resumed, resumed_history = fit(context(tmp_path / "b"))
+    assert_same(undisturbed, resumed)
+    assert history == resumed_history
+    lines = (tmp_path / "b/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == len(history)
+
+
+def test_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
+    undisturbed, _ = fit(context(tmp_path / "a"))
+    steps = 0
+
+    def die_late(loss):
+        nonlocal steps
+        steps += 1
+        if steps == 9:
+            raise KeyboardInterrupt
+        return loss
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(context(tmp_path / "b", checkpoint_seconds=0), loss_of=die_late)
+    assert load_checkpoint(tmp_path / "b/scratch").step == 8
+    resumed, _ = fit(context(tmp_path / "b"))
+    assert_same(undisturbed, resumed)
+
+
+def test_dropout_repeats_after_a_resume(tmp_path):
+    def model():
+        torch.manual_seed(1)
+        return torch.nn.Sequential(
+            torch.nn.Linear(4, 8, dtype=torch.float64),
+            torch.nn.Dropout(0.5),
+            torch.nn.Linear(8, 1, dtype=torch.float64),
+        )
+
+    undisturbed, _ = fit(context(tmp_path / "a"), model())
+    ctx = context(tmp_path / "b")
+    ctx.stop_after = 5
+    with pytest.raises(Stopped):
+        fit(ctx, model())
+    assert_same(undisturbed, fit(context(tmp_path / "b"), model())[0])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_with_its_step(tmp_path, bad):
+    steps = 0
+
+    def turn_bad(loss):
+        nonlocal steps
+        steps += 1
+        return loss * (bad if steps == 4 else 1)
+
+    with pytest.raises(StageError, match=r"loss is .* at step 4 of 12"):
+        fit(context(tmp_path), loss_of=turn_bad)
+
+
+def test_a_corrupt_checkpoint_is_skipped_for_the_one_before(tmp_path):
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, Checkpoint(step, {"x": torch.tensor([step])}, {"step": step}))
+    assert load_checkpoint(tmp_path).step == 3
+    newest = tmp_path / "checkpoint-00000003/tensors.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    checkpoint = load_checkpoint(tmp_path)
+    assert (checkpoint.step, int(checkpoint.tensors["x"])) == (2, 2)
+    (tmp_path / "checkpoint-00000002/manifest.json").unlink()
+    assert load_checkpoint(tmp_path) is None
+
+
+def test_a_write_that_died_halfway_leaves_the_checkpoint_before(tmp_path):
+    save_checkpoint(tmp_path, Checkpoint(1, {}, {}))
+    (tmp_path / ".checkpoint-00000002.tmp").mkdir()
+    assert load_checkpoint(tmp_path).step == 1
+    save_checkpoint(tmp_path, Checkpoint(2, {}, {}))
+    assert load_checkpoint(tmp_path).step == 2
