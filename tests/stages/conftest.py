@@ -63,6 +63,12 @@ class Runner:
         module = importlib.import_module(bound.stage.module)
         return module.run(bound.config, inputs, outs, ctx or self.context(address))
 
+    @staticmethod
+    def contents(path: Path) -> dict[str, bytes]:
+        """Every file under a folder, or the file itself, by name."""
+        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
 
 @pytest.fixture
 def runner(tmp_path):
@@ -77,9 +83,3 @@ def trained(tmp_path_factory):
     stages = ["prepare", "sft", "reward_model", "rollout@iter_001", "score@iter_001"]
     runner.metrics = {address: runner.run(address) for address in stages}
     return runner
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file under a folder, or the file itself, by name."""
-    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
