@@ -16,6 +16,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prefect import Task, flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State as PrefectState
@@ -209,7 +210,13 @@ class StageProcesses:
         deadline = time.monotonic() + CANCEL_GRACE_S
         while any(process.poll() is None for process in left) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        end_processes([process.pid for process in left if process.poll() is None], grace=2.0)
+        for process in left:
+            if process.poll() is None:
+                # What is below dvc first: without its command dvc ends by itself, if it can.
+                below = psutil.Process(process.pid).children()
+                end_processes([child.pid for child in below], grace=2.0)
+                process.kill()
+                process.wait()
 
     def _start(self, address: str, output: Path) -> subprocess.Popen[bytes] | None:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -9,39 +9,33 @@ Stages go on writing to MLflow's database file, whether its server runs or not: 
 address, so that no run is ever shipped twice.
 """
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from pipelines import atomic
+from pipelines import atomic, prefect_api
 from pipelines.console import Console, seconds
 from pipelines.errors import LockstepError
 from pipelines.ledger import hold_lock
 from pipelines.processes import end_processes, process_lives
+from pipelines.redact import redact
 from pipelines.repository import Repository
 from pipelines.strict_yaml import load_yaml
 
 HOST = "127.0.0.1"
 MLFLOW_PORT = 5050
 PREFECT_PORT = 4250
-WORK_POOL = "lockstep"
 PREFECT_FILE = "pipelines/prefect.yaml"
 START_LIMIT_S = 180.0
 CANCEL_LIMIT_S = 40.0
 POLL_S = 0.25
-BUSY_TRIES = 20
-BUSY_PAUSE_S = 1.0
 LOG_TAIL = 20
 
 
@@ -54,6 +48,11 @@ class Server:
     pid: int
     pid_started: float
     log: str
+
+    @property
+    def api(self) -> str:
+        """Of Prefect's server, and of the worker that polls it."""
+        return f"{self.url}/api"
 
     @property
     def lives(self) -> bool:
@@ -114,7 +113,7 @@ def runtime_environment(repository: Repository) -> dict[str, str]:
     if prefect is None:
         return {}
     home = str(_home(repository) / "prefect")
-    return {"PREFECT_API_URL": _api(prefect), "PREFECT_HOME": home, **_no_proxy()}
+    return {"PREFECT_API_URL": prefect.api, "PREFECT_HOME": home, **_no_proxy()}
 
 
 def _start_missing(
@@ -147,26 +146,18 @@ def _start_missing(
             port = _port(console, "Prefect", prefect_port, PREFECT_PORT)
             words = _prefect("server", "start", "--host", HOST, "--port", str(port))
             start("prefect", f"http://{HOST}:{port}", words)
-        health = {"mlflow": "/health", "prefect": "/api/health"}
-        starting = [servers[name] for name in health]
-        _wait(console, starting, begun, lambda server: _answers(server.url + health[server.name]))
+        _wait(console, [servers["mlflow"], servers["prefect"]], begun, _is_well)
         if "worker" not in servers:
-            _prepare_work_pool(servers["prefect"])
+            api = servers["prefect"].api
+            prefect_api.make_work_pool(api)
+            prefect_api.close_lost_flow_runs(api)
             console.progress(f"deploying {PREFECT_FILE}")
             _deploy(repository, servers["prefect"], schedules)
             # One at a time over all deployments: they share the clone.
-            options = [
-                "--pool",
-                WORK_POOL,
-                "--type",
-                "process",
-                "--name",
-                "lockstep",
-                "--limit",
-                "1",
-            ]
-            worker = start("worker", servers["prefect"].url, _prefect("worker", "start", *options))
-            _wait(console, [worker], begun, lambda _: _worker_is_online(servers["prefect"]))
+            where = ["--pool", prefect_api.WORK_POOL, "--type", "process", "--name", "lockstep"]
+            words = _prefect("worker", "start", "--limit", "1", *where)
+            worker = start("worker", servers["prefect"].url, words)
+            _wait(console, [worker], begun, lambda _: prefect_api.worker_is_online(api))
     except BaseException:
         end_processes([server.pid for server in reversed(started)])
         raise
@@ -278,58 +269,40 @@ def _wait(
         time.sleep(POLL_S)
 
 
+def _is_well(server: Server) -> bool:
+    path = "/api/health" if server.name == "prefect" else "/health"
+    return prefect_api.answers(server.url + path)
+
+
 def _tail(server: Server) -> str:
-    lines = Path(server.log).read_text(errors="replace").splitlines()[-LOG_TAIL:]
+    lines = redact(Path(server.log).read_text(errors="replace")).splitlines()[-LOG_TAIL:]
     return "".join(f"  | {line}\n" for line in lines) + f"full log: {server.log}"
-
-
-def _prepare_work_pool(prefect: Server) -> None:
-    """Make sure that the pool is there, and close the runs whose process is gone."""
-    try:
-        _call(prefect, "/work_pools/", {"name": WORK_POOL, "type": "process"})
-    except urllib.error.HTTPError as error:
-        if error.code != 409:
-            raise
-    for run in _open_flow_runs(prefect):
-        if not _is_flow_process(run["infrastructure_pid"]):
-            gone = {"type": "CRASHED", "name": "Crashed", "message": "its process is gone"}
-            _call(prefect, f"/flow_runs/{run['id']}/set_state", {"state": gone, "force": True})
-
-
-def _is_flow_process(pid: str | None) -> bool:
-    try:
-        return "prefect.engine" in psutil.Process(int(pid or "")).cmdline()
-    except (ValueError, psutil.Error):
-        return False
 
 
 def _deploy(repository: Repository, prefect: Server, schedules: bool) -> None:
     done = subprocess.run(
         _prefect("deploy", "--all", "--prefect-file", PREFECT_FILE),
         cwd=repository.root,
-        env=_environment(repository, _api(prefect)),
+        env=_environment(repository, prefect.api),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        raise LockstepError(f"{PREFECT_FILE} cannot be deployed:\n{done.stdout}{done.stderr}")
-    for deployment in _deployments(prefect):
-        # Pausing drops the runs that came due while nothing ran: they would all start now.
-        _call(prefect, f"/deployments/{deployment['id']}/pause_deployment", {})
-        if schedules:
-            _call(prefect, f"/deployments/{deployment['id']}/resume_deployment", {})
+        raise LockstepError(
+            f"{PREFECT_FILE} cannot be deployed:\n{redact(done.stdout + done.stderr)}"
+        )
+    prefect_api.set_schedules(prefect.api, active=schedules)
 
 
 def _cancel_flow_runs(prefect: Server, worker: Server, console: Console) -> None:
     """Ask Prefect to cancel what runs, so that it ends as Cancelled with its jobs gone."""
     try:
-        runs = _open_flow_runs(prefect)
+        runs = prefect_api.open_flow_runs(prefect.api)
         for run in runs:
             console.line(f"cancelling flow run {run['name']}")
-            state = {"type": "CANCELLING", "name": "Cancelling"}
-            _call(prefect, f"/flow_runs/{run['id']}/set_state", {"state": state})
+            prefect_api.cancel_flow_run(prefect.api, run["id"])
         deadline = time.monotonic() + CANCEL_LIMIT_S
         while runs and psutil.Process(worker.pid).children() and time.monotonic() < deadline:
             console.progress("waiting for its jobs to end")
@@ -338,67 +311,13 @@ def _cancel_flow_runs(prefect: Server, worker: Server, console: Console) -> None
         console.line("the Prefect server does not answer; ending its flow runs without it")
 
 
-def _open_flow_runs(prefect: Server) -> list[dict[str, Any]]:
-    """Flow runs of the pool that a worker has taken and not brought to an end."""
-    types = {"any_": ["PENDING", "RUNNING", "CANCELLING"]}
-    found = _call(
-        prefect,
-        "/flow_runs/filter",
-        {"flow_runs": {"state": {"type": types}}, "work_pools": {"name": {"any_": [WORK_POOL]}}},
-    )
-    return list(found)
-
-
-def _deployments(prefect: Server) -> list[dict[str, Any]]:
-    return list(_call(prefect, "/deployments/filter", {}))
-
-
-def _worker_is_online(prefect: Server) -> bool:
-    workers = _call(prefect, f"/work_pools/{WORK_POOL}/workers/filter", {})
-    return any(worker["status"] == "ONLINE" for worker in workers)
-
-
-def _api(prefect: Server) -> str:
-    return f"{prefect.url}/api"
-
-
-# Loopback is never reached through a proxy, whatever the environment says.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def _call(prefect: Server, path: str, body: Any) -> Any:
-    request = urllib.request.Request(
-        _api(prefect) + path,
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-        method="POST",
-    )
-    for left in reversed(range(BUSY_TRIES)):
-        try:
-            with _opener.open(request, timeout=30) as response:
-                text = response.read()
-            return json.loads(text) if text else None
-        except urllib.error.HTTPError as error:
-            # What the server says while another writer has its database.
-            if error.code != 503 or not left:
-                raise
-        time.sleep(BUSY_PAUSE_S)
-    raise AssertionError("the last try returns or raises")
-
-
-def _answers(url: str) -> bool:
-    try:
-        with _opener.open(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
-
-
 def _say_addresses(repository: Repository, console: Console) -> None:
     servers = running(repository)
     console.line(f"MLflow   {servers['mlflow'].url}   runs, metrics, comparison")
     console.line(f"Prefect  {servers['prefect'].url}   flow runs, logs, schedules")
-    active = [item for item in _deployments(servers["prefect"]) if not item["paused"]]
+    active = [
+        item for item in prefect_api.deployments(servers["prefect"].api) if not item["paused"]
+    ]
     console.line(
         "schedules (they fire only while these servers run):" if active else "no schedules"
     )
@@ -410,7 +329,7 @@ def _say_addresses(repository: Repository, console: Console) -> None:
             )
     first = load_yaml(repository.root / PREFECT_FILE)["deployments"][0]["name"]
     console.line(
-        f"run one now:  PREFECT_API_URL={_api(servers['prefect'])} "
+        f"run one now:  PREFECT_API_URL={servers['prefect'].api} "
         f"prefect deployment run lockstep/{first}"
     )
     console.line("stop them:    lockstep down")
@@ -424,7 +343,7 @@ def _write_note(repository: Repository, servers: dict[str, Server]) -> None:
     """At each start, so that a killed `up` leaves nothing that `down` does not know of."""
     noted = {name: asdict(server) for name, server in servers.items()}
     if "prefect" in noted:
-        noted["prefect"]["api_url"] = _api(servers["prefect"])
+        noted["prefect"]["api_url"] = servers["prefect"].api
     atomic.write_json(_note(repository), noted)
 
 

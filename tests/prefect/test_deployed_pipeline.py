@@ -1,0 +1,56 @@
+"""The pipeline itself, small, as a deployment: real stages, real jobs, real servers."""
+
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+from prefect_servers import LocalServers, serving, wait_until
+
+from pipelines import servers
+from pipelines.ledger import Ledger, State
+
+pytestmark = pytest.mark.slow
+
+
+def mlflow_runs(local: LocalServers) -> list[dict[str, Any]]:
+    """Every run that MLflow's server shows."""
+    address = servers.running(local.repository)["mlflow"].url + "/api/2.0/mlflow"
+    with urllib.request.urlopen(f"{address}/experiments/search?max_results=100") as response:
+        experiments = json.loads(response.read())["experiments"]
+    request = urllib.request.Request(
+        f"{address}/runs/search",
+        data=json.dumps({"experiment_ids": [one["experiment_id"] for one in experiments]}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.loads(response.read()).get("runs", [])
+
+
+def test_a_deployed_pipeline_runs_and_its_cancellation_ends_the_jobs(
+    tiny_clone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCKSTEP_TRACKING")
+    with serving(tiny_clone.root) as local:
+        run = local.start_run("weekday-baseline")
+        state = local.ended(run, 150)
+        assert state["type"] == "COMPLETED", state["message"]
+        wanted = {"prepare", "sft", "reward_model", "evaluate_sft"}
+        assert local.task_runs(run).keys() == wanted
+        assert "are up to date" in tiny_clone.run("dvc", "status", *wanted).stdout
+        # One run for the flow run and one for each of its stages, all of them closed.
+        wait_until(
+            lambda: [r["info"]["status"] for r in mlflow_runs(local)] == ["FINISHED"] * 5, 60
+        )
+
+        tiny_clone.set_params(sft__epochs=5000)
+        run = local.start_run("weekday-baseline")
+        ledger = Ledger(local.repository.jobs)
+        # Its job has started to learn.
+        wait_until(lambda: len(list((ledger.folder / "sft").glob("*/progress.json"))) == 2, 60)
+        assert ledger.latest("sft")["sft"].state() is State.RUNNING
+        local.cancel(run)
+        assert local.ended(run, 60)["type"] == "CANCELLED"
+        assert ledger.latest("sft")["sft"].state() is State.CANCELLED
+        jobs = [p for p in tiny_clone.processes() if "submitit" in " ".join(p.cmdline())]
+        assert jobs == []
