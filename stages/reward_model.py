@@ -1,10 +1,10 @@
 """reward_model: a scalar reward learnt from preference pairs (Bradley–Terry).
 
-It starts from the base model, not from the SFT policy, so that the two train side by side. After
-training the head is scaled so that rewards of the training responses have standard deviation 1:
-only differences of rewards bear meaning, and a KL coefficient or a value clip then means the same
-for every reward model. That is the one departure from Ouyang et al. (2022), who shift but do not
-scale.
+It starts from the base model, not from the SFT policy, so that the two train side by side. Two
+departures from Ouyang et al. (2022): pairs are compared at every token from the first that differs,
+not only at the last; and after training the head is scaled so that rewards of training responses
+have standard deviation 1. Only differences of rewards bear meaning, and a KL coefficient or a value
+clip then means the same for every reward model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +28,9 @@ from stages.engines.models import (
 from stages.engines.optimizer import Learner
 from stages.engines.training import Micro, Plan, Rows, train, warmup_then_cosine
 from stages.rewards.verifier import pairwise_accuracy
+
+SCALED_BY = 512
+"""Training pairs whose rewards set the scale."""
 
 
 def run(
@@ -69,7 +72,7 @@ def run(
     shown = ["loss", "train_accuracy"]
     history = train(ctx, {"reward_model": learner}, plan, micro_loss, shown=shown)
 
-    chosen, rejected = _all_pair_rewards(model, pairs, ctx)
+    chosen, rejected = _all_pair_rewards(model, pairs[:SCALED_BY], ctx)
     scale = float(torch.cat([chosen, rejected]).std(correction=0))
     if scale > 0:
         model.score.weight.data.div_(scale)

@@ -21,7 +21,7 @@ class PrepareParams(Section):
     """Number of demonstrations that SFT learns from."""
     demonstration_accuracy: float = Field(default=0.65, ge=0, le=1)
     """Share of the demonstrations whose answer is right; the rest carry typical slips."""
-    preferences: int = Field(default=4000, ge=1)
+    preferences: int = Field(default=3200, ge=1)
     """Number of preference pairs that the reward model learns from."""
     prompts: int = Field(default=2000, ge=1)
     """Number of prompts that rollouts draw from."""

@@ -13,7 +13,7 @@ class RewardModelParams(OptimizerParams):
     """Peak learning rate."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the preference pairs."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=16, ge=1)
     """Pairs in one optimizer step, over all ranks."""
     centre: float = Field(default=0.01, ge=0)
     """Weight of the term that pulls the sum of a pair's two rewards towards zero."""

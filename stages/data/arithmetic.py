@@ -23,7 +23,7 @@ ANSWER_AFTER = ";"
 ALPHABET = "0123456789+=;"
 SCATTERED_SHARE = 0.25
 """How often a problem without a carry is shown wrong, relative to the average."""
-CARRY_SHARE = 0.75
+CARRY_SHARE = 0.85
 """How many of the rejected responses slip in a carry, forgotten or spurious."""
 
 
