@@ -25,6 +25,7 @@ from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
 
+from pipelines.dvc_process import dvc_environment, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
 from pipelines.invocation import new_invocation
@@ -37,7 +38,6 @@ from pipelines.profiles import load_profile, profile_name
 from pipelines.publish import drop_recorded
 from pipelines.redact import redact
 from pipelines.repository import Repository
-from pipelines.run import dvc_command, dvc_environment
 from pipelines.shipper import start_shipper
 from pipelines.tracking_cursor import end_invocation
 
@@ -219,22 +219,12 @@ class StageProcesses:
                 process.wait()
 
     def _start(self, address: str, output: Path) -> subprocess.Popen[bytes] | None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with self.guard, output.open("ab") as stream:
+        with self.guard:
             if self.stopping:
                 return None
-            process = subprocess.Popen(
-                dvc_command(address),
-                cwd=self.repository.root,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=[self.lock],
-            )
-            self.running[address] = process
-        return process
+            root = self.repository.root
+            self.running[address] = start_dvc(address, root, self.environment, output, self.lock)
+            return self.running[address]
 
 
 class _Lines:

@@ -8,24 +8,23 @@ what runs is waited for. Ctrl-C and SIGTERM cancel what runs.
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pipelines import atomic
 from pipelines.console import Console, describe_progress, seconds
+from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
-from pipelines.invocation import Invocation, new_invocation
+from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry, Ledger, State
 from pipelines.leftovers import remove_leftovers
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan
 from pipelines.profiles import (
-    PROFILE_VARIABLE,
     ExecutorKind,
     Profile,
     load_profile,
@@ -75,17 +74,6 @@ def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: boo
         console.line(
             f"all {len(plan)} stages are up to date, after {seconds(time.time() - started)}"
         )
-
-
-def dvc_command(stage: str) -> list[str]:
-    """How one stage is run: by DVC, which waits for its lock instead of giving up on it."""
-    return [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
-
-
-def dvc_environment(profile: str, invocation: Invocation) -> dict[str, str]:
-    """The environment of such a command: dvc.yaml calls `lockstep`, found beside this Python."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **invocation.export(), PROFILE_VARIABLE: profile, "PATH": path}
 
 
 @dataclass
@@ -175,21 +163,7 @@ class PipelineRun:
             self.running[address] = _Running(process, None)
             return
         output = self.repository.home / "runs" / self.invocation.id / f"{address}.log"
-        output.parent.mkdir(parents=True, exist_ok=True)
-        stream: IO[bytes]
-        with output.open("wb") as stream:
-            process = subprocess.Popen(
-                dvc_command(address),
-                cwd=self.repository.root,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                # A Ctrl-C in the terminal reaches this process alone, which passes it on in order.
-                start_new_session=True,
-                # dvc holds the clone's lock with us, so that it lasts as long as anything writes.
-                pass_fds=(self.lock,),
-            )
+        process = start_dvc(address, self.repository.root, self.environment, output, self.lock)
         self.running[address] = _Running(process, output)
 
     def _poll(self) -> list[str]:

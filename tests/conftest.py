@@ -1,6 +1,5 @@
 """Throwaway clones of this repository, small enough to run whole pipelines in."""
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -13,12 +12,6 @@ import pytest
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[1]
-
-# Orphans come to this process, as elsewhere to init, which many containers lack: DVC's locks count
-# a process as living until somebody has waited for it.
-_PR_SET_CHILD_SUBREAPER = 36
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class Clone:
