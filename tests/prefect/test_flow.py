@@ -152,7 +152,7 @@ def test_stages_know_their_invocation_and_profile_and_nothing_of_prefect(
     assert first["environment"]["LOCKSTEP_PROFILE"] == "serial"
     invocation = first["environment"]["LOCKSTEP_INVOCATION"]
     assert invocation == second["environment"]["LOCKSTEP_INVOCATION"]
-    assert " prefect " in invocation
+    assert "prefect " in invocation
     assert first["flow_variables"] == []
 
 
