@@ -89,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     up = add("up", _up, "Start an MLflow server and a Prefect server with a worker, on loopback.")
     up.add_argument("--mlflow-port", type=int, metavar="N", help="port of the MLflow server")
     up.add_argument("--prefect-port", type=int, metavar="N", help="port of the Prefect server")
+    up.add_argument(
+        "--no-schedules", action="store_true", help="deploy the flow with its schedules paused"
+    )
     add("down", _down, "Stop what `lockstep up` started.")
 
     doctor = add("doctor", _doctor, "Check the environment and say what to fix.")
@@ -192,6 +195,7 @@ def _up(arguments: argparse.Namespace) -> None:
         Console(),
         mlflow_port=arguments.mlflow_port,
         prefect_port=arguments.prefect_port,
+        schedules=not arguments.no_schedules,
     )
 
 

@@ -1,15 +1,18 @@
 """Processes of this machine: which ones live, and how to end a tree of them."""
 
+import time
+
 import psutil
 
 TERMINATE_GRACE_S = 10.0
+POLL_S = 0.02
 
 
 def process_lives(pid: int, started: float) -> bool:
     """Whether the process that started at that time still runs; pids come round again."""
     try:
         process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < 1
+        return _lives(process) and abs(process.create_time() - started) < 1
     except psutil.NoSuchProcess:
         return False
 
@@ -29,5 +32,14 @@ def end_processes(pids: list[int], grace: float = TERMINATE_GRACE_S) -> None:
                 process.kill() if insist else process.terminate()
             except psutil.NoSuchProcess:
                 continue
-        _, alive = psutil.wait_procs(processes, timeout=grace)
-        processes = set(alive)
+        deadline = time.monotonic() + grace
+        while (processes := set(filter(_lives, processes))) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+
+def _lives(process: psutil.Process) -> bool:
+    """A zombie is gone: it waits for somebody to ask how it ended, and does nothing else."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

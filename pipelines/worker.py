@@ -29,6 +29,7 @@ from stages.context import Context, StageError, Stopped
 from stages.contracts.catalog import STAGES
 
 METRICS_OUT = "metrics"
+StageFunction = Callable[..., dict[str, float]]
 _REPORTED_PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "lockstep-rlhf")
 
 
@@ -58,8 +59,10 @@ def _run(attempt: Attempt) -> dict[str, Any]:
     print(f"{spec.stage}: attempt {attempt.number} on {socket.gethostname()}", flush=True)
     outcome: dict[str, Any]
     try:
-        with _terminate_calls(context.request_stop):
-            outs, metrics = _compute(entry, spec, context, Path(launch["root"]))
+        with _on_terminate(_stop_at_once):
+            run = importlib.import_module(STAGES[spec.name].module).run
+        with _on_terminate(context.request_stop):
+            outs, metrics = _compute(run, entry, spec, context, Path(launch["root"]))
         outcome = {"state": State.COMPLETED, "outs": outs, "metrics": metrics}
     except (Stopped, KeyboardInterrupt):
         outcome = {
@@ -95,15 +98,13 @@ def _context(entry: Entry, spec: Spec, launch: dict[str, Any]) -> Context:
 
 
 def _compute(
-    entry: Entry, spec: Spec, context: Context, root: Path
+    run: StageFunction, entry: Entry, spec: Spec, context: Context, root: Path
 ) -> tuple[dict[str, str], dict[str, float]]:
     """Run the stage's function into a folder aside, then make that folder `out` in one step.
 
     Returns the hashes of the outputs by path, and the summary metrics.
     """
-    stage = STAGES[spec.name]
-    config = stage.config.model_validate(spec.config)
-    run = importlib.import_module(stage.module).run
+    config = STAGES[spec.name].config.model_validate(spec.config)
     aside = entry.folder / "out.tmp"
     atomic.remove(aside)
     aside.mkdir()
@@ -127,10 +128,14 @@ def _compute(
     return found, metrics
 
 
+def _stop_at_once() -> None:
+    raise Stopped("before the stage began")
+
+
 @contextmanager
-def _terminate_calls(request_stop: Callable[[], None]) -> Iterator[None]:
-    """Make SIGTERM ask for a stop: submitit ignores it, a stage saves its scratch and ends."""
-    before = signal.signal(signal.SIGTERM, lambda *_: request_stop())
+def _on_terminate(stop: Callable[[], None]) -> Iterator[None]:
+    """What SIGTERM does in here: submitit ignores it, a stage saves its scratch and ends."""
+    before = signal.signal(signal.SIGTERM, lambda *_: stop())
     try:
         yield
     finally:
