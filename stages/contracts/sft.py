@@ -11,7 +11,7 @@ class SftParams(OptimizerParams):
 
     learning_rate: float = Field(default=3.0e-3, gt=0)
     """Peak learning rate."""
-    epochs: int = Field(default=3, ge=1)
+    epochs: int = Field(default=4, ge=1)
     """Passes over the demonstrations."""
     batch_size: int = Field(default=32, ge=1)
     """Demonstrations in one optimizer step, over all ranks."""
