@@ -38,6 +38,7 @@ def run_stage(address: str, chosen_profile: str | None = None) -> None:
         "invocation": invocation.as_json(),
         "git_commit": repository.git_commit(),
         "experiment": os.environ.get("DVC_EXP_NAME"),
+        "title": f"{params.rl.algorithm} with {params.rl.reward}, seed {params.seed}",
     }
     launch = {
         "invocation": invocation.as_json(),

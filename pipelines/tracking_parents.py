@@ -41,7 +41,7 @@ class ParentShipper:
             tags = {"lockstep.kind": "invocation", **_tags(group, group.entries[0])}
             cursor.run_id = self._store.find_or_create_run(
                 ("lockstep.group", group.id),
-                group.command,
+                _title(group),
                 tags,
                 min(map(started_at, group.entries)),
             )
@@ -192,6 +192,12 @@ class ParentShipper:
             return names.index(iteration) + 1
         digits = re.search(r"\d+$", iteration)
         return int(digits[0]) if digits else len(names) + 1
+
+
+def _title(group: Group) -> str:
+    """The command, and what tells two of its runs apart in a comparison."""
+    info = group.entries[0].info
+    return " · ".join(filter(None, [group.command, info.get("experiment"), info.get("title")]))
 
 
 def _tags(group: Group, entry: Entry) -> dict[str, str | None]:

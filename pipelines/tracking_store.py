@@ -229,7 +229,7 @@ class Store:
 
     def fragment(self, run_id: str) -> str:
         """The run's place within MLflow's pages."""
-        return f"#/experiments/{self.experiment_id}/runs/{run_id}"
+        return f"#/experiments/{self.experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
     def _experiment(self) -> str:
         name = next(filter(None, map(os.environ.get, EXPERIMENT_VARIABLES)), DEFAULT_EXPERIMENT)

@@ -92,9 +92,10 @@ class FakeClone:
         for name in spec.outs:
             (entry.out / name).mkdir(parents=True)
             (entry.out / name / "summary.md").write_text(f"{spec.stage} {name}")
-        atomic.write_json(entry.out / "metrics", metrics or {"loss": 0.5})
+        metrics = metrics or {"loss": 0.5}
+        atomic.write_json(entry.out / "metrics", metrics)
         outs = {path: f"{abs(hash(path)):032x}"[:32] + ".dir" for path in spec.outs.values()}
-        self.end(entry, "completed", outs=outs)
+        self.end(entry, "completed", outs=outs, metrics=metrics)
         publish(self.root, entry)
 
     def run(self, stage: str, metrics: dict[str, float] | None = None, **options: Any) -> Entry:

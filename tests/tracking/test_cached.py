@@ -48,7 +48,7 @@ def test_the_invocation_links_what_it_found_up_to_date(clone: FakeClone) -> None
     assert second.data.metrics["sft/loss"] == 0.1
     note = second.data.tags["mlflow.note.content"]
     place = f"#/experiments/{run.experiment_id}/runs/{run.run_id}"
-    assert f"| sft | up to date | [{run.run_id}]({place}) |" in note
+    assert f"| sft | up to date | [{run.run_id}]({place}?workflowType=machine_learning) |" in note
     assert "| rollout@iter_001 | published |" in note
     assert "lockstep.cached.rollout.iter_001" not in second.data.tags
 

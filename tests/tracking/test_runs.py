@@ -17,7 +17,7 @@ def test_stages_hang_under_their_iteration_and_the_invocation(clone: FakeClone) 
         clone.run(stage)
     assert clone.sync() is None
     parent = clone.parent()
-    assert parent.info.run_name == "dvc repro"
+    assert parent.info.run_name == "dvc repro · brave-owl"
     iterations = {
         run.info.run_name: run.info.run_id
         for run in clone.runs("tags.`lockstep.kind` = 'iteration'")
@@ -25,7 +25,7 @@ def test_stages_hang_under_their_iteration_and_the_invocation(clone: FakeClone) 
     assert set(iterations) == {"iter_001", "iter_002"}
     above = {run.info.run_name: run.data.tags.get("mlflow.parentRunId") for run in clone.runs()}
     assert above == {
-        "dvc repro": None,
+        "dvc repro · brave-owl": None,
         "iter_001": parent.info.run_id,
         "iter_002": parent.info.run_id,
         "sft": parent.info.run_id,
@@ -40,7 +40,9 @@ def test_a_stage_run_has_params_tags_steps_and_summary(clone: FakeClone) -> None
     entry = clone.run("policy_update@iter_001", {"loss": 0.25, "kl_to_reference": 0.03})
     clone.sync()
     run = clone.run_of("policy_update@iter_001")
-    assert run.data.params["policy_update.learning_rate"] == "0.0003"
+    assert run.data.params["policy_update.learning_rate"] == str(
+        Params().policy_update.learning_rate
+    )
     assert run.data.params["rl.algorithm"] == "ppo"
     assert run.data.metrics["loss"] == 0.25
     assert run.data.metrics["kl_to_reference"] == 0.03
@@ -129,7 +131,7 @@ def test_with_a_local_server_the_url_leads_to_it(clone: FakeClone) -> None:
     tracking = json.loads((entry.folder / "tracking.json").read_text())
     run = clone.run_of("sft").info
     place = f"experiments/{run.experiment_id}/runs/{run.run_id}"
-    assert tracking["url"] == f"http://127.0.0.1:5000/#/{place}"
+    assert tracking["url"] == f"http://127.0.0.1:5000/#/{place}?workflowType=machine_learning"
 
 
 def test_names_that_mlflow_does_not_take_are_bent_not_lost(clone: FakeClone) -> None:

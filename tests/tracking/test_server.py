@@ -84,7 +84,10 @@ def test_what_a_server_missed_is_shipped_when_it_is_back(
     files = {item.path for item in clone.client.list_artifacts(run.info.run_id)}
     assert files == {"config.yaml", "logs", "record.json", "spec.json"}
     place = f"experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
-    assert clone.cursor(entry)["url"] == f"http://127.0.0.1:{port}/#/{place}"
+    assert (
+        clone.cursor(entry)["url"]
+        == f"http://127.0.0.1:{port}/#/{place}?workflowType=machine_learning"
+    )
     for path in clone.repository.home.rglob("*"):
         assert not path.is_file() or b"pa55word" not in path.read_bytes(), path
 
