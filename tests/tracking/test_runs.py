@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from fake_clone import DIGEST, FakeClone
 
+from stages.contracts.params import Params
+
 
 def artifact(clone: FakeClone, stage: str, path: str) -> str:
     run = clone.run_of(stage)
@@ -40,7 +42,8 @@ def test_a_stage_run_has_params_tags_steps_and_summary(clone: FakeClone) -> None
     entry = clone.run("policy_update@iter_001", {"loss": 0.25, "kl_to_reference": 0.03})
     clone.sync()
     run = clone.run_of("policy_update@iter_001")
-    assert run.data.params["policy_update.learning_rate"] == str(
+    rate = Params().policy_update.learning_rate
+    assert run.data.params["policy_update.learning_rate"] == str(rate)
         Params().policy_update.learning_rate
     )
     assert run.data.params["rl.algorithm"] == "ppo"
