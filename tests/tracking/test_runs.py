@@ -44,8 +44,6 @@ def test_a_stage_run_has_params_tags_steps_and_summary(clone: FakeClone) -> None
     run = clone.run_of("policy_update@iter_001")
     rate = Params().policy_update.learning_rate
     assert run.data.params["policy_update.learning_rate"] == str(rate)
-        Params().policy_update.learning_rate
-    )
     assert run.data.params["rl.algorithm"] == "ppo"
     assert run.data.metrics["loss"] == 0.25
     assert run.data.metrics["kl_to_reference"] == 0.03
