@@ -43,8 +43,12 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make_clone(tmp_path: Path, migrated_database: Path) -> Iterator[Callable[[str], FakeClone]]:
+def make_clone(
+    tmp_path: Path, migrated_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], FakeClone]]:
     clones: list[FakeClone] = []
+    # MLflow puts artifacts of a store without a place for them under the current folder.
+    monkeypatch.chdir(tmp_path)
 
     def make(name: str) -> FakeClone:
         clone = FakeClone(tmp_path / name)
