@@ -19,6 +19,7 @@ class Clone:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.variables: dict[str, str] = {}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -29,7 +30,11 @@ class Clone:
             if not name.startswith(("MLFLOW_", "PREFECT_", "LOCKSTEP_", "DVC_"))
         }
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
-        return {**kept, "PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true"}
+        return {**kept, "PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true", **self.variables}
+
+    def without_tracking(self) -> None:
+        """Leave MLflow out, where it is not what the test is about: it costs seconds a command."""
+        self.variables["LOCKSTEP_TRACKING"] = "off"
 
     def start(self, *words: str, **extra: str) -> subprocess.Popen[str]:
         """Start a command in the background, its output in one stream."""

@@ -7,6 +7,12 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
+
+@pytest.fixture(autouse=True)
+def _only_the_graph(finished: Any) -> None:
+    finished.without_tracking()
+
+
 LOOP = {"rollout@iter_001", "score@iter_001", "policy_update@iter_001", "evaluate@iter_001"}
 EVERYTHING = {"prepare", "sft", "reward_model", "evaluate_sft", "report"} | LOOP
 

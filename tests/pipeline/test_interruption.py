@@ -19,6 +19,11 @@ pytestmark = pytest.mark.slow
 LONG = 20_000
 
 
+@pytest.fixture(autouse=True)
+def _only_jobs(finished: Any) -> None:
+    finished.without_tracking()
+
+
 @pytest.fixture
 def long_sft(finished: Any) -> Any:
     """The finished clone with an SFT stage that trains for long enough to be caught at it."""
