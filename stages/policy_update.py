@@ -4,10 +4,12 @@ PPO (Schulman et al. 2017, as in Ouyang et al. 2022): the reward of a response f
 token, each token pays kl_coef times its log-ratio to the SFT policy, a critic with a backbone of
 its own and GAE turn that into advantages, which are whitened over the whole rollout batch. The
 critic starts from the reward model where there is one, else from the policy's backbone under a zero
-head, and is fitted to the first rollouts before the policy learns from it.
+head. Departure: each iteration first fits the critic to its rollouts and only then takes advantages
+from it. An iteration is many optimizer steps, and advantages from a critic that is one iteration
+late push probabilities about for no reason, which can undo what the iteration before has learnt.
 
 GRPO (Shao et al. 2024): the advantage of a response is its reward against the mean of its group;
-no critic; kl_coef weighs a KL term (k3) in the loss. Departures: losses are averaged over all
+no critic; kl_loss_coef weighs a KL term (k3) in the loss. Departures: losses are averaged over all
 tokens of the optimizer step, not within each response first, so that long responses count in full;
 and the KL term is weighted by the probability ratio, which makes it one of the current policy.
 
@@ -39,7 +41,7 @@ from stages.engines.models import (
     save_model,
 )
 from stages.engines.optimizer import Learner
-from stages.engines.rl_state import has_critic, load_critic, load_state, save_state
+from stages.engines.rl_state import load_critic, load_state, save_state
 from stages.engines.training import Metrics, Micro, Plan, Rows, train, warmup_then_constant
 
 WARMUP_STEPS = 5
@@ -65,15 +67,13 @@ def run(
         learners["critic"] = Learner(
             critic, learning_rate=params.critic_learning_rate, max_grad_norm=params.max_grad_norm
         )
-        measured = measure(ctx, policy, rollouts, params, config.temperature)
-        if not has_critic(inputs):
-            _warm_up_critic(ctx, params, learners["critic"], rollouts, measured)
-        experience = ppo_experience(ctx, critic, rollouts, params, measured)
-    else:
-        experience = measure(ctx, policy, rollouts, params, config.temperature)
-    _check_experience(experience, params)
     for name, learner in learners.items():
         learner.load_moments(state.moments(name))
+    experience = measure(ctx, policy, rollouts, params, config.temperature)
+    _check_experience(experience, params)
+    if config.algorithm is Algorithm.PPO:
+        _fit_critic(ctx, params, learners["critic"], rollouts, experience, state.steps)
+        experience = ppo_experience(ctx, critic, rollouts, params, experience)
 
     plan = Plan(
         num_rows=len(rollouts),
@@ -99,15 +99,15 @@ def run(
     return _summary(history, experience, rollouts)
 
 
-def _warm_up_critic(
+def _fit_critic(
     ctx: Context,
     params: PolicyUpdateParams,
     critic: Learner,
     rollouts: Sequence[Mapping[str, Any]],
     measured: Experience,
+    steps_before: int,
 ) -> None:
-    """Fit a new critic to the returns of the rollouts: a reward model knows whole responses, not
-    what to expect of one that has only begun."""
+    """Fit the critic to the returns of the rollouts, which lambda 1 takes from rewards alone."""
     returns = ppo_experience(ctx, critic.model, rollouts, params, measured, lam=1.0).returns
 
     def micro_loss(rows: Rows, step_rows: Rows) -> Micro:
@@ -127,9 +127,9 @@ def _warm_up_critic(
         batch_size=params.batch_size,
         epochs=params.critic_warmup_epochs,
         seed=ctx.seed,
-        learning_rate=warmup_then_constant(0, WARMUP_STEPS),
+        learning_rate=warmup_then_constant(steps_before, WARMUP_STEPS),
     )
-    train(ctx, {"critic": critic}, plan, micro_loss, shown=["loss"], before="critic_warmup")
+    train(ctx, {"critic": critic}, plan, micro_loss, shown=["loss"], before="critic_fit")
 
 
 def _micro_loss(
@@ -176,7 +176,7 @@ def _micro_loss(
         "ratio_max": surrogate.ratio_max,
     }
     if config.algorithm is Algorithm.GRPO:
-        loss = loss + params.kl_coef * kl
+        loss = loss + params.kl_loss_coef * kl
     else:
         # The critic has a backbone of its own, so the two losses share no gradient and no weight.
         value_loss = clipped_value_loss(

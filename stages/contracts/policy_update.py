@@ -16,7 +16,7 @@ class PolicyUpdateParams(Section):
     epochs: int = Field(default=2, ge=1)
     """Passes over the rollouts."""
     critic_warmup_epochs: int = Field(default=2, ge=0)
-    """Passes that fit a new critic before the policy learns from it (PPO, first iteration)."""
+    """Passes that fit the critic to the rollouts before the policy learns from it (PPO)."""
     batch_size: int = Field(default=128, ge=1)
     """Responses in one optimizer step, over all ranks."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -25,8 +25,10 @@ class PolicyUpdateParams(Section):
     """The probability ratio counts no higher than 1 + clip_high."""
     value_clip: float = Field(default=0.5, gt=0)
     """Values move at most this far from the old ones in one iteration's loss (PPO)."""
-    kl_coef: float = Field(default=0.1, ge=0)
-    """Weight of the KL penalty against SFT: in the reward for PPO, in the loss for GRPO."""
+    kl_coef: float = Field(default=0.3, ge=0)
+    """Weight of the KL penalty against the SFT policy in the reward of each token (PPO)."""
+    kl_loss_coef: float = Field(default=0.05, ge=0)
+    """Weight of the KL term against the SFT policy in the loss (GRPO)."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount of rewards, token by token (PPO)."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)

@@ -38,15 +38,11 @@ def load_state(folder: Path) -> RlState:
     return RlState(steps, load_file(path) if path.exists() else {})
 
 
-def has_critic(inputs: Mapping[str, Path]) -> bool:
-    """Whether the iteration before left a critic."""
-    return (inputs["state"] / "critic").exists()
-
-
 def load_critic(inputs: Mapping[str, Path], reward: Reward, device: str) -> Any:
     """The critic of the iteration before; else the reward model, or the policy's backbone."""
-    if has_critic(inputs):
-        return load_scalar_model(inputs["state"] / "critic", device)
+    previous = inputs["state"] / "critic"
+    if previous.exists():
+        return load_scalar_model(previous, device)
     if reward is Reward.REWARD_MODEL:
         return load_scalar_model(inputs["reward"], device)
     return start_scalar_model(inputs["policy"], device)
