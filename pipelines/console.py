@@ -1,5 +1,6 @@
 """What the commands say: plain lines always, one line that changes in place only on a terminal."""
 
+import shutil
 import sys
 import time
 from typing import Any, TextIO
@@ -22,7 +23,8 @@ class Console:
         print(text, file=self._stream, flush=True)
 
     def progress(self, text: str) -> None:
-        """Replace the line that changes in place."""
+        """Replace the line that changes in place, cut to what the terminal shows."""
+        text = text[: shutil.get_terminal_size().columns - 1]
         if self._terminal and text != self._shown:
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()

@@ -1,10 +1,10 @@
 """`lockstep doctor`: what of the environment would get in the way, and how to mend it."""
 
+import http.client
 import os
 import shutil
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.errors import LockstepError
 from pipelines.params import load_params
 from pipelines.profiles import load_profile
-from pipelines.redact import redact
+from pipelines.redact import redact, without_credentials
 from pipelines.repository import Repository
 
 LEAST_FREE_GB = 2.0
@@ -79,9 +79,10 @@ def _repository(repository: Repository) -> Iterator[Finding]:
     yield Finding("git clone", inside, str(repository.root), "run `git init`: DVC needs it")
     dvc = (repository.root / ".dvc").is_dir()
     yield Finding("dvc", dvc, str(repository.root / ".dvc"), "run `dvc init`")
-    lockstep = shutil.which("lockstep")
-    remedy = "activate the virtual environment: dvc.yaml's commands call `lockstep`"
-    yield Finding("lockstep on PATH", lockstep is not None, lockstep or "not found", remedy)
+    python = shutil.which("python") or "not found"
+    fine = Path(python).parent == Path(sys.executable).parent
+    remedy = "for `dvc repro`, activate the environment: dvc.yaml calls `python`"
+    yield Finding("python on PATH", fine, python, remedy)
 
 
 def _files(repository: Repository) -> Iterator[Finding]:
@@ -102,7 +103,10 @@ def _files(repository: Repository) -> Iterator[Finding]:
 def _disk(repository: Repository) -> Iterator[Finding]:
     free = shutil.disk_usage(repository.root).free / 1e9
     yield Finding("free disk", free >= LEAST_FREE_GB, f"{free:.1f} GB", "free some space")
-    yield Finding("hard links", _can_link(repository.home), "", "publishing copies instead: slower")
+    links = (
+        "yes" if _can_link(repository.home) else "no: outputs are copied instead, which is slower"
+    )
+    yield Finding("hard links", True, links)
 
 
 def _can_link(folder: Path) -> bool:
@@ -126,11 +130,12 @@ def _tracking(_: Repository) -> Iterator[Finding]:
         yield Finding("mlflow store", True, redact(uri) if uri else "SQLite under .lockstep")
         return
     try:
-        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5):
+        # Without the credentials: they are for MLflow's client, and an error would print them.
+        with urllib.request.urlopen(f"{without_credentials(uri).rstrip('/')}/health", timeout=5):
             yield Finding("mlflow server", True, redact(uri))
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         remedy = "start it, or unset MLFLOW_TRACKING_URI; runs go on and are shipped later"
-        yield Finding("mlflow server", False, f"{redact(uri)}: {error}", remedy)
+        yield Finding("mlflow server", False, redact(f"{uri}: {error}"), remedy)
 
 
 def _slurm(_: Repository) -> Iterator[Finding]:

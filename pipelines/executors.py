@@ -40,17 +40,21 @@ class LocalExecutor:
     def submit(self, attempt: Attempt, resources: Resources) -> dict[str, Any]:
         import submitit
 
+        if resources.nodes > 1 or resources.tasks_per_node > 1:
+            raise LockstepError(
+                "a profile with `executor: local` runs one process a stage: "
+                "set nodes and tasks_per_node to 1"
+            )
         executor = submitit.LocalExecutor(attempt.folder, python=resources.python)
         executor.update_parameters(
             timeout_min=resources.time_minutes,
             gpus_per_node=resources.gpus_per_node,
-            tasks_per_node=resources.tasks_per_node,
             setup=resources.setup,
         )
         root = (attempt.launch or {})["root"]
         # The job imports the code of the clone that it belongs to, and no other installed one.
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        with _ignored_interrupts(), _variables(_threads(resources) | {"PYTHONPATH": path}):
+        with _blocked_interrupts(), _variables(_threads(resources) | {"PYTHONPATH": path}):
             job = executor.submit(run_attempt, str(attempt.folder))
         pid = int(job.job_id)
         return {"job": job.job_id, "pid": pid, "pid_started": psutil.Process(pid).create_time()}
@@ -120,13 +124,13 @@ def render_sbatch(stage: str, folder: Path, resources: Resources) -> str:
 
 
 @contextmanager
-def _ignored_interrupts() -> Iterator[None]:
-    """Start children that a Ctrl-C in the terminal does not reach; the driver passes it on."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _blocked_interrupts() -> Iterator[None]:
+    """Start children that a Ctrl-C in the terminal does not reach; here it waits until after."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _threads(resources: Resources) -> dict[str, str]:

@@ -15,6 +15,7 @@ lock of DVC's.
 """
 
 import fcntl
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,6 +170,9 @@ class Ledger:
         numbers = [0]
         for path in sorted((self.folder / spec.stage).glob(f"{stem}-*")):
             entry = Entry(path)
+            if not (path / "spec.json").exists():
+                shutil.rmtree(path)  # its maker was killed before it was whole
+                continue
             if entry.state() is not State.PUBLISHED or entry.out.exists():
                 return entry
             numbers.append(int(path.name.rsplit("-", 1)[1]))
@@ -177,14 +181,14 @@ class Ledger:
         spec.write(entry.folder / "spec.json")
         return entry
 
-    def entries(self) -> list[Entry]:
-        """Every entry, oldest first."""
-        found = [Entry(path.parent) for path in self.folder.glob("*/*/spec.json")]
+    def entries(self, stage: str = "*") -> list[Entry]:
+        """Every entry, or every one of a stage, oldest first."""
+        found = [Entry(path.parent) for path in self.folder.glob(f"{stage}/*/spec.json")]
         return sorted(found, key=lambda entry: (entry.info.get("created", 0.0), entry.folder.name))
 
-    def latest(self, stage: str | None = None) -> dict[str, Entry]:
-        """The newest entry of each stage."""
-        return {entry.stage: entry for entry in self.entries() if stage in (None, entry.stage)}
+    def latest(self, stage: str = "*") -> dict[str, Entry]:
+        """The newest entry of each stage, or of one."""
+        return {entry.stage: entry for entry in self.entries(stage)}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, create_model
+from pydantic.fields import FieldInfo
 
 from pipelines.errors import LockstepError
 from pipelines.strict_yaml import load_model
@@ -72,7 +73,7 @@ class Resources(Section):
     """Any other flag, by its long name without dashes: {mail-type: END}."""
     python: str | None = None
     """The job's Python; without it, the one that submits."""
-    device: str = "cpu"
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where tensors live: cpu or cuda (no flag)."""
     micro_batch: int = Field(default=64, ge=1)
     """Sequences in one forward pass; changes no result beyond rounding (no flag)."""
@@ -84,7 +85,11 @@ ResourceOverrides = create_model(
     "ResourceOverrides",
     __base__=Section,
     **{
-        name: (info.annotation, Field(default=None, description=info.description))
+        # The same limits as in the defaults; what is not written is not overridden.
+        name: (
+            info.annotation,
+            FieldInfo.merge_field_infos(info, default=None, default_factory=None),
+        )
         for name, info in Resources.model_fields.items()
     },  # type: ignore[call-overload]
 )

@@ -24,8 +24,10 @@ def publish(root: Path, entry: Entry) -> dict[str, Any]:
     places = {path: entry.out / name for name, path in spec.outs.items()}
     places[spec.metrics] = entry.out / METRICS_OUT
     for target, source in places.items():
-        _place(source, root / target)
-    result = entry.attempts()[-1].result or _reconstructed(entry)
+        _place(source, root / target, entry.folder / "publishing")
+    result = entry.attempts()[-1].result or {}
+    if "outs" not in result:
+        result = _reconstructed(entry)
     record = {
         "stage": spec.stage,
         "fingerprint": spec.fingerprint,
@@ -44,7 +46,7 @@ def publish(root: Path, entry: Entry) -> dict[str, Any]:
 
 
 def _reconstructed(entry: Entry) -> dict[str, Any]:
-    """The result of a worker that was killed after its last rename and before its last word."""
+    """The result of a worker that was stopped after its last rename and before its last word."""
     hashes = HashCache()
     ended = entry.out.stat().st_mtime
     return {
@@ -63,7 +65,11 @@ def drop_recorded(root: Path, ledger: Ledger) -> None:
         entry = Entry(out.parent)
         record = entry.record
         if record and record["outs"].items() <= recorded.get(entry.stage, {}).items():
-            shutil.rmtree(out, ignore_errors=True)
+            # Renamed first: half a folder must never pass for the outputs.
+            doomed = out.with_name("out.recorded")
+            shutil.rmtree(doomed, ignore_errors=True)
+            os.replace(out, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def recorded_outs(root: Path) -> dict[str, dict[str, str]]:
@@ -77,16 +83,13 @@ def recorded_outs(root: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def _place(source: Path, target: Path) -> None:
+def _place(source: Path, target: Path, aside: Path) -> None:
     """Give `target` the content of `source` in one step; what was there before goes."""
-    aside = target.with_name(f".{target.name}.lockstep")
+    new, old = aside / "new", aside / "old"
     atomic.remove(aside)
-    atomic.link_tree(source, aside)
+    atomic.link_tree(source, new)
+    target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
-        old = target.with_name(f".{target.name}.old")
-        atomic.remove(old)
         os.replace(target, old)
-        os.replace(aside, target)
-        atomic.remove(old)
-    else:
-        os.replace(aside, target)
+    os.replace(new, target)
+    atomic.remove(aside)

@@ -5,7 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import IO, Any
 
-_SECRET_NAME = re.compile(r"token|secret|passw|credential|api_?key|_key(_|$)|^key$", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"token|secret|pass(w|phrase)|credential|(api|ssh|access)_?key|_key(_|$)|^key$|_pat$|_auth$",
+    re.IGNORECASE,
+)
 _USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
 _SHORTEST = 6
 
@@ -16,6 +19,11 @@ def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
         if len(value) >= _SHORTEST and _SECRET_NAME.search(name) and value in text:
             text = text.replace(value, "***")
     return _USERINFO.sub("***@", text)
+
+
+def without_credentials(address: str) -> str:
+    """The address without its user part."""
+    return _USERINFO.sub("", address)
 
 
 class RedactedStream:

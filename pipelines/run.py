@@ -14,6 +14,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from pipelines import atomic
 from pipelines.console import Console, describe_progress, seconds
 from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
@@ -24,6 +26,7 @@ from pipelines.ledger import Entry, Ledger, State
 from pipelines.leftovers import remove_leftovers
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan
+from pipelines.processes import end_processes
 from pipelines.profiles import (
     ExecutorKind,
     Profile,
@@ -32,13 +35,14 @@ from pipelines.profiles import (
 )
 from pipelines.publish import drop_recorded
 from pipelines.repository import Repository
-from pipelines.shipper import problem
+from pipelines.shipper import problem, start_shipper
 from pipelines.stage import render_stage
 from pipelines.tracking import ship_all
 
 POLL_S = 0.1
 OUTPUT_TAIL = 30
 SHIP_TIMEOUT_S = 30.0
+INTERRUPT_AGAIN_S = 2.0
 
 
 def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: bool = False) -> None:
@@ -59,6 +63,7 @@ def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: boo
         plan = make_plan(repository.root, targets)
         stale = sum(stage.stale for stage in plan)
         if not stale:
+            start_shipper(repository)
             console.line(f"nothing to do: all {len(plan)} stages are up to date")
             return
         console.line(f"{stale} of {len(plan)} stages to run, profile {name}: {profile.description}")
@@ -103,6 +108,7 @@ class PipelineRun:
         self.ledger = Ledger(repository.jobs)
         self.running: dict[str, _Running] = {}
         self.interrupted: str | None = None
+        self.next_interrupt = 0.0
         self.finished = 0
 
     def run(self, plan: list[PlannedStage]) -> None:
@@ -130,6 +136,7 @@ class PipelineRun:
                     self._start(ready.pop(0))
                 if not self.running:
                     break
+                self._pass_on_interrupt()
                 for address in self._poll():
                     if self._succeeded(address, len(stale)):
                         sorter.done(address)
@@ -206,14 +213,25 @@ class PipelineRun:
             if entry and entry.state() is State.RUNNING:
                 progress = atomic.read_json(entry.folder / "progress.json")
             shown.append(f"{address} {describe_progress(progress, job.started)}")
-        self.console.progress(" | ".join(shown)[:150])
+        self.console.progress(" | ".join(shown))
 
     def _interrupt(self, number: int, _: Any) -> None:
         self.interrupted = signal.Signals(number).name
+
+    def _pass_on_interrupt(self) -> None:
+        """Again and again, because a process that has just started may not listen yet."""
+        if not self.interrupted or time.monotonic() < self.next_interrupt:
+            return
+        self.next_interrupt = time.monotonic() + INTERRUPT_AGAIN_S
         for job in self.running.values():
-            if job.process.poll() is None and job.output:
+            if job.process.poll() is None:
                 # dvc ignores SIGINT while a command runs; the stage's driver does not.
-                os.killpg(job.process.pid, signal.SIGINT)
+                if job.output:
+                    os.killpg(job.process.pid, signal.SIGINT)
+                else:
+                    end_processes(
+                        [child.pid for child in psutil.Process(job.process.pid).children()]
+                    )
 
 
 def headline(metrics: dict[str, Any], most: int = 4) -> dict[str, Any]:

@@ -49,9 +49,14 @@ LARGEST_LOG = 256 * 1024
 _started: list[subprocess.Popen[bytes]] = []
 
 
+def is_switched_off() -> bool:
+    """Whether the user wants nothing shipped."""
+    return os.environ.get(SWITCH, "").lower() in ("off", "0", "false", "no")
+
+
 def start_shipper(repository: Repository) -> None:
     """See to it that a shipper runs; returns at once and never fails its caller."""
-    if os.environ.get(SWITCH, "").lower() in ("off", "0", "false", "no"):
+    if is_switched_off():
         return
     # Reaped here, because a caller that lives long would collect dead children.
     _started[:] = [process for process in _started if process.poll() is None]

@@ -75,15 +75,24 @@ def _bind(address: str, params: Params) -> BoundStage:
 
 
 def _graph(root: Path, params: Params, bound: BoundStage) -> list[dict[str, Any]]:
-    """Every node with the stages before it and the hashes dvc.lock gives its outputs.
+    """The stage and all before it, with the hashes dvc.lock gives their outputs.
 
-    The stage's own hash there, if any, is of an earlier run and would make its output depend on it.
+    Nothing else may be in it, nor the stage's own hash of an earlier run: its output would depend
+    on what happened to run before.
     """
     recorded = {**recorded_outs(root), bound.address: {}}
-    nodes = bind_all(params)
-    maker = {path: node.address for node in nodes for path in (*node.outs.values(), node.metrics)}
-    graph = []
-    for node in nodes:
+    nodes = {node.address: node for node in bind_all(params)}
+    maker = {
+        path: node.address
+        for node in nodes.values()
+        for path in (*node.outs.values(), node.metrics)
+    }
+    graph: dict[str, dict[str, Any]] = {}
+    queue = [bound.address]
+    while queue:
+        node = nodes[queue.pop()]
+        if node.address in graph:
+            continue
         deps = {
             maker[path]
             for needed in node.inputs.values()
@@ -91,5 +100,6 @@ def _graph(root: Path, params: Params, bound: BoundStage) -> list[dict[str, Any]
             if path == needed or path.startswith(f"{needed}/")
         }
         outs = {path: recorded.get(node.address, {}).get(path) for path in node.outs.values()}
-        graph.append({"stage": node.address, "deps": sorted(deps), "outs": outs})
-    return graph
+        graph[node.address] = {"stage": node.address, "deps": sorted(deps), "outs": outs}
+        queue += deps
+    return [graph[address] for address in nodes if address in graph]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.ledger import Entry, State
 from pipelines.repository import Repository
-from pipelines.shipper import start_shipper
+from pipelines.shipper import is_switched_off, start_shipper
 from pipelines.tracking_cursor import (
     Group,
     ParentCursor,
@@ -159,6 +159,8 @@ def ship_all(
     """
     if ended is not None:
         end_invocation(repository, ended)
+    if is_switched_off():
+        return []
     began = time.time()
     deadline = began + timeout
     start_shipper(repository)

@@ -4,6 +4,7 @@ The outputs are written aside and renamed as a whole at the end. Whatever happen
 says how it ended; where even that is missing, the lock `alive` is free and the worker died.
 """
 
+import errno
 import importlib
 import json
 import os
@@ -30,13 +31,19 @@ from stages.contracts.catalog import STAGES
 
 METRICS_OUT = "metrics"
 StageFunction = Callable[..., dict[str, float]]
+_PASSING = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EBUSY)
+"""Errors of the system that another try may not meet; a full disk or a missing file stays."""
 _REPORTED_PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "lockstep-rlhf")
 
 
 def run_attempt(folder: str) -> str:
     """Run the attempt in `folder`; returns how it ended. This is what a submitted job calls."""
     attempt = Attempt(Path(folder))
-    with hold_lock(attempt.folder / "alive", wait=True):
+    with (
+        hold_lock(attempt.folder / "alive", wait=True),
+        # A driver that was killed at the wrong moment may have led to two attempts at once.
+        hold_lock(attempt.entry.folder / "working", wait=True),
+    ):
         atomic.write_json(
             attempt.folder / "worker.json",
             {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()},
@@ -45,7 +52,8 @@ def run_attempt(folder: str) -> str:
             redirect_stdout(RedactedStream(sys.stdout)),  # type: ignore[type-var]
             redirect_stderr(RedactedStream(sys.stderr)),  # type: ignore[type-var]
         ):
-            result = _run(attempt)
+            found = {"state": State.COMPLETED} if attempt.entry.out.exists() else None
+            result = found or _run(attempt)
         atomic.write_json(attempt.folder / "result.json", result)
     return str(result["state"])
 
@@ -78,7 +86,7 @@ def _run(attempt: Attempt) -> dict[str, Any]:
         outcome = {
             "state": State.FAILED,
             "error": redact(f"{type(error).__name__}: {error}"),
-            "retryable": isinstance(error, OSError),
+            "retryable": isinstance(error, OSError) and error.errno in _PASSING,
         }
     return {**outcome, "started": started, "ended": time.time(), "environment": _environment()}
 

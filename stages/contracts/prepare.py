@@ -14,7 +14,7 @@ class PrepareParams(Section):
     source: Literal["arithmetic", "files"] = "arithmetic"
     """`arithmetic` makes a verifiable task from the seed; `files` reads `folder`."""
     folder: str = "data"
-    """Folder with demonstrations.jsonl, preferences.jsonl, prompts.jsonl and held_out.jsonl."""
+    """Folder with the JSON lines that docs/data.md describes, when `source` is `files`."""
     digits: int = Field(default=2, ge=1, le=4)
     """Most digits of a number in the arithmetic task."""
     demonstrations: int = Field(default=3000, ge=1)

@@ -31,7 +31,7 @@ def read_jsonl(path: Path, required: Sequence[str], optional: Sequence[str] = ()
         )
     rows = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise StageError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start})"

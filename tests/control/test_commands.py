@@ -70,6 +70,13 @@ def test_doctor_is_content_here_and_names_what_is_wrong(clone: Any) -> None:
     assert "-> start it, or unset MLFLOW_TRACKING_URI" in done.stdout
 
 
+def test_doctor_prints_no_password(clone: Any) -> None:
+    address = "http://somebody:pa55word@127.0.0.1"
+    done = clone.run("lockstep", "doctor", check=False, MLFLOW_TRACKING_URI=address)
+    assert "BAD  mlflow server" in done.stdout
+    assert "pa55word" not in done.stdout
+
+
 def test_dry_run_of_a_stage_prints_a_script_that_can_be_submitted(clone: Any) -> None:
     script = clone.run("lockstep", "stage", "sft", "--profile", "slurm", "--dry-run").stdout
     assert script.startswith("#!/bin/bash")

@@ -73,6 +73,12 @@ def test_an_unfinished_entry_is_found_again(ledger: Ledger) -> None:
     assert ledger.find_or_create(spec(code="other"), INFO) != first
 
 
+def test_an_entry_whose_maker_was_killed_half_way_is_made_anew(ledger: Ledger) -> None:
+    entry = ledger.find_or_create(spec(), INFO)
+    (entry.folder / "spec.json").unlink()
+    assert ledger.find_or_create(spec(), INFO).spec == spec()
+
+
 def test_states_of_an_attempt(ledger: Ledger) -> None:
     entry = ledger.find_or_create(spec(), INFO)
     assert entry.state() is State.NEW

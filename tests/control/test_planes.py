@@ -25,7 +25,7 @@ def modules_after(statement: str) -> set[str]:
 def command(*words: str) -> str:
     return (
         "import contextlib, io\nfrom pipelines.cli import main\n"
-        f"with contextlib.redirect_stdout(io.StringIO()): main({list(words)})"
+        f"with contextlib.redirect_stdout(io.StringIO()): assert main({list(words)}) == 0"
     )
 
 

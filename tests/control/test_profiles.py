@@ -51,6 +51,11 @@ def test_unknown_key_in_a_stage_override_is_refused(tmp_path: Path) -> None:
     assert "did you mean `stages.sft.partition`?" in message
 
 
+def test_a_wrong_value_in_a_stage_override_is_refused(tmp_path: Path) -> None:
+    message = refused(tmp_path, "executor: local\nstages:\n  sft: {nodes: 0}\n")
+    assert "mine.yaml:3: `stages.sft.nodes` is 0 (int)" in message
+
+
 def test_unknown_stage_is_refused(tmp_path: Path) -> None:
     message = refused(tmp_path, "executor: local\nstages:\n  stf: {nodes: 2}\n")
     assert "did you mean `stages.sft`?" in message

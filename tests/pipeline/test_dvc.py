@@ -1,9 +1,12 @@
 """The graph under DVC's own commands: what reruns, what is restored, what is compared."""
 
 import json
+import time
 from typing import Any
 
 import pytest
+
+from pipelines.ledger import Ledger
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +41,9 @@ def test_repro_ran_every_stage_once_and_a_second_one_runs_nothing(finished: Any)
     assert {job.split("/")[-2] for job in before} == EVERYTHING
     assert len(before) == len(EVERYTHING)
     assert "up to date" in finished.run("dvc", "repro").stdout
+    started = time.monotonic()
     assert "nothing to do" in finished.run("lockstep", "run").stdout
+    assert time.monotonic() - started < 10
     assert jobs(finished) == before
 
 
@@ -127,6 +132,10 @@ def test_the_debug_profile_runs_a_stage_in_the_process_dvc_started(finished: Any
     finished.run(
         "dvc", "repro", "--single-item", "--force", "score@iter_001", LOCKSTEP_PROFILE="debug"
     )
+    entry = Ledger(finished.root / ".lockstep/jobs").latest("score@iter_001")["score@iter_001"]
+    (attempt,) = entry.attempts()
+    assert attempt.launch is not None
+    assert attempt.launch["job"] == "in-process"
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 

@@ -46,9 +46,12 @@ def test_a_row_without_a_needed_column_is_named_by_file_and_line(tiny_clone: Any
 
 def test_a_full_disk_fails_the_stage_and_leaves_nothing_half_written(finished: Any) -> None:
     lock = (finished.root / "dvc.lock").read_bytes()
+    private = ("unshare", "--map-root-user", "--mount")
+    if finished.run(*private, "true", check=False).returncode:
+        pytest.skip("a small disk needs a mount namespace, which this system does not allow")
     small_disk = "mount -t tmpfs -o size=80k small .lockstep/jobs"
     command = f"{small_disk} && exec dvc repro --single-item --force sft"
-    message = failure(finished, "unshare", "--map-root-user", "--mount", "sh", "-c", command)
+    message = failure(finished, *private, "sh", "-c", command)
     assert "No space left on device" in message
     assert "mend the cause and run the same command again" in message
     assert not (finished.root / "artifacts/policies/sft/model").exists()
