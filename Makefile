@@ -1,5 +1,5 @@
 # Two commands to know: `make demo` and `make test`.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c "import venv" 2>/dev/null && command -v $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 # What needs a Chromium or more than a few seconds is marked; `make quick` leaves the slow tests out.
