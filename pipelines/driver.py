@@ -23,7 +23,7 @@ from pipelines.repository import Repository
 from pipelines.shipper import start_shipper
 from pipelines.tracking import ship_all
 
-POLL_S = 0.05
+POLL_S = 0.1
 LOG_TAIL = 20
 NUMBERS_SHOWN = 6
 SHIP_TIMEOUT_S = 15.0
