@@ -60,5 +60,23 @@ def describe_progress(progress: dict[str, Any] | None, started: float) -> str:
     return "  ".join(part for part in parts if part)
 
 
+_TELLING = (
+    "accuracy",
+    "pairwise_accuracy",
+    "reward_mean",
+    "kl_to_reference",
+    "entropy",
+    "accuracy_gain",
+    "loss",
+    "response_length",
+)
+
+
+def describe_metrics(metrics: dict[str, Any], most: int = 4) -> str:
+    """The few numbers that tell most about a stage."""
+    chosen = [name for name in _TELLING if name in metrics] or list(metrics)
+    return "  ".join(f"{name} {metrics[name]:.4g}" for name in chosen[:most])
+
+
 def ago(when: float) -> str:
     return f"{seconds(max(time.time() - when, 0))} ago"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines import atomic
-from pipelines.console import Console, describe_progress, seconds
+from pipelines.console import Console, describe_metrics, describe_progress, seconds
 from pipelines.errors import LockstepError
 from pipelines.executors import Executor
 from pipelines.invocation import Invocation, dvc_ancestor
@@ -25,7 +25,6 @@ from pipelines.tracking import ship_all
 
 POLL_S = 0.1
 LOG_TAIL = 20
-NUMBERS_SHOWN = 6
 SHIP_TIMEOUT_S = 15.0
 
 
@@ -144,9 +143,8 @@ class Driver:
             ship_all(self.repository, timeout=SHIP_TIMEOUT_S)
 
     def _say_end(self, record: dict[str, Any]) -> None:
-        numbers = list(record["metrics"].items())[:NUMBERS_SHOWN]
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers)
-        self._say(f"done in {seconds(record['ended'] - record['started'])}: {shown}")
+        taken = seconds(record["ended"] - record["started"])
+        self._say(f"done in {taken}: {describe_metrics(record['metrics'])}")
         for path, digest in record["outs"].items():
             self._say(f"  {path}  {digest}")
 

@@ -38,17 +38,20 @@ def stages_in_order(repo: Any) -> list[Any]:
         raise LockstepError(f"dvc.yaml: {error}") from None
 
 
-def read_graph(root: Path, targets: list[str] | None = None) -> dict[str, Node]:
-    """Every stage that the targets need (all without targets), in topological order."""
+def nodes_of(stages: list[Any], graph: Any) -> dict[str, Node]:
+    """DVC's stages by address, each with the addresses of those right before it."""
+    return {
+        stage.addressing: Node(
+            stage.addressing, tuple(sorted(up.addressing for up in graph.successors(stage)))
+        )
+        for stage in stages
+    }
+
+
+def read_graph(root: Path) -> dict[str, Node]:
+    """Every stage, in topological order."""
     with open_repo(root) as repo:
-        graph = repo.index.graph
-        nodes = {
-            stage.addressing: Node(
-                stage.addressing, tuple(sorted(up.addressing for up in graph.successors(stage)))
-            )
-            for stage in stages_in_order(repo)
-        }
-    return restrict(nodes, targets) if targets else nodes
+        return nodes_of(stages_in_order(repo), repo.index.graph)
 
 
 def restrict(nodes: dict[str, Node], targets: list[str]) -> dict[str, Node]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import LockstepError
-from pipelines.graph import Node, open_repo, restrict, stages_in_order
+from pipelines.graph import nodes_of, open_repo, restrict, stages_in_order
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,7 @@ def make_plan(root: Path, targets: list[str] | None = None) -> list[PlannedStage
 
 def _plan(repo: Any, targets: list[str] | None) -> list[PlannedStage]:
     stages = {stage.addressing: stage for stage in stages_in_order(repo)}
-    graph = repo.index.graph
-    nodes = {
-        address: Node(address, tuple(sorted(up.addressing for up in graph.successors(stage))))
-        for address, stage in stages.items()
-    }
+    nodes = nodes_of(list(stages.values()), repo.index.graph)
     planned: dict[str, PlannedStage] = {}
     for address, node in (restrict(nodes, targets) if targets else nodes).items():
         waits_for = [up for up in node.upstream if planned[up].stale]

@@ -60,9 +60,9 @@ class Resources(Section):
     gres: str | None = None
     """Generic resources such as gpu:h200:8, where --gpus-per-node will not do (--gres)."""
     array_parallelism: int = Field(default=16, ge=1)
-    """Array tasks that run at once (the % in --array)."""
+    """Array tasks that run at once (the % in --array); no stage is an array yet."""
     requeues: int = Field(default=3, ge=0)
-    """How often a preempted or timed-out stage goes on from its scratch (--requeue)."""
+    """Whether, above 0, Slurm may requeue the job; it goes on from its scratch (--requeue)."""
     signal_lead_seconds: int = Field(default=90, ge=1)
     """How long before the end of its time the stage is told to save (--signal)."""
     setup: list[str] = Field(default_factory=list)

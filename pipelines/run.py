@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from pipelines import atomic
-from pipelines.console import Console, describe_progress, seconds
+from pipelines.console import Console, describe_metrics, describe_progress, seconds
 from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
@@ -200,8 +200,7 @@ class PipelineRun:
         record = entry.record if entry else None
         if entry is None or record is None or record["published"] < job.started:
             return "unchanged or restored from the cache"
-        shown = headline(record["metrics"])
-        return "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        return describe_metrics(record["metrics"])
 
     def _show_progress(self) -> None:
         if not self.console.is_terminal:
@@ -232,19 +231,3 @@ class PipelineRun:
                     end_processes(
                         [child.pid for child in psutil.Process(job.process.pid).children()]
                     )
-
-
-def headline(metrics: dict[str, Any], most: int = 4) -> dict[str, Any]:
-    """The few numbers that tell most about a stage."""
-    first = (
-        "accuracy",
-        "pairwise_accuracy",
-        "reward_mean",
-        "kl_to_reference",
-        "entropy",
-        "accuracy_gain",
-        "loss",
-        "response_length",
-    )
-    chosen = [name for name in first if name in metrics] or list(metrics)
-    return {name: metrics[name] for name in chosen[:most]}

@@ -230,8 +230,8 @@ def _check_kl(kl: float, params: PolicyUpdateParams) -> None:
     if kl > params.max_kl:
         raise StageError(
             f"the policy is {kl:.3g} nats per token from the SFT policy, more than "
-            f"policy_update.max_kl {params.max_kl}: raise policy_update.kl_coef or lower its "
-            "learning_rate"
+            f"policy_update.max_kl {params.max_kl}: raise policy_update.kl_coef (PPO) or "
+            "kl_loss_coef (GRPO), or lower its learning_rate"
         )
 
 
