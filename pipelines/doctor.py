@@ -14,7 +14,7 @@ from typing import Any
 
 from pipelines.errors import LockstepError
 from pipelines.params import load_params
-from pipelines.profiles import load_profile
+from pipelines.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.redact import redact, without_credentials
 from pipelines.repository import Repository
 
@@ -55,14 +55,16 @@ def _python(_: Repository) -> Iterator[Finding]:
     yield Finding("python", fine, sys.version.split()[0], "use Python 3.11 or 3.12")
 
 
-def _packages(_: Repository) -> Iterator[Finding]:
-    for extra, names in (("control", _CONTROL), ("train", _TRAIN)):
+def _packages(repository: Repository) -> Iterator[Finding]:
+    trains_here = _runs_stages_here(repository)
+    for extra, names, needed in (("control", _CONTROL, True), ("train", _TRAIN, trains_here)):
         for name in names:
             try:
                 yield Finding(name, True, metadata.version(name))
             except metadata.PackageNotFoundError:
                 remedy = f"pip install -c constraints.txt -e '.[{extra}]'"
-                yield Finding(name, False, "not installed", remedy)
+                why = "not installed" if needed else "not installed; only the jobs' nodes need it"
+                yield Finding(name, not needed, why, remedy)
     try:
         version = metadata.version("sqlalchemy")
         fine = tuple(int(part) for part in version.split(".")[:2]) < (2, 1)
@@ -70,6 +72,15 @@ def _packages(_: Repository) -> Iterator[Finding]:
         yield Finding("sqlalchemy", fine, version, remedy)
     except metadata.PackageNotFoundError:
         pass
+
+
+def _runs_stages_here(repository: Repository) -> bool:
+    """Whether the profile in force runs stages in this environment."""
+    try:
+        profile = load_profile(repository.root, profile_name())
+    except LockstepError:
+        return True
+    return profile.executor is not ExecutorKind.SLURM
 
 
 def _repository(repository: Repository) -> Iterator[Finding]:
