@@ -94,3 +94,11 @@ def test_several_mistakes_are_all_named(tmp_path: Path) -> None:
     message = refused(tmp_path, "sede: 1\nsft:\n  epoch: 2\n")
     assert "`seed`" in message
     assert "`sft.epochs`" in message
+
+
+def test_every_field_is_explained_in_one_line() -> None:
+    sections = [Params, *(type(getattr(Params(), name)) for name in Params.model_fields)]
+    for section in sections:
+        for name, field in getattr(section, "model_fields", {}).items():
+            assert field.description, f"{section.__name__}.{name} has no docstring"
+            assert "\n" not in field.description, f"{section.__name__}.{name}"
