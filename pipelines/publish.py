@@ -89,7 +89,8 @@ def _place(source: Path, target: Path, aside: Path) -> None:
     atomic.remove(aside)
     atomic.link_tree(source, new)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # A rename where both are on one disk; a copy where `artifacts` is a link to another.
     if target.is_dir():
-        os.replace(target, old)
-    os.replace(new, target)
+        shutil.move(target, old)
+    shutil.move(new, target)
     atomic.remove(aside)
