@@ -62,12 +62,13 @@ def start_shipper(repository: Repository) -> None:
     _started[:] = [process for process in _started if process.poll() is None]
     try:
         address = store_address(repository)
-        same_store = _wanted_store(repository) == address
-        if same_store and is_locked(_lock(repository)):
+        wanted = _wanted_store(repository)
+        if wanted == address and is_locked(_lock(repository)):
             return
-        if not same_store:
+        if wanted != address:
             atomic.write_json(_wish(repository), {"store": address})
-        patience = PATIENCE_S if same_store else HANDOVER_PATIENCE_S
+        # A shipper to another MLflow has to finish first; nobody else is worth a wait.
+        patience = PATIENCE_S if wanted in (None, address) else HANDOVER_PATIENCE_S
         command = [sys.executable, "-m", "pipelines.shipper", str(repository.root), str(patience)]
         source = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
