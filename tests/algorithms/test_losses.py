@@ -17,12 +17,12 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.3}
 
 def test_the_policy_loss_is_clipped_only_where_that_makes_it_worse():
     ratio = torch.tensor([[0.5, 0.5, 2.0, 2.0]])
-    advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
+    advantages = torch.tensor([[1.0, -1.0, 3.0, -1.0]])
     result = clipped_policy_loss(
         ratio.log(), torch.zeros(1, 4), advantages, torch.ones(1, 4), **CLIP
     )
-    # min(0.5, 0.8) + min(-0.5, -0.8) + min(2, 1.3) + min(-2, -1.3)
-    assert float(result.loss) == pytest.approx(-(0.5 - 0.8 + 1.3 - 2.0))
+    # min(0.5, 0.8) + min(-0.5, -0.8) + 3 min(2, 1.3) + min(-2, -1.3)
+    assert float(result.loss) == pytest.approx(-(0.5 - 0.8 + 3 * 1.3 - 2.0))
     assert (int(result.num_clipped_low), int(result.num_clipped_high)) == (1, 1)
     assert (float(result.ratio_min), float(result.ratio_max)) == pytest.approx((0.5, 2.0))
 

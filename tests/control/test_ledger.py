@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +13,14 @@ import pytest
 
 from pipelines import atomic
 from pipelines.errors import LockstepError
+from pipelines.hashing import HashCache
 from pipelines.ledger import Entry, Ledger, State, hold_lock, is_locked
 from pipelines.publish import drop_recorded, publish
-from pipelines.spec import Artifact, Spec
+from pipelines.spec import Artifact, Spec, make_spec
+from stages.contracts.catalog import bind
+from stages.contracts.params import Params
+
+ROOT = Path(__file__).resolve().parents[2]
 
 INFO = {"invocation": {"id": "i", "command": "dvc repro"}, "git_commit": "c", "experiment": None}
 
@@ -65,6 +71,25 @@ def test_a_spec_survives_its_file(tmp_path: Path) -> None:
 )
 def test_whatever_bears_identity_changes_the_fingerprint(change: dict[str, object]) -> None:
     assert spec(**change).fingerprint != spec().fingerprint
+
+
+def test_a_spec_follows_the_stages_code_and_inputs(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "stages", tmp_path / "stages")
+    bound = bind("sft", Params())
+    for path in bound.inputs.values():
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "artifacts/base/config.json").write_text("{}")
+    before = make_spec(tmp_path, bound, HashCache()).fingerprint
+    assert make_spec(tmp_path, bound, HashCache()).fingerprint == before
+    unrelated = tmp_path / "stages/evaluate.py"
+    unrelated.write_text(unrelated.read_text() + "\n")
+    assert make_spec(tmp_path, bound, HashCache()).fingerprint == before
+    code = tmp_path / "stages/engines/training.py"
+    code.write_text(code.read_text() + "\n")
+    changed = make_spec(tmp_path, bound, HashCache()).fingerprint
+    assert changed != before
+    (tmp_path / "artifacts/base/config.json").write_text("{ }")
+    assert make_spec(tmp_path, bound, HashCache()).fingerprint not in (before, changed)
 
 
 def test_an_unfinished_entry_is_found_again(ledger: Ledger) -> None:
