@@ -59,10 +59,12 @@ class Resources(Section):
     """Reservation to run in (--reservation)."""
     gres: str | None = None
     """Generic resources such as gpu:h200:8, where --gpus-per-node will not do (--gres)."""
+    shards: int = Field(default=1, ge=1)
+    """Jobs that share out a stage's work as an array; rollout and score only (--array)."""
     array_parallelism: int = Field(default=16, ge=1)
-    """Array tasks that run at once (the % in --array); no stage is an array yet."""
+    """Array tasks that run at once (the % in --array)."""
     requeues: int = Field(default=3, ge=0)
-    """Whether, above 0, Slurm may requeue the job; it goes on from its scratch (--requeue)."""
+    """Restarts after preemption, time limit or node failure, from scratch (--requeue)."""
     signal_lead_seconds: int = Field(default=90, ge=1)
     """How long before the end of its time the stage is told to save (--signal)."""
     setup: list[str] = Field(default_factory=list)
@@ -79,6 +81,8 @@ class Resources(Section):
     """Sequences in one forward pass; changes no result beyond rounding (no flag)."""
     checkpoint_seconds: float = Field(default=30.0, gt=0)
     """Most seconds of work that a kill may cost (no flag)."""
+    collective_seconds: float = Field(default=600.0, gt=0)
+    """How long ranks wait for one that does not come before they end the job (no flag)."""
 
 
 ResourceOverrides = create_model(

@@ -21,6 +21,10 @@ class Stopped(Exception):
     """The stage was asked to stop and did so at a step boundary; its scratch allows it to go on."""
 
 
+class ShareDone(Exception):
+    """This process has done its share of the stage; another one writes the outputs."""
+
+
 class StageError(Exception):
     """Something a user can mend: the message names the file, key or row and says what to do."""
 
@@ -43,6 +47,17 @@ class Context:
     """Sequences in one forward pass. Never changes a result beyond rounding."""
     checkpoint_seconds: float = 30.0
     """How much work a kill may cost."""
+    rank: int = 0
+    """This process among those that train together; rank 0 speaks and writes for all."""
+    world: int = 1
+    """How many train together."""
+    collective_seconds: float = 600.0
+    """How long the ranks wait for one of theirs before they give it up."""
+    signs_of_life: Path | None = None
+    """A folder of this very start of the job, where ranks leave word of how far they are."""
+    shard: int = 0
+    """This process among those that share out a stage's units of work, each on its own."""
+    num_shards: int = 1
     graph: Sequence[Mapping[str, Any]] = ()
     """For a stage that wants it: the nodes upstream with the hashes of their outputs."""
     _stop: list[bool] = field(default_factory=lambda: [False])
@@ -65,6 +80,8 @@ class Context:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step's metrics, once a step; `resume_at` drops those past a checkpoint."""
+        if self.rank:
+            return
         row = {"step": step, "time": time.time(), "metrics": dict(metrics)}
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -72,7 +89,7 @@ class Context:
     def resume_at(self, step: int) -> None:
         """Forget metrics of steps past `step`: they are going to be computed again."""
         path = self.folder / "metrics.jsonl"
-        if not path.exists():
+        if self.rank or not path.exists():
             return
         kept = [line for line in path.read_text().splitlines() if _logged_step(line) <= step]
         aside = path.with_suffix(".tmp")
@@ -82,10 +99,10 @@ class Context:
     def progress(self, done: int, total: int, **numbers: float) -> None:
         """Say how far the stage is, with the two or three numbers that matter for it."""
         now = time.monotonic()
-        if done < total and now - self._last_progress < PROGRESS_INTERVAL_S:
+        if self.rank or (done < total and now - self._last_progress < PROGRESS_INTERVAL_S):
             return
         self._last_progress = now
-        aside = self.folder / "progress.json.tmp"
+        aside = self.folder / f"progress.json.{self.shard}.tmp"
         aside.write_text(
             json.dumps({"done": done, "total": total, "time": time.time(), "numbers": numbers})
         )
@@ -93,6 +110,8 @@ class Context:
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a small table, such as sample generations, for the run comparison."""
+        if self.rank:
+            return
         folder = self.folder / "tables"
         folder.mkdir(exist_ok=True)
         aside = folder / f"{name}.json.tmp"

@@ -57,6 +57,16 @@ class Over(StrEnum):
     ITERATIONS = "iterations"
 
 
+class Processes(StrEnum):
+    """How many processes may work at one stage, and how they do."""
+
+    ONE = "one"
+    TOGETHER = "together"
+    """As ranks that meet in collectives at every step; rank 0 writes."""
+    SHARDS = "shards"
+    """Each on its own units of work; whoever finds all of them done writes."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One node of the graph, or one family of nodes when it is repeated over the iterations."""
@@ -73,5 +83,6 @@ class Stage:
     over: Over = Over.ONCE
     binding: Mapping[str, str] = field(default_factory=dict)
     """Fixed values for the path templates, where the stage is not repeated."""
+    processes: Processes = Processes.ONE
     wants_graph: bool = False
     """Whether the spec carries the hashes of the whole graph upstream, for the report."""

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stages.contracts.base import Over, Section, Stage, StageConfig
+from stages.contracts.base import Over, Processes, Section, Stage, StageConfig
 from stages.contracts.rl import Algorithm, Reward
 
 
@@ -69,5 +69,6 @@ POLICY_UPDATE = Stage(
         "state": "artifacts/policies/{key}/state",
     },
     metrics="metrics/iterations/{key}/policy_update.json",
+    processes=Processes.TOGETHER,
     over=Over.ITERATIONS,
 )

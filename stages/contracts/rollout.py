@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stages.contracts.base import Over, Section, Stage, StageConfig
+from stages.contracts.base import Over, Processes, Section, Stage, StageConfig
 
 
 class RolloutParams(Section):
@@ -37,5 +37,6 @@ ROLLOUT = Stage(
     },
     outs={"rollouts": "artifacts/rollouts/{key}.parquet"},
     metrics="metrics/iterations/{key}/rollout.json",
+    processes=Processes.SHARDS,
     over=Over.ITERATIONS,
 )

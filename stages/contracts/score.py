@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stages.contracts.base import Over, Section, Stage, StageConfig
+from stages.contracts.base import Over, Processes, Section, Stage, StageConfig
 from stages.contracts.rl import Reward
 
 
@@ -32,5 +32,6 @@ SCORE = Stage(
     },
     outs={"scores": "artifacts/scores/{key}.parquet"},
     metrics="metrics/iterations/{key}/score.json",
+    processes=Processes.SHARDS,
     over=Over.ITERATIONS,
 )

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stages.contracts.base import Stage, StageConfig
+from stages.contracts.base import Processes, Stage, StageConfig
 from stages.contracts.optimizer import OptimizerParams
 
 
@@ -37,4 +37,5 @@ SFT = Stage(
         "state": "artifacts/policies/sft/state",
     },
     metrics="metrics/sft.json",
+    processes=Processes.TOGETHER,
 )
