@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from typing import Any
 def write_text(path: Path, text: str) -> None:
     """Write aside, flush to disk, rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = unique(path)
     try:
         with aside.open("w") as file:
             file.write(text)
@@ -19,6 +20,11 @@ def write_text(path: Path, text: str) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def unique(path: Path) -> Path:
+    """A name beside `path` that no other process of the cluster uses."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
 
 
 def write_json(path: Path, value: Any) -> None:

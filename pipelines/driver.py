@@ -1,12 +1,14 @@
 """The driver brings one entry of the ledger to its end: find its job or submit one, wait, publish.
 
 It may be killed at any moment: it keeps nothing that the ledger does not have. Run again, it finds
-the job by its fingerprint and goes on from there.
+the job by its fingerprint and goes on from there. A job that Slurm took away from its stage, by
+preemption, at its time limit or with its node, is followed into its next life, or by a new job.
 """
 
 import signal
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines import atomic
@@ -15,21 +17,27 @@ from pipelines.errors import LockstepError
 from pipelines.executors import Executor
 from pipelines.invocation import Invocation, dvc_ancestor
 from pipelines.ledger import Attempt, Entry, State
-from pipelines.logs import LAUNCHER_PREFIX
 from pipelines.processes import process_lives
 from pipelines.profiles import ExecutorKind, Resources
 from pipelines.publish import publish
 from pipelines.repository import Repository
 from pipelines.shipper import start_shipper
 from pipelines.tracking import ship_all
+from pipelines.verdict import Verdict, tail, verdict_on
+from pipelines.wishes import Wish, wish_of
 
 POLL_S = 0.1
-LOG_TAIL = 20
 SHIP_TIMEOUT_S = 15.0
+SECOND_THOUGHTS_S = 4.0
+"""How long after Ctrl-C a second one still saves the job."""
 
 
 class Cancelled(Exception):
     """Somebody asked for the end of the job; the message says who."""
+
+
+class Detached(LockstepError):
+    """The job goes on without a driver."""
 
 
 @dataclass(frozen=True)
@@ -38,102 +46,212 @@ class Driver:
 
     repository: Repository
     entry: Entry
-    executor: Executor
+    executors: Callable[[ExecutorKind], Executor]
     launch: dict[str, Any]
     """How the job is started: what the worker reads as launch.json."""
     invocation: Invocation
     console: Console
+    identity: Callable[[], str]
+    """The fingerprint of the stage as the workspace has it now."""
+    said: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> None:
         """Publish the entry's outputs, or raise with what went wrong and what to do."""
         try:
             with self.entry.lease():
                 self._complete()
+                self._check_identity()
                 record = publish(self.repository.root, self.entry)
         finally:
             self._ship()
         self._say_end(record)
 
     def _complete(self) -> None:
-        state = self.entry.state()
-        if state in (State.COMPLETED, State.PUBLISHED):
-            self._say("found finished; publishing")
-            return
         interrupts = Interrupts()
         if self.launch["executor"] is not ExecutorKind.DEBUG:
             # In this process, Ctrl-C belongs to the debugger.
             interrupts.catch()
-        attempt = self.entry.attempts()[-1] if state.alive else self.entry.new_attempt()
+        if self._state() in (State.COMPLETED, State.PUBLISHED):
+            self._say("found finished; publishing")
+            return
         start_shipper(self.repository)
-        if state.alive:
-            self._say(f"its job still runs; waiting for it (log: {attempt.folder})")
-        else:
-            self._submit(attempt)
-        try:
+        restarts = 0
+        while True:
+            if self._state().alive:
+                attempt = self.entry.attempts()[-1]
+                self._say(f"its job still runs; waiting for it (log: {attempt.folder})")
+            else:
+                attempt = self._submit(restarts)
             self._wait(attempt, interrupts)
-        except Cancelled as reason:
-            job = (attempt.launch or {}).get("job", "?")
-            self._say(f"{reason}; cancelling job {job}")
-            attempt.mark_cancelled()
-            self.executor.cancel(attempt)
-        self._raise_unless_completed()
+            if self.entry.state() is State.COMPLETED:
+                return
+            verdict = self._verdict(attempt)
+            restarts = (attempt.launch or {}).get("restarts_before", 0) + attempt.restarts + 1
+            most = self.launch["resources"]["requeues"]
+            if not (verdict.try_again and restarts <= most):
+                self._give_up(attempt, verdict)
+            self._say(f"{verdict.what}; going on in a new job (restart {restarts} of {most})")
 
-    def _submit(self, attempt: Attempt) -> None:
+    def _submit(self, restarts: int) -> Attempt:
         """The worker reads launch.json, so it comes before the job; the job's id comes after."""
+        for earlier in self.entry.attempts():
+            self._see_gone(earlier)
+        attempt = self.entry.new_attempt()
         again = f", attempt {attempt.number}" if attempt.number > 1 else ""
-        self._say(f"submitting to {self.launch['profile']}{again} (log: {attempt.folder})")
-        launch = {**self.launch, "time": time.time()}
+        launch = {**self.launch, "time": time.time(), "restarts_before": restarts}
+        launch |= shares(self.entry, launch)
         atomic.write_json(attempt.folder / "launch.json", launch)
-        submitted = self.executor.submit(attempt, Resources.model_validate(launch["resources"]))
+        executor = self._executor(attempt)
+        submitted = executor.submit(attempt, Resources.model_validate(launch["resources"]))
         atomic.write_json(attempt.folder / "launch.json", {**launch, **submitted})
+        job = f" as job {submitted['job']}" if executor.leaves_jobs else ""
+        what = f"submitted to {launch['profile']}{again}{job}"
+        self._say(f"{what} (log: {attempt.folder})")
+        return attempt
+
+    def _see_gone(self, earlier: Attempt) -> None:
+        """Two jobs must not work at one stage: end what is left of an attempt given up."""
+        if earlier.on_slurm and earlier.jobs and not (earlier.scheduler or {}).get("ended"):
+            self._say(f"waiting for the end of job {','.join(earlier.jobs)}, which was given up")
+            self._executor(earlier).cancel(earlier)
 
     def _wait(self, attempt: Attempt, interrupts: "Interrupts") -> None:
         """Until the job has ended, or its end is asked for, or nobody is left to wait for it."""
         dvc = dvc_ancestor()
-        said_run = False
-        while (state := self.entry.state()).alive:
-            if interrupts.received:
-                raise Cancelled(f"{interrupts.received} received")
-            if dvc is not None and not process_lives(dvc.pid, dvc.create_time()):
-                raise Cancelled("the dvc process that started this stage is gone")
-            if not self.invocation.lives():
-                # Only kill -9 ends a runner without its telling us: leave the job to the next one.
-                raise LockstepError(f"{self.entry.stage}: the pipeline is gone; its job goes on")
-            said_run = said_run or self._say_run()
-            if self.console.is_terminal:
-                self._show_progress(attempt, state)
-            time.sleep(POLL_S)
+        executor = self._executor(attempt)
+        try:
+            while (state := self._state()).alive:
+                if dvc is not None and not process_lives(dvc.pid, dvc.create_time()):
+                    self._alone(attempt, "the dvc process that started this stage is gone")
+                if not self.invocation.lives():
+                    # Only kill -9 ends a runner without its telling us: leave the job to the next.
+                    raise self._detached(attempt, "the pipeline is gone")
+                self._heed(attempt, interrupts)
+                self._say_changes(attempt, state, executor)
+                if self.console.is_terminal:
+                    self._show_progress(attempt, state)
+                time.sleep(POLL_S)
+        except Cancelled as reason:
+            self._say(f"{reason}; cancelling job {_job(attempt)}")
+            self._cancel(attempt)
         self.console.clear()
 
-    def _say_run(self) -> bool:
+    def _heed(self, attempt: Attempt, interrupts: "Interrupts") -> None:
+        """Do what signals, or the command behind this stage, ask for."""
+        wish = wish_of(self.repository, self.invocation.id)
+        if wish is Wish.CANCEL:
+            raise Cancelled("the command that waits for this stage was told to end")
+        if wish is Wish.DETACH:
+            raise self._detached(attempt, "as asked")
+        if not interrupts.received:
+            return
+        first = interrupts.received[0]
+        if first.name == "SIGHUP":
+            self._alone(attempt, "the terminal is gone")
+        if first.name != "SIGINT" or not self._executor(attempt).leaves_jobs:
+            raise Cancelled(f"{first.name} received")
+        if len(interrupts.received) > 1:
+            raise self._detached(attempt, "interrupted twice")
+        if not self.said.get("interrupt"):
+            self.said["interrupt"] = True
+            self._say(
+                f"SIGINT received; cancelling job {_job(attempt)} in {SECOND_THOUGHTS_S:.0f} s: "
+                "press Ctrl-C again to leave it running"
+            )
+        if time.monotonic() - first.time >= SECOND_THOUGHTS_S:
+            raise Cancelled("SIGINT received")
+
+    def _alone(self, attempt: Attempt, why: str) -> None:
+        """Nobody waits any more: a job on this machine ends, one on Slurm does not."""
+        if self._executor(attempt).leaves_jobs:
+            raise self._detached(attempt, why)
+        raise Cancelled(why)
+
+    def _detached(self, attempt: Attempt, why: str) -> Detached:
+        return Detached(
+            f"{self.entry.stage}: detached ({why}); job {_job(attempt)} goes on. The same command "
+            f"waits for it again; `lockstep cancel {self.entry.stage}` ends it"
+        )
+
+    def _cancel(self, attempt: Attempt) -> None:
+        attempt.mark_cancelled()
+        self._executor(attempt).cancel(attempt)
+
+    def _verdict(self, attempt: Attempt) -> Verdict:
+        state = self.entry.state()
+        if state is State.CANCELLED and (attempt.was_cancelled or not attempt.on_slurm):
+            raise LockstepError(
+                f"{self.entry.stage}: cancelled; run the same command to go on from there"
+            )
+        if attempt.on_slurm and attempt.result is None:
+            return verdict_on(attempt)
+        return Verdict(
+            (attempt.result or {}).get(
+                "error", "its process is gone without a word: killed, or out of memory?"
+            ),
+            "what is done is kept: mend the cause and run the same command again",
+        )
+
+    def _give_up(self, attempt: Attempt, verdict: Verdict) -> None:
+        state, stage = self.entry.state(), self.entry.stage
+        if attempt.on_slurm:
+            # One process has failed; the others must not wait for it, nor work on in vain.
+            self._see_gone(attempt)
+        raise LockstepError(
+            f"{stage}: {state}: {verdict.what}\n{tail(attempt, verdict)}"
+            f"full log: lockstep logs {stage}\n{verdict.advice}"
+        )
+
+    def _check_identity(self) -> None:
+        """DVC would record the outputs under what the workspace holds now, whatever made them."""
+        if self.identity() != self.entry.spec.fingerprint:
+            raise LockstepError(
+                f"{self.entry.stage}: its code, params or inputs changed while its job ran, so its "
+                "outputs are not published: DVC would record them as made from the new ones. They "
+                f"are kept in {self.entry.out}; undo the change and run the same command to have "
+                "them, or just run it to compute the stage anew"
+            )
+
+    def _state(self) -> State:
+        attempts = self.entry.attempts()
+        if attempts:
+            self._executor(attempts[-1]).look()
+        return self.entry.state()
+
+    def _executor(self, attempt: Attempt) -> Executor:
+        """Whoever has the job: an earlier command may have used another profile."""
+        kind = (attempt.launch or {}).get("executor", self.launch["executor"])
+        return self.executors(ExecutorKind(kind))
+
+    def _say_changes(self, attempt: Attempt, state: State, executor: Executor) -> None:
+        """What is worth a line: the run in MLflow, where Slurm has the job, whether it answers."""
         tracking = atomic.read_json(self.entry.folder / "tracking.json") or {}
-        if not tracking.get("run_id"):
-            return False
-        self._say(f"MLflow run {tracking.get('url') or tracking['run_id']}")
-        return True
+        if tracking.get("run_id") and not self.said.get("run"):
+            self.said["run"] = True
+            self._say(f"MLflow run {tracking.get('url') or tracking['run_id']}")
+        if not executor.leaves_jobs:
+            return
+        self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
+        jobs = list((attempt.scheduler or {}).get("jobs", {}).values())
+        if state is State.QUEUED and jobs:
+            reason = jobs[0]["reason"] or "waiting"
+            self._say_once("place", (attempt.restarts, reason), f"queued ({reason})")
+        elif state is State.RUNNING:
+            nodes = ", ".join(sorted({job["nodes"] for job in jobs if job["nodes"]}))
+            restarts = f", restart {attempt.restarts}" if attempt.restarts else ""
+            self._say_once("place", (attempt.restarts, "runs"), f"running on {nodes}{restarts}")
+
+    def _say_once(self, topic: str, value: Any, text: str) -> None:
+        if value != self.said.get(topic):
+            self.said[topic] = value
+            if value is not None:
+                self._say(text.format(value))
 
     def _show_progress(self, attempt: Attempt, state: State) -> None:
         progress = atomic.read_json(self.entry.folder / "progress.json")
         started = (attempt.worker or {}).get("time", time.time())
         what = describe_progress(progress, started) if state is State.RUNNING else state
         self.console.progress(f"{self.entry.stage}: {what}")
-
-    def _raise_unless_completed(self) -> None:
-        state = self.entry.state()
-        stage = self.entry.stage
-        if state is State.COMPLETED:
-            return
-        if state is State.CANCELLED:
-            raise LockstepError(f"{stage}: cancelled; run the same command to go on from there")
-        attempt = self.entry.attempts()[-1]
-        reason = (attempt.result or {}).get(
-            "error", "its process is gone without a word: killed, or out of memory?"
-        )
-        raise LockstepError(
-            f"{stage}: {state}: {reason}\n{tail(attempt)}"
-            f"full log: lockstep logs {stage}\n"
-            "what is done is kept: mend the cause and run the same command again"
-        )
 
     def _ship(self) -> None:
         """Let MLflow have what is there; in a folder that DVC will delete, wait until it has."""
@@ -152,26 +270,43 @@ class Driver:
         self.console.line(f"{self.entry.stage}: {text}")
 
 
+def shares(entry: Entry, launch: dict[str, Any]) -> dict[str, Any]:
+    """For a stage that is an array of jobs: how many shards there are, and which are not done."""
+    count = launch["num_shards"]
+    if count == 1:
+        return {}
+    done: dict[int, int] = {}
+    tasks_of_one = launch["resources"]["nodes"] * launch["resources"]["tasks_per_node"]
+    for attempt in entry.attempts():
+        if (attempt.launch or {}).get("num_shards") == count:
+            for task in attempt.tasks:
+                if task["state"] in ("done", State.COMPLETED):
+                    shard = task["shard"] // tasks_of_one
+                    done[shard] = done.get(shard, 0) + 1
+    missing = [shard for shard in range(count) if done.get(shard, 0) < tasks_of_one]
+    # Where all are done, one is left to find that out and to write the outputs.
+    return {"shards": missing or [0]}
+
+
+def _job(attempt: Attempt) -> str:
+    return str((attempt.launch or {}).get("job") or ",".join(attempt.jobs) or "?")
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    name: str
+    time: float
+
+
 class Interrupts:
-    """Remembers the signal that asked the driver to end, to be looked at between two polls."""
+    """Remembers the signals that asked the driver to end, to be looked at between two polls."""
 
     def __init__(self) -> None:
-        self.received: str | None = None
+        self.received: list[Interrupt] = []
 
     def catch(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, _: Any) -> None:
-        self.received = signal.Signals(number).name
-
-
-def tail(attempt: Attempt, lines: int = LOG_TAIL) -> str:
-    """The last lines of what the job wrote to its error log."""
-    written = [
-        line
-        for path in sorted(attempt.folder.glob("*_log.err"))
-        for line in path.read_text(errors="replace").splitlines()
-        if not line.startswith(LAUNCHER_PREFIX)
-    ]
-    return "".join(f"  | {line}\n" for line in written[-lines:])
+        self.received.append(Interrupt(signal.Signals(number).name, time.monotonic()))

@@ -5,21 +5,35 @@ after a death waits for a job that another process submitted exactly as for its 
 """
 
 import os
+import re
 import shlex
+import shutil
 import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 
+from pipelines import atomic
 from pipelines.errors import LockstepError
 from pipelines.ledger import Attempt
 from pipelines.processes import end_processes
 from pipelines.profiles import ExecutorKind, Resources
+from pipelines.redact import redact
+from pipelines.repository import Repository
+from pipelines.scheduler import Scheduler
+from pipelines.slurm_queue import SlurmSilent, cancel_jobs, max_array_size, my_jobs
+from pipelines.slurm_script import Batch, batch_script, command_of, parameters_of
 from pipelines.worker import run_attempt
+
+CANCEL_S = 60.0
+SUBMIT_S, SUBMIT_AGAIN_S = 600.0, 3.0
+_PASSING = re.compile(r"contact slurm controller|timed out|temporarily|Zero Bytes", re.IGNORECASE)
+"""What sbatch says when the controller is away, not when it refuses."""
 
 
 class Executor(Protocol):
@@ -33,28 +47,47 @@ class Executor(Protocol):
         """End the job and all its processes, and return when they are gone."""
         ...
 
+    @property
+    def leaves_jobs(self) -> bool:
+        """Whether jobs are at home elsewhere, so that they go on when their driver's host ends."""
+        ...
 
-class LocalExecutor:
+    def look(self) -> None:
+        """Bring the attempts' files up to date with what the world knows about their jobs."""
+        ...
+
+    def trouble(self) -> str | None:
+        """What stands in the way of knowing, if anything does."""
+        ...
+
+
+class _OnThisMachine:
+    """Jobs whose own files and locks tell all there is to know."""
+
+    leaves_jobs = False
+
+    def look(self) -> None:
+        """The files are up to date by themselves."""
+
+    def trouble(self) -> str | None:
+        return None
+
+
+class LocalExecutor(_OnThisMachine):
     """submitit's local executor: the job is a process tree of its own that outlives the driver."""
 
     def submit(self, attempt: Attempt, resources: Resources) -> dict[str, Any]:
         import submitit
 
-        if resources.nodes > 1 or resources.tasks_per_node > 1:
-            raise LockstepError(
-                "a profile with `executor: local` runs one process a stage: "
-                "set nodes and tasks_per_node to 1"
-            )
         executor = submitit.LocalExecutor(attempt.folder, python=resources.python)
         executor.update_parameters(
             timeout_min=resources.time_minutes,
             gpus_per_node=resources.gpus_per_node,
             setup=resources.setup,
         )
-        root = (attempt.launch or {})["root"]
-        # The job imports the code of the clone that it belongs to, and no other installed one.
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        with _blocked_interrupts(), _variables(_threads(resources) | {"PYTHONPATH": path}):
+        # The job imports the code as it is now, and no other: not that of the folder it starts in.
+        code = {"PYTHONPATH": (attempt.launch or {})["code"], "PYTHONSAFEPATH": "1"}
+        with _blocked_interrupts(), _variables(_threads(resources) | code):
             job = executor.submit(run_attempt, str(attempt.folder))
         pid = int(job.job_id)
         return {"job": job.job_id, "pid": pid, "pid_started": psutil.Process(pid).create_time()}
@@ -64,7 +97,7 @@ class LocalExecutor:
         end_processes([pid for pid in roots if pid])
 
 
-class DebugExecutor:
+class DebugExecutor(_OnThisMachine):
     """The job is a function call in this process, so breakpoints work."""
 
     def submit(self, attempt: Attempt, resources: Resources) -> dict[str, Any]:
@@ -76,51 +109,116 @@ class DebugExecutor:
         """Nothing outlives the process."""
 
 
-def make_executor(kind: ExecutorKind) -> Executor:
+class SlurmExecutor:
+    """submitit's Slurm executor: sbatch, and Slurm does the rest."""
+
+    leaves_jobs = True
+
+    def __init__(self, repository: Repository) -> None:
+        self._scheduler = Scheduler(repository)
+
+    def submit(self, attempt: Attempt, resources: Resources) -> dict[str, Any]:
+        token = self._scheduler.register(attempt.folder)
+        jobs: list[str] = []
+        for batch in self._batches(attempt, resources, token):
+            jobs.append(submit_batch(batch, known=jobs))
+        self._scheduler.hurry()
+        return {"job": ",".join(jobs), "jobs": jobs, "token": token}
+
+    def prepare(self, attempt: Attempt, resources: Resources) -> str:
+        """Write the scripts without submitting them; how to do that by hand."""
+        token = self._scheduler.register(attempt.folder)
+        lines = []
+        for number, batch in enumerate(self._batches(attempt, resources, token)):
+            path = attempt.folder / f"submission{number or ''}.sh"
+            atomic.write_text(path, batch_script(batch))
+            lines.append(f"sbatch {shlex.quote(str(path))}")
+        return "\n".join(lines)
+
+    def look(self) -> None:
+        self._scheduler.look()
+
+    def trouble(self) -> str | None:
+        return self._scheduler.silence()
+
+    def cancel(self, attempt: Attempt) -> None:
+        """Until the jobs are gone, or Slurm takes longer than anybody wants to wait."""
+        deadline = time.monotonic() + CANCEL_S
+        while time.monotonic() < deadline:
+            with suppress(SlurmSilent):
+                cancel_jobs(attempt.jobs)
+                self._scheduler.hurry()
+                self._scheduler.look()
+                if (attempt.scheduler or {}).get("ended"):
+                    return
+            time.sleep(1.0)
+
+    def _batches(self, attempt: Attempt, resources: Resources, token: str) -> list[Batch]:
+        launch = attempt.launch or {}
+        whole = Batch(
+            stage=attempt.entry.stage,
+            folder=attempt.folder,
+            resources=resources,
+            token=token,
+            code=Path(launch["code"]),
+        )
+        shards = launch.get("shards")
+        if shards is None:
+            return [whole]
+        largest = max_array_size()
+        chunks: dict[int, list[int]] = {}
+        for shard in shards:
+            chunks.setdefault(shard // largest, []).append(shard)
+        parallelism = -(-resources.array_parallelism // len(chunks))
+        return [
+            replace(whole, shards=chunk, first_shard=number * largest, parallelism=parallelism)
+            for number, chunk in chunks.items()
+        ]
+
+
+def submit_batch(batch: Batch, known: Sequence[str] = ()) -> str:
+    """Hand one script to sbatch; the number of the job.
+
+    While slurmctld is away, sbatch is tried again, unless its last try did arrive: then Slurm
+    shows a job with this token that is not among those `known`.
+    """
+    from submitit import SlurmExecutor as Submitit
+    from submitit.core.utils import FailedJobError
+
+    executor = Submitit(batch.folder)
+    executor.parameters = parameters_of(batch)
+    deadline = time.monotonic() + SUBMIT_S
+    while True:
+        try:
+            with _environment_of_jobs():
+                return str(executor._submit_command(command_of(batch)).job_id)
+        except FailedJobError as error:
+            said = redact(str(error).strip())
+        if not _PASSING.search(said) or time.monotonic() > deadline:
+            raise LockstepError(
+                f"{batch.stage}: sbatch refused the job: {said}\n"
+                "see partition, account, qos, time_minutes and the like in the profile, and "
+                "`sinfo`; `--dry-run` shows the script"
+            )
+        time.sleep(SUBMIT_AGAIN_S)
+        with suppress(SlurmSilent):
+            arrived = {job.number for job in my_jobs() if job.comment == batch.comment}
+            if arrived - set(known):
+                return (arrived - set(known)).pop()
+
+
+def make_executor(kind: ExecutorKind, repository: Repository) -> Executor:
     if kind is ExecutorKind.LOCAL:
         return LocalExecutor()
     if kind is ExecutorKind.DEBUG:
         return DebugExecutor()
-    raise LockstepError(
-        "profiles with `executor: slurm` only render their job scripts for now: "
-        "use --dry-run to see them, or run with --profile local"
-    )
-
-
-def render_sbatch(stage: str, folder: Path, resources: Resources) -> str:
-    """The sbatch script for a stage, word for word as submitit writes it. Needs no Slurm."""
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    python = resources.python or sys.executable
-    words = [*shlex.split(resources.container or ""), python]
-    extra: dict[str, Any] = {"requeue": True} if resources.requeues else {}
-    if resources.reservation:
-        extra["reservation"] = resources.reservation
-    return str(
-        _make_sbatch_string(
-            command=f"{shlex.join(words)} -u -m submitit.core._submit {shlex.quote(str(folder))}",
-            folder=folder,
-            job_name=f"lockstep-{stage}",
-            time=resources.time_minutes,
-            nodes=resources.nodes,
-            ntasks_per_node=resources.tasks_per_node,
-            cpus_per_task=resources.cpus_per_task,
-            gpus_per_node=resources.gpus_per_node or None,
-            mem=resources.memory,
-            partition=resources.partition,
-            account=resources.account,
-            qos=resources.qos,
-            constraint=resources.constraint,
-            exclude=resources.exclude,
-            gres=resources.gres,
-            signal_delay_s=resources.signal_lead_seconds,
-            # A failing set-up line must end the job instead of running the stage without it.
-            setup=["set -e", *resources.setup] if resources.setup else None,
-            additional_parameters={**extra, **resources.extra},
-            # srun does not inherit --cpus-per-task from sbatch in every release.
-            srun_args=[f"--cpus-per-task={resources.cpus_per_task}", "--kill-on-bad-exit=1"],
+    if shutil.which("sbatch") is None:
+        raise LockstepError(
+            "there is no sbatch on this machine: profiles with `executor: slurm` need a login node "
+            "of a cluster. `--dry-run` shows the job scripts anywhere; `make slurm-up` starts a "
+            "small cluster on this machine"
         )
-    )
+    return SlurmExecutor(repository)
 
 
 @contextmanager
@@ -137,6 +235,23 @@ def _threads(resources: Resources) -> dict[str, str]:
     """The numerical libraries read their number of threads when they are imported."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return dict.fromkeys(names, str(resources.cpus_per_task))
+
+
+_STAYS_HERE = ("MLFLOW_", "PREFECT_", "DVC_", "LOCKSTEP_", "SLURM_")
+"""sbatch hands the whole environment to the job: what only the control plane needs stays behind,
+credentials above all, and so does what describes a job that this process may itself run in."""
+
+
+@contextmanager
+def _environment_of_jobs() -> Iterator[None]:
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(_STAYS_HERE) and name != "SLURM_CONF":
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(before)
 
 
 @contextmanager

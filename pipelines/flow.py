@@ -40,6 +40,7 @@ from pipelines.redact import redact
 from pipelines.repository import Repository
 from pipelines.shipper import start_shipper
 from pipelines.tracking_cursor import end_invocation
+from pipelines.wishes import Wish, make_wish
 
 POLL_S = 0.1
 RETRY_DELAYS_S = [2, 5]
@@ -73,6 +74,7 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
             logger.info("%s: %s", stage.address, ", ".join(stage.reasons))
         stages = StageProcesses(
             repository=repository,
+            invocation=invocation.id,
             environment=_without_flow_variables(dvc_environment(chosen, invocation)),
             output=repository.home / "runs" / invocation.id,
             lock=lock,
@@ -163,6 +165,7 @@ class StageProcesses:
     """
 
     repository: Repository
+    invocation: str
     environment: dict[str, str]
     output: Path
     lock: int
@@ -202,10 +205,10 @@ class StageProcesses:
         with self.guard:
             self.stopping = True
             left = list(self.running.values())
+        make_wish(self.repository, self.invocation, Wish.CANCEL)
         for process in left:
             if process.poll() is None:
-                # dvc ignores SIGINT while a command runs, and records nothing. The stage's driver,
-                # in the same group, cancels its job.
+                # For what is no stage of ours; dvc ignores it while a command runs.
                 os.killpg(process.pid, signal.SIGINT)
         deadline = time.monotonic() + CANCEL_GRACE_S
         while any(process.poll() is None for process in left) and time.monotonic() < deadline:

@@ -4,14 +4,17 @@
         spec.json                       what to compute
         entry.json                      who asked, when, at which commit
         attempts/001/                   one submission: logs, launch.json, worker.json, result.json
+            tasks/                      a word of each process, where a job has several
+            scheduler.json              what Slurm last said about it
         scratch/                        what the stage needs to go on, over all attempts
         metrics.jsonl progress.json tables/       what the stage says, over all attempts
         out/                            the outputs, complete, until DVC has recorded them
         record.json                     what came out, with hashes, host and times: the end
 
 The state of a job is never stored, it is read off these files and off the lock that a living worker
-holds. Each file has one writer. So nothing has to be repaired after a death, and `status` needs no
-lock of DVC's.
+holds; for a job on Slurm, where locks may not reach from node to node, off what Slurm last said.
+Each file has one writer. So nothing has to be repaired after a death, and `status` needs no lock of
+DVC's.
 """
 
 import fcntl
@@ -30,12 +33,16 @@ from pipelines.processes import process_lives
 from pipelines.spec import Spec
 
 START_GRACE_S = 20.0
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+"""Slurm's words for a job that has yet to start, or to start again."""
 
 
 class State(StrEnum):
     """Where an entry stands."""
 
     NEW = "new"
+    QUEUED = "queued"
+    """Slurm has it and has not started it, or has put it back."""
     STARTING = "starting"
     RUNNING = "running"
     COMPLETED = "completed"
@@ -49,7 +56,7 @@ class State(StrEnum):
 
     @property
     def alive(self) -> bool:
-        return self in (State.STARTING, State.RUNNING)
+        return self in (State.QUEUED, State.STARTING, State.RUNNING)
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,43 @@ class Attempt:
         """What the worker said at its start: pid, host."""
         return atomic.read_json(self.folder / "worker.json")
 
+    @property
+    def scheduler(self) -> dict[str, Any] | None:
+        """What Slurm last said: its jobs, and whether all have ended."""
+        return atomic.read_json(self.folder / "scheduler.json")
+
+    @property
+    def jobs(self) -> list[str]:
+        """Slurm's numbers of its jobs, as far as they are known."""
+        seen = (self.scheduler or {}).get("jobs", {})
+        noted = (self.launch or {}).get("jobs", [])
+        return noted or sorted({job.partition("_")[0] for job in seen})
+
+    @property
+    def tasks(self) -> list[dict[str, Any]]:
+        """The last word of each process of the job."""
+        words = [atomic.read_json(path) for path in sorted(self.folder.glob("tasks/*.json"))]
+        return [word for word in words if word]
+
+    @property
+    def restarts(self) -> int:
+        """How often Slurm has started the job again."""
+        return max((task.get("restart", 0) for task in self.tasks), default=0)
+
+    @property
+    def on_slurm(self) -> bool:
+        return (self.launch or {}).get("executor") == "slurm"
+
+    @property
+    def prepared(self) -> bool:
+        """Whether a dry run has written it down and nobody has submitted it."""
+        seen = self.scheduler or {}
+        return bool((self.launch or {}).get("prepared")) and not (self.worker or seen.get("jobs"))
+
+    @property
+    def was_cancelled(self) -> bool:
+        return (self.folder / "cancelled.json").exists()
+
     def mark_cancelled(self) -> None:
         atomic.write_json(self.folder / "cancelled.json", {"time": time.time()})
 
@@ -88,11 +132,30 @@ class Attempt:
         result = self.result
         if result is not None:
             return State(result["state"])
+        if self.on_slurm:
+            return self._state_on_slurm()
         if is_locked(self.folder / "alive"):
             return State.RUNNING
-        if (self.folder / "cancelled.json").exists():
+        if self.was_cancelled:
             return State.CANCELLED
         return State.STARTING if self.worker is None and self._may_still_start() else State.DIED
+
+    def _state_on_slurm(self) -> State:
+        """A job that was cancelled counts as such at once: nobody waits for it any more."""
+        if self.was_cancelled:
+            return State.CANCELLED
+        if any(task["state"] == State.FAILED for task in self.tasks):
+            return State.FAILED
+        seen = self.scheduler or {}
+        jobs = seen.get("jobs", {}).values()
+        if seen.get("ended"):
+            taken_back = any(job["state"] == "CANCELLED" for job in jobs)
+            return State.CANCELLED if taken_back else State.DIED
+        if self.prepared:
+            return State.NEW
+        if not jobs or all(job["state"] in WAITING for job in jobs):
+            return State.QUEUED
+        return State.RUNNING if self.worker else State.STARTING
 
     def logs(self) -> list[Path]:
         return sorted(self.folder.glob("*_log.out")) + sorted(self.folder.glob("*_log.err"))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from pipelines.errors import LockstepError
 from pipelines.ledger import Attempt, Ledger
@@ -29,6 +30,12 @@ def show_logs(
         if not (follow and alive):
             return
         time.sleep(POLL_S)
+
+
+def lines_of(path: Path) -> list[str]:
+    """What a log says, without what the launcher says of itself."""
+    text = path.read_text(errors="replace")
+    return [line for line in text.splitlines() if not line.startswith(LAUNCHER_PREFIX)]
 
 
 def _write_new(attempt: Attempt, written: dict[str, int], write: Callable[[str], object]) -> None:

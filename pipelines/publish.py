@@ -42,6 +42,8 @@ def publish(root: Path, entry: Entry) -> dict[str, Any]:
         **{key: entry.info.get(key) for key in ("git_commit", "experiment", "invocation")},
     }
     atomic.write_json(entry.folder / "record.json", record)
+    # Not before: a process that shares the work may still be looking through it.
+    shutil.rmtree(entry.folder / "scratch", ignore_errors=True)
     return record
 
 

@@ -18,6 +18,7 @@ import psutil
 
 from pipelines import atomic
 from pipelines.console import Console, describe_metrics, describe_progress, seconds
+from pipelines.driver import SECOND_THOUGHTS_S
 from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
@@ -38,11 +39,11 @@ from pipelines.repository import Repository
 from pipelines.shipper import problem, start_shipper
 from pipelines.stage import render_stage
 from pipelines.tracking import ship_all
+from pipelines.wishes import Wish, make_wish
 
 POLL_S = 0.1
 OUTPUT_TAIL = 30
 SHIP_TIMEOUT_S = 30.0
-INTERRUPT_AGAIN_S = 2.0
 
 
 def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: bool = False) -> None:
@@ -107,8 +108,10 @@ class PipelineRun:
         self.environment = dvc_environment(profile_name, self.invocation)
         self.ledger = Ledger(repository.jobs)
         self.running: dict[str, _Running] = {}
-        self.interrupted: str | None = None
-        self.next_interrupt = 0.0
+        self.interrupts: list[str] = []
+        self.interrupted_at = 0.0
+        self.wish: Wish | None = None
+        self.warned = False
         self.finished = 0
 
     def run(self, plan: list[PlannedStage]) -> None:
@@ -136,7 +139,7 @@ class PipelineRun:
                     self._start(ready.pop(0))
                 if not self.running:
                     break
-                self._pass_on_interrupt()
+                self._heed_interrupts()
                 for address in self._poll():
                     if self._succeeded(address, len(stale)):
                         sorter.done(address)
@@ -148,9 +151,14 @@ class PipelineRun:
             for number, handler in before.items():
                 signal.signal(number, handler)
         drop_recorded(self.repository.root, self.ledger)
-        if self.interrupted:
+        if self.wish is Wish.DETACH:
             raise LockstepError(
-                f"{self.interrupted} received: the running stages were cancelled; "
+                "detached: the jobs go on; the same command waits for them again, "
+                "`lockstep status` shows them, `lockstep cancel` ends them"
+            )
+        if self.interrupts:
+            raise LockstepError(
+                f"{self.interrupts[0]} received: the running stages were cancelled; "
                 "run the same command to go on from there"
             )
         if failed:
@@ -159,7 +167,7 @@ class PipelineRun:
             )
 
     def _ending(self, failed: list[str]) -> bool:
-        return bool(failed or self.interrupted)
+        return bool(failed or self.interrupts)
 
     def _start(self, address: str) -> None:
         if self.profile.executor is ExecutorKind.DEBUG:
@@ -186,7 +194,10 @@ class PipelineRun:
             self.console.line(f"{count} {address}: {self._outcome(entry, job)} ({taken})")
             return True
         state = entry.state() if entry else None
-        if self.interrupted or state is State.CANCELLED:
+        if self.wish is Wish.DETACH and state is not None and state.alive:
+            self.console.line(f"{address}: left running")
+            return False
+        if self.interrupts or state is State.CANCELLED:
             self.console.line(f"{address}: cancelled")
             return False
         self.console.line(f"{address}: FAILED after {taken}")
@@ -215,19 +226,45 @@ class PipelineRun:
         self.console.progress(" | ".join(shown))
 
     def _interrupt(self, number: int, _: Any) -> None:
-        self.interrupted = signal.Signals(number).name
+        self.interrupts.append(signal.Signals(number).name)
+        self.interrupted_at = self.interrupted_at or time.monotonic()
 
-    def _pass_on_interrupt(self) -> None:
-        """Again and again, because a process that has just started may not listen yet."""
-        if not self.interrupted or time.monotonic() < self.next_interrupt:
+    def _heed_interrupts(self) -> None:
+        """The first Ctrl-C cancels the jobs; a second one soon after leaves those on Slurm be."""
+        if not self.interrupts or self.wish:
             return
-        self.next_interrupt = time.monotonic() + INTERRUPT_AGAIN_S
+        on_slurm = self.profile.executor is ExecutorKind.SLURM
+        first, waited = self.interrupts[0], time.monotonic() - self.interrupted_at
+        if on_slurm and (first == "SIGHUP" or len(self.interrupts) > 1):
+            self._wish(Wish.DETACH)
+        elif (
+            not on_slurm
+            or first != "SIGINT"
+            or time.monotonic() - self.interrupted_at >= SECOND_THOUGHTS_S
+        ):
+            self._wish(Wish.CANCEL)
+        elif not self.warned:
+            self.warned = True
+            names = ", ".join(f"{name} (job {self._job(name)})" for name in self.running)
+            self.console.line(
+                f"{first} received; cancelling {names} in {SECOND_THOUGHTS_S:.0f} s: "
+                "press Ctrl-C again to leave them running"
+            )
+
+    def _wish(self, wish: Wish) -> None:
+        """Tell the drivers; and what is no stage of ours, but a command in somebody's dvc.yaml."""
+        self.wish = wish
+        make_wish(self.repository, self.invocation.id, wish)
         for job in self.running.values():
-            if job.process.poll() is None:
-                # dvc ignores SIGINT while a command runs; the stage's driver does not.
-                if job.output:
-                    os.killpg(job.process.pid, signal.SIGINT)
-                else:
-                    end_processes(
-                        [child.pid for child in psutil.Process(job.process.pid).children()]
-                    )
+            if wish is Wish.DETACH or job.process.poll() is not None:
+                continue
+            if job.output:
+                os.killpg(job.process.pid, signal.SIGINT)  # dvc itself ignores it
+            else:
+                below = psutil.Process(job.process.pid).children()
+                end_processes([child.pid for child in below])
+
+    def _job(self, address: str) -> str:
+        entry = self.ledger.latest(address).get(address)
+        attempts = entry.attempts() if entry else []
+        return ",".join(attempts[-1].jobs) if attempts and attempts[-1].jobs else "not submitted"

@@ -55,8 +55,8 @@ class Spec:
         return cls(**values)
 
 
-def make_spec(root: Path, bound: BoundStage, hashes: HashCache) -> Spec:
-    """Fix a bound stage's identity: hash its inputs and its code."""
+def make_spec(root: Path, bound: BoundStage, hashes: HashCache, code: Path | None = None) -> Spec:
+    """Fix a bound stage's identity: hash its inputs, and its code where `code` has it."""
     for name, path in bound.inputs.items():
         if not (root / path).exists():
             raise LockstepError(
@@ -68,7 +68,7 @@ def make_spec(root: Path, bound: BoundStage, hashes: HashCache) -> Spec:
         name=bound.stage.name,
         key=bound.key,
         config=bound.config.model_dump(mode="json", by_alias=True),
-        code=code_version(root, bound.stage.module),
+        code=code_version(code or root, bound.stage.module),
         inputs={
             name: Artifact(path, hashes.of(root / path)) for name, path in bound.inputs.items()
         },

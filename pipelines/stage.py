@@ -1,21 +1,26 @@
 """What dvc.yaml's commands run: fix a stage's identity, and have it driven to its end."""
 
 import os
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pipelines.console import Console
 from pipelines.driver import Driver
 from pipelines.errors import LockstepError
-from pipelines.executors import make_executor, render_sbatch
+from pipelines.executors import make_executor
 from pipelines.hashing import HashCache
-from pipelines.invocation import current_invocation
-from pipelines.ledger import Ledger
+from pipelines.invocation import Invocation, current_invocation
+from pipelines.ledger import Entry, Ledger
 from pipelines.params import load_params
 from pipelines.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.publish import drop_recorded, recorded_outs
 from pipelines.repository import Repository
+from pipelines.slurm_script import Batch, batch_script
+from pipelines.snapshot import take_snapshot, uncommitted
 from pipelines.spec import make_spec
+from stages.contracts.base import Processes
 from stages.contracts.catalog import BoundStage, bind, bind_all
 from stages.contracts.params import Params
 
@@ -23,15 +28,40 @@ from stages.contracts.params import Params
 def run_stage(address: str, chosen_profile: str | None = None) -> None:
     """Compute one stage, or find it computed, and publish its outputs into the workspace."""
     repository = Repository.find()
+    order = make_order(repository, address, chosen_profile)
+    Driver(
+        repository=repository,
+        entry=order.entry,
+        executors=lru_cache(lambda kind: make_executor(kind, repository)),
+        launch=order.launch,
+        invocation=order.invocation,
+        console=Console(),
+        identity=lambda: _fingerprint(repository, address),
+    ).run()
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be computed, and how."""
+
+    entry: Entry
+    launch: dict[str, Any]
+    invocation: Invocation
+
+
+def make_order(repository: Repository, address: str, chosen_profile: str | None) -> Order:
+    """Fix a stage's identity, and find or make its entry in the ledger."""
     params = load_params(repository.root)
     bound = _bind(address, params)
     name = profile_name(chosen_profile)
     profile = load_profile(repository.root, name)
-    executor = make_executor(profile.executor)
+    make_executor(profile.executor, repository)
+    resources = profile.resources(bound.stage.name)
     ledger = Ledger(repository.jobs)
     drop_recorded(repository.root, ledger)
+    code = take_snapshot(repository)
     hashes = HashCache(repository.home / "hashes.json")
-    spec = make_spec(repository.root, bound, hashes)
+    spec = make_spec(repository.root, bound, hashes, code)
     hashes.save()
     invocation = current_invocation()
     info = {
@@ -40,20 +70,34 @@ def run_stage(address: str, chosen_profile: str | None = None) -> None:
         "experiment": os.environ.get("DVC_EXP_NAME"),
         "title": f"{params.rl.algorithm} with {params.rl.reward}, seed {params.seed}",
     }
+    entry = ledger.find_or_create(spec, info)
     launch = {
         "invocation": invocation.as_json(),
         "executor": profile.executor,
         "profile": name,
         "root": str(repository.root),
-        "resources": profile.resources(bound.stage.name).model_dump(mode="json"),
+        "code": str(code),
+        "git_commit": info["git_commit"],
+        "git_diff": uncommitted(repository),
+        "resources": resources.model_dump(mode="json"),
+        "num_shards": resources.shards if bound.stage.processes is Processes.SHARDS else 1,
         "graph": _graph(repository.root, params, bound) if bound.stage.wants_graph else [],
     }
-    entry = ledger.find_or_create(spec, info)
-    Driver(repository, entry, executor, launch, invocation, Console()).run()
+    return Order(entry, launch, invocation)
+
+
+def _fingerprint(repository: Repository, address: str) -> str:
+    """The identity of the stage as the workspace has it now; of one that is gone, nothing."""
+    try:
+        bound = _bind(address, load_params(repository.root))
+        hashes = HashCache(repository.home / "hashes.json")
+        return make_spec(repository.root, bound, hashes, repository.root).fingerprint
+    except LockstepError:
+        return ""
 
 
 def render_stage(address: str, chosen_profile: str | None = None) -> str:
-    """The job script of a stage, and how to follow its logs."""
+    """The job script of a stage, how to submit it by hand, and how to follow its logs."""
     repository = Repository.find()
     bound = _bind(address, load_params(repository.root))
     name = profile_name(chosen_profile)
@@ -61,9 +105,15 @@ def render_stage(address: str, chosen_profile: str | None = None) -> str:
     if profile.executor is not ExecutorKind.SLURM:
         return f"# {bound.address}: profile {name} runs it on this machine, without a job script"
     folder = repository.jobs / bound.address / "dry-run"
+    batch = Batch(
+        stage=bound.address,
+        folder=folder,
+        resources=profile.resources(bound.stage.name),
+        token="dry-run",
+        code=repository.home / "code" / "dry-run",
+    )
     return (
-        f"{render_sbatch(bound.address, folder, profile.resources(bound.stage.name))}\n"
-        f"# follow it with:  tail -F {folder}/*_log.out {folder}/*_log.err\n"
+        f"{batch_script(batch)}\n# follow it with:  tail -F {folder}/*_log.out {folder}/*_log.err\n"
     )
 
 

@@ -1,22 +1,28 @@
 """The job's side: run one attempt at a stage, from its folder alone.
 
 The outputs are written aside and renamed as a whole at the end. Whatever happens, `result.json`
-says how it ended; where even that is missing, the lock `alive` is free and the worker died.
+says how it ended; where even that is missing, the worker died. A job may have many processes, each
+with a word of its own in `tasks/`; the one that writes the outputs has the word for all.
+
+On Slurm, a stage that is told to stop before it is done saves its scratch and leaves a mark, on
+which the batch script puts the job back into the queue.
 """
 
+import argparse
 import errno
 import importlib
 import json
 import os
 import platform
-import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,8 +31,10 @@ from pipelines import atomic
 from pipelines.hashing import HashCache
 from pipelines.ledger import Attempt, Entry, State, hold_lock
 from pipelines.redact import RedactedStream, redact
+from pipelines.seat import Seat, export_distributed, find_seat
+from pipelines.slurm_script import REQUEUE_MARK
 from pipelines.spec import Spec
-from stages.context import Context, StageError, Stopped
+from stages.context import Context, RankLost, ShareDone, StageError, Stopped
 from stages.contracts.catalog import STAGES
 
 METRICS_OUT = "metrics"
@@ -36,69 +44,206 @@ _PASSING = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EBUSY)
 _REPORTED_PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "lockstep-rlhf")
 
 
-def run_attempt(folder: str) -> str:
-    """Run the attempt in `folder`; returns how it ended. This is what a submitted job calls."""
+class TaskState(StrEnum):
+    """What a process says of itself where the attempt as a whole goes on."""
+
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    """It saved and ended because Slurm wanted it to; the job is to go on later."""
+    LOST_A_RANK = "lost a rank"
+
+
+class SlurmWarning:
+    """Slurm's early warning (USR2) that the job is about to end.
+
+    Slurm sends it to every process of the job. It is blocked here, and so in every helper process
+    started from here, which it would otherwise kill; one thread waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+        self._answer: Callable[[], None] = lambda: None
+
+    def listen(self) -> None:
+        """To be called first of all, before any other thread or process is there."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+        threading.Thread(target=self._wait, name="slurm-warning", daemon=True).start()
+
+    def answer(self, answer: Callable[[], None]) -> None:
+        """What to do when it comes, or has come."""
+        self._answer = answer
+        if self._came:
+            answer()
+
+    def _wait(self) -> None:
+        signal.sigwait([signal.SIGUSR2])
+        self._came = True
+        self._answer()
+
+
+def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None = None) -> str:
+    """Run this process's part of the attempt in `folder`; returns how it ended."""
+    warning = warning or SlurmWarning()
     attempt = Attempt(Path(folder))
+    stage = STAGES[attempt.entry.spec.name]
+    launch = attempt.launch or {}
+    seat = find_seat(stage.processes, launch.get("num_shards", 1), first_shard)
+    if seat.idle:
+        return TaskState.DONE
     with (
-        hold_lock(attempt.folder / "alive", wait=True),
+        _alive(attempt, seat),
         # A driver that was killed at the wrong moment may have led to two attempts at once.
-        hold_lock(attempt.entry.folder / "working", wait=True),
+        hold_lock(attempt.entry.folder / f"working.{seat.label}", wait=True),
+        redirect_stdout(RedactedStream(sys.stdout)),  # type: ignore[type-var]
+        redirect_stderr(RedactedStream(sys.stderr)),  # type: ignore[type-var]
     ):
-        atomic.write_json(
-            attempt.folder / "worker.json",
-            {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()},
-        )
-        with (
-            redirect_stdout(RedactedStream(sys.stdout)),  # type: ignore[type-var]
-            redirect_stderr(RedactedStream(sys.stderr)),  # type: ignore[type-var]
-        ):
-            found = {"state": State.COMPLETED} if attempt.entry.out.exists() else None
-            result = found or _run(attempt)
-        atomic.write_json(attempt.folder / "result.json", result)
-    return str(result["state"])
+        _say_hello(attempt, seat)
+        done = attempt.entry.out.exists() or attempt.entry.record is not None
+        outcome = {"state": State.COMPLETED} if done else _run(attempt, launch, seat, warning)
+        _say_goodbye(attempt, seat, outcome)
+    return str(outcome["state"])
 
 
-def _run(attempt: Attempt) -> dict[str, Any]:
+@contextmanager
+def _alive(attempt: Attempt, seat: Seat) -> Iterator[None]:
+    """How a job without Slurm shows that it lives; of others, Slurm tells."""
+    if seat.job is not None:
+        yield
+        return
+    with hold_lock(attempt.folder / "alive", wait=True):
+        yield
+
+
+def _say_hello(attempt: Attempt, seat: Seat) -> None:
+    me = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+    if seat.job is not None:
+        _say(attempt, seat, {"state": TaskState.RUNNING})
+        if seat.restart and seat.leads:
+            # The word of an earlier life of the same job no longer holds.
+            (attempt.folder / "result.json").unlink(missing_ok=True)
+    if seat.leads and not (seat.num_shards > 1 and attempt.worker):
+        atomic.write_json(attempt.folder / "worker.json", {**me, "restart": seat.restart})
+
+
+def _say_goodbye(attempt: Attempt, seat: Seat, outcome: dict[str, Any]) -> None:
+    if seat.job is not None:
+        _say(attempt, seat, {key: outcome.get(key) for key in ("state", "error")})
+    final = outcome["state"] in (State.COMPLETED, State.CANCELLED, State.FAILED)
+    shares = seat.num_shards > 1 and outcome["state"] != State.COMPLETED
+    if final and seat.leads and not shares:
+        atomic.write_json(attempt.folder / "result.json", outcome)
+
+
+def _say(attempt: Attempt, seat: Seat, word: dict[str, Any]) -> None:
+    """Leave this process's last word."""
+    me = {"rank": seat.rank, "shard": seat.shard, "num_shards": seat.num_shards, "job": seat.job}
+    me |= {"log": seat.log}
+    me |= {"host": socket.gethostname(), "pid": os.getpid(), "restart": seat.restart}
+    where = attempt.folder / "tasks" / f"{seat.label}.json"
+    atomic.write_json(where, {**me, **word, "what": seat.what(), "time": time.time()})
+
+
+def _run(
+    attempt: Attempt, launch: dict[str, Any], seat: Seat, warning: SlurmWarning
+) -> dict[str, Any]:
     started = time.time()
     entry = attempt.entry
     spec = entry.spec
-    launch = attempt.launch or {}
-    context = _context(entry, spec, launch)
-    print(f"{spec.stage}: attempt {attempt.number} on {socket.gethostname()}", flush=True)
+    context = _context(attempt, spec, launch, seat)
+    warning.answer(context.request_stop)
+    again = f", restart {seat.restart}" if seat.restart else ""
+    who = " ".join(filter(None, [seat.what(), f"on {socket.gethostname()}"]))
+    print(f"{spec.stage}: attempt {attempt.number}{again}, {who}", flush=True)
     outcome: dict[str, Any]
     try:
+        _refuse_endless_restarts(launch, seat)
         with _on_terminate(_stop_at_once):
             run = importlib.import_module(STAGES[spec.name].module).run
+            if seat.world > 1:
+                assert context.signs_of_life is not None
+                export_distributed(seat, context.signs_of_life)
         with _on_terminate(context.request_stop):
             outs, metrics = _compute(run, entry, spec, context, Path(launch["root"]))
         outcome = {"state": State.COMPLETED, "outs": outs, "metrics": metrics}
+    except ShareDone:
+        outcome = {"state": TaskState.DONE}
     except (Stopped, KeyboardInterrupt):
-        outcome = {
-            "state": State.CANCELLED,
-            "error": "stopped at a step boundary",
-            "retryable": True,
-        }
+        outcome = _stopped(attempt, launch, seat)
+    except RankLost as error:
+        # The rank that is gone, or its node, is what failed; Slurm knows how and what comes next.
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        outcome = {"state": TaskState.LOST_A_RANK, "error": redact(str(error))}
     except StageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         outcome = {"state": State.FAILED, "error": redact(str(error)), "retryable": False}
     except Exception as error:
         traceback.print_exc()
-        outcome = {
-            "state": State.FAILED,
-            "error": redact(f"{type(error).__name__}: {error}"),
-            "retryable": isinstance(error, OSError) and error.errno in _PASSING,
-        }
+        if context.should_stop():
+            # What was told to stop with the worker, a helper process, may go first.
+            outcome = _stopped(attempt, launch, seat)
+        else:
+            outcome = {
+                "state": State.FAILED,
+                "error": redact(f"{type(error).__name__}: {error}"),
+                "retryable": isinstance(error, OSError) and error.errno in _PASSING,
+            }
     return {**outcome, "started": started, "ended": time.time(), "environment": _environment()}
 
 
-def _context(entry: Entry, spec: Spec, launch: dict[str, Any]) -> Context:
+def _refuse_endless_restarts(launch: dict[str, Any], seat: Seat) -> None:
+    restarts, most = _restarts(launch, seat), launch["resources"]["requeues"]
+    if seat.job is not None and restarts > most:
+        raise StageError(
+            f"Slurm has started this job again {restarts} times, and its profile allows {most} "
+            "(requeues); what is done is kept: run the same command to go on"
+        )
+
+
+def _stopped(attempt: Attempt, launch: dict[str, Any], seat: Seat) -> dict[str, Any]:
+    """What becomes of a stage that was told to stop, and did."""
+    if seat.job is None or attempt.was_cancelled:
+        error = "stopped at a step boundary"
+        return {"state": State.CANCELLED, "error": error, "retryable": True}
     resources = launch["resources"]
+    if _restarts(launch, seat) >= resources["requeues"]:
+        return {
+            "state": State.FAILED,
+            "error": (
+                "Slurm ended the job, by preemption or at its time limit of "
+                f"{resources['time_minutes']} minutes, and its profile allows no more restarts "
+                f"(requeues: {resources['requeues']}). What is done is kept: run the same command "
+                "to go on, or raise requeues or time_minutes"
+            ),
+            "retryable": False,
+        }
+    (attempt.folder / f"{REQUEUE_MARK}{seat.job}").touch()
+    print("stopped at a step boundary, to go on after a restart", flush=True)
+    return {"state": TaskState.STOPPED}
+
+
+def _restarts(launch: dict[str, Any], seat: Seat) -> int:
+    return int(launch.get("restarts_before", 0)) + seat.restart
+
+
+def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -> Context:
+    resources = launch["resources"]
+    one_gpu_each = resources["device"] == "cuda" and seat.job is not None
+    life = attempt.folder / "lives" / f"{seat.restart:03}"
+    if seat.world > 1:
+        life.mkdir(parents=True, exist_ok=True)
     return Context(
         stage=spec.stage,
         key=spec.key,
         seed=spec.config.get("seed", 0),
-        folder=entry.folder,
-        device=resources["device"],
+        folder=attempt.entry.folder,
+        device=f"cuda:{seat.local_rank}" if one_gpu_each else resources["device"],
+        rank=seat.rank,
+        world=seat.world,
+        collective_seconds=resources["collective_seconds"],
+        signs_of_life=life if seat.world > 1 else None,
+        shard=seat.shard,
+        num_shards=seat.num_shards,
         micro_batch=resources["micro_batch"],
         checkpoint_seconds=resources["checkpoint_seconds"],
         graph=launch.get("graph", ()),
@@ -113,8 +258,10 @@ def _compute(
     Returns the hashes of the outputs by path, and the summary metrics.
     """
     config = STAGES[spec.name].config.model_validate(spec.config)
-    aside = entry.folder / "out.tmp"
-    atomic.remove(aside)
+    label = f"{context.shard + context.rank:05}"
+    for left in entry.folder.glob(f"out.{label}.*"):
+        atomic.remove(left)  # by a process that was killed
+    aside = entry.folder / f"out.{label}.{socket.gethostname()}.{os.getpid()}"
     aside.mkdir()
     out = {name: aside / name for name in spec.outs}
     inputs = {name: root / artifact.path for name, artifact in spec.inputs.items()}
@@ -131,8 +278,12 @@ def _compute(
     atomic.sync_tree(aside)
     hashes = HashCache()
     found = {path: hashes.of(aside / name) for name, path in spec.outs.items()}
-    os.replace(aside, entry.out)
-    shutil.rmtree(entry.folder / "scratch", ignore_errors=True)
+    try:
+        os.replace(aside, entry.out)
+    except OSError:
+        if not entry.out.exists():
+            raise
+        atomic.remove(aside)  # another shard found all done at the same moment: equal bytes
     return found, metrics
 
 
@@ -166,3 +317,21 @@ def _environment() -> dict[str, Any]:
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "packages": versions,
     }
+
+
+def main() -> int:
+    """What a batch script calls, once for each process of the job."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.worker")
+    parser.add_argument("folder", help="the attempt's folder")
+    parser.add_argument("--first-shard", type=int, default=0, help="the shard of array index 0")
+    warning = SlurmWarning()
+    warning.listen()
+    arguments = parser.parse_args()
+    ended = run_attempt(arguments.folder, arguments.first_shard, warning)
+    # A rank that ends with an error has Slurm end the others, so stopping must not look like one.
+    fine = (State.COMPLETED, TaskState.DONE, TaskState.STOPPED)
+    return 0 if ended in fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,6 +29,10 @@ class StageError(Exception):
     """Something a user can mend: the message names the file, key or row and says what to do."""
 
 
+class RankLost(StageError):
+    """A rank did not come to where the others wait for it; the message names it."""
+
+
 @dataclass
 class Context:
     """One attempt at running a stage."""

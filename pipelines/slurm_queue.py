@@ -1,0 +1,172 @@
+"""What Slurm knows about jobs: squeue first, scontrol for one it left out, sacct for the old ones.
+
+squeue tells the truth about a job that was requeued, where accounting calls it failed; and it needs
+no accounting database. slurmctld forgets an ended job after a few minutes (MinJobAge).
+"""
+
+import getpass
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+TIMEOUT_S = 30.0
+VANISHED = "VANISHED"
+"""Our word for a job that no command of Slurm's knows any more."""
+
+_ENDED = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "REVOKED",
+    VANISHED,
+}
+_FIELDS = ("%i", "%T", "%r", "%N", "%M", "%l", "%j", "%k")
+
+
+class SlurmSilent(Exception):
+    """slurmctld does not answer: nothing is known, and nothing has changed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, or one task of an array, as Slurm shows it."""
+
+    id: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    elapsed: float | None = None
+    limit: float | None = None
+    name: str = ""
+    comment: str = ""
+    exit: str = ""
+    """Exit status and signal, `0:9`, where Slurm was asked for it."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in _ENDED
+
+    @property
+    def number(self) -> str:
+        """The number of the job, without the task of an array."""
+        return self.id.partition("_")[0]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def my_jobs() -> list[Job]:
+    """Every job of this user that slurmctld has in memory, the ended ones among them."""
+    command = ["squeue", "--noheader", "--array", "--states=all", "--user", getpass.getuser()]
+    rows = _ask([*command, "--format", "|".join(_FIELDS)]).splitlines()
+    return [_from_squeue(row.split("|", len(_FIELDS) - 1)) for row in rows if row.count("|") > 6]
+
+
+def _from_squeue(values: Sequence[str]) -> Job:
+    identity, state, reason, nodes, elapsed, limit, name, comment = (v.strip() for v in values)
+    return Job(
+        id=identity,
+        state=state,
+        reason="" if reason == "None" else reason,
+        nodes=nodes,
+        elapsed=_seconds(elapsed),
+        limit=_seconds(limit),
+        name=name,
+        comment=comment,
+    )
+
+
+def details(job: str) -> Job | None:
+    """What scontrol says about one job; None where it does not know it."""
+    try:
+        text = _ask(["scontrol", "show", "job", "--oneliner", job])
+    except SlurmSilent:
+        raise
+    except LookupError:
+        return None
+    values = dict(re.findall(r"(\w+)=(\S*)", text.splitlines()[0])) if text.strip() else {}
+    if "JobState" not in values:
+        return None
+    reason, nodes = values.get("Reason", ""), values.get("NodeList", "")
+    return Job(
+        id=job,
+        state=values["JobState"],
+        reason="" if reason == "None" else reason,
+        nodes="" if nodes == "(null)" else nodes,
+        elapsed=_seconds(values.get("RunTime", "")),
+        limit=_seconds(values.get("TimeLimit", "")),
+        name=values.get("JobName", ""),
+        comment=values.get("Comment", ""),
+        exit=values.get("ExitCode", ""),
+    )
+
+
+def accounted(jobs: Iterable[str]) -> dict[str, Job]:
+    """What accounting says about ended jobs; nothing where there is no accounting."""
+    wanted = sorted({job.partition("_")[0] for job in jobs})
+    if not wanted:
+        return {}
+    columns = "JobID,State,Reason,NodeList,ExitCode,JobName"
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format", columns]
+    try:
+        rows = _ask([*command, "--jobs", ",".join(wanted)]).splitlines()
+    except (SlurmSilent, LookupError):
+        return {}
+    found = {}
+    for identity, state, reason, nodes, exit_code, name in (r.split("|") for r in rows):
+        # `CANCELLED by 1000`: only the word counts. A job that a crash of slurmctld lost is shown
+        # as running for ever, so only an end is believed.
+        job = Job(identity, state.split(" ")[0], reason, nodes, name=name, exit=exit_code)
+        if job.ended:
+            found[identity] = job
+    return found
+
+
+def cancel_jobs(jobs: Sequence[str]) -> None:
+    """Ask Slurm to end these jobs; those that have ended already are none of its trouble."""
+    if jobs:
+        try:
+            _ask(["scancel", "--quiet", *jobs])
+        except LookupError:
+            return
+
+
+def max_array_size() -> int:
+    """One more than the largest index of an array task."""
+    found = re.search(r"MaxArraySize\s*=\s*(\d+)", _ask(["scontrol", "show", "config"]))
+    return int(found[1]) if found else 1001
+
+
+def _ask(command: list[str]) -> str:
+    """Run one of Slurm's commands. LookupError: it does not know the job."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmSilent(f"{command[0]} gave no answer in {TIMEOUT_S:.0f} s") from None
+    except FileNotFoundError:
+        raise SlurmSilent(f"there is no {command[0]} on this machine") from None
+    if done.returncode == 0:
+        return done.stdout
+    problem = done.stderr.strip() or f"exit status {done.returncode}"
+    if "nvalid job id" in problem or "Invalid user" in problem:
+        raise LookupError(problem)
+    raise SlurmSilent(f"{command[0]}: {problem}")
+
+
+def _seconds(text: str) -> float | None:
+    """2-03:04:05, 03:04:05 or 04:05 in seconds; None for UNLIMITED and the like."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -1,0 +1,161 @@
+"""The batch script of a stage, written by submitit, and what is put around the stage in it.
+
+The script is complete in itself: it sets the code, the threads and the worker's command, so that it
+does the same when somebody submits it by hand. After the worker it looks for a mark that the worker
+leaves when Slurm wants the job to end before the stage is done; then it puts itself back into the
+queue, where all that waits for the job goes on waiting for it.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.profiles import Resources
+
+COMMENT_PREFIX = "lockstep:"
+REQUEUE_MARK = "requeue."
+"""A file of the attempt; the job's number follows."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One call of sbatch."""
+
+    stage: str
+    folder: Path
+    """Where logs go, and what the worker is told."""
+    resources: Resources
+    token: str
+    """Names the submission in Slurm's own list, so that it is found again after any death."""
+    code: Path
+    shards: Sequence[int] | None = None
+    """Which shards, as tasks of an array; None is one job."""
+    first_shard: int = 0
+    """The shard of array index 0: Slurm limits how large an index may be."""
+    parallelism: int = 1
+    after: Sequence[str] = ()
+    """Jobs that must end well before this one starts."""
+    variables: dict[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+    module: str = "pipelines.worker"
+    after_any: bool = False
+    """Whether those jobs may also end badly."""
+
+    @property
+    def comment(self) -> str:
+        return f"{COMMENT_PREFIX}{self.token}"
+
+    @property
+    def name(self) -> str:
+        return f"lockstep-{self.stage}"
+
+
+def batch_script(batch: Batch) -> str:
+    """The script, word for word as it is submitted. Needs no Slurm."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    return str(
+        _make_sbatch_string(command=command_of(batch), folder=batch.folder, **parameters_of(batch))
+    )
+
+
+def command_of(batch: Batch) -> str:
+    """What srun starts, once for each process of the job."""
+    python = batch.resources.python or sys.executable
+    words = [*shlex.split(batch.resources.container or ""), python, "-u", "-m", batch.module]
+    if batch.first_shard:
+        words += ["--first-shard", str(batch.first_shard)]
+    return shlex.join([*words, *(batch.arguments or [str(batch.folder)])])
+
+
+def parameters_of(batch: Batch) -> dict[str, Any]:
+    """What submitit makes #SBATCH lines and the rest of the script of."""
+    resources = batch.resources
+    extra: dict[str, Any] = {"requeue" if resources.requeues else "no-requeue": True}
+    if resources.reservation:
+        extra["reservation"] = resources.reservation
+    if batch.shards is not None:
+        indices = [shard - batch.first_shard for shard in batch.shards]
+        extra["array"] = f"{_ranges(indices)}%{min(batch.parallelism, len(indices))}"
+    if batch.after:
+        kind = "afterany" if batch.after_any else "afterok"
+        extra["dependency"] = f"{kind}:{':'.join(batch.after)}"
+        # Otherwise a job whose dependency failed stays in the queue for ever.
+        extra["kill-on-invalid-dep"] = "yes"
+    return {
+        "job_name": batch.name,
+        "comment": batch.comment,
+        "time": resources.time_minutes,
+        "nodes": resources.nodes,
+        "ntasks_per_node": resources.tasks_per_node,
+        "cpus_per_task": resources.cpus_per_task,
+        "gpus_per_node": resources.gpus_per_node or None,
+        "mem": resources.memory,
+        "partition": resources.partition,
+        "account": resources.account,
+        "qos": resources.qos,
+        "constraint": resources.constraint,
+        "exclude": resources.exclude,
+        "gres": resources.gres,
+        "signal_delay_s": resources.signal_lead_seconds,
+        "wckey": None,
+        # Names the log files after the array's tasks; which tasks there are is said above.
+        "map_count": None if batch.shards is None else 1,
+        "setup": _before(batch),
+        "teardown": _after(batch),
+        "additional_parameters": {**extra, **resources.extra},
+        # srun does not inherit --cpus-per-task from sbatch in every release.
+        "srun_args": [f"--cpus-per-task={resources.cpus_per_task}", "--kill-on-bad-exit=1"],
+    }
+
+
+def _before(batch: Batch) -> list[str]:
+    threads = str(batch.resources.cpus_per_task)
+    variables = {
+        # The job imports this very copy of the code, whatever lies in the folder it starts in.
+        "PYTHONPATH": str(batch.code),
+        "PYTHONSAFEPATH": "1",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        **batch.variables,
+    }
+    return [
+        # A failing line must end the job instead of running the stage without it.
+        "set -e",
+        *batch.resources.setup,
+        *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
+        "set +e",
+        # The worker answers signals; this shell must live to do what comes after it.
+        "trap : TERM USR2",
+    ]
+
+
+def _after(batch: Batch) -> list[str]:
+    mark = f"{shlex.quote(str(batch.folder))}/{REQUEUE_MARK}$SLURM_JOB_ID"
+    return [
+        "status=$?",
+        f"if [ -e {mark} ]; then",
+        f"  rm -f {mark}",
+        # A job that was cancelled is no longer RUNNING, and must not come back.
+        '  if [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then',
+        '    scontrol requeue "$SLURM_JOB_ID" && sleep 120',
+        "  fi",
+        "  exit 1",
+        "fi",
+        "exit $status",
+    ]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0,1,2,5 as Slurm writes it: 0-2,5."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

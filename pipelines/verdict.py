@@ -1,0 +1,113 @@
+"""How a job on Slurm ended, in words: what happened, to which process, and what to do about it."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines import atomic
+from pipelines.ledger import Attempt, State
+from pipelines.logs import lines_of
+from pipelines.slurm_queue import VANISHED
+
+LOG_TAIL = 20
+_SRUN = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
+_GO_ON = "what is done is kept: run the same command to go on"
+_KILLED = "if nobody killed it, it ran out of memory: raise `memory` or lower `micro_batch`"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why an attempt ended without its outputs."""
+
+    what: str
+    advice: str
+    try_again: bool = False
+    """Whether the stage goes on by itself in a new job, as far as `requeues` allows."""
+    log: str | None = None
+    """How the name of the log begins that shows it."""
+
+
+def verdict_on(attempt: Attempt) -> Verdict:
+    """What became of an attempt that Slurm has no more jobs of, or that one of its jobs failed."""
+    failed = sorted(
+        (task for task in attempt.tasks if task["state"] == State.FAILED),
+        key=lambda task: float(task["time"]),
+    )
+    if failed:
+        return _of_exception(failed[0])
+    jobs = (attempt.scheduler or {}).get("jobs", {})
+    bad = [job for job in jobs.values() if job["state"] != "COMPLETED"]
+    if not bad:
+        stopped = any(task["state"] == "stopped" for task in attempt.tasks)
+        what = "Slurm ended it early" if stopped else "its job ended without a word"
+        return Verdict(what, _GO_ON, try_again=stopped)
+    return _of_job(attempt, bad[0], attempt.launch or {})
+
+
+def _of_exception(task: dict[str, Any]) -> Verdict:
+    who = f"{task['what']} on {task['host']}: " if task["what"] else ""
+    advice = "what is done is kept: mend the cause and run the same command again"
+    return Verdict(f"{who}{task['error']}", advice, log=task["log"])
+
+
+def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Verdict:
+    name, state, nodes = job["id"], job["state"], job["nodes"]
+    profile, resources = launch.get("profile"), launch.get("resources", {})
+    where = f" on {nodes}" if nodes else ""
+    file = f"slurm_profiles/{profile}.yaml"
+    match state:
+        case "TIMEOUT" | "DEADLINE":
+            limit = resources.get("time_minutes")
+            advice = f"raise `time_minutes` or lower `checkpoint_seconds` in {file}"
+            return Verdict(f"job {name} passed its time limit of {limit} minutes", advice, True)
+        case "NODE_FAIL" | "BOOT_FAIL":
+            return Verdict(f"job {name} lost its node{where}", _GO_ON, True)
+        case "PREEMPTED":
+            return Verdict(f"job {name} was preempted{where}", _GO_ON, True)
+        case "OUT_OF_MEMORY":
+            advice = f"raise `memory` ({resources.get('memory')}) or lower `micro_batch` in {file}"
+            return Verdict(f"job {name} ran out of memory{where}", advice)
+        case "CANCELLED":
+            return Verdict(f"job {name} was cancelled, not by this command", _GO_ON)
+        case _ if state == VANISHED:
+            lost = "its job" if name == "?" else f"job {name}"
+            return Verdict(f"{lost} has vanished: Slurm no longer knows it", _GO_ON, True)
+    if any(task["state"] == "stopped" for task in attempt.tasks):
+        return Verdict(f"job {name} was ended early by Slurm{where}", _GO_ON, True)
+    return _of_process(attempt, job, where)
+
+
+def _of_process(attempt: Attempt, job: dict[str, Any], where: str) -> Verdict:
+    """A job that failed although no process of it said why: who went first, as srun saw it."""
+    name = job["id"]
+    lost = [task["error"] for task in attempt.tasks if task["state"] == "lost a rank"]
+    lost += [
+        word["error"]
+        for path in sorted(attempt.folder.glob("lives/*/failure-*.json"))
+        if (word := atomic.read_json(path))
+    ]
+    for line in (line for path in attempt.logs() for line in lines_of(path)):
+        found = _SRUN.search(line)
+        if found and not (lost and "Exited with exit code 1" in found["how"]):
+            first = re.split(r"[,\-]", found["tasks"])[0]
+            how = found["how"].strip()
+            what = f"job {name}: rank {first} on {found['node']}: {how}"
+            advice = _KILLED if "Killed" in how else _GO_ON
+            return Verdict("; ".join([what, *lost[:1]]), advice, log=f"{name}_{first}_log")
+    if lost:
+        return Verdict(f"job {name}: {lost[0]}", _GO_ON)
+    code, _, signal = (job["exit"] or "").partition(":")
+    how = f"signal {signal}" if signal not in ("", "0") else f"exit status {code or '?'}"
+    advice = _KILLED if signal == "9" or code == "137" else _GO_ON
+    if attempt.worker is None:
+        advice = "the worker never started: see `setup`, `container` and `python` in the profile"
+    return Verdict(f"job {name} ended with {how}{where}", advice)
+
+
+def tail(attempt: Attempt, verdict: Verdict | None = None, lines: int = LOG_TAIL) -> str:
+    """The last lines of the error log of the process that the verdict is about, or of all."""
+    logs = [path for path in attempt.logs() if path.name.endswith(".err")]
+    if verdict and verdict.log is not None:
+        logs = [path for path in logs if path.name.startswith(verdict.log)] or logs
+    written = [line for path in logs for line in lines_of(path)]
+    return "".join(f"  | {line}\n" for line in written[-lines:])
