@@ -39,6 +39,11 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
+def load_json(path: Path) -> Any:
+    """The value of a file that must be there."""
+    return json.loads(path.read_text())
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():

@@ -14,6 +14,7 @@ An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, po
   lockstep run         bring everything up to date (the same as `dvc repro`, in parallel)
   lockstep status      how every stage fares
   lockstep logs sft    what a stage wrote
+  lockstep cancel sft  end its job, and those that wait for it
   lockstep up          start MLflow and Prefect on this machine
 """
 
@@ -68,8 +69,17 @@ def _parser() -> argparse.ArgumentParser:
     run = add("run", _run, "Run the stale stages, in parallel where the graph allows it.")
     run.add_argument("targets", nargs="*", help="stages to bring up to date (default: report)")
     add_profile(run)
-    run.add_argument(
+    how = run.add_mutually_exclusive_group()
+    how.add_argument(
         "--dry-run", action="store_true", help="print the exact job scripts instead of running"
+    )
+    how.add_argument(
+        "--detach", action="store_true", help="submit the stages that are ready, and return"
+    )
+    how.add_argument(
+        "--chain",
+        action="store_true",
+        help="submit all stale stages to Slurm, each to start after those it needs, and return",
     )
 
     stage = add("stage", _stage, "Run one stage (what dvc.yaml calls; use `dvc repro` yourself).")
@@ -78,7 +88,19 @@ def _parser() -> argparse.ArgumentParser:
     stage.add_argument("--dry-run", action="store_true", help="print the exact job script instead")
 
     status = add("status", _status, "Show how every stage fares; works while stages run.")
+    status.add_argument(
+        "--orphans", action="store_true", help="list live jobs that no stage wants instead"
+    )
     add_json(status)
+
+    cancel = add("cancel", _cancel, "End live jobs, and those of the stages that need theirs.")
+    cancel.add_argument("stages", nargs="*", help="stages whose jobs to end (default: all)")
+    cancel.add_argument(
+        "--orphans", action="store_true", help="end the live jobs that no stage wants instead"
+    )
+
+    record = add("record", _record, "Have DVC record what jobs have finished unattended.")
+    record.add_argument("targets", nargs="*", help="stages to record up to (default: report)")
 
     logs = add("logs", _logs, "Show what a stage's job wrote.")
     logs.add_argument("stage", help="sft, rollout@iter_001, ...")
@@ -138,7 +160,13 @@ def _describe(resources: Any) -> str:
 def _run(arguments: argparse.Namespace) -> None:
     from pipelines.run import run_pipeline
 
-    run_pipeline(arguments.targets or ["report"], arguments.profile, dry_run=arguments.dry_run)
+    run_pipeline(
+        arguments.targets or ["report"],
+        arguments.profile,
+        dry_run=arguments.dry_run,
+        detach=arguments.detach,
+        chain=arguments.chain,
+    )
 
 
 def _stage(arguments: argparse.Namespace) -> None:
@@ -151,11 +179,21 @@ def _stage(arguments: argparse.Namespace) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> None:
+    from pipelines.orphans import find_orphans
     from pipelines.repository import Repository
     from pipelines.shipper import problem
     from pipelines.status import render, stage_statuses
 
     repository = Repository.find()
+    if arguments.orphans:
+        found = find_orphans(repository)
+        if arguments.json:
+            print(json.dumps([orphan.as_json() for orphan in found], indent=2))
+            return
+        for orphan in found:
+            print(f"job {orphan.job}: {orphan.what}  {orphan.where}".rstrip())
+        print("`lockstep cancel --orphans` ends them" if found else "no live job is unwanted")
+        return
     statuses = stage_statuses(repository)
     if arguments.json:
         print(json.dumps([status.as_json() for status in statuses], indent=2))
@@ -164,6 +202,25 @@ def _status(arguments: argparse.Namespace) -> None:
     trouble = problem(repository)
     if trouble:
         print(trouble)
+
+
+def _cancel(arguments: argparse.Namespace) -> None:
+    from pipelines.cancel import cancel, cancel_orphans
+    from pipelines.console import Console
+    from pipelines.repository import Repository
+
+    if arguments.orphans:
+        if arguments.stages:
+            raise LockstepError("name stages, or say --orphans, not both")
+        cancel_orphans(Repository.find(), Console())
+    else:
+        cancel(Repository.find(), arguments.stages, Console())
+
+
+def _record(arguments: argparse.Namespace) -> None:
+    from pipelines.run import record
+
+    record(arguments.targets or ["report"])
 
 
 def _logs(arguments: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from pipelines.executors import Executor
 from pipelines.invocation import Invocation, dvc_ancestor
 from pipelines.ledger import Attempt, Entry, State
 from pipelines.processes import process_lives
-from pipelines.profiles import ExecutorKind, Resources
+from pipelines.profiles import ExecutorKind
 from pipelines.publish import publish
 from pipelines.repository import Repository
 from pipelines.shipper import start_shipper
@@ -55,6 +55,16 @@ class Driver:
     """The fingerprint of the stage as the workspace has it now."""
     said: dict[str, Any] = field(default_factory=dict)
 
+    def submit_only(self) -> None:
+        """See to it that the stage has a job, and leave it at that."""
+        with self.entry.lease():
+            if self._state(now=True).alive:
+                self._say(f"its job {_job(self.entry.attempts()[-1])} still runs")
+            elif self.entry.state() in (State.COMPLETED, State.PUBLISHED):
+                self._say("found finished; `lockstep record` has DVC record it")
+            else:
+                self._submit(0)
+
     def run(self) -> None:
         """Publish the entry's outputs, or raise with what went wrong and what to do."""
         try:
@@ -71,7 +81,7 @@ class Driver:
         if self.launch["executor"] is not ExecutorKind.DEBUG:
             # In this process, Ctrl-C belongs to the debugger.
             interrupts.catch()
-        if self._state() in (State.COMPLETED, State.PUBLISHED):
+        if self._state(now=True) in (State.COMPLETED, State.PUBLISHED):
             self._say("found finished; publishing")
             return
         start_shipper(self.repository)
@@ -102,7 +112,7 @@ class Driver:
         launch |= shares(self.entry, launch)
         atomic.write_json(attempt.folder / "launch.json", launch)
         executor = self._executor(attempt)
-        submitted = executor.submit(attempt, Resources.model_validate(launch["resources"]))
+        submitted = executor.submit(attempt)
         atomic.write_json(attempt.folder / "launch.json", {**launch, **submitted})
         job = f" as job {submitted['job']}" if executor.leaves_jobs else ""
         what = f"submitted to {launch['profile']}{again}{job}"
@@ -212,10 +222,10 @@ class Driver:
                 "them, or just run it to compute the stage anew"
             )
 
-    def _state(self) -> State:
+    def _state(self, *, now: bool = False) -> State:
         attempts = self.entry.attempts()
         if attempts:
-            self._executor(attempts[-1]).look()
+            self._executor(attempts[-1]).look(now=now)
         return self.entry.state()
 
     def _executor(self, attempt: Attempt) -> Executor:

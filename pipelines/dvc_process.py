@@ -12,9 +12,9 @@ from pipelines.invocation import Invocation
 from pipelines.profiles import PROFILE_VARIABLE
 
 
-def dvc_command(stage: str) -> list[str]:
-    """How one stage is run: by DVC, which waits for its lock instead of giving up on it."""
-    return [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
+def dvc_command(*stages: str) -> list[str]:
+    """How stages are run: by DVC, which waits for its lock instead of giving up on it."""
+    return [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", *stages]
 
 
 def dvc_environment(profile: str, invocation: Invocation) -> dict[str, str]:

@@ -20,6 +20,8 @@ from pipelines.redact import redact
 from pipelines.repository import Repository
 
 POLL_S = 0.2
+PASSING = "lockstep record"
+"""A command that is done in a moment, and worth waiting for."""
 
 
 @contextmanager
@@ -52,13 +54,14 @@ def _take(lock: int, holder_file: Path, say: Callable[[str], None]) -> None:
             return
         except BlockingIOError:
             holder = atomic.read_json(holder_file)
-        if holder and process_lives(holder["pid"], holder["pid_started"]):
+        passing = bool(holder) and holder["command"] == PASSING
+        if holder and not passing and process_lives(holder["pid"], holder["pid_started"]):
             raise LockstepError(
                 f"another pipeline runs in this clone: {holder['command']} "
                 f"(process {holder['pid']}, started {ago(holder['time'])}); "
                 "wait for it or stop it; see `lockstep status`"
             )
         if not said:
-            say("waiting for the stages that an earlier pipeline left running")
+            say(f"waiting for {PASSING if passing else 'what an earlier pipeline left running'}")
             said = True
         time.sleep(POLL_S)

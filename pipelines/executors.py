@@ -6,11 +6,10 @@ after a death waits for a job that another process submitted exactly as for its 
 
 import os
 import re
-import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any, Protocol
 
 import psutil
 
-from pipelines import atomic
 from pipelines.errors import LockstepError
 from pipelines.ledger import Attempt
 from pipelines.processes import end_processes
@@ -27,7 +25,7 @@ from pipelines.redact import redact
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.slurm_queue import SlurmSilent, cancel_jobs, max_array_size, my_jobs
-from pipelines.slurm_script import Batch, batch_script, command_of, parameters_of
+from pipelines.slurm_script import Batch, command_of, parameters_of
 from pipelines.worker import run_attempt
 
 CANCEL_S = 60.0
@@ -39,7 +37,7 @@ _PASSING = re.compile(r"contact slurm controller|timed out|temporarily|Zero Byte
 class Executor(Protocol):
     """Submits attempts and ends them."""
 
-    def submit(self, attempt: Attempt, resources: Resources) -> dict[str, Any]:
+    def submit(self, attempt: Attempt) -> dict[str, Any]:
         """Start the job; what it returns is added to the attempt's launch.json."""
         ...
 
@@ -52,7 +50,7 @@ class Executor(Protocol):
         """Whether jobs are at home elsewhere, so that they go on when their driver's host ends."""
         ...
 
-    def look(self) -> None:
+    def look(self, *, now: bool = False) -> None:
         """Bring the attempts' files up to date with what the world knows about their jobs."""
         ...
 
@@ -66,7 +64,7 @@ class _OnThisMachine:
 
     leaves_jobs = False
 
-    def look(self) -> None:
+    def look(self, *, now: bool = False) -> None:
         """The files are up to date by themselves."""
 
     def trouble(self) -> str | None:
@@ -76,9 +74,10 @@ class _OnThisMachine:
 class LocalExecutor(_OnThisMachine):
     """submitit's local executor: the job is a process tree of its own that outlives the driver."""
 
-    def submit(self, attempt: Attempt, resources: Resources) -> dict[str, Any]:
+    def submit(self, attempt: Attempt) -> dict[str, Any]:
         import submitit
 
+        resources = resources_of(attempt)
         executor = submitit.LocalExecutor(attempt.folder, python=resources.python)
         executor.update_parameters(
             timeout_min=resources.time_minutes,
@@ -100,8 +99,8 @@ class LocalExecutor(_OnThisMachine):
 class DebugExecutor(_OnThisMachine):
     """The job is a function call in this process, so breakpoints work."""
 
-    def submit(self, attempt: Attempt, resources: Resources) -> dict[str, Any]:
-        with _variables(_threads(resources)):
+    def submit(self, attempt: Attempt) -> dict[str, Any]:
+        with _variables(_threads(resources_of(attempt))):
             run_attempt(str(attempt.folder))
         return {"job": "in-process"}
 
@@ -117,26 +116,18 @@ class SlurmExecutor:
     def __init__(self, repository: Repository) -> None:
         self._scheduler = Scheduler(repository)
 
-    def submit(self, attempt: Attempt, resources: Resources) -> dict[str, Any]:
+    def submit(self, attempt: Attempt) -> dict[str, Any]:
         token = self._scheduler.register(attempt.folder)
         jobs: list[str] = []
-        for batch in self._batches(attempt, resources, token):
+        for batch in slurm_batches(
+            attempt.entry.stage, attempt.folder, token, attempt.launch or {}
+        ):
             jobs.append(submit_batch(batch, known=jobs))
         self._scheduler.hurry()
         return {"job": ",".join(jobs), "jobs": jobs, "token": token}
 
-    def prepare(self, attempt: Attempt, resources: Resources) -> str:
-        """Write the scripts without submitting them; how to do that by hand."""
-        token = self._scheduler.register(attempt.folder)
-        lines = []
-        for number, batch in enumerate(self._batches(attempt, resources, token)):
-            path = attempt.folder / f"submission{number or ''}.sh"
-            atomic.write_text(path, batch_script(batch))
-            lines.append(f"sbatch {shlex.quote(str(path))}")
-        return "\n".join(lines)
-
-    def look(self) -> None:
-        self._scheduler.look()
+    def look(self, *, now: bool = False) -> None:
+        self._scheduler.look(now=now)
 
     def trouble(self) -> str | None:
         return self._scheduler.silence()
@@ -147,33 +138,35 @@ class SlurmExecutor:
         while time.monotonic() < deadline:
             with suppress(SlurmSilent):
                 cancel_jobs(attempt.jobs)
-                self._scheduler.hurry()
-                self._scheduler.look()
+                self._scheduler.look(now=True)
                 if (attempt.scheduler or {}).get("ended"):
                     return
             time.sleep(1.0)
 
-    def _batches(self, attempt: Attempt, resources: Resources, token: str) -> list[Batch]:
-        launch = attempt.launch or {}
-        whole = Batch(
-            stage=attempt.entry.stage,
-            folder=attempt.folder,
-            resources=resources,
-            token=token,
-            code=Path(launch["code"]),
-        )
-        shards = launch.get("shards")
-        if shards is None:
-            return [whole]
-        largest = max_array_size()
-        chunks: dict[int, list[int]] = {}
-        for shard in shards:
-            chunks.setdefault(shard // largest, []).append(shard)
-        parallelism = -(-resources.array_parallelism // len(chunks))
-        return [
-            replace(whole, shards=chunk, first_shard=number * largest, parallelism=parallelism)
-            for number, chunk in chunks.items()
-        ]
+
+def slurm_batches(
+    stage: str, folder: Path, token: str, launch: Mapping[str, Any], after: Sequence[str] = ()
+) -> list[Batch]:
+    """The calls of sbatch that a submission needs: one, or several where an array is too large."""
+    resources = Resources.model_validate(launch["resources"])
+    clone, code = Path(launch["clone"]), Path(launch["code"])
+    whole = Batch(stage, folder, resources, token, code, clone, after=after)
+    shards = launch.get("shards")
+    if shards is None:
+        return [whole]
+    largest = max_array_size()
+    chunks: dict[int, list[int]] = {}
+    for shard in shards:
+        chunks.setdefault(shard // largest, []).append(shard)
+    parallelism = -(-resources.array_parallelism // len(chunks))
+    return [
+        replace(whole, shards=chunk, first_shard=number * largest, parallelism=parallelism)
+        for number, chunk in chunks.items()
+    ]
+
+
+def resources_of(attempt: Attempt) -> Resources:
+    return Resources.model_validate((attempt.launch or {})["resources"])
 
 
 def submit_batch(batch: Batch, known: Sequence[str] = ()) -> str:

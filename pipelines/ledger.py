@@ -33,6 +33,8 @@ from pipelines.processes import process_lives
 from pipelines.spec import Spec
 
 START_GRACE_S = 20.0
+METRICS_OUT = "metrics"
+"""The summary metrics, among the outputs."""
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 """Slurm's words for a job that has yet to start, or to start again."""
 
@@ -198,15 +200,28 @@ class Entry:
         return [Attempt(path) for path in sorted((self.folder / "attempts").glob("[0-9]*"))]
 
     def new_attempt(self) -> Attempt:
-        folder = self.folder / "attempts" / f"{len(self.attempts()) + 1:03}"
+        """The folder for the next submission: a new one, unless a dry run has prepared one."""
+        attempts = self.attempts()
+        if attempts and attempts[-1].prepared:
+            return attempts[-1]
+        folder = self.folder / "attempts" / f"{len(attempts) + 1:03}"
         folder.mkdir(parents=True)
         return Attempt(folder)
+
+    def adopt_attempt(self, folder: Path) -> Attempt:
+        """Take a submission that was made before it was known what it would compute."""
+        link = self.folder / "attempts" / f"{len(self.attempts()) + 1:03}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder)
+        return Attempt(link)
 
     def state(self) -> State:
         if self.record is not None:
             return State.PUBLISHED
         attempts = self.attempts()
         state = attempts[-1].state() if attempts else State.NEW
+        if state is State.NEW and len(attempts) > 1:
+            state = attempts[-2].state()  # a dry run came after it
         return State.COMPLETED if self.out.exists() and not state.alive else state
 
     @contextmanager
@@ -219,6 +234,10 @@ class Entry:
                     "see `lockstep status`"
                 )
             yield
+
+    def has_driver(self) -> bool:
+        """Whether a command waits for it."""
+        return is_locked(self.folder / "driver")
 
 
 class Ledger:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from pipelines.errors import LockstepError
 from pipelines.ledger import Attempt, Ledger
+from pipelines.link import waiting_links
 from pipelines.repository import Repository
+from pipelines.scheduler import Scheduler
 from stages.contracts.catalog import STAGES
 
 POLL_S = 0.3
@@ -19,12 +21,18 @@ def show_logs(
 ) -> None:
     """Write the logs of the stage's newest job; with `follow`, go on until it has ended."""
     entry = Ledger(repository.jobs).latest(stage).get(stage)
+    while follow and stage in waiting_links(repository):
+        Scheduler(repository).look()
+        time.sleep(POLL_S)
+        entry = Ledger(repository.jobs).latest(stage).get(stage)
     if entry is None:
         known = ", ".join(sorted(Ledger(repository.jobs).latest())) or ", ".join(STAGES)
         raise LockstepError(f"no job of {stage!r} is known here; known: {known}")
     written: dict[str, int] = {}
     while True:
-        alive = entry.state().alive
+        Scheduler(repository).look()
+        # A driver that is there may submit again what Slurm has taken away.
+        alive = entry.state().alive or (entry.record is None and entry.has_driver())
         for attempt in entry.attempts():
             _write_new(attempt, written, write)
         if not (follow and alive):

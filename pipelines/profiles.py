@@ -15,11 +15,13 @@ from pydantic.fields import FieldInfo
 
 from pipelines.errors import LockstepError
 from pipelines.strict_yaml import load_model
-from stages.contracts.base import Section
+from stages.contracts.base import Processes, Section, Stage
 from stages.contracts.catalog import STAGES
 
 PROFILE_VARIABLE = "LOCKSTEP_PROFILE"
 DEFAULT_PROFILE = "local"
+EARLIEST_SIGNAL_S = 60
+"""How much earlier than asked Slurm may send a job its warning."""
 
 
 class ExecutorKind(StrEnum):
@@ -142,4 +144,29 @@ def load_profile(root: Path, name: str) -> Profile:
             close = difflib.get_close_matches(stage, STAGES, n=1)
             hint = f"did you mean `stages.{close[0]}`?" if close else f"stages: {', '.join(STAGES)}"
             raise LockstepError(f"{path}: unknown key `stages.{stage}`; {hint}")
+    for known_stage in STAGES.values():
+        _check(path, profile, known_stage)
     return profile
+
+
+def _check(path: Path, profile: Profile, stage: Stage) -> None:
+    """What single fields cannot know of one another."""
+    resources = profile.resources(stage.name)
+    override = profile.stages.get(stage.name)
+    key = f"stages.{stage.name}" if override else "defaults"
+    wrong = ""
+    if profile.executor is ExecutorKind.SLURM:
+        if 60 * resources.time_minutes <= resources.signal_lead_seconds + EARLIEST_SIGNAL_S:
+            wrong = (
+                f"`time_minutes` {resources.time_minutes} leaves no time before the warning of "
+                f"`signal_lead_seconds` {resources.signal_lead_seconds}, which Slurm may send "
+                f"{EARLIEST_SIGNAL_S} s early: raise the one or lower the other"
+            )
+    elif resources.nodes * resources.tasks_per_node > 1:
+        wrong = "without Slurm a stage is one process: set `nodes` and `tasks_per_node` to 1"
+    named = getattr(override, "shards", None) or 1
+    if named > 1 and stage.processes is not Processes.SHARDS:
+        able = ", ".join(s.name for s in STAGES.values() if s.processes is Processes.SHARDS)
+        wrong = f"`shards` {named}: {stage.name} cannot be cut into shards, only {able} can"
+    if wrong:
+        raise LockstepError(f"{path}: `{key}`: {wrong}")

@@ -13,18 +13,14 @@ from typing import Any
 
 from pipelines import atomic
 from pipelines.hashing import HashCache
-from pipelines.ledger import Entry, Ledger
+from pipelines.ledger import METRICS_OUT, Entry, Ledger
 from pipelines.strict_yaml import load_yaml
-from pipelines.worker import METRICS_OUT
 
 
 def publish(root: Path, entry: Entry) -> dict[str, Any]:
     """Put the outputs where DVC expects them and close the entry; returns its record."""
     spec = entry.spec
-    places = {path: entry.out / name for name, path in spec.outs.items()}
-    places[spec.metrics] = entry.out / METRICS_OUT
-    for target, source in places.items():
-        _place(source, root / target, entry.folder / "publishing")
+    place_outputs(entry, root, entry.folder / "publishing")
     result = entry.attempts()[-1].result or {}
     if "outs" not in result:
         result = _reconstructed(entry)
@@ -45,6 +41,14 @@ def publish(root: Path, entry: Entry) -> dict[str, Any]:
     # Not before: a process that shares the work may still be looking through it.
     shutil.rmtree(entry.folder / "scratch", ignore_errors=True)
     return record
+
+
+def place_outputs(entry: Entry, root: Path, aside: Path) -> None:
+    """Give the outputs their names below `root`."""
+    places = {path: entry.out / name for name, path in entry.spec.outs.items()}
+    places[entry.spec.metrics] = entry.out / METRICS_OUT
+    for target, source in places.items():
+        _place(source, root / target, aside)
 
 
 def _reconstructed(entry: Entry) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from pipelines import atomic
+from pipelines.chain import submit_chain
 from pipelines.console import Console, describe_metrics, describe_progress, seconds
 from pipelines.driver import SECOND_THOUGHTS_S
 from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
@@ -35,9 +36,10 @@ from pipelines.profiles import (
     profile_name,
 )
 from pipelines.publish import drop_recorded
+from pipelines.record import record_finished
 from pipelines.repository import Repository
 from pipelines.shipper import problem, start_shipper
-from pipelines.stage import render_stage
+from pipelines.stage import make_driver, render_stage
 from pipelines.tracking import ship_all
 from pipelines.wishes import Wish, make_wish
 
@@ -46,8 +48,19 @@ OUTPUT_TAIL = 30
 SHIP_TIMEOUT_S = 30.0
 
 
-def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: bool = False) -> None:
-    """Bring the targets and all before them up to date, or say that they are."""
+def run_pipeline(
+    targets: list[str],
+    chosen_profile: str | None,
+    *,
+    dry_run: bool = False,
+    detach: bool = False,
+    chain: bool = False,
+) -> None:
+    """Bring the targets and all before them up to date, or say that they are.
+
+    With `detach` or `chain`, jobs are submitted and not waited for: those that can start at once,
+    or all.
+    """
     repository = Repository.find()
     console = Console()
     params = load_params(repository.root)
@@ -67,6 +80,14 @@ def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: boo
             start_shipper(repository)
             console.line(f"nothing to do: all {len(plan)} stages are up to date")
             return
+        if detach or chain:
+            plan = record_finished(repository, targets, name, console)
+            if chain:
+                submit_chain(repository, profile, name, plan, console)
+            else:
+                _submit_ready(repository, name, plan, console)
+            start_shipper(repository)
+            return
         console.line(f"{stale} of {len(plan)} stages to run, profile {name}: {profile.description}")
         started = time.time()
         run = PipelineRun(repository, name, profile, console, lock)
@@ -79,6 +100,31 @@ def run_pipeline(targets: list[str], chosen_profile: str | None, *, dry_run: boo
                 console.line(trouble)
         console.line(
             f"all {len(plan)} stages are up to date, after {seconds(time.time() - started)}"
+        )
+
+
+def record(targets: list[str]) -> None:
+    """Have DVC record what jobs have finished with nobody waiting for them."""
+    repository, console = Repository.find(), Console()
+    with only_pipeline(repository, "lockstep record", console.line):
+        plan = record_finished(repository, targets, profile_name(), console)
+    left = sum(stage.stale for stage in plan)
+    console.line(f"{len(plan) - left} of {len(plan)} stages are up to date")
+
+
+def _submit_ready(
+    repository: Repository, profile: str, plan: list[PlannedStage], console: Console
+) -> None:
+    """Submit the stages that wait for nothing; the others would have nothing to read."""
+    fresh = {stage.address for stage in plan if not stage.stale}
+    stale = [stage for stage in plan if stage.stale]
+    ready = [stage for stage in stale if fresh.issuperset(stage.upstream)]
+    for stage in ready:
+        make_driver(repository, stage.address, profile, console).submit_only()
+    if len(ready) < len(stale):
+        console.line(
+            f"{len(stale) - len(ready)} more stages need what these make: run the same command "
+            "when they are done, or use --chain to have all of them wait in the queue"
         )
 
 
@@ -237,11 +283,7 @@ class PipelineRun:
         first, waited = self.interrupts[0], time.monotonic() - self.interrupted_at
         if on_slurm and (first == "SIGHUP" or len(self.interrupts) > 1):
             self._wish(Wish.DETACH)
-        elif (
-            not on_slurm
-            or first != "SIGINT"
-            or time.monotonic() - self.interrupted_at >= SECOND_THOUGHTS_S
-        ):
+        elif not on_slurm or first != "SIGINT" or waited >= SECOND_THOUGHTS_S:
             self._wish(Wish.CANCEL)
         elif not self.warned:
             self.warned = True

@@ -49,11 +49,18 @@ class Scheduler:
 
     def register(self, folder: Path) -> str:
         """Note a submission that is about to be made; the token that its jobs must bear."""
-        token = f"{self._clone}-{uuid.uuid4().hex[:12]}"
+        for other in (self._folder / "live").glob("*.json"):
+            if (atomic.read_json(other) or {}).get("folder") == str(folder):
+                other.unlink(missing_ok=True)
+        token = self.new_token()
         place = {"folder": str(folder), "time": time.time()}
         atomic.write_json(self._folder / "live" / f"{token}.json", place)
         self.hurry()
         return token
+
+    def new_token(self) -> str:
+        """For a job of this clone that nobody is going to wait for."""
+        return f"{self._clone}-{uuid.uuid4().hex[:12]}"
 
     def hurry(self) -> None:
         """Look again at once: something is about to change."""
@@ -64,14 +71,12 @@ class Scheduler:
         said = (atomic.read_json(self._folder / "look.json") or {}).get("silence")
         return str(said) if said else None
 
-    def look(self) -> None:
-        """See to it that what the attempts say about Slurm is of now, or nearly so."""
-        if not any((self._folder / "live").glob("*.json")):
+    def look(self, *, now: bool = False) -> None:
+        """See to it that what the attempts say about Slurm is of late, or of this moment."""
+        if not any((self._folder / "live").glob("*.json")) or not (now or self._due()):
             return
-        if not self._due():
-            return
-        with hold_lock(self._folder / "lock") as held:
-            if held and self._due():
+        with hold_lock(self._folder / "lock", wait=now) as held:
+            if held and (now or self._due()):
                 self._ask_slurm()
 
     def live_jobs(self) -> list[Job]:
@@ -107,8 +112,10 @@ class Scheduler:
             return False
         attempt = Attempt(Path(noted["folder"]))
         before = attempt.scheduler or {}
-        known = {key: Job(**job) for key, job in before.get("jobs", {}).items()}
         seen = self._found(place.stem, attempt, jobs)
+        if not seen and attempt.prepared:
+            return False  # nobody has submitted it by hand
+        known = {key: Job(**job) for key, job in before.get("jobs", {}).items()}
         unseen = set(known or (() if seen else attempt.jobs)) - set(seen)
         seen |= {key: known[key] for key in unseen if key in known}
         asked = {key for key in unseen if key not in known or not known[key].ended}

@@ -22,6 +22,7 @@ from pipelines import atomic
 from pipelines.ledger import hold_lock, is_locked
 from pipelines.redact import RedactedStream
 from pipelines.repository import Repository
+from pipelines.scheduler import Scheduler
 from pipelines.tracking_cursor import (
     Scanner,
     note_problem,
@@ -116,6 +117,7 @@ def _ship(repository: Repository) -> End:
     pause = INTERVAL_S
     worked = progressed = time.monotonic()
     while _is_wanted(repository):
+        Scheduler(repository).look()
         if _busy(scanner):
             worked = time.monotonic()
             tracker = tracker or _make_tracker(repository)

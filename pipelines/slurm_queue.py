@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 TIMEOUT_S = 30.0
+DEFAULT_MAX_ARRAY_SIZE = 1001
 VANISHED = "VANISHED"
 """Our word for a job that no command of Slurm's knows any more."""
 
@@ -141,8 +142,11 @@ def cancel_jobs(jobs: Sequence[str]) -> None:
 
 def max_array_size() -> int:
     """One more than the largest index of an array task."""
-    found = re.search(r"MaxArraySize\s*=\s*(\d+)", _ask(["scontrol", "show", "config"]))
-    return int(found[1]) if found else 1001
+    try:
+        found = re.search(r"MaxArraySize\s*=\s*(\d+)", _ask(["scontrol", "show", "config"]))
+    except SlurmSilent:
+        found = None
+    return int(found[1]) if found else DEFAULT_MAX_ARRAY_SIZE
 
 
 def _ask(command: list[str]) -> str:

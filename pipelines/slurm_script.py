@@ -31,6 +31,8 @@ class Batch:
     token: str
     """Names the submission in Slurm's own list, so that it is found again after any death."""
     code: Path
+    root: Path
+    """The folder that the job starts in."""
     shards: Sequence[int] | None = None
     """Which shards, as tasks of an array; None is one job."""
     first_shard: int = 0
@@ -75,6 +77,7 @@ def parameters_of(batch: Batch) -> dict[str, Any]:
     """What submitit makes #SBATCH lines and the rest of the script of."""
     resources = batch.resources
     extra: dict[str, Any] = {"requeue" if resources.requeues else "no-requeue": True}
+    extra["chdir"] = str(batch.root)
     if resources.reservation:
         extra["reservation"] = resources.reservation
     if batch.shards is not None:

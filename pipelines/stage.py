@@ -1,155 +1,174 @@
 """What dvc.yaml's commands run: fix a stage's identity, and have it driven to its end."""
 
 import os
-from dataclasses import dataclass
+import shlex
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pipelines import atomic
 from pipelines.console import Console
-from pipelines.driver import Driver
+from pipelines.driver import Driver, shares
 from pipelines.errors import LockstepError
-from pipelines.executors import make_executor
+from pipelines.executors import make_executor, slurm_batches
 from pipelines.hashing import HashCache
-from pipelines.invocation import Invocation, current_invocation
-from pipelines.ledger import Entry, Ledger
+from pipelines.invocation import current_invocation
+from pipelines.ledger import Entry, Ledger, State
+from pipelines.link import wait_for_link
 from pipelines.params import load_params
 from pipelines.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.publish import drop_recorded, recorded_outs
 from pipelines.repository import Repository
-from pipelines.slurm_script import Batch, batch_script
+from pipelines.scheduler import Scheduler
+from pipelines.slurm_script import batch_script
 from pipelines.snapshot import take_snapshot, uncommitted
 from pipelines.spec import make_spec
+from pipelines.upstream import upstream_graph
 from stages.contracts.base import Processes
-from stages.contracts.catalog import BoundStage, bind, bind_all
+from stages.contracts.catalog import BoundStage, bind
 from stages.contracts.params import Params
 
 
 def run_stage(address: str, chosen_profile: str | None = None) -> None:
     """Compute one stage, or find it computed, and publish its outputs into the workspace."""
-    repository = Repository.find()
-    order = make_order(repository, address, chosen_profile)
-    Driver(
+    repository, console = Repository.find(), Console()
+    wait_for_link(repository, address, console)
+    make_driver(repository, address, chosen_profile, console).run()
+
+
+def make_driver(
+    repository: Repository, address: str, chosen_profile: str | None, console: Console
+) -> Driver:
+    """Fix the stage's identity, find or make its entry in the ledger, and say how it would run."""
+    profile = load_profile(repository.root, profile_name(chosen_profile))
+    executors = lru_cache(lambda kind: make_executor(kind, repository))
+    executors(profile.executor)
+    entry, launch = make_order(repository, address, chosen_profile)
+    return Driver(
         repository=repository,
-        entry=order.entry,
-        executors=lru_cache(lambda kind: make_executor(kind, repository)),
-        launch=order.launch,
-        invocation=order.invocation,
-        console=Console(),
-        identity=lambda: _fingerprint(repository, address),
-    ).run()
+        entry=entry,
+        executors=executors,
+        launch=launch,
+        invocation=current_invocation(),
+        console=console,
+        identity=lambda: fingerprint(repository, address),
+    )
 
 
-@dataclass(frozen=True)
-class Order:
-    """What is to be computed, and how."""
-
-    entry: Entry
-    launch: dict[str, Any]
-    invocation: Invocation
-
-
-def make_order(repository: Repository, address: str, chosen_profile: str | None) -> Order:
-    """Fix a stage's identity, and find or make its entry in the ledger."""
+def make_order(
+    repository: Repository, address: str, chosen_profile: str | None
+) -> tuple[Entry, dict[str, Any]]:
+    """What is to be computed, as an entry of the ledger, and how."""
     params = load_params(repository.root)
-    bound = _bind(address, params)
-    name = profile_name(chosen_profile)
-    profile = load_profile(repository.root, name)
-    make_executor(profile.executor, repository)
-    resources = profile.resources(bound.stage.name)
+    bound = bind_stage(address, params)
     ledger = Ledger(repository.jobs)
     drop_recorded(repository.root, ledger)
     code = take_snapshot(repository)
     hashes = HashCache(repository.home / "hashes.json")
     spec = make_spec(repository.root, bound, hashes, code)
     hashes.save()
-    invocation = current_invocation()
+    info, launch = describe_launch(repository, params, bound, profile_name(chosen_profile), code)
+    if bound.stage.wants_graph:
+        launch["graph"] = upstream_graph(recorded_outs(repository.root), params, bound)
+    return ledger.find_or_create(spec, info), launch
+
+
+def describe_launch(
+    repository: Repository, params: Params, bound: BoundStage, profile: str, code: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Who asks for a stage and from what, and how it shall run: entry.json and launch.json."""
+    invocation, commit = current_invocation().as_json(), repository.git_commit()
+    loaded = load_profile(repository.root, profile)
+    resources = loaded.resources(bound.stage.name)
     info = {
-        "invocation": invocation.as_json(),
-        "git_commit": repository.git_commit(),
+        "invocation": invocation,
+        "git_commit": commit,
         "experiment": os.environ.get("DVC_EXP_NAME"),
         "title": f"{params.rl.algorithm} with {params.rl.reward}, seed {params.seed}",
     }
-    entry = ledger.find_or_create(spec, info)
-    launch = {
-        "invocation": invocation.as_json(),
-        "executor": profile.executor,
-        "profile": name,
+    on_slurm = loaded.executor is ExecutorKind.SLURM
+    in_shards = on_slurm and bound.stage.processes is Processes.SHARDS
+    launch: dict[str, Any] = {
+        "invocation": invocation,
+        "executor": loaded.executor,
+        "profile": profile,
+        "clone": str(repository.root),
         "root": str(repository.root),
         "code": str(code),
-        "git_commit": info["git_commit"],
+        "git_commit": commit,
         "git_diff": uncommitted(repository),
         "resources": resources.model_dump(mode="json"),
-        "num_shards": resources.shards if bound.stage.processes is Processes.SHARDS else 1,
-        "graph": _graph(repository.root, params, bound) if bound.stage.wants_graph else [],
+        "num_shards": resources.shards if in_shards else 1,
+        "graph": [],
     }
-    return Order(entry, launch, invocation)
+    return info, launch
 
 
-def _fingerprint(repository: Repository, address: str) -> str:
-    """The identity of the stage as the workspace has it now; of one that is gone, nothing."""
+def fingerprint(repository: Repository, address: str) -> str:
+    """The identity of a stage as the workspace has it now; of one that is gone, nothing."""
     try:
-        bound = _bind(address, load_params(repository.root))
+        bound = bind_stage(address, load_params(repository.root))
         hashes = HashCache(repository.home / "hashes.json")
-        return make_spec(repository.root, bound, hashes, repository.root).fingerprint
+        return make_spec(repository.root, bound, hashes).fingerprint
     except LockstepError:
         return ""
 
 
 def render_stage(address: str, chosen_profile: str | None = None) -> str:
-    """The job script of a stage, how to submit it by hand, and how to follow its logs."""
+    """The job script of a stage, how to submit it by hand, and how to follow its logs.
+
+    Where the inputs are there, all that the script needs is written down, so that submitted by hand
+    it computes the stage, and the next command finds what it made.
+    """
     repository = Repository.find()
-    bound = _bind(address, load_params(repository.root))
+    params = load_params(repository.root)
+    bound = bind_stage(address, params)
     name = profile_name(chosen_profile)
-    profile = load_profile(repository.root, name)
-    if profile.executor is not ExecutorKind.SLURM:
-        return f"# {bound.address}: profile {name} runs it on this machine, without a job script"
-    folder = repository.jobs / bound.address / "dry-run"
-    batch = Batch(
-        stage=bound.address,
-        folder=folder,
-        resources=profile.resources(bound.stage.name),
-        token="dry-run",
-        code=repository.home / "code" / "dry-run",
-    )
-    return (
-        f"{batch_script(batch)}\n# follow it with:  tail -F {folder}/*_log.out {folder}/*_log.err\n"
+    if load_profile(repository.root, name).executor is not ExecutorKind.SLURM:
+        return f"# {address}: profile {name} runs it on this machine, without a job script"
+    try:
+        folder, token, by_hand = _prepare(repository, address, name)
+    except LockstepError as error:
+        folder, token = repository.jobs / address / "dry-run" / "attempts" / "001", "dry-run"
+        _, launch = describe_launch(repository, params, bound, name, repository.home / "code")
+        by_hand = f"not yet: {error}"
+    else:
+        launch = atomic.load_json(folder / "launch.json")
+    if launch["num_shards"] > 1:
+        launch.setdefault("shards", list(range(launch["num_shards"])))
+    scripts = [batch_script(batch) for batch in slurm_batches(address, folder, token, launch)]
+    return "\n".join(
+        [
+            *scripts,
+            f"# submit it by hand:  {by_hand}",
+            f"# follow it:          tail -F {folder}/*_log.out {folder}/*_log.err",
+            "",
+        ]
     )
 
 
-def _bind(address: str, params: Params) -> BoundStage:
+def _prepare(repository: Repository, address: str, profile: str) -> tuple[Path, str, str]:
+    """Write an attempt down without submitting it: its folder, its token, and how to submit it."""
+    entry, launch = make_order(repository, address, profile)
+    if entry.state().alive:
+        raise LockstepError(f"its job {','.join(entry.attempts()[-1].jobs)} runs already")
+    if entry.state() in (State.COMPLETED, State.PUBLISHED):
+        raise LockstepError("it is finished; `lockstep record` has DVC record it")
+    attempt = entry.new_attempt()
+    token = Scheduler(repository).register(attempt.folder)
+    launch |= {"prepared": True, "token": token, "restarts_before": 0}
+    launch |= shares(entry, launch)
+    atomic.write_json(attempt.folder / "launch.json", launch)
+    commands = []
+    for number, batch in enumerate(slurm_batches(address, attempt.folder, token, launch)):
+        path = attempt.folder / f"submission{number or ''}.sh"
+        atomic.write_text(path, batch_script(batch))
+        commands.append(f"sbatch {shlex.quote(str(path))}")
+    return attempt.folder, token, " && ".join(commands)
+
+
+def bind_stage(address: str, params: Params) -> BoundStage:
     try:
         return bind(address, params)
     except ValueError as error:
         raise LockstepError(str(error)) from None
-
-
-def _graph(root: Path, params: Params, bound: BoundStage) -> list[dict[str, Any]]:
-    """The stage and all before it, with the hashes dvc.lock gives their outputs.
-
-    Nothing else may be in it, nor the stage's own hash of an earlier run: its output would depend
-    on what happened to run before.
-    """
-    recorded = {**recorded_outs(root), bound.address: {}}
-    nodes = {node.address: node for node in bind_all(params)}
-    maker = {
-        path: node.address
-        for node in nodes.values()
-        for path in (*node.outs.values(), node.metrics)
-    }
-    graph: dict[str, dict[str, Any]] = {}
-    queue = [bound.address]
-    while queue:
-        node = nodes[queue.pop()]
-        if node.address in graph:
-            continue
-        deps = {
-            maker[path]
-            for needed in node.inputs.values()
-            for path in maker
-            if path == needed or path.startswith(f"{needed}/")
-        }
-        outs = {path: recorded.get(node.address, {}).get(path) for path in node.outs.values()}
-        graph[node.address] = {"stage": node.address, "deps": sorted(deps), "outs": outs}
-        queue += deps
-    return [graph[address] for address in nodes if address in graph]

@@ -1,15 +1,18 @@
 """How every stage fares, read off the ledger, so that it works while DVC holds its locks."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipelines import atomic
 from pipelines.console import describe_progress, seconds
-from pipelines.ledger import Entry, Ledger, State
+from pipelines.ledger import Attempt, Entry, Ledger, State
+from pipelines.link import waiting_links
 from pipelines.params import load_params
 from pipelines.publish import recorded_outs
 from pipelines.repository import Repository
+from pipelines.scheduler import Scheduler
+from pipelines.verdict import verdict_on
 from stages.contracts.catalog import bind_all
 
 RECORDED = "recorded"
@@ -23,12 +26,20 @@ class StageStatus:
 
     stage: str
     state: str
+    iteration: str | None = None
+    reason: str = ""
+    """Why Slurm has not started it."""
     elapsed: float | None = None
+    limit: float | None = None
     progress: str = ""
     error: str | None = None
     attempts: int = 0
+    restarts: int = 0
+    """How often it was started again, by Slurm or in a new job."""
     job: str | None = None
     host: str | None = None
+    nodes: str | None = None
+    gpus: int = 0
     mlflow_run: str | None = None
     mlflow_url: str | None = None
     log: str | None = None
@@ -39,53 +50,113 @@ class StageStatus:
 
 def stage_statuses(repository: Repository) -> list[StageStatus]:
     """Every stage of the graph under the current params, in order."""
+    Scheduler(repository).look()
     latest = Ledger(repository.jobs).latest()
+    waiting = waiting_links(repository)
     recorded = recorded_outs(repository.root)
     statuses = []
     for bound in bind_all(load_params(repository.root)):
-        entry = latest.get(bound.address)
-        if entry is not None:
-            statuses.append(_status(entry))
+        name, entry = bound.address, latest.get(bound.address)
+        iteration = name.partition("@")[2] or None
+        if name in waiting:
+            status = _of_attempt(name, waiting[name].attempt, State.QUEUED)
+        elif entry is not None:
+            status = _of_entry(entry)
         else:
-            known = RECORDED if bound.address in recorded else ABSENT
-            statuses.append(StageStatus(bound.address, known))
+            status = StageStatus(name, RECORDED if name in recorded else ABSENT)
+        statuses.append(replace(status, iteration=iteration))
     return statuses
 
 
-def _status(entry: Entry) -> StageStatus:
-    attempts = entry.attempts()
-    attempt = attempts[-1] if attempts else None
-    state = entry.state()
-    launch = (attempt.launch if attempt else None) or {}
-    worker = (attempt.worker if attempt else None) or {}
-    result = (attempt.result if attempt else None) or {}
-    started = result.get("started") or worker.get("time")
-    ended = result.get("ended") or (time.time() if state.alive else None)
-    tracking = atomic.read_json(entry.folder / "tracking.json") or {}
+def _of_entry(entry: Entry) -> StageStatus:
+    attempts, state = entry.attempts(), entry.state()
+    if not attempts:
+        return StageStatus(entry.stage, state.value)
+    started = (attempts[-1].worker or {}).get("time", 0)
     progress = atomic.read_json(entry.folder / "progress.json") if state is State.RUNNING else None
-    return StageStatus(
-        stage=entry.stage,
-        state=state.value,
-        elapsed=ended - started if started and ended else None,
-        progress=describe_progress(progress, started or 0) if progress else "",
-        error=result.get("error") if state in (State.FAILED, State.CANCELLED) else None,
+    tracking = atomic.read_json(entry.folder / "tracking.json") or {}
+    before = (attempts[-1].launch or {}).get("restarts_before", 0)
+    return replace(
+        _of_attempt(entry.stage, attempts[-1], state),
+        progress=describe_progress(progress, started) if progress else "",
         attempts=len(attempts),
-        job=launch.get("job"),
-        host=worker.get("host"),
+        restarts=before + attempts[-1].restarts,
         mlflow_run=tracking.get("run_id"),
         mlflow_url=tracking.get("url"),
-        log=str(attempt.folder) if attempt else None,
     )
 
 
+def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
+    launch, worker, result = attempt.launch or {}, attempt.worker or {}, attempt.result or {}
+    jobs = list((attempt.scheduler or {}).get("jobs", {}).values())
+    resources = launch.get("resources", {})
+    started = result.get("started") or worker.get("time")
+    ended = result.get("ended") or (time.time() if state is State.RUNNING else None)
+    hosts = sorted({job["nodes"] for job in jobs if job["nodes"]})
+    limit = 60.0 * resources["time_minutes"] if attempt.on_slurm else None
+    return StageStatus(
+        stage=stage,
+        state=state.value,
+        reason=_reason(state, jobs),
+        elapsed=ended - started if started and ended else None,
+        limit=limit,
+        error=_error(attempt, state),
+        attempts=1,
+        job=launch.get("job") or ",".join(attempt.jobs) or None,
+        host=worker.get("host"),
+        nodes=", ".join(hosts) or None,
+        gpus=resources.get("nodes", 1) * resources.get("gpus_per_node", 0),
+        log=str(attempt.folder),
+    )
+
+
+def _reason(state: State, jobs: list[dict[str, Any]]) -> str:
+    """Slurm's own word for why a job waits, with what to do about those that wait for ever."""
+    reasons = sorted({job["reason"] for job in jobs if job["reason"]})
+    if state is not State.QUEUED or not reasons:
+        return ""
+    held = any("held" in reason.lower() for reason in reasons)
+    return ", ".join(reasons) + (f"; scontrol release {jobs[0]['id']}" if held else "")
+
+
+def _error(attempt: Attempt, state: State) -> str | None:
+    if state not in (State.FAILED, State.CANCELLED, State.DIED):
+        return None
+    if attempt.on_slurm and attempt.result is None and not attempt.was_cancelled:
+        return verdict_on(attempt).what
+    error: str | None = (attempt.result or {}).get("error")
+    return error
+
+
 def render(statuses: list[StageStatus]) -> str:
-    """A table for people."""
-    width = max(len(status.stage) for status in statuses)
-    lines = [f"{'stage':<{width}}  {'state':<10}  {'elapsed':>11}  note"]
+    """A table for people; below it, where to look at what runs and what went wrong."""
+    head = ("stage", "state", "elapsed", "nodes", "gpus", "restarts", "job", "note")
+    rows = [head, *(_row(status) for status in statuses)]
+    shown = [i for i in range(len(head)) if i == 1 or any(row[i] for row in rows[1:])]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(row[i].ljust(widths[i]) for i in shown).rstrip() for row in rows]
+    states = (State.QUEUED, State.STARTING, State.RUNNING, State.FAILED, State.DIED)
     for status in statuses:
-        elapsed = seconds(status.elapsed) if status.elapsed is not None else ""
-        again = f"attempt {status.attempts}" if status.attempts > 1 else ""
-        first_line = (status.error or "").split("\n", 1)[0]
-        note = "  ".join(filter(None, [status.progress, again, first_line]))
-        lines.append(f"{status.stage:<{width}}  {status.state:<10}  {elapsed:>11}  {note}".rstrip())
+        if status.state in states:
+            lines.append(f"{status.stage}: log {status.log}")
+            if status.mlflow_url or status.mlflow_run:
+                lines.append(f"{status.stage}: MLflow {status.mlflow_url or status.mlflow_run}")
     return "\n".join(lines)
+
+
+def _row(status: StageStatus) -> tuple[str, ...]:
+    elapsed = seconds(status.elapsed) if status.elapsed is not None else ""
+    if status.limit and status.state == State.RUNNING:
+        elapsed += f" of {seconds(status.limit)}"
+    again = f"attempt {status.attempts}" if status.attempts > 1 else ""
+    first_line = (status.error or "").split("\n", 1)[0]
+    return (
+        status.stage,
+        status.state,
+        elapsed,
+        status.nodes or "",
+        str(status.gpus or ""),
+        str(status.restarts or ""),
+        (status.job or "") if status.limit else "",
+        "  ".join(filter(None, [status.reason, status.progress, again, first_line])),
+    )

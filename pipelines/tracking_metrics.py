@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
-from pipelines.ledger import Entry
-from pipelines.worker import METRICS_OUT
+from pipelines.ledger import METRICS_OUT, Entry
 
 STEP_PREFIX = "step/"
 LARGEST_BATCH = 1000

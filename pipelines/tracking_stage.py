@@ -31,6 +31,7 @@ _SHOWN_WHOLE = ("report",)
 """Stages whose outputs are made to be looked at, and go into the run as they are."""
 
 _STATUS = {
+    State.QUEUED: "SCHEDULED",
     State.STARTING: "RUNNING",
     State.RUNNING: "RUNNING",
     State.COMPLETED: "FINISHED",

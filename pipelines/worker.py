@@ -27,9 +27,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipelines import atomic
+from pipelines import atomic, link
 from pipelines.hashing import HashCache
-from pipelines.ledger import Attempt, Entry, State, hold_lock
+from pipelines.ledger import METRICS_OUT, Attempt, Entry, State, hold_lock
 from pipelines.redact import RedactedStream, redact
 from pipelines.seat import Seat, export_distributed, find_seat
 from pipelines.slurm_script import REQUEUE_MARK
@@ -37,7 +37,6 @@ from pipelines.spec import Spec
 from stages.context import Context, RankLost, ShareDone, StageError, Stopped
 from stages.contracts.catalog import STAGES
 
-METRICS_OUT = "metrics"
 StageFunction = Callable[..., dict[str, float]]
 _PASSING = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EBUSY)
 """Errors of the system that another try may not meet; a full disk or a missing file stays."""
@@ -327,7 +326,11 @@ def main() -> int:
     warning = SlurmWarning()
     warning.listen()
     arguments = parser.parse_args()
-    ended = run_attempt(arguments.folder, arguments.first_shard, warning)
+    folder = Path(arguments.folder)
+    attempt = link.resolve(folder) if link.is_link(folder) else Attempt(folder)
+    ended = run_attempt(str(attempt.folder), arguments.first_shard, warning)
+    if link.is_link(folder) and ended == State.COMPLETED:
+        link.hand_on(folder, attempt)
     # A rank that ends with an error has Slurm end the others, so stopping must not look like one.
     fine = (State.COMPLETED, TaskState.DONE, TaskState.STOPPED)
     return 0 if ended in fine else 1

@@ -1,0 +1,74 @@
+"""`lockstep cancel`: end live jobs, and those that wait for them."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from pipelines.console import Console
+from pipelines.errors import LockstepError
+from pipelines.executors import make_executor
+from pipelines.orphans import find_orphans, live_attempts
+from pipelines.params import load_params
+from pipelines.profiles import ExecutorKind
+from pipelines.repository import Repository
+from pipelines.scheduler import Scheduler
+from pipelines.slurm_queue import cancel_jobs
+from stages.contracts.catalog import bind_all
+from stages.contracts.params import Params
+
+
+def cancel(repository: Repository, stages: list[str], console: Console) -> None:
+    """End the jobs of these stages (of all without any) and of every stage that needs theirs."""
+    Scheduler(repository).look(now=True)
+    live = live_attempts(repository)
+    wanted = _with_dependents(load_params(repository.root), stages) if stages else set(live)
+    unknown = [stage for stage in stages if stage not in live]
+    if unknown:
+        running = ", ".join(live) or "none"
+        raise LockstepError(f"no live job of {', '.join(unknown)}; live jobs: {running}")
+    # From the end of the graph: nothing may start because something before it has ended.
+    chosen = [(stage, attempt) for stage, attempt in live.items() if stage in wanted]
+    for _, attempt in chosen:
+        attempt.mark_cancelled()
+    executors = lru_cache(lambda kind: make_executor(ExecutorKind(kind), repository))
+    for stage, attempt in reversed(chosen):
+        job = (attempt.launch or {}).get("job", "?")
+        executors((attempt.launch or {})["executor"]).cancel(attempt)
+        console.line(f"{stage}: cancelled job {job}")
+    if not chosen:
+        console.line("nothing to cancel: no job is live")
+
+
+def cancel_orphans(repository: Repository, console: Console) -> None:
+    """End the live jobs that no stage wants."""
+    found = find_orphans(repository)
+    executors = lru_cache(lambda kind: make_executor(ExecutorKind(kind), repository))
+    for orphan in found:
+        if orphan.attempt is not None:
+            orphan.attempt.mark_cancelled()
+            executors((orphan.attempt.launch or {})["executor"]).cancel(orphan.attempt)
+        else:
+            cancel_jobs([orphan.job])
+        console.line(f"cancelled job {orphan.job} ({orphan.what})")
+    if not found:
+        console.line("no live job is unwanted")
+
+
+def _with_dependents(params: Params, stages: Iterable[str]) -> set[str]:
+    """These stages, and all that read what they make, directly or not."""
+    nodes = {bound.address: bound for bound in bind_all(params)}
+    found = set(stages)
+    while True:
+        made = [
+            Path(path)
+            for name in found & nodes.keys()
+            for path in (*nodes[name].outs.values(), nodes[name].metrics)
+        ]
+        more = {
+            name
+            for name, node in nodes.items()
+            if any(path.is_relative_to(needed) for needed in node.inputs.values() for path in made)
+        }
+        if more <= found:
+            return found
+        found |= more

@@ -1,0 +1,131 @@
+"""One link of a chain: a job whose stage waits for others, and so for what it will compute.
+
+A chain has a workspace of its own, where each link puts its outputs and finds its inputs; the
+clone's workspace is left alone. The folder in which the link was submitted becomes an attempt of
+the ledger's entry for what it computes, so that any later command finds it there.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines import atomic
+from pipelines.console import Console
+from pipelines.errors import LockstepError
+from pipelines.hashing import HashCache
+from pipelines.ledger import Attempt, Entry, Ledger, hold_lock
+from pipelines.params import load_params
+from pipelines.publish import place_outputs, recorded_outs
+from pipelines.repository import Repository
+from pipelines.scheduler import Scheduler
+from pipelines.spec import make_spec
+from pipelines.upstream import upstream_graph
+from stages.contracts.catalog import bind
+
+LINK_FILE = "link.json"
+"""In the folder of a submission: its stage, and the chain it belongs to."""
+
+
+def is_link(folder: Path) -> bool:
+    return (folder / LINK_FILE).exists()
+
+
+def resolve(folder: Path) -> Attempt:
+    """Find out what the link computes; every process of its jobs comes to the same answer."""
+    with hold_lock(folder / "resolve.lock", wait=True):
+        known = atomic.read_json(folder / "entry.json")
+        if known is None:
+            known = {"attempt": str(_resolve(folder).folder)}
+            atomic.write_json(folder / "entry.json", known)
+    return Attempt(Path(known["attempt"]))
+
+
+def resolved(folder: Path) -> Entry | None:
+    """The entry that a link's job has found to be its own, once it has started."""
+    known = atomic.read_json(folder / "entry.json")
+    return Attempt(Path(known["attempt"])).entry if known else None
+
+
+def hand_on(folder: Path, attempt: Attempt) -> None:
+    """Put the outputs where the next links look for them."""
+    with hold_lock(folder / "resolve.lock", wait=True):
+        place_outputs(attempt.entry, folder.parent.parent / "workspace", folder / "placing")
+
+
+def _resolve(folder: Path) -> Attempt:
+    chain, link = folder.parent.parent, atomic.load_json(folder / LINK_FILE)
+    launch = atomic.load_json(folder / "launch.json")
+    repository = Repository(Path(link["root"]))
+    params = load_params(chain)
+    bound = bind(link["stage"], params)
+    workspace = chain / "workspace"
+    hashes = HashCache(chain / "hashes.json")
+    spec = make_spec(workspace, bound, hashes, Path(launch["code"]))
+    hashes.save()
+    entry = Ledger(repository.jobs).find_or_create(spec, link["info"])
+    if bound.stage.wants_graph:
+        recorded = {**recorded_outs(repository.root), **_made_by(chain)}
+        launch["graph"] = upstream_graph(recorded, params, bound)
+    atomic.write_json(folder / "launch.json", {**launch, "resolved": time.time()})
+    return entry.adopt_attempt(folder)
+
+
+def _made_by(chain: Path) -> dict[str, dict[str, str]]:
+    """The hashes of what the links before this one have made."""
+    made: dict[str, dict[str, str]] = {}
+    for other in sorted((chain / "links").iterdir()):
+        entry = resolved(other)
+        if entry is not None and entry.out.exists():
+            hashes = HashCache()
+            outs: dict[str, Any] = entry.spec.outs
+            made[entry.stage] = {path: hashes.of(entry.out / name) for name, path in outs.items()}
+    return made
+
+
+@dataclass(frozen=True)
+class Link:
+    """One stage of a chain, in the folder that it was submitted in."""
+
+    folder: Path
+
+    @property
+    def stage(self) -> str:
+        return self.folder.name
+
+    @property
+    def chain(self) -> str:
+        return self.folder.parent.parent.name
+
+    @property
+    def attempt(self) -> Attempt:
+        return Attempt(self.folder)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is still in the queue, so that no entry of the ledger shows it."""
+        return resolved(self.folder) is None and self.attempt.state().alive
+
+
+def waiting_links(repository: Repository) -> dict[str, Link]:
+    """By stage: the links that have not started yet."""
+    folders = sorted((repository.home / "chains").glob("*/links/*"))
+    return {
+        found.stage: found for found in map(Link, folders) if found.attempt.launch and found.waits
+    }
+
+
+def wait_for_link(repository: Repository, address: str, console: Console) -> None:
+    """Where a chain has this stage in the queue: until its job has started, or is gone."""
+    scheduler = Scheduler(repository)
+    said = False
+    while (found := waiting_links(repository).get(address)) is not None:
+        scheduler.look()
+        if not said:
+            said = True
+            job = ",".join(found.attempt.jobs)
+            console.line(f"{address}: job {job} of chain {found.chain} is in the queue; waiting")
+        if os.getppid() == 1:
+            raise LockstepError(f"{address}: nobody waits any more; the chain goes on")
+        time.sleep(0.5)

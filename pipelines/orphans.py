@@ -1,0 +1,60 @@
+"""Jobs that run, and jobs that run although no stage wants them any more."""
+
+from dataclasses import dataclass
+
+from pipelines.ledger import Attempt, Ledger
+from pipelines.link import waiting_links
+from pipelines.params import load_params
+from pipelines.repository import Repository
+from pipelines.scheduler import Scheduler
+from pipelines.slurm_script import COMMENT_PREFIX
+from stages.contracts.catalog import bind_all
+
+RECORDER = "lockstep-record"
+"""The last job of a chain, which belongs to no stage."""
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A live job without a stage that waits for it."""
+
+    job: str
+    what: str
+    where: str = ""
+    attempt: Attempt | None = None
+    """Where the ledger knows it."""
+
+    def as_json(self) -> dict[str, str]:
+        return {"job": self.job, "what": self.what, "where": self.where}
+
+
+def live_attempts(repository: Repository) -> dict[str, Attempt]:
+    """By stage, in the order of the graph: the newest attempt, where it is queued or runs."""
+    live = {stage: link.attempt for stage, link in waiting_links(repository).items()}
+    for stage, entry in Ledger(repository.jobs).latest().items():
+        if entry.state().alive:
+            live[stage] = entry.attempts()[-1]
+    order = [bound.address for bound in bind_all(load_params(repository.root))]
+    return {stage: live[stage] for stage in order if stage in live}
+
+
+def find_orphans(repository: Repository) -> list[Orphan]:
+    """Live jobs of this clone that are not what a stage of the graph last asked for."""
+    wanted = live_attempts(repository)
+    found = [
+        Orphan(
+            job=str((attempt.launch or {}).get("job", "?")),
+            what=f"{entry.stage}, superseded",
+            where=str((attempt.worker or {}).get("host", "")),
+            attempt=attempt,
+        )
+        for entry in Ledger(repository.jobs).entries()
+        if entry.state().alive
+        and not (attempt := entry.attempts()[-1]).on_slurm
+        and wanted.get(entry.stage) != attempt
+    ]
+    tokens = {(attempt.launch or {}).get("token") for attempt in wanted.values()}
+    for job in Scheduler(repository).live_jobs():
+        if job.comment.removeprefix(COMMENT_PREFIX) not in tokens and job.name != RECORDER:
+            found.append(Orphan(job.id, f"{job.name}, {job.state}", job.nodes))
+    return found

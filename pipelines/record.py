@@ -1,0 +1,62 @@
+"""`lockstep record`: have DVC record what jobs have finished with nobody waiting for them.
+
+Nothing is computed: a stage is handed to DVC only where the ledger has its outputs, or DVC's own
+cache does.
+"""
+
+import subprocess
+
+from pipelines.console import Console
+from pipelines.dvc_process import dvc_command, dvc_environment
+from pipelines.errors import LockstepError
+from pipelines.invocation import new_invocation
+from pipelines.ledger import Ledger, State
+from pipelines.leftovers import remove_leftovers
+from pipelines.params import load_params
+from pipelines.plan import PlannedStage, make_plan
+from pipelines.publish import drop_recorded
+from pipelines.repository import Repository
+from pipelines.scheduler import Scheduler
+from pipelines.stage import fingerprint
+
+
+def record_finished(
+    repository: Repository, targets: list[str], profile: str, console: Console
+) -> list[PlannedStage]:
+    """Record every stage that only waits for that; the plan as it is afterwards."""
+    remove_leftovers(repository, load_params(repository.root))
+    Scheduler(repository).look(now=True)
+    environment = dvc_environment(profile, new_invocation("lockstep record"))
+    while True:
+        plan = make_plan(repository.root, targets)
+        fresh = {stage.address for stage in plan if not stage.stale}
+        ready = [stage for stage in plan if stage.stale and fresh.issuperset(stage.upstream)]
+        finished = [stage for stage in ready if stage.cached or _is_finished(repository, stage)]
+        if not finished:
+            drop_recorded(repository.root, Ledger(repository.jobs))
+            return plan
+        names = [stage.address for stage in finished]
+        done = subprocess.run(
+            dvc_command(*names),
+            cwd=repository.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise LockstepError(f"DVC could not record {', '.join(names)}:\n{done.stdout}")
+        console.line(f"recorded: {', '.join(names)}")
+
+
+def _is_finished(repository: Repository, stage: PlannedStage) -> bool:
+    """Whether the ledger has the outputs of exactly what the stage is now."""
+    wanted = fingerprint(repository, stage.address)
+    return any(
+        entry.spec.fingerprint == wanted
+        and entry.out.exists()
+        and entry.state() in (State.COMPLETED, State.PUBLISHED)
+        for entry in Ledger(repository.jobs).entries(stage.address)
+    )
