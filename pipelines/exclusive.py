@@ -54,7 +54,7 @@ def _take(lock: int, holder_file: Path, say: Callable[[str], None]) -> None:
             return
         except BlockingIOError:
             holder = atomic.read_json(holder_file)
-        passing = bool(holder) and holder["command"] == PASSING
+        passing = holder is not None and holder["command"] == PASSING
         if holder and not passing and process_lives(holder["pid"], holder["pid_started"]):
             raise LockstepError(
                 f"another pipeline runs in this clone: {holder['command']} "

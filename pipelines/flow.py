@@ -265,8 +265,8 @@ def _another_try_may_help(attempt: Attempt) -> bool:
     """Whether the job died, or says so itself, and nobody asked for its end."""
     if (attempt.folder / "cancelled.json").exists():
         return False
-    if attempt.state() is State.DIED:
-        return True
+    if attempt.state() is State.DIED and not attempt.on_slurm:
+        return True  # on Slurm, the driver itself tries again where that may help
     return bool((attempt.result or {}).get("retryable"))
 
 

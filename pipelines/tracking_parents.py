@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pipelines.tracking_store import Store
 
 _FINISHED = (State.COMPLETED, State.PUBLISHED)
+_BY_WEIGHT = ("RUNNING", "SCHEDULED", "FAILED", "KILLED")
+"""Which status of its stages a command bears."""
 _OF_AN_ITERATION = {stage.name for stage in STAGES.values() if stage.over is Over.ITERATIONS}
 
 
@@ -212,4 +214,4 @@ def _tags(group: Group, entry: Entry) -> dict[str, str | None]:
 
 def _worst(states: list[State]) -> str:
     found = {status_of(state) for state in states if state is not State.NEW}
-    return next((s for s in ("RUNNING", "FAILED", "KILLED") if s in found), "FINISHED")
+    return next((s for s in _BY_WEIGHT if s in found), "FINISHED")

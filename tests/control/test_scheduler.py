@@ -1,0 +1,301 @@
+"""What is made of Slurm's answers. A fake command line gives those that a real one cannot be made
+to give at will: jobs that vanish, numbers used twice, accounting that knows better, no answer."""
+
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import atomic, scheduler, slurm_queue
+from pipelines.ledger import Attempt, Ledger, State
+from pipelines.repository import Repository
+from pipelines.scheduler import Scheduler
+from pipelines.spec import Spec
+from pipelines.verdict import verdict_on
+
+FAKE = """#!/bin/sh
+cd {folder}
+echo "$(basename $0) $*" >> calls
+[ -e silent ] && {{ echo "$(basename $0): error: Unable to contact slurm controller" >&2; exit 1; }}
+case "$(basename $0)" in
+  squeue) cat squeue 2>/dev/null || true ;;
+  scontrol) cat "job-$4" 2>/dev/null || {{ echo "Invalid job id specified" >&2; exit 1; }} ;;
+  sacct) cat sacct 2>/dev/null || {{ echo "accounting storage is disabled" >&2; exit 1; }} ;;
+esac
+"""
+
+
+class FakeSlurm:
+    """Slurm's commands, answering what the test writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir(parents=True)
+        for name in ("squeue", "scontrol", "sacct", "scancel"):
+            path = folder / "bin" / name
+            path.write_text(FAKE.format(folder=folder))
+            path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+    def queue(self, *jobs: tuple[str, str, str, str]) -> None:
+        """What squeue shows: number, state, reason and token of each job."""
+        lines = [f"{i}|{s}|{r}|node1|0:05|30:00|lockstep-sft|lockstep:{t}" for i, s, r, t in jobs]
+        (self.folder / "squeue").write_text("".join(line + "\n" for line in lines))
+
+    def calls(self, command: str) -> int:
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return sum(line.startswith(command) for line in lines)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "fake")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path / "fake/bin"), os.environ["PATH"]]))
+    monkeypatch.setattr(scheduler, "CONFIRM_S", 0.0)
+    monkeypatch.setattr(scheduler, "VANISH_S", 0.3)
+    return fake
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "clone")
+
+
+def submit(repository: Repository, stage: str = "sft", jobs: list[str] | None = None) -> Any:
+    """An attempt as a driver leaves it; returns it with its token."""
+    spec = Spec(stage, stage, None, {}, "c", {}, {"model": "m"}, "metrics.json")
+    attempt = Ledger(repository.jobs).find_or_create(spec, {}).new_attempt()
+    resources = {"time_minutes": 30, "memory": "1G", "requeues": 3, "nodes": 1, "tasks_per_node": 1}
+    launch = {"executor": "slurm", "profile": "p", "resources": resources}
+    atomic.write_json(attempt.folder / "launch.json", {**launch, "jobs": jobs or []})
+    return attempt, Scheduler(repository).register(attempt.folder)
+
+
+def look(repository: Repository) -> None:
+    Scheduler(repository).look(now=True)
+
+
+def test_a_job_is_followed_from_the_queue_to_its_end(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    assert attempt.state() is State.QUEUED
+    slurm.queue(("7", "PENDING", "Priority", token))
+    look(repository)
+    assert attempt.state() is State.QUEUED
+    assert attempt.scheduler["jobs"]["7"]["reason"] == "Priority"
+    slurm.queue(("7", "RUNNING", "None", token))
+    look(repository)
+    assert attempt.state() is State.STARTING
+    atomic.write_json(attempt.folder / "worker.json", {"pid": 1})
+    assert attempt.state() is State.RUNNING
+    slurm.queue(("7", "FAILED", "NonZeroExitCode", token))
+    look(repository)
+    assert attempt.state() is State.DIED
+
+
+@pytest.mark.parametrize(
+    "state", ["SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING"]
+)
+def test_states_that_are_no_end_are_not_taken_for_one(
+    slurm: FakeSlurm, repository: Repository, state: str
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", state, "None", token))
+    look(repository)
+    assert attempt.state().alive
+
+
+@pytest.mark.parametrize("state", ["REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"])
+def test_a_job_that_slurm_put_back_is_queued(
+    slurm: FakeSlurm, repository: Repository, state: str
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", state, "job requeued in held state", token))
+    look(repository)
+    assert attempt.state() is State.QUEUED
+
+
+def test_a_job_whose_number_nobody_wrote_down_is_found_by_its_token(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, token = submit(repository, jobs=None)
+    slurm.queue(("8", "RUNNING", "None", "somebody-else"), ("9", "RUNNING", "None", token))
+    look(repository)
+    assert attempt.jobs == ["9"]
+
+
+def test_a_number_that_slurm_used_twice_does_not_deceive(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    """After a crash slurmctld may give a lost job's number to another job."""
+    attempt, _ = submit(repository, jobs=["7"])
+    slurm.queue(("7", "RUNNING", "None", "another-token"))
+    look(repository)
+    time.sleep(0.4)
+    look(repository)
+    assert attempt.state() is State.DIED
+    assert "vanished" in verdict_on(attempt).what
+
+
+def test_a_job_that_vanishes_is_given_up_only_after_a_while(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", "RUNNING", "None", token))
+    look(repository)
+    slurm.queue()
+    look(repository)
+    assert attempt.state().alive, "slurmctld may only have been restarted"
+    time.sleep(0.4)
+    look(repository)
+    assert attempt.state() is State.DIED
+    verdict = verdict_on(attempt)
+    assert "job 7 has vanished" in verdict.what
+    assert verdict.try_again
+
+
+def test_a_job_that_comes_back_has_not_vanished(slurm: FakeSlurm, repository: Repository) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue()
+    look(repository)
+    slurm.queue(("7", "RUNNING", "None", token))
+    look(repository)
+    slurm.queue()
+    time.sleep(0.4)
+    look(repository)
+    assert attempt.state().alive, "the clock starts anew"
+
+
+def test_scontrol_knows_a_job_that_squeue_left_out(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    line = f"JobId=7 JobState=TIMEOUT Reason=TimeLimit NodeList=n1 Comment=lockstep:{token}"
+    (slurm.folder / "job-7").write_text(line)
+    slurm.queue()
+    look(repository)
+    assert attempt.state() is State.DIED
+    assert "time limit of 30 minutes" in verdict_on(attempt).what
+
+
+def test_accounting_knows_a_job_that_slurmctld_has_forgotten(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, _ = submit(repository, jobs=["7"])
+    slurm.queue()
+    (slurm.folder / "sacct").write_text("7|OUT_OF_MEMORY|None|n1|0:125|lockstep-sft\n")
+    look(repository)
+    assert attempt.state() is State.DIED
+    verdict = verdict_on(attempt)
+    assert "ran out of memory" in verdict.what
+    assert "raise `memory` (1G)" in verdict.advice
+    assert not verdict.try_again
+
+
+def test_accounting_that_calls_a_lost_job_running_is_not_believed(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, _ = submit(repository, jobs=["7"])
+    slurm.queue()
+    (slurm.folder / "sacct").write_text("7|RUNNING|None|n1|0:0|lockstep-sft\n")
+    look(repository)
+    time.sleep(0.4)
+    look(repository)
+    assert attempt.state() is State.DIED
+
+
+def test_cancelled_by_somebody_is_cancelled(slurm: FakeSlurm, repository: Repository) -> None:
+    attempt, _ = submit(repository, jobs=["7"])
+    slurm.queue()
+    (slurm.folder / "sacct").write_text("7|CANCELLED by 1000|None|n1|0:15|lockstep-sft\n")
+    look(repository)
+    assert attempt.state() is State.CANCELLED
+
+
+def test_no_answer_changes_nothing_and_is_named(slurm: FakeSlurm, repository: Repository) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", "RUNNING", "None", token))
+    look(repository)
+    (slurm.folder / "silent").touch()
+    for _ in range(3):
+        look(repository)
+        time.sleep(0.2)
+    assert attempt.state().alive
+    assert "Unable to contact" in (Scheduler(repository).silence() or "")
+    (slurm.folder / "silent").unlink()
+    look(repository)
+    assert Scheduler(repository).silence() is None
+
+
+def test_one_question_serves_all_jobs_and_all_commands(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    tokens = [submit(repository, stage)[1] for stage in ("sft", "reward_model", "evaluate")]
+    slurm.queue(*((str(i), "RUNNING", "None", token) for i, token in enumerate(tokens)))
+    for _ in range(20):
+        Scheduler(repository).look()
+    assert slurm.calls("squeue") == 1
+
+
+def test_questions_become_rarer_while_nothing_changes(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    _, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", "RUNNING", "None", token))
+    intervals = []
+    for _ in range(15):
+        look(repository)
+        intervals.append(atomic.load_json(repository.home / "slurm/look.json")["interval"])
+    assert intervals == sorted(intervals)
+    assert intervals[-1] == scheduler.LONGEST_S
+    slurm.queue(("7", "COMPLETED", "None", token))
+    look(repository)
+    assert atomic.load_json(repository.home / "slurm/look.json")["interval"] < intervals[-1]
+
+
+def test_nobody_asks_slurm_where_no_job_is_live(slurm: FakeSlurm, repository: Repository) -> None:
+    look(repository)
+    assert slurm.calls("squeue") == 0
+
+
+def test_an_array_is_over_when_all_its_tasks_are(slurm: FakeSlurm, repository: Repository) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7_0", "COMPLETED", "None", token), ("7_1", "RUNNING", "None", token))
+    look(repository)
+    assert attempt.state().alive
+    # slurmctld forgets ended tasks one by one.
+    slurm.queue(("7_1", "NODE_FAIL", "None", token))
+    look(repository)
+    assert attempt.state() is State.DIED
+    assert "lost its node" in verdict_on(attempt).what
+    assert sorted(attempt.scheduler["jobs"]) == ["7_0", "7_1"]
+
+
+def test_a_site_that_writes_comments_of_its_own_is_survived(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, _ = submit(repository, jobs=["7"])
+    row = "7|RUNNING|None|n1|0:05|30:00|lockstep-sft|billed to physics\n"
+    (slurm.folder / "squeue").write_text(row)
+    look(repository)
+    assert attempt.scheduler["jobs"]["7"]["state"] == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4:05", 245), ("3:04:05", 11045), ("2-03:04:05", 183845), ("UNLIMITED", None), ("", None)],
+)
+def test_slurm_times(text: str, expected: float | None) -> None:
+    assert slurm_queue._seconds(text) == expected
+
+
+def test_a_cancelled_attempt_is_nobodys_any_more(slurm: FakeSlurm, repository: Repository) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", "RUNNING", "None", token))
+    look(repository)
+    attempt.mark_cancelled()
+    assert Attempt(attempt.folder).state() is State.CANCELLED
