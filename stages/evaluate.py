@@ -19,10 +19,11 @@ from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.tokenizer import Decoder
 from stages.engines.generation import Completion, Request
-from stages.engines.inference import over_responses
+from stages.engines.inference import response_pass
 from stages.engines.models import load_policy, response_logprobs
+from stages.engines.parts import collect, fill
 from stages.engines.sampling import generate_all, sample_seed
-from stages.rewards.source import rewards_of
+from stages.rewards.source import reward_pass
 from stages.rewards.verifier import Verifier
 
 SHOWN = 16
@@ -38,20 +39,35 @@ def run(
         Request(row["prompt_ids"], sample_seed(ctx.seed, "evaluate", row["prompt_id"], index))
         for row, index in asked
     ]
-    completions = generate_all(
+    answers = generate_all(
         ctx,
-        load_policy(inputs["policy"], ctx.device),
+        inputs["policy"],
         requests,
         max_new_tokens=config.max_new_tokens,
         temperature=config.temperature,
         batch_size=config.batch_size,
     )
+    completions = answers.completions
     decoder = Decoder(inputs["policy"])
     greedy = _answered(prompts, completions[: len(prompts)], decoder)
     sampled = _answered([row for row, _ in asked], completions[len(prompts) :], decoder)
 
-    ref_logprobs = _reference_logprobs(ctx, inputs["reference"], sampled, config.temperature)
-    rewards = rewards_of(ctx, config.reward, inputs["reward"], [*greedy, *sampled])
+    referring = response_pass(
+        ctx,
+        f"reference-of-{answers.policy_hash}",
+        sampled,
+        lambda: load_policy(inputs["reference"], ctx.device),
+        lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
+    )
+    rewarding = reward_pass(
+        ctx,
+        f"rewards-of-{answers.policy_hash}",
+        config.reward,
+        inputs["reward"],
+        [*greedy, *sampled],
+    )
+    fill(ctx, referring, rewarding)
+    ref_logprobs, rewards = collect(ctx, referring), collect(ctx, rewarding)
     verifier = Verifier.load(inputs["verifier"])
     correct = [
         verifier.reward(row["response"], row["answer"], ended=row["finish_reason"] == "stop")
@@ -87,18 +103,6 @@ def run(
         "truncation_rate": statistics.fmean(c.finish_reason == "length" for c in of_samples),
         "num_prompts": len(prompts),
     }
-
-
-def _reference_logprobs(
-    ctx: Context, folder: Path, rows: Sequence[Mapping[str, Any]], temperature: float
-) -> list[list[float]]:
-    reference = load_policy(folder, ctx.device)
-    return over_responses(
-        ctx,
-        reference,
-        rows,
-        lambda batch: response_logprobs(reference, batch, temperature).logprobs,
-    )
 
 
 def _answered(

@@ -3,6 +3,8 @@
 Which prompts an iteration draws is a hash of (seed, iteration, prompt id); what a sample's random
 numbers are is a hash of (seed, iteration, prompt id, sample index). Rows are sorted by (prompt id,
 sample index).
+
+Shards share out the batches that are decoded together; the last to be done writes the rows.
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,6 @@ from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder
 from stages.engines.generation import Request
-from stages.engines.models import content_hash, load_policy
 from stages.engines.sampling import generate_all, sample_seed
 
 
@@ -35,17 +36,17 @@ def run(
     slots = [(row, index) for row in drawn for index in range(params.samples)]
     seeds = [sample_seed(ctx.seed, iteration, row["prompt_id"], index) for row, index in slots]
 
-    policy = load_policy(inputs["policy"], ctx.device)
-    completions = generate_all(
+    sampled = generate_all(
         ctx,
-        policy,
+        inputs["policy"],
         [Request(row["prompt_ids"], seed) for (row, _), seed in zip(slots, seeds, strict=True)],
         max_new_tokens=params.max_new_tokens,
         temperature=params.temperature,
         batch_size=params.batch_size,
     )
+    completions = sampled.completions
 
-    decoder, policy_hash = Decoder(inputs["policy"]), content_hash(policy)
+    decoder = Decoder(inputs["policy"])
     rows = [
         {
             **{name: row[name] for name in ("prompt_id", "prompt", "answer", "prompt_ids")},
@@ -55,7 +56,7 @@ def run(
             "logprobs": completion.logprobs,
             "seed": seed,
             "finish_reason": completion.finish_reason,
-            "policy_hash": policy_hash,
+            "policy_hash": sampled.policy_hash,
         }
         for (row, index), seed, completion in zip(slots, seeds, completions, strict=True)
     ]

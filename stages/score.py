@@ -1,6 +1,7 @@
 """score: rewards for the rollouts, then the reference policy's log-probs of them.
 
-The reward model is let go before the reference is loaded: one model in memory at a time.
+The reward model is let go before the reference is loaded: one model in memory at a time. Shards
+share out the rows of both passes; the last to be done writes the scores.
 """
 
 import statistics
@@ -14,9 +15,10 @@ from stages.context import Context
 from stages.contracts.score import ScoreConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
-from stages.engines.inference import over_responses
+from stages.engines.inference import response_pass
 from stages.engines.models import load_policy, response_logprobs
-from stages.rewards.source import rewards_of
+from stages.engines.parts import collect, fill
+from stages.rewards.source import reward_pass
 
 SHOWN = 16
 
@@ -25,19 +27,20 @@ def run(
     config: ScoreConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     rollouts = read_parquet(inputs["rollouts"])
-    rewards = rewards_of(ctx, config.reward, inputs["reward"], rollouts, finished=(0, 2))
+    rewarding = reward_pass(ctx, "rewards", config.reward, inputs["reward"], rollouts)
+    referring = response_pass(
+        ctx,
+        "reference",
+        rollouts,
+        lambda: load_policy(inputs["reference"], ctx.device),
+        lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
+    )
+    fill(ctx, rewarding, referring)
     rewards = [
         reward - config.score.missing_eos_penalty * (row["finish_reason"] == "length")
-        for reward, row in zip(rewards, rollouts, strict=True)
+        for reward, row in zip(collect(ctx, rewarding), rollouts, strict=True)
     ]
-    reference = load_policy(inputs["reference"], ctx.device)
-    ref_logprobs = over_responses(
-        ctx,
-        reference,
-        rollouts,
-        lambda batch: response_logprobs(reference, batch, config.temperature).logprobs,
-        finished=(1, 2),
-    )
+    ref_logprobs = collect(ctx, referring)
     scores = [
         {
             "prompt_id": row["prompt_id"],

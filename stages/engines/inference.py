@@ -1,6 +1,7 @@
 """Scoring given responses without gradients, micro-batch by micro-batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,26 +9,58 @@ import torch
 from stages.context import Context, Stopped
 from stages.data.batching import Batch, collate
 from stages.engines.models import pad_id
+from stages.engines.parts import Compute, Pass
 
+UNIT_ROWS = 256
+"""About how many rows a unit has: what a kill may cost, and the least that a shard takes on."""
 Row = Mapping[str, Any]
 
 
-@torch.no_grad()
 def over_responses(
-    ctx: Context,
-    model: Any,
-    rows: Sequence[Row],
-    compute: Callable[[Batch], torch.Tensor],
-    *,
-    finished: tuple[int, int] = (0, 1),
+    ctx: Context, model: Any, rows: Sequence[Row], compute: Callable[[Batch], torch.Tensor]
 ) -> list[Any]:
     """`compute` of each row's prompt and response: a list with one entry a row.
 
-    A [B] result gives numbers, a [B, T] result gives lists as long as the row's response. The
-    progress line says that `finished[0]` of `finished[1]` such passes were done before.
+    A [B] result gives numbers, a [B, T] result gives lists as long as the row's response.
     """
-    passes, of = finished
     results: list[Any] = []
+    for values in _micro_batches(ctx, model, rows, compute):
+        results += values
+        ctx.progress(len(results), len(rows))
+    return results
+
+
+def response_pass(
+    ctx: Context,
+    name: str,
+    rows: Sequence[Row],
+    load: Callable[[], Any],
+    compute: Callable[[Any, Batch], torch.Tensor],
+) -> Pass:
+    """`over_responses` as a pass that shards share out: `compute` by the model that `load` loads.
+
+    A unit is a whole number of micro-batches, so that the rows that are padded together, and with
+    them the rounding, are the same as in one go. The micro-batch is in the pass's name because an
+    attempt may have had another one.
+    """
+
+    def start() -> Compute:
+        model = load()
+
+        def of_unit(unit: range) -> list[Any]:
+            part = rows[unit.start : unit.stop]
+            batches = _micro_batches(ctx, model, part, partial(compute, model))
+            return [value for values in batches for value in values]
+
+        return of_unit
+
+    unit_rows = max(1, UNIT_ROWS // ctx.micro_batch) * ctx.micro_batch
+    return Pass(f"{name}-{ctx.micro_batch}", len(rows), unit_rows, start)
+
+
+def _micro_batches(
+    ctx: Context, model: Any, rows: Sequence[Row], compute: Callable[[Batch], torch.Tensor]
+) -> Iterator[list[Any]]:
     for start in range(0, len(rows), ctx.micro_batch):
         if ctx.should_stop():
             raise Stopped(f"stopped after {start} of {len(rows)} responses")
@@ -38,8 +71,9 @@ def over_responses(
             pad_id(model),
             ctx.device,
         )
-        for row, values in zip(part, compute(batch).tolist(), strict=True):
-            is_list = isinstance(values, list)
-            results.append(values[: len(row["response_ids"])] if is_list else values)
-        ctx.progress(passes * len(rows) + len(results), of * len(rows))
-    return results
+        with torch.no_grad():
+            computed = compute(batch).tolist()
+        yield [
+            values[: len(row["response_ids"])] if isinstance(values, list) else values
+            for row, values in zip(part, computed, strict=True)
+        ]

@@ -1,14 +1,26 @@
-"""Many requests, batch after batch, with what is done kept in scratch."""
+"""Many requests, decoded batch after batch; each batch is a unit that shards share out."""
 
-import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from stages.context import Context, StageError, Stopped
+from stages.context import Context, StageError
 from stages.data.seeds import stable_hash
 from stages.engines.generation import Completion, Request, generate
+from stages.engines.models import content_hash, load_policy
+from stages.engines.parts import Pass, collect, fill, missing, pass_names
+
+RESPONSES = "responses-"
+"""A pass is named so, with the hash of the weights that sample."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Completions of all requests, in their order, and the hash of the weights that made them."""
+
+    completions: list[Completion]
+    policy_hash: str
 
 
 def sample_seed(run_seed: int, iteration: str, prompt_id: str, sample_index: int) -> int:
@@ -18,39 +30,43 @@ def sample_seed(run_seed: int, iteration: str, prompt_id: str, sample_index: int
 
 def generate_all(
     ctx: Context,
-    policy: Any,
+    folder: Path,
     requests: Sequence[Request],
     *,
     max_new_tokens: int,
     temperature: float,
     batch_size: int,
-) -> list[Completion]:
-    """Complete all requests in their order; stops and resumes between batches."""
-    _check_context(policy, requests, max_new_tokens)
-    checkpoint = load_checkpoint(ctx.scratch)
-    done = [Completion(**row) for row in checkpoint.values["completions"]] if checkpoint else []
-    saved_at = time.monotonic()
-    for start in range(len(done), len(requests), batch_size):
-        if ctx.should_stop():
-            _save(ctx, done)
-            raise Stopped(f"stopped after {len(done)} of {len(requests)} responses")
-        done += generate(
-            policy,
-            requests[start : start + batch_size],
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-        )
-        num_tokens = sum(len(completion.ids) for completion in done)
-        ctx.progress(len(done), len(requests), response_length=num_tokens / len(done))
-        if time.monotonic() - saved_at >= ctx.checkpoint_seconds and len(done) < len(requests):
-            _save(ctx, done)
-            saved_at = time.monotonic()
-    return done
+) -> Samples:
+    """Complete all requests with the policy in `folder`; ShareDone where other shards owe some.
+
+    Parts lie under the hash of the weights that sampled them, so those of two policies never mix.
+    A process that finds its share done under the one hash there is takes that, and loads no policy.
+    """
+
+    def responses(name: str, policy: Any = None) -> Pass:
+        def decode(unit: range) -> list[dict[str, Any]]:
+            batch = requests[unit.start : unit.stop]
+            completions = generate(
+                policy, batch, max_new_tokens=max_new_tokens, temperature=temperature
+            )
+            return [asdict(completion) for completion in completions]
+
+        return Pass(name, len(requests), batch_size, lambda: decode, _response_length)
+
+    found = pass_names(ctx, RESPONSES)
+    work = responses(found[0] if len(found) == 1 else RESPONSES)
+    if missing(ctx, work):
+        policy = load_policy(folder, ctx.device)
+        _check_context(policy, requests, max_new_tokens)
+        work = responses(RESPONSES + content_hash(policy), policy)
+        fill(ctx, work)
+    completions = [Completion(**row) for row in collect(ctx, work)]
+    return Samples(completions, work.name.removeprefix(RESPONSES))
 
 
-def _save(ctx: Context, done: list[Completion]) -> None:
-    values = {"completions": [asdict(completion) for completion in done]}
-    save_checkpoint(ctx.scratch, Checkpoint(len(done), {}, values))
+def _response_length(completions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    num_tokens = sum(len(completion["ids"]) for completion in completions)
+    return {"response_length": num_tokens / len(completions)}
 
 
 def _check_context(policy: Any, requests: Sequence[Request], max_new_tokens: int) -> None:

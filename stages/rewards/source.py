@@ -6,31 +6,30 @@ from typing import Any
 
 from stages.context import Context, StageError
 from stages.contracts.rl import Reward
-from stages.engines.inference import over_responses
+from stages.engines.inference import UNIT_ROWS, response_pass
 from stages.engines.models import load_scalar_model, sequence_rewards
+from stages.engines.parts import Compute, Pass
 from stages.rewards.verifier import Verifier
 
+Rows = Sequence[Mapping[str, Any]]
 
-def rewards_of(
-    ctx: Context, source: Reward, folder: Path, rows: Sequence[Mapping[str, Any]], **options: Any
-) -> list[float]:
-    """One reward for each row of prompt_ids, response_ids, response, answer and finish_reason.
 
-    A reward model is loaded for the call and let go after it.
-    """
+def reward_pass(ctx: Context, name: str, source: Reward, folder: Path, rows: Rows) -> Pass:
+    """One reward for each row of prompt_ids, response_ids, response, answer and finish_reason."""
     if source is Reward.REWARD_MODEL:
-        model = load_scalar_model(folder, ctx.device)
-        return over_responses(
-            ctx, model, rows, lambda batch: sequence_rewards(model, batch), **options
-        )
-    verifier = Verifier.load(folder)
+        load = lambda: load_scalar_model(folder, ctx.device)  # noqa: E731
+        return response_pass(ctx, name, rows, load, sequence_rewards)
     for row in rows:
         if row["answer"] is None:
             raise StageError(
                 f"the prompt {row['prompt']!r} has no 'answer', which rl.reward: verifier compares "
                 "with: add it to its row in prompts.jsonl, or set rl.reward to reward_model"
             )
-    return [
+    return Pass(name, len(rows), UNIT_ROWS, lambda: _verified(Verifier.load(folder), rows))
+
+
+def _verified(verifier: Verifier, rows: Rows) -> Compute:
+    return lambda unit: [
         verifier.reward(row["response"], row["answer"], ended=row["finish_reason"] == "stop")
-        for row in rows
+        for row in rows[unit.start : unit.stop]
     ]

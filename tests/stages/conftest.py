@@ -1,6 +1,7 @@
 """Tiny inputs that the stages' tests share: little data, and a model of a few thousand weights."""
 
 import importlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,10 @@ class Runner:
         inputs, outs = self.paths(address)
         for path in outs.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        module = importlib.import_module(bound.stage.module)
-        return module.run(bound.config, inputs, outs, ctx or self.context(address))
+        ctx = ctx or self.context(address)
+        metrics = importlib.import_module(bound.stage.module).run(bound.config, inputs, outs, ctx)
+        shutil.rmtree(ctx.scratch)
+        return metrics
 
     @staticmethod
     def contents(path: Path) -> dict[str, bytes]:

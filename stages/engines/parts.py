@@ -1,0 +1,159 @@
+"""Work that processes share out and that outlives them: units of rows, and their results in parts.
+
+A pass is cut into units of consecutive rows. Where it is cut depends on the pass alone, so results
+do not depend on how many processes (shards) there are, on who computed a unit, or on how often they
+died. A unit's results are one file, `scratch/parts/PASS/START-STOP.json`: written aside, synced,
+renamed, and checked by its hash when read, so that a torn or corrupted one counts as missing. A
+shard computes the missing units of its own share and no others; nobody waits and nothing is locked.
+Whoever then finds that all parts are there has all results, in the order of the rows.
+"""
+
+import hashlib
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.context import Context, ShareDone, Stopped
+
+LOOK_INTERVAL_S = 1.0
+Compute = Callable[[range], Sequence[Any]]
+"""The results of a unit, one a row: JSON."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One computation over `num_rows` rows, `unit_rows` of them at a time."""
+
+    name: str
+    """Parts of another name are never read: whatever the results depend on besides the stage's
+    inputs and params is named here."""
+    num_rows: int
+    unit_rows: int
+    load: Callable[[], Compute]
+    """Makes ready to compute, such as by loading a model; called only if something is missing."""
+    numbers: Callable[[Sequence[Any]], Mapping[str, float]] = lambda _: {}
+    """What the progress line says about the results of the latest unit."""
+
+    @property
+    def units(self) -> list[range]:
+        starts = range(0, self.num_rows, self.unit_rows)
+        return [range(start, min(start + self.unit_rows, self.num_rows)) for start in starts]
+
+
+def pass_names(ctx: Context, prefix: str) -> list[str]:
+    """The passes of that prefix which have parts."""
+    return sorted(path.name for path in (ctx.scratch / "parts").glob(f"{prefix}*"))
+
+
+def missing(ctx: Context, work: Pass) -> list[range]:
+    """The units of this shard's share that have no whole part.
+
+    Shares are interleaved, so that what an earlier attempt left to do falls to all shards alike,
+    whatever its number of shards.
+    """
+    share = work.units[ctx.shard :: ctx.num_shards]
+    return [unit for unit in share if _read(_path(ctx, work, unit), unit) is None]
+
+
+def fill(ctx: Context, *passes: Pass) -> None:
+    """Compute this shard's missing units, pass after pass, with one pass loaded at a time."""
+    for work in passes:
+        _fill(ctx, work, passes)
+
+
+def collect(ctx: Context, work: Pass) -> list[Any]:
+    """The results of all rows, in their order; ShareDone where another shard owes some of them."""
+    _refresh(_folder(ctx, work))
+    absent = work.num_rows - _rows_there(ctx, work)
+    if absent:
+        raise ShareDone(f"{absent} of {work.num_rows} rows of {work.name} are for other shards")
+    results: list[Any] = []
+    for unit in work.units:
+        part = _read(_path(ctx, work, unit), unit)
+        if part is None:
+            raise ShareDone(f"{_path(ctx, work, unit)} is not whole: its shard has to run again")
+        results += part
+    return results
+
+
+def _fill(ctx: Context, work: Pass, passes: Sequence[Pass]) -> None:
+    todo = missing(ctx, work)
+    if not todo:
+        return
+    compute = work.load()
+    total = sum(each.num_rows for each in passes)
+    looked = -math.inf
+    for unit in todo:
+        if ctx.should_stop():
+            raise Stopped(f"stopped before row {unit.start} of {work.name}")
+        results = compute(unit)
+        _write(_path(ctx, work, unit), results)
+        if unit is todo[-1] or time.monotonic() - looked >= LOOK_INTERVAL_S:
+            done = sum(_rows_there(ctx, each) for each in passes)
+            ctx.progress(done, total, **work.numbers(results))
+            looked = time.monotonic()
+
+
+def _folder(ctx: Context, work: Pass) -> Path:
+    return ctx.scratch / "parts" / work.name
+
+
+def _path(ctx: Context, work: Pass, unit: range) -> Path:
+    return _folder(ctx, work) / _file_name(unit)
+
+
+def _file_name(unit: range) -> str:
+    return f"{unit.start:08}-{unit.stop:08}.json"
+
+
+def _rows_there(ctx: Context, work: Pass) -> int:
+    """How many rows have a part, of any shard and whole or not: a listing, nothing is read."""
+    there = {path.name for path in _folder(ctx, work).glob("*.json")}
+    return sum(len(unit) for unit in work.units if _file_name(unit) in there)
+
+
+def _read(path: Path, unit: range) -> list[Any] | None:
+    try:
+        digest, _, payload = path.read_bytes().partition(b"\n")
+    except FileNotFoundError:
+        return None
+    if digest.decode(errors="replace") != hashlib.sha256(payload).hexdigest():
+        return None
+    results: list[Any] = json.loads(payload)
+    return results if len(results) == len(unit) else None
+
+
+def _write(path: Path, results: Sequence[Any]) -> None:
+    payload = json.dumps(results, separators=(",", ":")).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = _aside(path)
+    with aside.open("wb") as file:
+        file.write(hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def _aside(path: Path) -> Path:
+    """A name next to `path` that no other process uses, whichever host it is on."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+
+
+def _refresh(folder: Path) -> None:
+    """Make the next listing a fresh one.
+
+    Over NFS a folder's listing is cached for a minute, except after a change by the same host.
+    Without this, the last two shards might each miss the other's last part and both go home.
+    """
+    aside = _aside(folder / "refresh")
+    # No part yet, or the one who wrote the outputs has already cleared the scratch.
+    with suppress(FileNotFoundError):
+        aside.touch()
+        aside.unlink()
