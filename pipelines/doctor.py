@@ -17,6 +17,7 @@ from pipelines.params import load_params
 from pipelines.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.redact import redact, without_credentials
 from pipelines.repository import Repository
+from stages.contracts.catalog import STAGES
 
 LEAST_FREE_GB = 2.0
 _CONTROL = ("dvc", "prefect", "mlflow", "submitit", "pydantic")
@@ -149,14 +150,34 @@ def _tracking(_: Repository) -> Iterator[Finding]:
         yield Finding("mlflow server", False, redact(f"{uri}: {error}"), remedy)
 
 
-def _slurm(_: Repository) -> Iterator[Finding]:
+def _slurm(repository: Repository) -> Iterator[Finding]:
+    wanted = not _runs_stages_here(repository)
     if shutil.which("sbatch") is None:
-        yield Finding("slurm", True, "no sbatch here: profiles with `executor: slurm` only render")
+        detail = "no sbatch here: profiles with `executor: slurm` only render"
+        yield Finding("slurm", not wanted, detail, "go to a login node, or `make slurm-up`")
         return
-    done = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False)
-    yield Finding(
-        "slurm", done.returncode == 0, done.stdout.strip() or done.stderr.strip(), "see sinfo"
+    done = subprocess.run(
+        ["sinfo", "--noheader", "--format", "%R %l"], capture_output=True, text=True, check=False
     )
+    if done.returncode:
+        detail = (done.stderr.strip() or "sinfo failed").splitlines()[-1]
+        yield Finding("slurm", not wanted, detail, "see `sinfo`; is SLURM_CONF set?")
+        return
+    limits = dict(line.split() for line in done.stdout.splitlines())
+    yield Finding("slurm", True, f"partitions {', '.join(limits)}")
+    if wanted:
+        yield from _partitions(repository, set(limits))
+
+
+def _partitions(repository: Repository, known: set[str]) -> Iterator[Finding]:
+    name = profile_name()
+    profile = load_profile(repository.root, name)
+    for stage in STAGES:
+        asked = profile.resources(stage).partition
+        unknown = sorted(set((asked or "").split(",")) - known - {""})
+        if unknown:
+            remedy = f"set `partition` in slurm_profiles/{name}.yaml to one of {sorted(known)}"
+            yield Finding(f"partition of {stage}", False, ", ".join(unknown), remedy)
 
 
 def render(findings: list[Finding]) -> str:

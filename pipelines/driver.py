@@ -243,8 +243,8 @@ class Driver:
             return
         self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
         jobs = list((attempt.scheduler or {}).get("jobs", {}).values())
-        if state is State.QUEUED and jobs:
-            reason = jobs[0]["reason"] or "waiting"
+        reason = next((job["reason"] for job in jobs if job["reason"]), "")
+        if state is State.QUEUED and reason:
             self._say_once("place", (attempt.restarts, reason), f"queued ({reason})")
         elif state is State.RUNNING:
             nodes = ", ".join(sorted({job["nodes"] for job in jobs if job["nodes"]}))
@@ -294,8 +294,8 @@ def shares(entry: Entry, launch: dict[str, Any]) -> dict[str, Any]:
                     shard = task["shard"] // tasks_of_one
                     done[shard] = done.get(shard, 0) + 1
     missing = [shard for shard in range(count) if done.get(shard, 0) < tasks_of_one]
-    # Where all are done, one is left to find that out and to write the outputs.
-    return {"shards": missing or [0]}
+    # Where all are done and nobody has written the outputs, part of the work was damaged since.
+    return {"shards": missing or list(range(count))}
 
 
 def _job(attempt: Attempt) -> str:

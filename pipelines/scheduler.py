@@ -127,7 +127,7 @@ class Scheduler:
         if since is not None and time.time() - since >= VANISH_S:
             seen |= {key: Job(key, VANISHED) for key in missing}
         over = bool(seen) and all(job.ended for job in seen.values())
-        if over and not before.get("ended_since"):
+        if over:
             seen |= {key: _with_exit(job) for key, job in list(seen.items())[:MOST_DETAILS]}
         ended_since = (before.get("ended_since") or time.time()) if over else None
         news: dict[str, Any] = {

@@ -38,9 +38,11 @@ def verdict_on(attempt: Attempt) -> Verdict:
     jobs = (attempt.scheduler or {}).get("jobs", {})
     bad = [job for job in jobs.values() if job["state"] != "COMPLETED"]
     if not bad:
-        stopped = any(task["state"] == "stopped" for task in attempt.tasks)
-        what = "Slurm ended it early" if stopped else "its job ended without a word"
-        return Verdict(what, _GO_ON, try_again=stopped)
+        if any(task["state"] == "stopped" for task in attempt.tasks):
+            return Verdict("Slurm ended it early", _GO_ON, try_again=True)
+        if attempt.tasks and all(task["state"] == "done" for task in attempt.tasks):
+            return Verdict("its shards are done, but not all is there", _GO_ON, try_again=True)
+        return Verdict("its job ended without a word", _GO_ON)
     return _of_job(attempt, bad[0], attempt.launch or {})
 
 

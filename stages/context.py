@@ -118,7 +118,7 @@ class Context:
             return
         folder = self.folder / "tables"
         folder.mkdir(exist_ok=True)
-        aside = folder / f"{name}.json.tmp"
+        aside = folder / f"{name}.json.{self.shard}.tmp"
         aside.write_text(json.dumps(list(rows), ensure_ascii=False))
         os.replace(aside, folder / f"{name}.json")
 

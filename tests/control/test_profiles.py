@@ -2,12 +2,14 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipelines.errors import LockstepError
-from pipelines.executors import render_sbatch
-from pipelines.profiles import ExecutorKind, load_profile
+from pipelines.executors import slurm_batches
+from pipelines.profiles import ExecutorKind, Resources, load_profile
+from pipelines.slurm_script import Batch, batch_script
 from stages.contracts.catalog import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +22,12 @@ def write(folder: Path, text: str) -> Path:
     return folder
 
 
+def render(stage: str, folder: Path, resources: Resources, **options: Any) -> str:
+    """The script as it would be submitted."""
+    code, root = folder / "code", folder
+    return batch_script(Batch(stage, folder, resources, "token", code, root, **options))
+
+
 def refused(folder: Path, text: str) -> str:
     with pytest.raises(LockstepError) as caught:
         load_profile(write(folder, text), "mine")
@@ -30,7 +38,7 @@ def refused(folder: Path, text: str) -> str:
 def test_every_shipped_profile_renders_for_every_stage(name: str, tmp_path: Path) -> None:
     profile = load_profile(ROOT, name)
     for stage in STAGES:
-        script = render_sbatch(stage, tmp_path, profile.resources(stage))
+        script = render(stage, tmp_path, profile.resources(stage))
         assert script.startswith("#!/bin/bash")
         assert f"--job-name=lockstep-{stage}" in script
 
@@ -97,7 +105,7 @@ defaults:
   python: /opt/python
 """
     resources = load_profile(write(tmp_path, text), "mine").resources("sft")
-    script = render_sbatch("sft", tmp_path, resources)
+    script = render("sft", tmp_path, resources)
     for flag in (
         "--nodes=2",
         "--ntasks-per-node=8",
@@ -118,10 +126,62 @@ defaults:
     ):
         assert f"#SBATCH {flag}" in script, flag
     assert "set -e\nmodule load cuda" in script
-    assert "apptainer exec image.sif /opt/python -u -m submitit" in script
+    assert "apptainer exec image.sif /opt/python -u -m pipelines.worker" in script
+    assert "#SBATCH --comment=lockstep:token" in script
+
+
+def test_no_requeues_means_none(tmp_path: Path) -> None:
+    script = render("sft", tmp_path, Resources(requeues=0))
+    assert "#SBATCH --no-requeue" in script
+    assert "#SBATCH --requeue" not in script
+
+
+def test_an_array_names_exactly_the_missing_shards(tmp_path: Path) -> None:
+    script = render("rollout", tmp_path, Resources(), shards=[0, 1, 2, 5], parallelism=3)
+    assert "#SBATCH --array=0-2,5%3" in script
+    assert "%A_%a_%t_log.err" in script, "each task of the array has logs of its own"
+
+
+def test_an_array_beyond_slurms_limit_is_submitted_in_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.executors.max_array_size", lambda: 10)
+    launch = {
+        "resources": Resources(array_parallelism=4).model_dump(mode="json"),
+        "clone": str(tmp_path),
+        "code": str(tmp_path),
+        "shards": [0, 9, 10, 25],
+    }
+    batches = slurm_batches("rollout", tmp_path, "token", launch)
+    scripts = [batch_script(batch) for batch in batches]
+    for script, array, first in zip(scripts, ("0,9%2", "0%1", "5%1"), (None, 10, 20), strict=True):
+        assert f"#SBATCH --array={array}" in script
+        assert (f"--first-shard {first}" in script) == (first is not None)
+
+
+def test_jobs_after_a_failed_one_do_not_wait_for_ever(tmp_path: Path) -> None:
+    script = render("score", tmp_path, Resources(), after=["7", "8"])
+    assert "#SBATCH --dependency=afterok:7:8" in script
+    assert "#SBATCH --kill-on-invalid-dep=yes" in script
+
+
+def test_a_time_limit_shorter_than_its_warning_is_refused(tmp_path: Path) -> None:
+    text = "executor: slurm\nstages:\n  sft: {time_minutes: 2, signal_lead_seconds: 90}\n"
+    message = refused(tmp_path, text)
+    assert "`stages.sft`: `time_minutes` 2 leaves no time before the warning" in message
+
+
+def test_shards_for_a_stage_that_has_none_are_refused(tmp_path: Path) -> None:
+    message = refused(tmp_path, "executor: slurm\nstages:\n  sft: {shards: 4}\n")
+    assert "sft cannot be cut into shards, only rollout, score can" in message
+
+
+def test_several_processes_without_slurm_are_refused(tmp_path: Path) -> None:
+    message = refused(tmp_path, "executor: local\nstages:\n  sft: {tasks_per_node: 2}\n")
+    assert "without Slurm a stage is one process" in message
 
 
 def test_rendering_needs_no_slurm(tmp_path: Path) -> None:
     assert shutil.which("sbatch", path=str(tmp_path)) is None
     profile = load_profile(ROOT, "slurm")
-    assert "srun" in render_sbatch("rollout@iter_001", tmp_path, profile.resources("rollout"))
+    assert "srun" in render("rollout@iter_001", tmp_path, profile.resources("rollout"))
