@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 # What needs a Chromium or more than a few seconds is marked; `make quick` leaves the slow tests out.
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo test quick check format venv up down clean
+.PHONY: help demo test quick check format venv up down slurm-up slurm-down clean
 
 help:
 	@echo "make demo    the whole pipeline on this machine, then a summary"
 	@echo "make test    all checks and tests;  make quick: without the slow ones"
 	@echo "make up      MLflow and Prefect on loopback;  make down stops them"
+	@echo "make slurm-up   a small Slurm cluster on this machine;  make slurm-down stops it"
 	@echo "make venv    only the environment;  make clean removes it and all results"
 
 demo: $(VENV)/.demo
@@ -45,6 +46,12 @@ up: $(VENV)/.demo
 
 down: $(VENV)/.demo
 	@$(BIN)/lockstep down
+
+slurm-up: $(VENV)/.demo
+	@$(BIN)/python tools/slurm_cluster.py up
+
+slurm-down:
+	@$(BIN)/python tools/slurm_cluster.py down
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \

@@ -1,0 +1,223 @@
+"""A real Slurm cluster for the whole session, and clones whose jobs go there.
+
+These tests need slurmctld, slurmd and munged; as root on Debian or Ubuntu,
+`python tools/slurm_cluster.py install` fetches them.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _load(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+clones = _load("clones_of_slurm", ROOT / "tests/conftest.py")
+slurm_cluster = _load("slurm_cluster", ROOT / "tools/slurm_cluster.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = [name for name in ("slurmctld", "slurmd", "munged") if not slurm_cluster._find(name)]
+    for item in items:
+        if Path(item.path).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.slurm)
+            if missing:
+                reason = (
+                    f"{', '.join(missing)} not installed: python tools/slurm_cluster.py install"
+                )
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """Four nodes, some of them with fake GPUs. The folder is short: it holds a socket."""
+    folder = Path(tempfile.mkdtemp(prefix="ls-"))
+    layout = slurm_cluster.Layout(folder, port=free_ports(), max_array_size=4, slurmd_timeout=10)
+    cluster = slurm_cluster.Cluster(layout)
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _whole_cluster(cluster: Any) -> Iterator[None]:
+    """Every test begins with all daemons up, no job, and no drained node."""
+    cluster.up()
+    yield
+    cluster.up()
+    cluster.cancel_all()
+
+
+def free_ports(count: int = 20) -> int:
+    """The first of `count` ports that nobody listens at."""
+    for first in range(20100, 60000, count):
+        with socket.socket() as probe:
+            try:
+                for port in range(first, first + count):
+                    with socket.socket() as probe:
+                        probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    pytest.fail("no free ports")
+
+
+class SlurmClone(clones.Clone):
+    """A clone whose stages run on the test's cluster, and what one looks at in it."""
+
+    cluster: Any
+
+    def set_profile(self, **changes: Any) -> None:
+        """Change slurm_profiles/slurm-dev.yaml: a value of the defaults, or a mapping of a stage."""
+        yaml = YAML()
+        path = self.root / "slurm_profiles/slurm-dev.yaml"
+        profile = yaml.load(path)
+        for key, value in changes.items():
+            if isinstance(value, dict):
+                profile.setdefault("stages", {}).setdefault(key, {}).update(value)
+            else:
+                profile["defaults"][key] = value
+        yaml.dump(profile, path)
+
+    def status(self, stage: str = "sft") -> dict[str, Any]:
+        """The stage's row of `lockstep status --json`."""
+        rows = json.loads(self.run("lockstep", "status", "--json").stdout)
+        return next(row for row in rows if row["stage"] == stage)
+
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            value = condition()
+            if value:
+                return value
+            time.sleep(0.1)
+        pytest.fail(
+            f"not within {seconds} s: {what}; status: {self.run('lockstep', 'status').stdout}"
+        )
+
+    def until_state(self, state: str, stage: str = "sft", seconds: float = 60) -> dict[str, Any]:
+        def reached() -> dict[str, Any] | None:
+            row = self.status(stage)
+            return row if row["state"] == state else None
+
+        return self.until(reached, f"{stage} {state}", seconds)
+
+    def training(self, stage: str = "sft") -> dict[str, Any]:
+        """Wait until the stage's job is in the middle of its steps."""
+
+        def started() -> dict[str, Any] | None:
+            if not list(self.root.glob(f".lockstep/jobs/{stage}/*/progress.json")):
+                return None
+            row = self.status(stage)
+            return row if row["state"] == "running" and row["progress"] else None
+
+        return self.until(started, f"{stage} in training")
+
+    def steps(self, stage: str = "sft") -> list[int]:
+        """The steps logged so far, over all attempts."""
+        path = next(iter(self.root.glob(f".lockstep/jobs/{stage}/*/metrics.jsonl")), None)
+        lines = path.read_text().splitlines() if path else []
+        return [json.loads(line)["step"] for line in lines]
+
+    def workers(self, stage: str = "sft") -> list[Any]:
+        """The processes that run the stage, by rank."""
+        found = [
+            process
+            for process in self.processes()
+            if "pipelines.worker" in process.cmdline()
+            and f"/{stage}/" in " ".join(process.cmdline())
+            and not process.name().startswith(("srun", "slurm"))
+        ]
+        return sorted(found, key=lambda process: int(process.environ().get("SLURM_PROCID", 0)))
+
+    def lock(self) -> str:
+        return (self.root / "dvc.lock").read_text()
+
+    def jobs(self) -> list[str]:
+        """The numbers of live jobs."""
+        return self.cluster.run("squeue", "-h", "-o", "%i").split()
+
+
+@pytest.fixture(scope="session")
+def prepared_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny clone whose data is prepared, without Slurm. Read it, do not change it."""
+    clone = clones.copy_tree(tmp_path_factory.mktemp("prepared") / "clone")
+    clone.without_tracking()
+    clone.set_params(**clones.TINY)
+    clone.run("dvc", "repro", "--single-item", "prepare")
+    clone.commit("prepared")
+    root: Path = clone.root
+    return root
+
+
+@pytest.fixture
+def slurm_clone(prepared_root: Path, tmp_path: Path, cluster: Any) -> Iterator[SlurmClone]:
+    """A copy of it whose jobs go to the cluster."""
+    root = tmp_path / "clone"
+    shutil.copytree(prepared_root, root, symlinks=True)
+    clone = SlurmClone(root)
+    clone.cluster = cluster
+    clone.without_tracking()
+    clone.variables |= {**cluster.environment, "LOCKSTEP_PROFILE": "slurm-dev"}
+    yield clone
+    for process in clone.processes():
+        process.kill()
+
+
+@pytest.fixture
+def long_sft(slurm_clone: SlurmClone) -> SlurmClone:
+    """With an SFT stage that trains for long enough to be caught at it."""
+    slurm_clone.set_params(sft__epochs=20_000)
+    return slurm_clone
+
+
+@pytest.fixture
+def medium_sft(slurm_clone: SlurmClone) -> SlurmClone:
+    """With an SFT stage of some ten seconds, to be disturbed and to end nevertheless."""
+    slurm_clone.set_params(sft__epochs=1500)
+    return slurm_clone
+
+
+@pytest.fixture(scope="session")
+def undisturbed_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """dvc.lock after the medium SFT stage, run on this machine and left in peace."""
+    root = tmp_path_factory.mktemp("undisturbed") / "clone"
+    shutil.copytree(prepared_root, root, symlinks=True)
+    clone = clones.Clone(root)
+    clone.without_tracking()
+    clone.set_params(sft__epochs=1500)
+    clone.run("dvc", "repro", "--single-item", "sft")
+    return (root / "dvc.lock").read_text()
+
+
+def in_own_session(words: list[str], **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(words, start_new_session=True, text=True, **options)
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C in the terminal of a command: to its whole group."""
+    os.killpg(process.pid, 2)

@@ -1,0 +1,135 @@
+"""Stages on a real cluster: the same bytes as at home, from the very script that is shown."""
+
+import json
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow
+def test_the_whole_pipeline_makes_the_same_bytes_as_without_slurm(slurm_clone: Any) -> None:
+    output = slurm_clone.run("lockstep", "run").stdout
+    assert "all 9 stages are up to date" in output
+    on_slurm = slurm_clone.lock()
+    record = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/record.json"))
+    assert json.loads(record.read_text())["attempts"] == 1
+    slurm_clone.run("dvc", "repro", "--force", "report", LOCKSTEP_PROFILE="local")
+    assert slurm_clone.lock() == on_slurm
+    assert slurm_clone.jobs() == []
+
+
+def test_dvc_repro_submits_with_the_script_that_a_dry_run_shows(slurm_clone: Any) -> None:
+    shown = slurm_clone.run("lockstep", "run", "--dry-run", "sft").stdout
+    assert "# submit it by hand:  sbatch " in shown
+    assert "# follow it:          tail -F " in shown
+    output = slurm_clone.run("dvc", "repro", "--single-item", "sft").stdout
+    assert "sft: submitted to slurm-dev as job" in output
+    submitted = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/attempts/*/*_submission.sh"))
+    script = submitted.read_text()
+    without_token = [line for line in script.splitlines() if "--comment=" not in line]
+    assert without_token == [
+        line for line in shown.splitlines()[: len(script.splitlines())] if "--comment=" not in line
+    ]
+
+
+def test_a_script_submitted_by_hand_is_found_and_not_submitted_twice(slurm_clone: Any) -> None:
+    shown = slurm_clone.run("lockstep", "run", "--dry-run", "sft").stdout
+    command = next(line for line in shown.splitlines() if "by hand" in line).split(":  ")[1]
+    slurm_clone.run(*command.split())
+    output = slurm_clone.run("dvc", "repro", "--single-item", "sft").stdout
+    assert "its job still runs; waiting for it" in output or "found finished" in output
+    assert slurm_clone.status()["attempts"] == 1
+    submitted = slurm_clone.cluster.run("squeue", "-h", "--states=all", "-o", "%j %o")
+    assert submitted.count(str(slurm_clone.root)) == 1
+
+
+def test_a_dry_run_shows_scripts_where_there_is_no_slurm(slurm_clone: Any) -> None:
+    """PATH without Slurm's commands stands for a laptop."""
+    environment = slurm_clone.environment
+    folders = environment["PATH"].split(":")
+    import shutil
+    from pathlib import Path
+
+    bare = slurm_clone.root.parent / "bin"
+    bare.mkdir()
+    for name in ("git", "sh", "bash", "env"):
+        (bare / name).symlink_to(str(shutil.which(name)))
+    assert not any((Path(folders[0]) / name).exists() for name in ("sbatch", "squeue"))
+    shown = slurm_clone.run(
+        "lockstep", "run", "--dry-run", PATH=f"{folders[0]}:{bare}", SLURM_CONF="/nowhere"
+    ).stdout
+    assert shown.count("#!/bin/bash") == 8
+    assert "not yet: score@iter_001: its input" in shown
+    assert "#SBATCH --array=0-1%2" in shown
+
+
+def test_without_slurm_the_error_says_what_to_do(slurm_clone: Any) -> None:
+    environment = slurm_clone.environment
+    first = environment["PATH"].split(":")[0]
+    done = slurm_clone.run("lockstep", "stage", "sft", PATH=first, check=False)
+    assert done.returncode == 2
+    assert "there is no sbatch on this machine" in done.stdout
+    assert "make slurm-up" in done.stdout
+
+
+def test_a_refusal_of_sbatch_is_passed_on(slurm_clone: Any) -> None:
+    slurm_clone.set_profile(partition="nowhere")
+    done = slurm_clone.run("dvc", "repro", "--single-item", "sft", check=False)
+    assert done.returncode != 0
+    assert "sft: sbatch refused the job" in done.stdout
+    assert "invalid partition" in done.stdout.lower()
+    assert "see partition, account, qos" in done.stdout
+
+
+def test_a_failing_set_up_line_fails_the_job_and_is_shown(slurm_clone: Any) -> None:
+    slurm_clone.set_profile(setup=["echo loading modules", "no-such-command --load cuda"])
+    done = slurm_clone.run("dvc", "repro", "--single-item", "sft", check=False)
+    assert "no-such-command: command not found" in done.stdout
+    assert "the worker never started: see `setup`" in done.stdout
+
+
+def test_secrets_of_the_control_plane_do_not_travel(slurm_clone: Any) -> None:
+    leak = slurm_clone.root / "leak"
+    slurm_clone.set_profile(setup=[f"env > {leak}"])
+    slurm_clone.run(
+        "dvc",
+        "repro",
+        "--single-item",
+        "sft",
+        MLFLOW_TRACKING_PASSWORD="hunter22",
+        PREFECT_API_KEY="hunter23",
+        MY_OWN_VARIABLE="travels",
+    )
+    assert "hunter" not in leak.read_text()
+    assert "MY_OWN_VARIABLE=travels" in leak.read_text()
+
+
+def test_what_a_queued_job_runs_is_the_code_as_it_was(slurm_clone: Any) -> None:
+    cluster = slurm_clone.cluster
+    for name in cluster.layout.names:
+        cluster.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
+    driver = slurm_clone.start("dvc", "repro", "--single-item", "sft")
+    slurm_clone.until_state("queued")
+    code = slurm_clone.root / "stages/sft.py"
+    original = code.read_text()
+    code.write_text("raise SystemExit('the code of another day')\n" + original)
+    cluster.up()
+    output, _ = driver.communicate(timeout=120)
+    assert driver.returncode != 0
+    assert "its code, params or inputs changed while its job ran" in output
+    assert "another day" not in slurm_clone.run("lockstep", "logs", "sft").stdout
+    code.write_text(original)
+    output = slurm_clone.run("dvc", "repro", "--single-item", "sft").stdout
+    assert "found finished; publishing" in output
+    launch = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
+    assert json.loads(launch.read_text())["git_commit"]
+
+
+def test_uncommitted_changes_are_recorded_with_the_attempt(slurm_clone: Any) -> None:
+    code = slurm_clone.root / "stages/sft.py"
+    code.write_text(code.read_text() + "\n# not committed\n")
+    slurm_clone.run("dvc", "repro", "--single-item", "sft")
+    path = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
+    launch = json.loads(path.read_text())
+    assert launch["git_commit"].endswith("+")
+    assert "+# not committed" in launch["git_diff"]
