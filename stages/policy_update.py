@@ -41,6 +41,7 @@ from stages.engines.models import (
     save_model,
 )
 from stages.engines.optimizer import Learner
+from stages.engines.ranks import Ranks, join
 from stages.engines.rl_state import load_critic, load_state, save_state
 from stages.engines.training import Metrics, Micro, Plan, Rows, train, warmup_then_constant
 
@@ -53,28 +54,7 @@ def run(
 ) -> dict[str, float | int]:
     params = config.policy_update
     rollouts = _scored_rollouts(inputs)
-    policy = load_policy(inputs["policy"], ctx.device)
-    _check_same_policy(policy, rollouts)
-
     state = load_state(inputs["state"])
-    learners = {
-        "policy": Learner(
-            policy, learning_rate=params.learning_rate, max_grad_norm=params.max_grad_norm
-        )
-    }
-    if config.algorithm is Algorithm.PPO:
-        critic = load_critic(inputs, config.reward, ctx.device)
-        learners["critic"] = Learner(
-            critic, learning_rate=params.critic_learning_rate, max_grad_norm=params.max_grad_norm
-        )
-    for name, learner in learners.items():
-        learner.load_moments(state.moments(name))
-    experience = measure(ctx, policy, rollouts, params, config.temperature)
-    _check_experience(experience, params)
-    if config.algorithm is Algorithm.PPO:
-        _fit_critic(ctx, params, learners["critic"], rollouts, experience, state.steps)
-        experience = ppo_experience(ctx, critic, rollouts, params, experience)
-
     plan = Plan(
         num_rows=len(rollouts),
         batch_size=params.batch_size,
@@ -82,16 +62,40 @@ def run(
         seed=ctx.seed,
         learning_rate=warmup_then_constant(state.steps, WARMUP_STEPS),
     )
-    history = train(
-        ctx,
-        learners,
-        plan,
-        lambda rows, step_rows: _micro_loss(
-            config, ctx.device, learners, rollouts, experience, rows, step_rows
-        ),
-        shown=["policy_loss", "kl_to_reference", "entropy"],
-        check=lambda metrics: _check_kl(metrics["kl_to_reference"], params),
-    )
+    with join(ctx) as ranks:
+        policy = load_policy(inputs["policy"], ctx.device)
+        _check_same_policy(policy, rollouts)
+        learners = {
+            "policy": Learner(
+                policy, learning_rate=params.learning_rate, max_grad_norm=params.max_grad_norm
+            )
+        }
+        if config.algorithm is Algorithm.PPO:
+            critic = load_critic(inputs, config.reward, ctx.device)
+            learners["critic"] = Learner(
+                critic,
+                learning_rate=params.critic_learning_rate,
+                max_grad_norm=params.max_grad_norm,
+            )
+        for name, learner in learners.items():
+            learner.load_moments(state.moments(name))
+        experience = measure(ctx, policy, rollouts, params, config.temperature)
+        _check_experience(experience, params)
+        if config.algorithm is Algorithm.PPO:
+            _fit_critic(ctx, ranks, params, learners["critic"], rollouts, experience, state.steps)
+            experience = ppo_experience(ctx, critic, rollouts, params, experience)
+        history = train(
+            ctx,
+            learners,
+            plan,
+            lambda rows, step_rows: _micro_loss(
+                config, ctx.device, learners, rollouts, experience, rows, step_rows
+            ),
+            shown=["policy_loss", "kl_to_reference", "entropy"],
+            check=lambda metrics: _check_kl(metrics["kl_to_reference"], params),
+            ranks=ranks,
+        )
+
     save_model(policy, out["model"], tokenizer_from=inputs["policy"])
     save_state(
         out["state"], state.steps + plan.num_steps, learners, tokenizer_from=inputs["policy"]
@@ -101,6 +105,7 @@ def run(
 
 def _fit_critic(
     ctx: Context,
+    ranks: Ranks,
     params: PolicyUpdateParams,
     critic: Learner,
     rollouts: Sequence[Mapping[str, Any]],
@@ -129,7 +134,8 @@ def _fit_critic(
         seed=ctx.seed,
         learning_rate=warmup_then_constant(steps_before, WARMUP_STEPS),
     )
-    train(ctx, {"critic": critic}, plan, micro_loss, shown=["loss"], before="critic_fit")
+    learners = {"critic": critic}
+    train(ctx, learners, plan, micro_loss, shown=["loss"], before="critic_fit", ranks=ranks)
 
 
 def _micro_loss(

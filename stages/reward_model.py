@@ -26,6 +26,7 @@ from stages.engines.models import (
     token_scores,
 )
 from stages.engines.optimizer import Learner
+from stages.engines.ranks import join
 from stages.engines.training import Micro, Plan, Rows, train, warmup_then_cosine
 from stages.rewards.verifier import pairwise_accuracy
 
@@ -39,23 +40,6 @@ def run(
     params = config.reward_model
     pairs = read_parquet(inputs["preferences"])
     held_out = read_parquet(inputs["held_out_preferences"])
-    model = start_scalar_model(inputs["base"], ctx.device)
-
-    def micro_loss(chosen_rows: Rows, step_rows: Rows) -> Micro:
-        batch = _paired_batch(model, [pairs[i] for i in chosen_rows], ctx.device)
-        chosen, rejected = _scores_along(model, batch).chunk(2)
-        mask = tokens_that_differ(*batch.response_ids.chunk(2), *batch.response_mask.chunk(2))
-        loss = bradley_terry_loss(chosen, rejected, mask, centre=params.centre) / len(step_rows)
-        with torch.no_grad():
-            margin = chosen[:, -1] - rejected[:, -1]
-            return Micro(
-                loss,
-                {
-                    "train_accuracy": (margin > 0).sum() / len(step_rows),
-                    "reward_margin": margin.sum() / len(step_rows),
-                },
-            )
-
     plan = Plan(
         num_rows=len(pairs),
         batch_size=params.batch_size,
@@ -63,14 +47,32 @@ def run(
         seed=ctx.seed,
         learning_rate=warmup_then_cosine(params.warmup_ratio),
     )
-    learner = Learner(
-        model,
-        learning_rate=params.learning_rate,
-        max_grad_norm=params.max_grad_norm,
-        weight_decay=params.weight_decay,
-    )
-    shown = ["loss", "train_accuracy"]
-    history = train(ctx, {"reward_model": learner}, plan, micro_loss, shown=shown)
+    with join(ctx) as ranks:
+        model = start_scalar_model(inputs["base"], ctx.device)
+
+        def micro_loss(chosen_rows: Rows, step_rows: Rows) -> Micro:
+            batch = _paired_batch(model, [pairs[i] for i in chosen_rows], ctx.device)
+            chosen, rejected = _scores_along(model, batch).chunk(2)
+            mask = tokens_that_differ(*batch.response_ids.chunk(2), *batch.response_mask.chunk(2))
+            loss = bradley_terry_loss(chosen, rejected, mask, centre=params.centre) / len(step_rows)
+            with torch.no_grad():
+                margin = chosen[:, -1] - rejected[:, -1]
+                return Micro(
+                    loss,
+                    {
+                        "train_accuracy": (margin > 0).sum() / len(step_rows),
+                        "reward_margin": margin.sum() / len(step_rows),
+                    },
+                )
+
+        learner = Learner(
+            model,
+            learning_rate=params.learning_rate,
+            max_grad_norm=params.max_grad_norm,
+            weight_decay=params.weight_decay,
+        )
+        shown = ["loss", "train_accuracy"]
+        history = train(ctx, {"reward_model": learner}, plan, micro_loss, shown=shown, ranks=ranks)
 
     chosen, rejected = _all_pair_rewards(model, pairs[:SCALED_BY], ctx)
     scale = float(torch.cat([chosen, rejected]).std(correction=0))

@@ -4,7 +4,7 @@ Moments are named after the parameter they belong to, so that they can be writte
 read back for the next iteration, and inspected.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,9 @@ class Learner:
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), lr=learning_rate, betas=betas, weight_decay=weight_decay
         )
+
+    def parameters(self) -> Iterable[Tensor]:
+        return self._parameters.values()
 
     def clip_gradients(self) -> float:
         """Scale the gradients down to the largest norm allowed; the norm before that."""

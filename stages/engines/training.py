@@ -3,10 +3,11 @@
 Always true of it:
 - The order of rows depends on (seed, epoch) only.
 - A loss is a sum over a micro-batch divided by counts of the whole optimizer step, so gradients and
-  metrics do not depend on how the step is split.
+  metrics do not depend on how the step is split, into micro-batches or over ranks.
 - State that matters is a function of the step: killed at any moment and resumed from its
   checkpoint, the loop ends with the bytes of an undisturbed run.
 - A number that is not finite stops it.
+- Ranks that train together take the same steps; rank 0 alone saves and logs.
 """
 
 import math
@@ -24,6 +25,7 @@ from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
 from stages.data.seeds import shuffled, stable_hash
 from stages.engines.optimizer import Learner
+from stages.engines.ranks import ALONE, Ranks
 
 Rows = Sequence[int]
 Metrics = dict[str, float]
@@ -79,32 +81,40 @@ def train(
     shown: Sequence[str],
     check: Callable[[Metrics], None] = lambda _: None,
     before: str | None = None,
+    ranks: Ranks = ALONE,
 ) -> list[Metrics]:
     """Train to the end of the plan; the metrics of each step.
 
     `micro_loss(rows, step_rows)` computes one micro-batch of a step; `shown` names the metrics that
     the progress line carries; `check` may refuse a step's metrics by raising. `before` names a
     preliminary run of the loop within a stage: it keeps its checkpoints apart and logs no steps.
+    `ranks` are those that were joined, where there are several.
     """
+    assert ranks.world == ctx.world, "several ranks have to be joined before they train"
     scratch = ctx.scratch / before if before else ctx.scratch
     scratch.mkdir(exist_ok=True)
-    history = _resume(scratch, learners)
+    name = f" of {before}" if before else ""
+    if ranks.agree_to_stop(ctx.should_stop(), f"the first step{name}"):
+        raise Stopped(f"stopped before the first step{name}")
+    history = _resume(scratch, learners, ranks)
     if not before:
         ctx.resume_at(len(history))
     saved_at = time.monotonic()
     for learner in learners.values():
         learner.model.train()
     for step in range(len(history), plan.num_steps):
-        if ctx.should_stop():
-            _save(scratch, learners, history)
+        if ranks.agree_to_stop(ctx.should_stop(), f"step {step + 1}{name}"):
+            if not ranks.rank:
+                _save(scratch, learners, history)
             raise Stopped(f"stopped after step {step} of {plan.num_steps}")
-        metrics = _step(ctx, learners, plan, step, micro_loss)
+        metrics = _step(ctx, ranks, learners, plan, step, micro_loss)
         check(metrics)
         history.append(metrics)
         if not before:
             ctx.log(step + 1, metrics)
         ctx.progress(step + 1, plan.num_steps, **{name: metrics[name] for name in shown})
-        if time.monotonic() - saved_at >= ctx.checkpoint_seconds and step + 1 < plan.num_steps:
+        due = time.monotonic() - saved_at >= ctx.checkpoint_seconds and step + 1 < plan.num_steps
+        if due and not ranks.rank:
             _save(scratch, learners, history)
             saved_at = time.monotonic()
     for learner in learners.values():
@@ -114,20 +124,27 @@ def train(
 
 def _step(
     ctx: Context,
+    ranks: Ranks,
     learners: Mapping[str, Learner],
     plan: Plan,
     step: int,
     micro_loss: Callable[[Rows, Rows], Micro],
 ) -> Metrics:
-    torch.manual_seed(stable_hash(plan.seed, "dropout", step))
+    own = [ranks.rank] if ranks.rank else []
+    torch.manual_seed(stable_hash(plan.seed, "dropout", step, *own))
     rows = plan.rows(step)
-    metrics: Metrics = {}
-    for start in range(0, len(rows), ctx.micro_batch):
-        micro = micro_loss(rows[start : start + ctx.micro_batch], rows)
+    share = ranks.share(rows)
+    of_share: Metrics = {}
+    for start in range(0, len(share), ctx.micro_batch):
+        micro = micro_loss(share[start : start + ctx.micro_batch], rows)
         micro.loss.backward()  # type: ignore[no-untyped-call]
-        _accumulate(metrics, {"loss": micro.loss.detach(), **micro.metrics})
+        _accumulate(of_share, {"loss": micro.loss.detach(), **micro.metrics})
+    metrics: Metrics = {}
+    for part in ranks.gather(of_share):
+        _accumulate(metrics, part)
     factor = plan.learning_rate(step, plan.num_steps)
     for name, learner in learners.items():
+        ranks.sum_gradients(learner.parameters())
         key = "grad_norm" if len(learners) == 1 or name == "policy" else f"{name}_grad_norm"
         metrics[key] = learner.clip_gradients()
     for name, value in metrics.items():
@@ -164,20 +181,18 @@ def _save(scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]
     save_checkpoint(scratch, Checkpoint(len(history), tensors, values))
 
 
-def _resume(scratch: Path, learners: Mapping[str, Learner]) -> list[Metrics]:
-    checkpoint = load_checkpoint(scratch)
-    if checkpoint is None:
-        return []
-    for name, learner in learners.items():
+def _resume(scratch: Path, learners: Mapping[str, Learner], ranks: Ranks) -> list[Metrics]:
+    """Go on from the newest checkpoint that rank 0 finds whole; the history up to there."""
+    found = None if ranks.rank else load_checkpoint(scratch)
+    history: list[Metrics]
+    history, tensors = ranks.from_first(
+        list(found.values["history"]) if found else [], found.tensors if found else {}
+    )
+    for name, learner in learners.items() if tensors else ():
         prefix = f"{name}/"
         learner.load_tensors(
-            {
-                k.removeprefix(prefix): v
-                for k, v in checkpoint.tensors.items()
-                if k.startswith(prefix)
-            }
+            {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         )
-    history: list[Metrics] = list(checkpoint.values["history"])
     return history
 
 

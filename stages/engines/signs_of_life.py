@@ -1,0 +1,197 @@
+"""Word that each rank leaves of how far it is, and what the others make of its silence.
+
+Once a second a thread of each rank writes `rank-R.json` into a folder of this start of the job. The
+same thread ends the process when a collective has kept it waiting for too long: whoever hangs in a
+backend's C++ can raise nothing. Always true:
+- Whoever gives up says which rank it waited for, in its log and in `failure-R.json`; those that
+  give up later repeat that, so all name the same culprit.
+- A rank counts as silent if its sign does not change while this one looks on. Clocks of two hosts
+  are compared only to say in a message how long ago a sign was left.
+- Time in which the job is suspended does not count as waiting.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+BEAT_S = 1.0
+"""Between two signs of a rank."""
+LOOK_S = 4.0
+"""How long a sign has to stay the same for its rank to count as silent."""
+NAMED = 8
+"""At most so many ranks are named in one message."""
+
+Signs = dict[int, Mapping[str, Any]]
+
+
+class SignsOfLife:
+    """This rank's own signs, and its view of those of the others."""
+
+    def __init__(self, folder: Path, rank: int, world: int, patience_s: float) -> None:
+        self.at = "the start"
+        """Where in its work this rank is, for messages."""
+        self._folder, self._rank, self._world = folder, rank, world
+        self._patience_s = patience_s
+        self._host = socket.gethostname()
+        self._collectives = 0
+        self._waiting = False
+        self._beat = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="signs-of-life", daemon=True)
+
+    def begin(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._leave_sign()
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around each collective, with nothing in it that takes time on its own."""
+        self._collectives += 1
+        self._waiting = True
+        try:
+            yield
+        finally:
+            self._waiting = False
+
+    def write_failure(self, error: str) -> None:
+        """Say why this rank ends, so that the others need not wait for it."""
+        known = {"rank": self._rank, "host": self._host, "error": error, "time": time.time()}
+        self._write(f"failure-{self._rank}", known)
+
+    def failure(self) -> str | None:
+        """Why another rank ended, where it said so."""
+        for path in sorted(self._folder.glob("failure-*.json")):
+            if found := _read(path):
+                return str(found["error"])
+        return None
+
+    def find_lost(self) -> str | None:
+        """After a broken connection: the error of the rank that caused it, if one can be found."""
+        before = self._signs()
+        for _ in range(round(LOOK_S / BEAT_S)):
+            if error := self.failure():
+                return error
+            time.sleep(BEAT_S)
+        now = self._signs()
+        return self.failure() or _tell(
+            [
+                f"{_name(rank, now)} was lost at {self.at}; {_last_sign(now[rank])}"
+                for rank in self._silent(before, now)
+                if rank in now
+            ]
+        )
+
+    def _keep(self) -> None:
+        """Leave signs, and end the process if it waits in one collective for too long."""
+        number, waited, last = 0, 0.0, time.monotonic()
+        before: Signs | None = None
+        while not self._ended.wait(BEAT_S):
+            now = time.monotonic()
+            passed, last = min(now - last, 2 * BEAT_S), now
+            self._leave_sign()
+            if not self._waiting or number != self._collectives:
+                number, waited, before = self._collectives, 0.0, None
+                continue
+            waited += passed
+            if waited > LOOK_S and (error := self.failure()):
+                self._give_up(number, error)
+            elif waited > self._patience_s and before is None:
+                before = self._signs()
+            elif before is not None and waited > self._patience_s + LOOK_S:
+                self._give_up(number, self._late(before, self._signs(), waited))
+
+    def _give_up(self, number: int, error: str) -> None:
+        if self._waiting and number == self._collectives:
+            self.write_failure(error)
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def _late(self, before: Signs, now: Signs, waited: float) -> str:
+        """Who is waited for: silent ranks, else those that live but have come least far."""
+        mine = self._collectives
+        silent = self._silent(before, now)
+        least = min((sign["collectives"] for sign in now.values()), default=mine)
+        behind = [r for r in now if now[r]["collectives"] == least < mine and r != self._rank]
+        late = silent or behind
+        num_waiting = self._world - len(late)
+        ranks = "1 rank has" if num_waiting == 1 else f"{num_waiting} ranks have"
+        where = f"{self.at}, where {ranks} waited for {waited:.0f} s"
+        return _tell(
+            [
+                f"{_name(rank, now)} has not come to {where}; "
+                + (_last_sign(now[rank]) if rank in now else "it has left no sign of life")
+                for rank in late
+            ]
+        ) or (
+            f"all {self._world} ranks came to {self.at}, but what they exchange there has not "
+            f"arrived in {waited:.0f} s: look at the network between their hosts"
+        )
+
+    def _silent(self, before: Signs, now: Signs) -> list[int]:
+        """Ranks whose sign is missing or has not changed between two looks."""
+
+        def beat(signs: Signs, rank: int) -> int | None:
+            return signs[rank]["beat"] if rank in signs else None
+
+        return [rank for rank in self._others() if beat(before, rank) == beat(now, rank)]
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._world) if rank != self._rank]
+
+    def _signs(self) -> Signs:
+        found = {r: _read(self._folder / f"rank-{r}.json") for r in range(self._world)}
+        return {rank: sign for rank, sign in found.items() if sign}
+
+    def _leave_sign(self) -> None:
+        self._beat += 1
+        sign = {
+            "rank": self._rank,
+            "host": self._host,
+            "pid": os.getpid(),
+            "beat": self._beat,
+            "collectives": self._collectives,
+            "at": self.at,
+            "time": time.time(),
+        }
+        self._write(f"rank-{self._rank}", sign)
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        aside = self._folder / f".{name}.tmp"
+        # A file system that fails for a moment must neither end the watch nor hide an error.
+        with suppress(OSError):
+            aside.write_text(json.dumps(content))
+            os.replace(aside, self._folder / f"{name}.json")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content
+
+
+def _name(rank: int, signs: Signs) -> str:
+    return f"rank {rank} on {signs[rank]['host']}" if rank in signs else f"rank {rank}"
+
+
+def _last_sign(sign: Mapping[str, Any]) -> str:
+    age = max(0.0, time.time() - sign["time"])
+    return f"its last sign of life, at {sign['at']}, was {age:.0f} s ago"
+
+
+def _tell(ranks: list[str]) -> str | None:
+    more = [f"and {len(ranks) - NAMED} more ranks"] if len(ranks) > NAMED else []
+    return "; ".join(ranks[:NAMED] + more) or None

@@ -1,0 +1,415 @@
+"""Ranks that train together: real processes over loopback, equal to one rank, and what ends them.
+
+This file, run under the name RANK, is one such rank.
+"""
+
+import json
+import multiprocessing
+import os
+import runpy
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stages.context import Context, ShareDone, StageError, Stopped
+from stages.engines.optimizer import Learner
+from stages.engines.ranks import join
+from stages.engines.training import Micro, Plan, train, warmup_then_cosine
+
+NUM_ROWS = 23
+HOST = socket.gethostname()
+RANK = "one_rank"
+
+
+class Interrupted(Context):
+    """Asks itself to stop after so many steps, as a signal would."""
+
+    stop_after = 10**9
+
+    def log(self, step, metrics):
+        super().log(step, metrics)
+        if step >= self.stop_after:
+            self.request_stop()
+
+
+class Uneven(torch.nn.Module):
+    """Has one weight that few rows use and one that none does."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first, self.last, self.rare, self.unused = (
+            torch.nn.Parameter(torch.randn(*shape, dtype=torch.float64, generator=generator))
+            for shape in ((4, 8), (8, 1), (4, 1), (3, 3))
+        )
+
+    def forward(self, x, row):
+        y = torch.tanh(x @ self.first) @ self.last
+        return y + x @ self.rare if row % 11 == 0 else y
+
+
+def tokens(row):
+    """Between one and five vectors."""
+    generator = torch.Generator().manual_seed(row)
+    return torch.randn(1 + row % 5, 4, dtype=torch.float64, generator=generator)
+
+
+def fit(
+    ctx,
+    *,
+    batch_size=8,
+    epochs=2,
+    step_seconds=0.0,
+    fail_at=None,
+    nan_at=None,
+    hang_at=None,
+    early=False,
+):
+    """The mean over all tokens of a step, as in SFT; this rank's weights and moments, history."""
+    plan = Plan(NUM_ROWS, batch_size, epochs, seed=5, learning_rate=warmup_then_cosine(0.1))
+    model = Uneven()
+    learner = Learner(model, learning_rate=0.05, max_grad_norm=0.5, weight_decay=0.1)
+    calls = 0
+
+    def micro_loss(rows, step_rows):
+        nonlocal calls
+        calls += 1
+        time.sleep(step_seconds)
+        if calls == hang_at:
+            time.sleep(1000)
+        num_tokens = sum(len(tokens(row)) for row in step_rows)
+        errors = [(model(tokens(r), r).squeeze(-1) - tokens(r).sum(1)).square() for r in rows]
+        loss = torch.cat(errors).sum() / num_tokens
+        if calls == fail_at:
+            raise StageError("row 7 is bad")
+        if calls == nan_at:
+            loss = loss * float("nan")
+        worst = torch.cat(errors).detach().max()
+        return Micro(loss, {"error_max": worst, "error_min": torch.cat(errors).detach().min()})
+
+    with join(ctx) as ranks:
+        if early:
+            raise Stopped("in between")
+        history = train(ctx, {"model": learner}, plan, micro_loss, shown=["loss"], ranks=ranks)
+        own = {name: tensor.clone() for name, tensor in learner.tensors().items()}
+        save_file(own, ctx.folder / f"weights-{ctx.rank}.safetensors")
+    return history
+
+
+def context(folder, **options):
+    folder.mkdir(parents=True, exist_ok=True)
+    return Interrupted(stage="test", key=None, seed=3, folder=folder, **options)
+
+
+def rank_fit(folder, rank, world, options):
+    mine = options.get("only", {}).get(str(rank), {})
+    if skew := mine.pop("clock_off_by", 0):
+        real = time.time
+        time.time = lambda: real() + skew
+    ctx = context(
+        folder,
+        rank=rank,
+        world=world,
+        collective_seconds=options.get("patience", 60),
+        checkpoint_seconds=options.get("checkpoint_seconds", 1000),
+        micro_batch=2,
+        signs_of_life=Path(options["signs"]),
+    )
+    ctx.stop_after = mine.pop("stop_after", ctx.stop_after)
+    if mine.pop("sees_no_scratch", False):
+        ctx.folder = folder / "elsewhere"
+    fit(ctx, **options.get("fit", {}), **mine)
+
+
+def rank_stage(folder, rank, world, options):
+    sys.path.insert(0, str(Path(__file__).parent))
+    from conftest import Runner
+
+    runner, address = Runner(folder), options["address"]
+    ctx = runner.context(address, rank=rank, world=world, signs_of_life=Path(options["signs"]))
+    metrics = runner.run(address, ctx)
+    (folder / f"metrics-{rank}.json").write_text(json.dumps(metrics))
+
+
+def main(options):
+    """One rank, in a process of its own."""
+    log = os.open(Path(options["signs"]) / f"log-{options['rank']}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(options["rank"]),
+        "WORLD_SIZE": str(options["world"]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(options["port"]),
+    }
+    run = {"fit": rank_fit, "stage": rank_stage}[options["mode"]]
+    try:
+        run(Path(options["folder"]), options["rank"], options["world"], options)
+    except (ShareDone, Stopped, StageError) as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        sys.exit(1 if isinstance(error, StageError) else 0)
+    print("returned", flush=True)
+
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "pytest", "stages.sft", "stages.policy_update"])
+
+
+class Processes:
+    """The ranks of one start of a job."""
+
+    def __init__(self, mode, folder, world, *, without=(), **options):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.signs = folder / f"signs-{len(list(folder.glob('signs-*')))}"
+        self.signs.mkdir()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        options |= {"folder": str(folder), "signs": str(self.signs), "mode": mode}
+        options |= {"world": world, "port": port}
+        self.ranks = {
+            rank: FORKS.Process(
+                target=runpy.run_path,
+                args=(__file__, {"OPTIONS": {**options, "rank": rank}}, RANK),
+            )
+            for rank in range(world)
+            if rank not in without
+        }
+        for process in self.ranks.values():
+            process.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.ranks.values():
+            process.kill()
+            process.join()
+
+    def ends(self, *ranks, timeout=25):
+        """By rank: the exit status, and all that it printed."""
+        for rank in ranks or self.ranks:
+            self.ranks[rank].join(timeout)
+            assert self.ranks[rank].exitcode is not None, f"rank {rank} hangs"
+        return {
+            rank: (self.ranks[rank].exitcode, (self.signs / f"log-{rank}").read_text())
+            for rank in ranks or self.ranks
+        }
+
+    def failures(self):
+        return [json.loads(path.read_text()) for path in self.signs.glob("failure-*.json")]
+
+
+def run_all(mode, folder, world, **options):
+    """Start all ranks and see them end well; what each printed last."""
+    with Processes(mode, folder, world, **options) as processes:
+        ends = processes.ends()
+    assert all(status == 0 for status, _ in ends.values()), ends
+    return {rank: said.strip().splitlines()[-1] for rank, (_, said) in ends.items()}
+
+
+def weights(folder, rank=0):
+    return (folder / f"weights-{rank}.safetensors").read_bytes()
+
+
+def logged(folder):
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for_steps(folder, count):
+    deadline = time.monotonic() + 40
+    while len(logged(folder)) < count:
+        assert time.monotonic() < deadline, "no steps were taken"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("world", "batch_size"), [(2, 8), (3, 2)])
+def test_ranks_learn_what_one_rank_learns(tmp_path, world, batch_size):
+    """Three ranks for two rows, and for one at the end of an epoch, among the cases."""
+    options = {"batch_size": batch_size, "epochs": 2}
+    fit(context(tmp_path / "one", micro_batch=64), **options)
+    said = run_all("fit", tmp_path / "many", world, fit=options)
+    assert said[0] == "returned"
+    assert {rank: word.split(":")[0] for rank, word in said.items() if rank} == dict.fromkeys(
+        range(1, world), "ShareDone"
+    )
+
+    one, many = (load_file(tmp_path / f"{name}/weights-0.safetensors") for name in ("one", "many"))
+    assert one.keys() == many.keys()  # moments of the unused weight in neither
+    for name in one:
+        torch.testing.assert_close(many[name], one[name], rtol=1e-9, atol=1e-12)
+    histories = [[row["metrics"] for row in logged(tmp_path / name)] for name in ("one", "many")]
+    assert len(histories[0]) == len(histories[1])
+    for alone, together in zip(*histories, strict=True):
+        assert together == pytest.approx(alone, rel=1e-6)
+
+
+def test_ranks_hold_the_same_bits_and_so_does_a_second_run(tmp_path):
+    for name in ("a", "b"):
+        run_all("fit", tmp_path / name, 3)
+    assert len({weights(tmp_path / name, r) for name in ("a", "b") for r in range(3)}) == 1
+    steps = [[row["metrics"] for row in logged(tmp_path / name)] for name in ("a", "b")]
+    assert steps[0] == steps[1]
+
+
+def test_a_stop_asked_of_one_rank_stops_all_and_resumes_to_the_same_bytes(tmp_path):
+    run_all("fit", tmp_path / "undisturbed", 2)
+    said = run_all("fit", tmp_path / "stopped", 2, only={"1": {"stop_after": 3}})
+    assert set(said.values()) == {"Stopped: stopped after step 3 of 6"}
+    checkpoints = [path.name for path in (tmp_path / "stopped/scratch").iterdir()]
+    assert checkpoints == ["checkpoint-00000003"]
+
+    run_all("fit", tmp_path / "stopped", 2)
+    assert weights(tmp_path / "undisturbed") == weights(tmp_path / "stopped")
+    steps = [
+        [row["metrics"] for row in logged(tmp_path / name)] for name in ("undisturbed", "stopped")
+    ]
+    assert steps[0] == steps[1]
+
+
+def test_a_rank_that_stops_before_the_loop_takes_the_others_with_it(tmp_path):
+    said = run_all("fit", tmp_path, 2, only={"1": {"early": True}})
+    assert said == {0: "Stopped: stopped before the first step", 1: "Stopped: in between"}
+
+
+def test_killed_ranks_go_on_from_the_last_checkpoint(tmp_path):
+    run_all("fit", tmp_path / "undisturbed", 2)
+    slow = {"step_seconds": 0.1}
+    with Processes("fit", tmp_path / "killed", 2, fit=slow, checkpoint_seconds=0) as processes:
+        wait_for_steps(tmp_path / "killed", 3)
+        for process in processes.ranks.values():
+            process.kill()
+    run_all("fit", tmp_path / "killed", 2)
+    assert weights(tmp_path / "undisturbed") == weights(tmp_path / "killed")
+
+
+def test_ranks_resume_from_what_rank_0_finds_even_if_they_see_no_checkpoint(tmp_path):
+    run_all("fit", tmp_path / "undisturbed", 2)
+    apart = {"sees_no_scratch": True}
+    run_all("fit", tmp_path / "stopped", 2, only={"0": {"stop_after": 3}, "1": apart})
+    run_all("fit", tmp_path / "stopped", 2, only={"1": apart})
+    assert weights(tmp_path / "undisturbed") == weights(tmp_path / "stopped")
+    left_by_1 = [path.name for path in (tmp_path / "stopped/elsewhere").rglob("*")]
+    assert sorted(left_by_1) == ["scratch", "weights-1.safetensors"]
+
+
+def test_a_killed_rank_is_named_within_seconds_whatever_the_clocks_say(tmp_path):
+    slow = {"step_seconds": 0.1, "epochs": 1000}
+    only = {"1": {"clock_off_by": -3600}, "2": {"clock_off_by": 1800}}
+    with Processes("fit", tmp_path, 3, fit=slow, only=only) as processes:
+        wait_for_steps(tmp_path, 2)
+        processes.ranks[2].kill()
+        killed = time.monotonic()
+        ends = processes.ends(0, 1)
+        assert time.monotonic() - killed < 12
+    for status, said in ends.values():
+        assert status == 1
+        assert f"RankLost: rank 2 on {HOST} was lost at step" in said
+        assert "rank 0" not in said
+        assert "rank 1" not in said
+    assert {failure["rank"] for failure in processes.failures()} == {0, 1}
+    assert all("rank 2" in failure["error"] for failure in processes.failures())
+
+
+def test_a_stopped_rank_is_named_when_patience_ends_and_nobody_hangs(tmp_path):
+    slow = {"step_seconds": 0.1, "epochs": 1000}
+    with Processes("fit", tmp_path, 3, fit=slow, patience=2) as processes:
+        wait_for_steps(tmp_path, 2)
+        os.kill(processes.ranks[1].pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        ends = processes.ends(0, 2)
+        assert time.monotonic() - stopped < 15
+    for status, said in ends.values():
+        assert status == 1
+        assert f"rank 1 on {HOST} has not come to step" in said
+        assert "where 2 ranks have waited for" in said
+    assert all("rank 1" in failure["error"] for failure in processes.failures())
+
+
+def test_a_job_that_is_suspended_for_longer_than_patience_goes_on(tmp_path):
+    """Its ranks stop and go on one after the other, as on two nodes."""
+    slow = {"step_seconds": 0.1, "epochs": 3}
+    with Processes("fit", tmp_path, 2, fit=slow, patience=4) as processes:
+        wait_for_steps(tmp_path, 2)
+        for rank, number, seconds in (
+            (1, signal.SIGSTOP, 0.6),
+            (0, signal.SIGSTOP, 9.0),
+            (0, signal.SIGCONT, 2.5),
+            (1, signal.SIGCONT, 0.0),
+        ):
+            os.kill(processes.ranks[rank].pid, number)
+            time.sleep(seconds)
+        assert {status for status, _ in processes.ends().values()} == {0}
+
+
+def test_a_rank_that_lives_but_hangs_is_named(tmp_path):
+    with Processes("fit", tmp_path, 3, patience=2, only={"2": {"hang_at": 3}}) as processes:
+        ends = processes.ends(0, 1)
+    for status, said in ends.values():
+        assert status == 1
+        assert f"rank 2 on {HOST} has not come to step" in said
+        assert "where 2 ranks have waited for" in said
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_rank_that_never_starts_is_named(tmp_path, absent):
+    with Processes("fit", tmp_path, 3, patience=3, without=[absent]) as processes:
+        ends = processes.ends()
+    for status, said in ends.values():
+        assert status == 1
+        assert f"rank {absent} has not come to the start, where 2 ranks have waited" in said
+        assert "it has left no sign of life" in said
+
+
+def test_the_error_of_one_rank_is_that_of_all(tmp_path):
+    with Processes("fit", tmp_path, 2, only={"1": {"fail_at": 3}}) as processes:
+        ends = processes.ends()
+    assert {status for status, _ in ends.values()} == {1}
+    assert "StageError: row 7 is bad" in ends[1][1]
+    assert "RankLost: rank 1 failed at step" in ends[0][1]
+    assert "row 7 is bad" in ends[0][1]
+
+
+def test_a_number_that_is_not_finite_on_one_rank_stops_all_with_its_step(tmp_path):
+    with Processes("fit", tmp_path, 2, only={"1": {"nan_at": 3}}) as processes:
+        ends = processes.ends()
+    for status, said in ends.values():
+        assert status == 1
+        assert "StageError: test: loss is nan at step 2 of 6" in said
+
+
+@pytest.mark.parametrize("address", ["sft", "reward_model", "policy_update@iter_001"])
+def test_a_stage_on_two_ranks_writes_what_one_rank_writes(trained, tmp_path, address):
+    runners = {}
+    for name in ("one", "two"):
+        shutil.copytree(trained.root, tmp_path / name)
+        runners[name] = type(trained)(tmp_path / name)
+        shutil.rmtree(tmp_path / name / "jobs")
+        for path in runners[name].paths(address)[1].values():
+            shutil.rmtree(path, ignore_errors=True)
+    alone = runners["one"].run(address)
+    said = run_all("stage", tmp_path / "two", 2, address=address)
+    assert said == {0: "returned", 1: "ShareDone: rank 1 has trained; rank 0 writes"}
+
+    together = json.loads((tmp_path / "two/metrics-0.json").read_text())
+    assert together == pytest.approx(alone, rel=1e-3, abs=1e-5)
+    model = f"{next(iter(runners['one'].paths(address)[1].values())).relative_to(tmp_path / 'one')}"
+    files = [Path(tmp_path / name / model / "model.safetensors") for name in ("one", "two")]
+    one, two = map(load_file, files)
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4)
+    steps = [row["step"] for row in logged(tmp_path / "two/jobs" / address)]
+    assert steps == list(range(1, together["num_steps"] + 1))
+
+
+if __name__ == RANK:
+    main(OPTIONS)  # noqa: F821
