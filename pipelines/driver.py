@@ -131,12 +131,12 @@ class Driver:
         executor = self._executor(attempt)
         try:
             while (state := self._state()).alive:
+                self._heed(attempt, interrupts)
                 if dvc is not None and not process_lives(dvc.pid, dvc.create_time()):
                     self._alone(attempt, "the dvc process that started this stage is gone")
                 if not self.invocation.lives():
                     # Only kill -9 ends a runner without its telling us: leave the job to the next.
                     raise self._detached(attempt, "the pipeline is gone")
-                self._heed(attempt, interrupts)
                 self._say_changes(attempt, state, executor)
                 if self.console.is_terminal:
                     self._show_progress(attempt, state)

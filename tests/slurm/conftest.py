@@ -6,10 +6,8 @@ These tests need slurmctld, slurmd and munged; as root on Debian or Ubuntu,
 
 import importlib.util
 import json
-import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -92,7 +90,7 @@ class SlurmClone(clones.Clone):
     cluster: Any
 
     def set_profile(self, **changes: Any) -> None:
-        """Change slurm_profiles/slurm-dev.yaml: a value of the defaults, or a mapping of a stage."""
+        """Change the profile slurm-dev: a value of the defaults, or a mapping of a stage."""
         yaml = YAML()
         path = self.root / "slurm_profiles/slurm-dev.yaml"
         profile = yaml.load(path)
@@ -212,12 +210,3 @@ def undisturbed_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFacto
     clone.set_params(sft__epochs=1500)
     clone.run("dvc", "repro", "--single-item", "sft")
     return (root / "dvc.lock").read_text()
-
-
-def in_own_session(words: list[str], **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(words, start_new_session=True, text=True, **options)
-
-
-def interrupt(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C in the terminal of a command: to its whole group."""
-    os.killpg(process.pid, 2)

@@ -1,0 +1,182 @@
+"""Whoever waits for a job may go: by kill -9, by Ctrl-C, on purpose. The job is found again."""
+
+import os
+import signal
+import subprocess
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+COMMANDS = [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")]
+
+
+def kill_9_everything_but_the_job(clone: Any, driver: subprocess.Popen[str]) -> None:
+    workers = {process.pid for process in clone.workers()}
+    spared = workers | {
+        process.pid
+        for process in clone.processes()
+        if process.name().startswith(("srun", "slurm")) or "slurm_script" in str(process.cmdline())
+    }
+    killed = [process for process in clone.processes() if process.pid not in spared]
+    for process in killed:
+        process.kill()
+    driver.communicate(timeout=30)
+    clone.until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_after_kill_9_the_same_command_waits_for_the_live_job(
+    medium_sft: Any, undisturbed_lock: str, command: tuple[str, ...]
+) -> None:
+    driver = medium_sft.start(*command)
+    before = medium_sft.training()
+    kill_9_everything_but_the_job(medium_sft, driver)
+    assert before["job"] in medium_sft.jobs()
+    output = medium_sft.run("dvc", "repro", "--single-item", "sft").stdout
+    assert "its job still runs; waiting for it" in output
+    after = medium_sft.status()
+    assert (after["attempts"], after["job"]) == (1, before["job"])
+    assert medium_sft.lock() == undisturbed_lock
+
+
+def test_kill_9_of_dvc_alone_lets_the_driver_go_and_the_job_stay(long_sft: Any) -> None:
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
+    row = long_sft.training()
+    psutil.Process(driver.pid).kill()
+    output, _ = driver.communicate(timeout=30)
+    assert "detached (the dvc process that started this stage is gone)" in output
+    assert row["job"] in long_sft.jobs()
+
+
+def test_a_job_that_finished_unattended_is_harvested(
+    medium_sft: Any, undisturbed_lock: str
+) -> None:
+    driver = medium_sft.start("lockstep", "run", "sft")
+    medium_sft.training()
+    kill_9_everything_but_the_job(medium_sft, driver)
+    medium_sft.until_state("completed", seconds=90)
+    output = medium_sft.run("dvc", "repro", "--single-item", "sft").stdout
+    assert "found finished; publishing" in output
+    assert medium_sft.lock() == undisturbed_lock
+    assert medium_sft.status()["attempts"] == 1
+
+
+def test_a_driver_killed_before_it_noted_the_job_finds_it(
+    medium_sft: Any, undisturbed_lock: str
+) -> None:
+    driver = medium_sft.start("dvc", "repro", "--single-item", "sft")
+    row = medium_sft.training()
+    kill_9_everything_but_the_job(medium_sft, driver)
+    # As if the kill had come between sbatch and the line that notes its answer.
+    launch = next(medium_sft.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
+    text = launch.read_text()
+    for key in ("job", "jobs", "token"):
+        text = text.replace(f'"{key}":', f'"{key}_unknown":')
+    launch.write_text(text)
+    launch.with_name("scheduler.json").unlink()
+    medium_sft.run("dvc", "repro", "--single-item", "sft")
+    after = medium_sft.status()
+    assert (after["attempts"], after["job"]) == (1, row["job"])
+    assert medium_sft.lock() == undisturbed_lock
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_cancels_the_job_and_says_which(long_sft: Any, command: tuple[str, ...]) -> None:
+    driver = long_sft.start(*command)
+    row = long_sft.training()
+    os.killpg(driver.pid, signal.SIGINT)
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode != 0
+    assert "SIGINT received; cancelling" in output
+    assert f"job {row['job']}" in output
+    assert "press Ctrl-C again to leave" in output
+    assert row["job"] not in long_sft.jobs()
+    assert long_sft.status()["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_twice_leaves_the_job_running(long_sft: Any, command: tuple[str, ...]) -> None:
+    driver = long_sft.start(*command)
+    row = long_sft.training()
+    os.killpg(driver.pid, signal.SIGINT)
+    time.sleep(1)
+    os.killpg(driver.pid, signal.SIGINT)
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode != 0
+    assert "detached" in output
+    assert row["job"] in long_sft.jobs()
+    assert long_sft.status()["state"] == "running"
+    again = long_sft.start(*command)
+    long_sft.until(lambda: long_sft.run("lockstep", "cancel", "sft", check=False), "cancelled")
+    output, _ = again.communicate(timeout=60)
+    assert row["job"] not in long_sft.jobs()
+
+
+def test_a_closed_terminal_leaves_the_job_running(long_sft: Any) -> None:
+    driver = long_sft.start("lockstep", "run", "sft")
+    row = long_sft.training()
+    os.killpg(driver.pid, signal.SIGHUP)
+    output, _ = driver.communicate(timeout=60)
+    assert "detached: the jobs go on" in output
+    assert row["job"] in long_sft.jobs()
+
+
+def test_detach_submits_and_returns(slurm_clone: Any) -> None:
+    output = slurm_clone.run("lockstep", "run", "--detach").stdout
+    assert "sft: submitted to slurm-dev as job" in output
+    assert "reward_model: submitted to slurm-dev as job" in output
+    assert "more stages need what these make" in output
+    assert len(slurm_clone.jobs()) == 2
+    assert "still runs" in slurm_clone.run("lockstep", "run", "--detach", "sft").stdout
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "both done", 90)
+    output = slurm_clone.run("lockstep", "record").stdout
+    assert "recorded: sft, reward_model" in output
+    assert "3 of 9 stages are up to date" in output
+
+
+def test_a_cancelled_job_is_never_waited_for_again(long_sft: Any) -> None:
+    """Even while it still dies: its worker does not listen, so Slurm needs a while to end it."""
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
+    row = long_sft.training()
+    long_sft.workers()[0].send_signal(signal.SIGSTOP)
+    long_sft.cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=60")
+    canceller = long_sft.start("lockstep", "cancel", "sft")
+    long_sft.until_state("cancelled")
+    driver.communicate(timeout=60)
+    long_sft.set_params(sft__epochs=2)
+    long_sft.set_params(sft__epochs=20_000)
+    again = long_sft.start("dvc", "repro", "--single-item", "sft")
+    second = long_sft.until(
+        lambda: (r := long_sft.status())["attempts"] == 2 and r["job"] and r, "a second attempt"
+    )
+    assert second["job"] != row["job"]
+    assert row["job"] not in long_sft.jobs(), "never two jobs at one stage"
+    canceller.communicate(timeout=60)
+    os.killpg(again.pid, signal.SIGTERM)
+    again.communicate(timeout=60)
+
+
+def test_the_controller_may_die_and_come_back(medium_sft: Any, undisturbed_lock: str) -> None:
+    cluster = medium_sft.cluster
+    driver = medium_sft.start("dvc", "repro", "--single-item", "sft")
+    medium_sft.training()
+    cluster.kill_controller()
+    time.sleep(4)
+    cluster.start_controller()
+    output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0, output
+    assert medium_sft.status()["attempts"] == 1
+    assert medium_sft.lock() == undisturbed_lock
+
+
+def test_a_job_is_submitted_when_the_controller_comes_back(slurm_clone: Any) -> None:
+    slurm_clone.cluster.kill_controller()
+    driver = slurm_clone.start("dvc", "repro", "--single-item", "sft")
+    time.sleep(6)
+    assert driver.poll() is None
+    slurm_clone.cluster.start_controller()
+    output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0, output
+    assert slurm_clone.status()["attempts"] == 1

@@ -1,0 +1,115 @@
+"""However a job dies: seen within seconds, named for what it was, with what to do next."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+
+def failed(clone: Any, driver: Any, timeout: float = 60) -> str:
+    """The last words of a driver that must fail."""
+    output: str
+    output, _ = driver.communicate(timeout=timeout)
+    assert driver.returncode != 0
+    return output
+
+
+def start(clone: Any) -> Any:
+    return clone.start("dvc", "repro", "--single-item", "sft")
+
+
+def test_an_exception_ends_with_its_traceback_and_no_second_try(slurm_clone: Any) -> None:
+    code = slurm_clone.root / "stages/sft.py"
+    line = "    params = config.sft\n"
+    code.write_text(code.read_text().replace(line, line + "    raise ValueError('row 17')\n"))
+    output = failed(slurm_clone, start(slurm_clone))
+    assert "sft: failed: ValueError: row 17" in output
+    assert "| ValueError: row 17" in output, "the traceback"
+    assert "mend the cause and run the same command again" in output
+    assert slurm_clone.status()["attempts"] == 1
+
+
+def test_kill_9_of_the_worker_names_rank_and_node(long_sft: Any) -> None:
+    driver = start(long_sft)
+    long_sft.training()
+    killed = time.monotonic()
+    long_sft.workers()[0].kill()
+    output = failed(long_sft, driver)
+    assert time.monotonic() - killed < 20
+    assert "rank 0 on 127.0.0.1" in output
+    assert "Killed" in output
+    assert "if nobody killed it, it ran out of memory" in output
+    row = long_sft.status()
+    assert (row["state"], row["attempts"]) == ("died", 1)
+    assert "Killed" in row["error"]
+
+
+def test_out_of_memory_is_named(long_sft: Any) -> None:
+    code = long_sft.root / "stages/sft.py"
+    line = "    params = config.sft\n"
+    hoard = "    import time; hoard = bytearray(2 * 10**9); time.sleep(60)\n"
+    code.write_text(code.read_text().replace(line, line + hoard))
+    output = failed(long_sft, start(long_sft))
+    assert "ran out of memory" in output
+    assert "raise `memory`" in output
+
+
+def test_scancel_is_taken_for_what_it_is(long_sft: Any) -> None:
+    driver = start(long_sft)
+    row = long_sft.training()
+    long_sft.cluster.run("scancel", row["job"])
+    output = failed(long_sft, driver)
+    assert f"job {row['job']} was cancelled, not by this command" in output
+    assert long_sft.status()["state"] == "cancelled"
+    assert long_sft.jobs() == []
+
+
+def test_a_lost_node_is_named_where_no_restart_is_allowed(long_sft: Any) -> None:
+    long_sft.set_profile(requeues=0)
+    driver = start(long_sft)
+    row = long_sft.training()
+    long_sft.cluster.kill_node(row["nodes"])
+    output = failed(long_sft, driver, timeout=90)
+    assert f"lost its node on {row['nodes']}" in output
+
+
+def test_a_full_partition_shows_why_the_job_waits(long_sft: Any) -> None:
+    cluster = long_sft.cluster
+    for _ in cluster.layout.names:
+        cluster.run("sbatch", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300")
+    driver = start(long_sft)
+    row = long_sft.until(
+        lambda: (r := long_sft.status())["reason"] and r, "a reason in the queue", 30
+    )
+    assert row["state"] == "queued"
+    assert row["reason"] in ("Resources", "Priority")
+    os.killpg(driver.pid, signal.SIGTERM)
+    driver.communicate(timeout=60)
+    assert row["job"] not in long_sft.jobs()
+
+
+def test_a_drained_node_takes_no_job_and_loses_none(medium_sft: Any, undisturbed_lock: str) -> None:
+    driver = start(medium_sft)
+    row = medium_sft.training()
+    node = f"NodeName={row['nodes']}"
+    medium_sft.cluster.run("scontrol", "update", node, "State=DRAIN", "Reason=maintenance")
+    output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0, output
+    assert medium_sft.lock() == undisturbed_lock
+
+
+@pytest.mark.slow
+def test_a_held_job_says_how_to_release_it(long_sft: Any) -> None:
+    driver = start(long_sft)
+    row = long_sft.training()
+    long_sft.cluster.run("scontrol", "requeuehold", row["job"])
+    held = long_sft.until(
+        lambda: (r := long_sft.status())["state"] == "queued" and r["reason"] and r, "held", 60
+    )
+    assert f"scontrol release {row['job']}" in held["reason"]
+    long_sft.cluster.run("scontrol", "release", row["job"])
+    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "running again", 90)
+    os.killpg(driver.pid, signal.SIGTERM)
+    driver.communicate(timeout=60)

@@ -1,0 +1,159 @@
+"""Preemption, time limits and lost nodes: the stage goes on from its scratch, to the same bytes."""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+
+def start(clone: Any) -> Any:
+    return clone.start("dvc", "repro", "--single-item", "sft")
+
+
+def checkpoints(clone: Any) -> list[Any]:
+    return list(clone.root.glob(".lockstep/jobs/sft/*/scratch/checkpoint-*"))
+
+
+def finish(clone: Any, driver: Any, expected: str) -> str:
+    output: str
+    output, _ = driver.communicate(timeout=180)
+    assert driver.returncode == 0, output
+    assert clone.lock() == expected
+    steps = clone.steps()
+    assert steps == list(range(1, len(steps) + 1)), "each step once"
+    entries = list(clone.root.glob(".lockstep/jobs/sft/*/spec.json"))
+    assert len(entries) == 1, "one entry, and so one MLflow run"
+    return output
+
+
+def preempt(clone: Any, node: str) -> str:
+    """Fill the node with urgent work; the number of the job that does it."""
+    node_flag = f"--nodelist={node}"
+    words = ["sbatch", "--parsable", "-p", "urgent", node_flag, "--exclusive", "-o", "/dev/null"]
+    return str(clone.cluster.run(*words, "--wrap", "sleep 300")).strip()
+
+
+@pytest.mark.slow
+def test_preemption_with_requeue(medium_sft: Any, undisturbed_lock: str) -> None:
+    medium_sft.set_profile(partition="spot")
+    driver = start(medium_sft)
+    row = medium_sft.training()
+    urgent = preempt(medium_sft, row["nodes"])
+    medium_sft.until(lambda: checkpoints(medium_sft), "saved on the warning", 30)
+    output = finish(medium_sft, driver, undisturbed_lock)
+    after = medium_sft.status()
+    assert (after["job"], after["attempts"], after["restarts"]) == (row["job"], 1, 1)
+    assert "restart 1" in output
+    medium_sft.cluster.run("scancel", urgent)
+
+
+@pytest.mark.slow
+def test_preemption_with_cancel(medium_sft: Any, undisturbed_lock: str) -> None:
+    medium_sft.set_profile(partition="spot-cancel")
+    driver = start(medium_sft)
+    row = medium_sft.training()
+    preempt(medium_sft, row["nodes"])
+    finish(medium_sft, driver, undisturbed_lock)
+    assert medium_sft.status()["restarts"] == 1
+
+
+@pytest.mark.slow
+def test_preemption_of_a_worker_that_does_not_listen(
+    medium_sft: Any, undisturbed_lock: str
+) -> None:
+    """It is killed at the end of its grace, and the job goes on from the last checkpoint."""
+    medium_sft.set_profile(partition="spot-cancel", checkpoint_seconds=0.5)
+    driver = start(medium_sft)
+    row = medium_sft.training()
+    medium_sft.until(lambda: checkpoints(medium_sft), "a checkpoint", 30)
+    medium_sft.workers()[0].send_signal(signal.SIGSTOP)
+    preempt(medium_sft, row["nodes"])
+    output = finish(medium_sft, driver, undisturbed_lock)
+    assert f"job {row['job']} was preempted" in output
+    assert "going on in a new job (restart 1 of 3)" in output
+    assert medium_sft.status()["attempts"] == 2
+
+
+@pytest.mark.slow
+def test_a_lost_node_with_requeue(medium_sft: Any, undisturbed_lock: str) -> None:
+    driver = start(medium_sft)
+    row = medium_sft.training()
+    medium_sft.cluster.kill_node(row["nodes"])
+    finish(medium_sft, driver, undisturbed_lock)
+    after = medium_sft.status()
+    assert (after["attempts"], after["restarts"]) == (1, 1)
+    assert after["nodes"] != row["nodes"]
+
+
+@pytest.mark.slow
+def test_a_time_limit_is_survived_by_going_on(slurm_clone: Any) -> None:
+    """Two minutes are Slurm's shortest with a warning; the second life finishes the work."""
+    slurm_clone.set_params(sft__epochs=20_000)
+    slurm_clone.set_profile(sft={"time_minutes": 2, "signal_lead_seconds": 5})
+    driver = start(slurm_clone)
+    row = slurm_clone.training()
+    slurm_clone.until(lambda: slurm_clone.status()["restarts"] == 1, "a second life", 180)
+    second = slurm_clone.training()
+    assert second["job"] == row["job"]
+    resumed = slurm_clone.steps()
+    assert resumed == list(range(1, len(resumed) + 1))
+    assert checkpoints(slurm_clone), "saved before the limit"
+    os.killpg(driver.pid, signal.SIGTERM)
+    driver.communicate(timeout=60)
+
+
+def test_the_warning_reaches_the_worker_and_not_its_helpers(
+    medium_sft: Any, undisturbed_lock: str
+) -> None:
+    """A helper that a stage has started must live to help it save."""
+    code = medium_sft.root / "stages/sft.py"
+    line = "    params = config.sft\n"
+    helper = (
+        "    import subprocess, time\n"
+        "    helper = subprocess.Popen(['sleep', '300'])\n"
+        "    stop = ctx.request_stop\n"
+        "    def noted():\n"
+        "        time.sleep(1)\n"
+        f"        open('{medium_sft.root}/helper', 'a').write(f'{{helper.poll()}} ')\n"
+        "        stop()\n"
+        "    ctx.request_stop = noted\n"
+    )
+    code.write_text(code.read_text().replace(line, line + helper))
+    driver = start(medium_sft)
+    row = medium_sft.training()
+    medium_sft.cluster.run("scancel", "--signal=USR2", row["job"])
+    output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0, output
+    assert (medium_sft.root / "helper").read_text() == "None "
+    assert medium_sft.status()["restarts"] == 1
+    same = [line for line in medium_sft.lock().splitlines() if "policies/sft" in line]
+    assert same == [line for line in undisturbed_lock.splitlines() if "policies/sft" in line]
+
+
+def test_restarts_are_bounded(long_sft: Any) -> None:
+    long_sft.set_profile(requeues=1)
+    driver = start(long_sft)
+    row = long_sft.training()
+    long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
+    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
+    long_sft.training()
+    long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode != 0
+    assert "its profile allows no more restarts (requeues: 1)" in output
+    assert long_sft.status()["state"] == "failed"
+    assert long_sft.jobs() == []
+
+
+def test_a_finished_job_that_is_requeued_by_hand_does_nothing(slurm_clone: Any) -> None:
+    slurm_clone.run("dvc", "repro", "--single-item", "sft")
+    row, lock = slurm_clone.status(), slurm_clone.lock()
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "the job's end")
+    slurm_clone.cluster.run("scontrol", "requeue", row["job"])
+    logs = slurm_clone.root / ".lockstep/jobs/sft"
+    slurm_clone.until(lambda: slurm_clone.jobs(), "a second life")
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "its end")
+    assert slurm_clone.lock() == lock
+    assert slurm_clone.status()["state"] == "published"
+    assert not list(logs.glob("*/out*"))
