@@ -28,8 +28,9 @@ from slurm_conf import Layout, cgroup_conf, gres_conf, slurm_conf
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 DEFAULT_FOLDER = Path(__file__).resolve().parents[1] / ".slurm-dev"
-LONGEST_SOCKET = 100
-"""What a socket's path may have, less what munged puts behind it."""
+LONGEST_SOCKET = 107
+MAX_JOB, MAX_STEP = 67_043_328, 4_294_967_291
+"""The largest numbers that Slurm makes socket names of."""
 
 
 class ClusterError(Exception):
@@ -74,8 +75,15 @@ class Cluster:
         """Start what does not run; a cluster that does is left as it is."""
         _check_programs()
         address = _loopback_address()
-        if len(str(self.folder / "munge" / "socket")) > LONGEST_SOCKET:
-            raise ClusterError(f"{self.folder}: the path is too long for a socket; use --folder")
+        name = self.layout.names[0]
+        longest = f"{self.folder}/spool/{name}/{name}_{MAX_JOB}.{MAX_STEP}"
+        if len(longest) > LONGEST_SOCKET:
+            raise ClusterError(
+                f"{self.folder}: the path is {len(longest) - LONGEST_SOCKET} characters too long "
+                "for the sockets in it; choose a shorter one with --folder"
+            )
+        if not self._pid("slurmctld.pid", "slurmctld"):
+            _check_port(self.layout.port)
         self._write_files(address)
         self._start_munge()
         self.start_controller()
@@ -87,6 +95,9 @@ class Cluster:
         """End its jobs and stop its daemons; what it knows of jobs is kept for the next start."""
         if self._pid("slurmctld.pid", "slurmctld"):
             self.cancel_all()
+        else:
+            for name in self.layout.names:
+                self.kill_node(name)
         # The controller first: without nodes it would wait for them.
         for name in ("slurmctld.pid", *(f"slurmd.{node}.pid" for node in self.layout.names)):
             self._stop(name, name.split(".")[0])
@@ -175,9 +186,8 @@ class Cluster:
         for name in drained:
             self.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
         good = ("idle", "mix", "alloc", "comp")
-        return len(nodes) == self.layout.nodes and all(
-            s.rstrip("*") in good for s in nodes.values()
-        )
+        # `idle*` is a node that does not answer.
+        return len(nodes) == self.layout.nodes and all(state in good for state in nodes.values())
 
     def _start(self, *words: str) -> None:
         program = _find(words[0])
@@ -245,6 +255,15 @@ def _check_programs() -> None:
         )
 
 
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise ClusterError(f"port {port} is taken; choose another with --port") from None
+
+
 def _find(program: str) -> str:
     """Daemons lie where users do not look."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -275,7 +294,9 @@ def _last_lines(path: Path, count: int) -> list[str]:
 
 
 def install() -> None:
-    """Fetch the packages; needs root."""
+    """Fetch the packages."""
+    if os.getuid() != 0 or not shutil.which("apt-get"):
+        raise ClusterError(f"needs root and apt-get; the packages are {' '.join(PACKAGES)}")
     apt = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
     subprocess.run(["apt-get", "update", "-qq"], check=True)
     subprocess.run(apt, check=True, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
@@ -295,9 +316,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             install()
             return 0
         if chosen.command == "up":
-            known = (folder / "cluster.json").exists()
-            layout = Layout(folder, port=chosen.port, nodes=chosen.nodes, gpus=chosen.gpus)
-            cluster = Cluster.at(folder) if known else Cluster(layout)
+            cluster = Cluster(
+                Layout(folder, port=chosen.port, nodes=chosen.nodes, gpus=chosen.gpus)
+            )
+            if (folder / "cluster.json").exists() and Cluster.at(folder).layout != cluster.layout:
+                Cluster.at(folder).down()
             cluster.up()
             print(cluster.run("sinfo"))
             print(f"export SLURM_CONF={cluster.layout.conf}")

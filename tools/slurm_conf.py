@@ -85,6 +85,7 @@ PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 JobRequeue=1
 EnforcePartLimits=ALL
+DependencyParameters=kill_invalid_depend
 KillOnBadExit=1
 # A used number would name another job's files.
 FirstJobId={first_job}
@@ -107,7 +108,7 @@ NodeName={gpu_names} {node} Port=[{port}-{port + layout.gpu_nodes - 1}] Gres=gpu
     if layout.nodes > layout.gpu_nodes:
         lines += f"NodeName={layout.names[-1]} {node} Port={port + layout.nodes - 1}\n"
     partitions = {
-        "cpu": "Nodes=ALL Default=YES PriorityTier=5 PreemptMode=OFF",
+        "cpu": "Nodes=ALL Default=YES PriorityTier=1 PreemptMode=OFF",
         "gpu": f"Nodes={gpu_names} PriorityTier=10 PreemptMode=OFF",
         "urgent": f"Nodes={gpu_names} PriorityTier=20 PreemptMode=OFF",
         "spot": f"Nodes={gpu_names} PriorityTier=1 PreemptMode=REQUEUE GraceTime=10",

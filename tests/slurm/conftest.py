@@ -36,15 +36,22 @@ slurm_cluster = _load("slurm_cluster", ROOT / "tools/slurm_cluster.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    missing = [name for name in ("slurmctld", "slurmd", "munged") if not slurm_cluster._find(name)]
+    reason = _why_not()
     for item in items:
         if Path(item.path).parent == Path(__file__).parent:
             item.add_marker(pytest.mark.slurm)
-            if missing:
-                reason = (
-                    f"{', '.join(missing)} not installed: python tools/slurm_cluster.py install"
-                )
+            if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_not() -> str | None:
+    """What keeps a cluster from running here."""
+    try:
+        slurm_cluster._check_programs()
+        slurm_cluster._loopback_address()
+    except slurm_cluster.ClusterError as error:
+        return str(error)
+    return None
 
 
 @pytest.fixture(scope="session")
@@ -196,7 +203,7 @@ def long_sft(slurm_clone: SlurmClone) -> SlurmClone:
 @pytest.fixture
 def medium_sft(slurm_clone: SlurmClone) -> SlurmClone:
     """With an SFT stage of some ten seconds, to be disturbed and to end nevertheless."""
-    slurm_clone.set_params(sft__epochs=1500)
+    slurm_clone.set_params(sft__epochs=300)
     return slurm_clone
 
 
@@ -207,6 +214,6 @@ def undisturbed_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(prepared_root, root, symlinks=True)
     clone = clones.Clone(root)
     clone.without_tracking()
-    clone.set_params(sft__epochs=1500)
+    clone.set_params(sft__epochs=300)
     clone.run("dvc", "repro", "--single-item", "sft")
     return (root / "dvc.lock").read_text()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def failed(clone: Any, driver: Any, timeout: float = 60) -> str:
+def failed(driver: Any, timeout: float = 60) -> str:
     """The last words of a driver that must fail."""
     output: str
     output, _ = driver.communicate(timeout=timeout)
@@ -24,7 +24,7 @@ def test_an_exception_ends_with_its_traceback_and_no_second_try(slurm_clone: Any
     code = slurm_clone.root / "stages/sft.py"
     line = "    params = config.sft\n"
     code.write_text(code.read_text().replace(line, line + "    raise ValueError('row 17')\n"))
-    output = failed(slurm_clone, start(slurm_clone))
+    output = failed(start(slurm_clone))
     assert "sft: failed: ValueError: row 17" in output
     assert "| ValueError: row 17" in output, "the traceback"
     assert "mend the cause and run the same command again" in output
@@ -36,7 +36,7 @@ def test_kill_9_of_the_worker_names_rank_and_node(long_sft: Any) -> None:
     long_sft.training()
     killed = time.monotonic()
     long_sft.workers()[0].kill()
-    output = failed(long_sft, driver)
+    output = failed(driver)
     assert time.monotonic() - killed < 20
     assert "rank 0 on 127.0.0.1" in output
     assert "Killed" in output
@@ -51,7 +51,7 @@ def test_out_of_memory_is_named(long_sft: Any) -> None:
     line = "    params = config.sft\n"
     hoard = "    import time; hoard = bytearray(2 * 10**9); time.sleep(60)\n"
     code.write_text(code.read_text().replace(line, line + hoard))
-    output = failed(long_sft, start(long_sft))
+    output = failed(start(long_sft))
     assert "ran out of memory" in output
     assert "raise `memory`" in output
 
@@ -60,7 +60,7 @@ def test_scancel_is_taken_for_what_it_is(long_sft: Any) -> None:
     driver = start(long_sft)
     row = long_sft.training()
     long_sft.cluster.run("scancel", row["job"])
-    output = failed(long_sft, driver)
+    output = failed(driver)
     assert f"job {row['job']} was cancelled, not by this command" in output
     assert long_sft.status()["state"] == "cancelled"
     assert long_sft.jobs() == []
@@ -71,7 +71,7 @@ def test_a_lost_node_is_named_where_no_restart_is_allowed(long_sft: Any) -> None
     driver = start(long_sft)
     row = long_sft.training()
     long_sft.cluster.kill_node(row["nodes"])
-    output = failed(long_sft, driver, timeout=90)
+    output = failed(driver, timeout=90)
     assert f"lost its node on {row['nodes']}" in output
 
 
