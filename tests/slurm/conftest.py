@@ -91,6 +91,31 @@ def free_ports(count: int = 20) -> int:
     pytest.fail("no free ports")
 
 
+COUNTING_STAGE = """
+import time
+
+from stages.context import Stopped
+
+
+def run(config, inputs, out, ctx):
+    params = config.sft
+    state = ctx.scratch / "checkpoint-1"
+    done = int(state.read_text()) if state.exists() else 0
+    ctx.resume_at(done)
+    for step in range(done, params.epochs):
+        if ctx.should_stop():
+            state.write_text(str(step))
+            raise Stopped(f"stopped after step {step}")
+        time.sleep(0.05)
+        ctx.log(step + 1, {"loss": 1.0})
+        ctx.progress(step + 1, params.epochs, loss=1.0)
+    for path in out.values():
+        path.mkdir()
+        (path / "done").write_text("done")
+    return {"loss": 1.0}
+"""
+
+
 class SlurmClone(clones.Clone):
     """A clone whose stages run on the test's cluster, and what one looks at in it."""
 
@@ -195,8 +220,14 @@ def slurm_clone(prepared_root: Path, tmp_path: Path, cluster: Any) -> Iterator[S
 
 @pytest.fixture
 def long_sft(slurm_clone: SlurmClone) -> SlurmClone:
-    """With an SFT stage that trains for long enough to be caught at it."""
+    """With an SFT stage that is at work for long enough to be caught at it.
+
+    It counts instead of training, because the real one takes ten seconds to import its libraries.
+    The tests that look at bytes use the real one.
+    """
     slurm_clone.set_params(sft__epochs=20_000)
+    (slurm_clone.root / "stages/sft.py").write_text(COUNTING_STAGE)
+    slurm_clone.commit("counts")
     return slurm_clone
 
 

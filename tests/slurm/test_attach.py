@@ -108,10 +108,6 @@ def test_ctrl_c_twice_leaves_the_job_running(long_sft: Any, command: tuple[str, 
     assert "detached" in output
     assert row["job"] in long_sft.jobs()
     assert long_sft.status()["state"] == "running"
-    again = long_sft.start(*command)
-    long_sft.until(lambda: long_sft.run("lockstep", "cancel", "sft", check=False), "cancelled")
-    output, _ = again.communicate(timeout=60)
-    assert row["job"] not in long_sft.jobs()
 
 
 def test_a_closed_terminal_leaves_the_job_running(long_sft: Any) -> None:
@@ -141,12 +137,9 @@ def test_a_cancelled_job_is_never_waited_for_again(long_sft: Any) -> None:
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     row = long_sft.training()
     long_sft.workers()[0].send_signal(signal.SIGSTOP)
-    long_sft.cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=60")
     canceller = long_sft.start("lockstep", "cancel", "sft")
     long_sft.until_state("cancelled")
     driver.communicate(timeout=60)
-    long_sft.set_params(sft__epochs=2)
-    long_sft.set_params(sft__epochs=20_000)
     again = long_sft.start("dvc", "repro", "--single-item", "sft")
     second = long_sft.until(
         lambda: (r := long_sft.status())["attempts"] == 2 and r["job"] and r, "a second attempt"
