@@ -64,10 +64,9 @@ def find_seat(
     task, tasks = int(environment["SLURM_PROCID"]), int(environment["SLURM_NTASKS"])
     local_rank = int(environment["SLURM_LOCALID"])
     restart = int(environment.get("SLURM_RESTART_COUNT", 0))
-    job = environment["SLURM_JOB_ID"]
     array = environment.get("SLURM_ARRAY_JOB_ID")
-    name = f"{array}_{environment['SLURM_ARRAY_TASK_ID']}" if array else job
-    seat = Seat(local_rank=local_rank, restart=restart, job=job, log=f"{name}_{task}_log")
+    job = f"{array}_{environment['SLURM_ARRAY_TASK_ID']}" if array else environment["SLURM_JOB_ID"]
+    seat = Seat(local_rank=local_rank, restart=restart, job=job, log=f"{job}_{task}_log")
     if processes is Processes.TOGETHER:
         return replace(seat, rank=task, world=tasks)
     if processes is Processes.SHARDS:

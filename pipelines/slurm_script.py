@@ -17,7 +17,7 @@ from pipelines.profiles import Resources
 
 COMMENT_PREFIX = "lockstep:"
 REQUEUE_MARK = "requeue."
-"""A file of the attempt; the job's number follows."""
+"""A file of the attempt; the job's number follows, `7` or `7_0`."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,16 @@ def _before(batch: Batch) -> list[str]:
 
 
 def _after(batch: Batch) -> list[str]:
-    mark = f"{shlex.quote(str(batch.folder))}/{REQUEUE_MARK}$SLURM_JOB_ID"
+    mark = f"{shlex.quote(str(batch.folder))}/{REQUEUE_MARK}$job"
     return [
         "status=$?",
+        # SLURM_JOB_ID alone would stand for the whole array in one of its tasks.
+        "job=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}",
         f"if [ -e {mark} ]; then",
         f"  rm -f {mark}",
         # A job that was cancelled is no longer RUNNING, and must not come back.
-        '  if [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then',
-        '    scontrol requeue "$SLURM_JOB_ID" && sleep 120',
+        '  if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then',
+        '    scontrol requeue "$job" && sleep 120',
         "  fi",
         "  exit 1",
         "fi",

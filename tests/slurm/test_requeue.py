@@ -59,20 +59,25 @@ def test_preemption_with_cancel(medium_sft: Any, undisturbed_lock: str) -> None:
 
 
 @pytest.mark.slow
-def test_preemption_of_a_worker_that_does_not_listen(
-    medium_sft: Any, undisturbed_lock: str
-) -> None:
-    """It is killed at the end of its grace, and the job goes on from the last checkpoint."""
-    medium_sft.set_profile(partition="spot-cancel", checkpoint_seconds=0.5)
-    driver = start(medium_sft)
-    row = medium_sft.training()
-    medium_sft.until(lambda: checkpoints(medium_sft), "a checkpoint", 30)
-    medium_sft.workers()[0].send_signal(signal.SIGSTOP)
-    preempt(medium_sft, row["nodes"])
-    output = finish(medium_sft, driver, undisturbed_lock)
+def test_preemption_of_a_worker_that_does_not_listen(long_sft: Any) -> None:
+    """It is killed at the end of its grace, and a new job goes on from the last checkpoint."""
+    long_sft.set_profile(partition="spot-cancel")
+    code = long_sft.root / "stages/sft.py"
+    deaf = "        state.write_text(str(step))\n        if False:\n"
+    code.write_text(code.read_text().replace("        if ctx.should_stop():\n", deaf))
+    driver = start(long_sft)
+    row = long_sft.training()
+    preempt(long_sft, row["nodes"])
+    again = long_sft.until(
+        lambda: (r := long_sft.status())["attempts"] == 2 and r["progress"] and r, "going on", 90
+    )
+    assert (again["restarts"], again["job"] != row["job"]) == (1, True)
+    steps = long_sft.steps()
+    assert steps == list(range(1, len(steps) + 1)), "each step once"
+    os.killpg(driver.pid, signal.SIGTERM)
+    output, _ = driver.communicate(timeout=60)
     assert f"job {row['job']} was preempted" in output
     assert "going on in a new job (restart 1 of 3)" in output
-    assert medium_sft.status()["attempts"] == 2
 
 
 @pytest.mark.slow
