@@ -91,6 +91,8 @@ def free_ports(count: int = 20) -> int:
     pytest.fail("no free ports")
 
 
+MEDIUM = 200
+"""Epochs of an SFT stage of some seconds."""
 COUNTING_STAGE = """
 import time
 
@@ -192,6 +194,15 @@ class SlurmClone(clones.Clone):
         return self.cluster.run("squeue", "-h", "-o", "%i").split()
 
 
+def on_slurm(root: Path, cluster: Any) -> SlurmClone:
+    """The clone at `root`, its jobs going to the cluster and nothing to MLflow."""
+    clone = SlurmClone(root)
+    clone.cluster = cluster
+    clone.without_tracking()
+    clone.variables |= {**cluster.environment, "LOCKSTEP_PROFILE": "slurm-dev"}
+    return clone
+
+
 @pytest.fixture(scope="session")
 def prepared_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny clone whose data is prepared, without Slurm. Read it, do not change it."""
@@ -204,15 +215,23 @@ def prepared_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="session")
+def pipeline_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """dvc.lock after the whole tiny pipeline, run on this machine."""
+    root = tmp_path_factory.mktemp("pipeline") / "clone"
+    shutil.copytree(prepared_root, root, symlinks=True)
+    clone = clones.Clone(root)
+    clone.without_tracking()
+    clone.run("lockstep", "run")
+    return (root / "dvc.lock").read_text()
+
+
 @pytest.fixture
 def slurm_clone(prepared_root: Path, tmp_path: Path, cluster: Any) -> Iterator[SlurmClone]:
     """A copy of it whose jobs go to the cluster."""
     root = tmp_path / "clone"
     shutil.copytree(prepared_root, root, symlinks=True)
-    clone = SlurmClone(root)
-    clone.cluster = cluster
-    clone.without_tracking()
-    clone.variables |= {**cluster.environment, "LOCKSTEP_PROFILE": "slurm-dev"}
+    clone = on_slurm(root, cluster)
     yield clone
     for process in clone.processes():
         process.kill()
@@ -234,7 +253,7 @@ def long_sft(slurm_clone: SlurmClone) -> SlurmClone:
 @pytest.fixture
 def medium_sft(slurm_clone: SlurmClone) -> SlurmClone:
     """With an SFT stage of some ten seconds, to be disturbed and to end nevertheless."""
-    slurm_clone.set_params(sft__epochs=300)
+    slurm_clone.set_params(sft__epochs=MEDIUM)
     return slurm_clone
 
 
@@ -245,6 +264,6 @@ def undisturbed_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(prepared_root, root, symlinks=True)
     clone = clones.Clone(root)
     clone.without_tracking()
-    clone.set_params(sft__epochs=300)
+    clone.set_params(sft__epochs=MEDIUM)
     clone.run("dvc", "repro", "--single-item", "sft")
     return (root / "dvc.lock").read_text()

@@ -1,8 +1,9 @@
 """Stages of several processes, across nodes: they find one another, agree, and name who is lost."""
 
 import json
-import os
+import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,70 +13,85 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
+RANKS = {
+    "partition": "gpu",
+    "collective_seconds": 8,
+    "sft": {"nodes": 2, "tasks_per_node": 1, "gpus_per_node": 1},
+}
+"""Two ranks on two nodes, each with a GPU of its own (that nobody uses)."""
+
+
 @pytest.fixture
 def two_nodes(medium_sft: Any) -> Any:
-    """SFT as four ranks on two nodes, each with a GPU of its own (that nobody uses)."""
-    medium_sft.set_profile(
-        partition="gpu",
-        sft={"nodes": 2, "tasks_per_node": 2, "gpus_per_node": 2, "memory": "1800M"},
-        collective_seconds=8,
-    )
+    medium_sft.set_profile(**RANKS)
     return medium_sft
+
+
+@pytest.fixture(scope="module")
+def undisturbed(prepared_root: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same, left in peace."""
+    clones = sys.modules["tests.slurm.conftest"]
+    root = tmp_path_factory.mktemp("ranks") / "clone"
+    shutil.copytree(prepared_root, root, symlinks=True)
+    clone = clones.on_slurm(root, cluster)
+    clone.set_params(sft__epochs=clones.MEDIUM)
+    clone.set_profile(**RANKS)
+    clone.run("dvc", "repro", "--single-item", "sft")
+    return clone
 
 
 def start(clone: Any) -> Any:
     return clone.start("dvc", "repro", "--single-item", "sft")
 
 
-def life(clone: Any, restart: int = 0) -> Path:
-    attempt = next(clone.root.glob(".lockstep/jobs/sft/*/attempts/001"))
-    return attempt / "lives" / f"{restart:03}"
-
-
-def test_ranks_train_together_and_stop_together(two_nodes: Any) -> None:
-    """The warning makes all ranks stop at one step; what comes out is that of an undisturbed run."""
-    two_nodes.run("dvc", "repro", "--single-item", "sft")
-    undisturbed = two_nodes.lock()
-    attempt = next(two_nodes.root.glob(".lockstep/jobs/sft/*/attempts/001"))
+def test_ranks_find_one_another_across_nodes(undisturbed: Any) -> None:
+    attempt = next(undisturbed.root.glob(".lockstep/jobs/sft/*/attempts/001"))
     words = [json.loads(path.read_text()) for path in sorted((attempt / "tasks").iterdir())]
-    assert [word["rank"] for word in words] == [0, 1, 2, 3]
-    assert two_nodes.status()["gpus"] == 4
-    where = json.loads((life(two_nodes) / "rendezvous.json").read_text())
-    assert where["address"].startswith("127.0.0.1")
-    driver = two_nodes.start("dvc", "repro", "--force", "--single-item", "sft")
-    two_nodes.until(lambda: len(list(two_nodes.root.glob(".lockstep/jobs/sft/*"))) == 2, "again")
+    assert [word["rank"] for word in words] == [0, 1]
+    assert [word["state"] for word in words] == ["completed", "done"]
+    where = json.loads((attempt / "lives/000/rendezvous.json").read_text())
+    assert where["address"] == "127.0.0.11"
+    row = undisturbed.status()
+    assert (row["gpus"], row["nodes"]) == (2, "127.0.0.[11-12]")
+    assert len(undisturbed.steps()) == len(set(undisturbed.steps())), "one rank speaks for all"
+
+
+def test_all_ranks_stop_at_one_step_and_go_on_to_the_same_bytes(
+    two_nodes: Any, undisturbed: Any
+) -> None:
+    driver = start(two_nodes)
     row = two_nodes.training()
     two_nodes.cluster.run("scancel", "--signal=USR2", row["job"])
     output, _ = driver.communicate(timeout=180)
     assert driver.returncode == 0, output
     assert two_nodes.status()["restarts"] == 1
-    assert two_nodes.lock() == undisturbed
+    assert two_nodes.lock() == undisturbed.lock()
 
 
 def test_a_killed_rank_is_named_and_takes_the_job_along(two_nodes: Any) -> None:
     driver = start(two_nodes)
     two_nodes.training()
     workers = two_nodes.workers()
-    assert len(workers) == 4
+    assert len(workers) == 2
     killed = time.monotonic()
-    workers[2].kill()
+    workers[1].kill()
     output, _ = driver.communicate(timeout=60)
     assert time.monotonic() - killed < 30
     assert driver.returncode != 0
-    assert "rank 2 on 127.0.0.12: Killed" in output
+    assert "rank 1 on 127.0.0.12: Killed" in output
     assert not two_nodes.workers()
 
 
 def test_a_rank_that_hangs_is_named_within_the_time_allowed(two_nodes: Any) -> None:
     driver = start(two_nodes)
     two_nodes.training()
-    stuck = two_nodes.workers()[3]
+    stuck = two_nodes.workers()[1]
     stuck.send_signal(signal.SIGSTOP)
     since = time.monotonic()
     output, _ = driver.communicate(timeout=90)
     assert driver.returncode != 0
     assert time.monotonic() - since < 8 + 30
-    assert "rank 3 on" in output
+    assert "rank 1 on" in output
     assert "has not come to step" in output
 
 
@@ -85,22 +101,17 @@ def test_an_exception_of_one_rank_is_the_one_that_is_shown(two_nodes: Any) -> No
     trap = "    if ctx.rank == 1:\n        raise ValueError('a bad shard of data')\n"
     code.write_text(code.read_text().replace(line, line + trap))
     output = two_nodes.run("dvc", "repro", "--single-item", "sft", check=False).stdout
-    assert "rank 1 of 4 on" in output
+    assert "rank 1 of 2 on" in output
     assert "ValueError: a bad shard of data" in output
     assert two_nodes.status()["state"] == "failed"
 
 
-def test_a_node_lost_under_some_of_the_ranks(two_nodes: Any) -> None:
+def test_a_node_lost_under_some_of_the_ranks(two_nodes: Any, undisturbed: Any) -> None:
     """Slurm requeues the job; the ranks that lost their peers must not end it for good."""
-    two_nodes.run("dvc", "repro", "--single-item", "sft")
-    undisturbed = two_nodes.lock()
-    driver = two_nodes.start("dvc", "repro", "--force", "--single-item", "sft")
-    two_nodes.until(lambda: len(list(two_nodes.root.glob(".lockstep/jobs/sft/*"))) == 2, "again")
+    driver = start(two_nodes)
     two_nodes.training()
     two_nodes.cluster.kill_node("127.0.0.12")
     output, _ = driver.communicate(timeout=180)
-    if driver.poll() is None:
-        os.killpg(driver.pid, signal.SIGTERM)
     assert driver.returncode == 0, output
-    assert two_nodes.lock() == undisturbed
+    assert two_nodes.lock() == undisturbed.lock()
     assert two_nodes.status()["restarts"] >= 1

@@ -1,0 +1,131 @@
+"""Nobody on the login node: the whole plan in the queue, and its results recorded afterwards."""
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+
+def states(clone: Any) -> dict[str, str]:
+    rows = json.loads(clone.run("lockstep", "status", "--json").stdout)
+    return {row["stage"]: row["state"] for row in rows}
+
+
+@pytest.mark.slow
+def test_a_chain_runs_by_itself_and_records_the_same_bytes(
+    slurm_clone: Any, pipeline_lock: str
+) -> None:
+    output = slurm_clone.run("lockstep", "run", "--chain").stdout
+    assert "8 stages in the queue" in output
+    waiting = states(slurm_clone)
+    assert waiting["report"] == "queued"
+    # What is edited now is none of the chain's business.
+    slurm_clone.set_params(sft__learning_rate=0.123)
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain", 240)
+    assert "queued" not in states(slurm_clone).values()
+    slurm_clone.run("git", "checkout", "-q", "params.yaml")
+    output = slurm_clone.run("lockstep", "record").stdout
+    assert "9 of 9 stages are up to date" in output
+    assert slurm_clone.lock() == pipeline_lock
+
+
+@pytest.mark.slow
+def test_the_last_job_records_what_the_chain_made(slurm_clone: Any) -> None:
+    slurm_clone.run("lockstep", "run", "--chain", "sft")
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain", 120)
+    assert "sft:" in slurm_clone.lock()
+    assert slurm_clone.status()["state"] == "published"
+    assert "nothing to do" in slurm_clone.run("lockstep", "run", "sft").stdout
+
+
+def test_a_failed_link_takes_those_after_it_out_of_the_queue(slurm_clone: Any) -> None:
+    code = slurm_clone.root / "stages/sft.py"
+    line = "    params = config.sft\n"
+    code.write_text(code.read_text().replace(line, line + "    raise ValueError('broken')\n"))
+    slurm_clone.run("lockstep", "run", "--chain", "rollout@iter_001")
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "nothing pends for ever", 60)
+    after = states(slurm_clone)
+    assert after["sft"] == "failed"
+    assert after["rollout@iter_001"] in ("-", "cancelled")
+    assert "ValueError: broken" in slurm_clone.run("lockstep", "logs", "sft").stdout
+    done = slurm_clone.run("lockstep", "run", "sft", check=False)
+    assert "ValueError: broken" in done.stdout, "the next command goes on from there"
+
+
+def test_a_command_waits_for_a_stage_that_a_chain_has_in_the_queue(slurm_clone: Any) -> None:
+    cluster = slurm_clone.cluster
+    for name in cluster.layout.names:
+        cluster.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
+    slurm_clone.run("lockstep", "run", "--chain", "sft")
+    again = slurm_clone.run("lockstep", "run", "--chain", "sft", check=False)
+    assert "a chain already waits in the queue, with sft" in again.stdout
+    driver = slurm_clone.start("dvc", "repro", "--single-item", "sft")
+    slurm_clone.until(
+        lambda: slurm_clone.processes() and driver.poll() is None, "a driver that waits"
+    )
+    cluster.up()
+    output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0, output
+    assert "of chain" in output
+    assert slurm_clone.status()["attempts"] == 1
+
+
+def test_cancel_takes_dependents_along(slurm_clone: Any) -> None:
+    slurm_clone.run("lockstep", "run", "--chain", "rollout@iter_001")
+    output = slurm_clone.run("lockstep", "cancel", "sft").stdout
+    assert "sft: cancelled job" in output
+    assert "rollout@iter_001: cancelled job" in output
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "an empty queue", 60)
+
+
+def test_chains_need_slurm(slurm_clone: Any) -> None:
+    done = slurm_clone.run("lockstep", "run", "--chain", LOCKSTEP_PROFILE="local", check=False)
+    assert done.returncode == 2
+    assert "--chain needs Slurm" in done.stdout
+
+
+def test_status_shows_all_that_slurm_users_look_for(long_sft: Any) -> None:
+    long_sft.set_profile(partition="gpu", gpus_per_node=1)
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
+    row = long_sft.training()
+    shown = long_sft.run("lockstep", "status").stdout
+    line = next(line for line in shown.splitlines() if line.startswith("sft "))
+    for part in ("running", "of 30 min 00 s", row["nodes"], row["job"], "loss 1"):
+        assert part in line
+    assert f"sft: log {row['log']}" in shown
+    assert row["gpus"] == 1
+    assert row["limit"] == 1800
+    os.killpg(driver.pid, signal.SIGTERM)
+    driver.communicate(timeout=60)
+
+
+def test_orphans_are_listed_and_ended(long_sft: Any) -> None:
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
+    first = long_sft.training()
+    os.killpg(driver.pid, signal.SIGHUP)
+    driver.communicate(timeout=30)
+    assert "no live job is unwanted" in long_sft.run("lockstep", "status", "--orphans").stdout
+    long_sft.set_params(sft__epochs=19_999)
+    long_sft.run("lockstep", "run", "--detach", "sft")
+    shown = long_sft.run("lockstep", "status", "--orphans", "--json").stdout
+    assert [orphan["job"] for orphan in json.loads(shown)] == [first["job"]]
+    long_sft.run("lockstep", "cancel", "--orphans")
+    long_sft.until(lambda: first["job"] not in long_sft.jobs(), "the orphan's end", 30)
+    assert long_sft.status()["state"] in ("queued", "starting", "running"), "the other goes on"
+
+
+def test_logs_follow_across_attempts(long_sft: Any) -> None:
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
+    row = long_sft.training()
+    follower = long_sft.start("lockstep", "logs", "-f", "sft")
+    long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
+    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
+    long_sft.until(lambda: long_sft.status()["progress"], "at work")
+    os.killpg(driver.pid, signal.SIGTERM)
+    driver.communicate(timeout=60)
+    output, _ = follower.communicate(timeout=30)
+    assert "attempt 1, on" in output
+    assert "attempt 1, restart 1, on" in output
+    assert "stopped at a step boundary, to go on after a restart" in output

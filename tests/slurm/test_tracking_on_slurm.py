@@ -1,0 +1,29 @@
+"""MLflow and Prefect see a job that Slurm restarts as one run, and end it when they are told to."""
+
+import sqlite3
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_requeued_job_is_one_run_with_each_step_once(medium_sft: Any) -> None:
+    del medium_sft.variables["LOCKSTEP_TRACKING"]
+    driver = medium_sft.start("lockstep", "run", "sft")
+    row = medium_sft.training()
+    medium_sft.cluster.run("scancel", "--signal=USR2", row["job"])
+    output, _ = driver.communicate(timeout=180)
+    assert driver.returncode == 0, output
+    assert medium_sft.status()["restarts"] == 1
+    medium_sft.run("lockstep", "sync")
+    with sqlite3.connect(medium_sft.root / ".lockstep/mlflow.db") as database:
+        runs = database.execute(
+            "select run_uuid from tags where key = 'lockstep.stage' and value = 'sft'"
+        ).fetchall()
+        assert len(runs) == 1
+        steps = database.execute(
+            "select step from metrics where run_uuid = ? and key = 'loss'", runs[0]
+        ).fetchall()
+    logged = [step for (step,) in steps if step]
+    assert sorted(logged) == medium_sft.steps()
