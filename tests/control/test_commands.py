@@ -21,11 +21,26 @@ def test_the_references_are_in_step_with_the_fields() -> None:
     assert (ROOT / "docs/profiles.md").read_text() == profiles_reference(), remedy
 
 
+COMMANDS = (
+    "plan",
+    "run",
+    "stage",
+    "status",
+    "cancel",
+    "record",
+    "logs",
+    "sync",
+    "up",
+    "down",
+    "doctor",
+)
+
+
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     overview = capsys.readouterr().out
-    for command in ("plan", "run", "stage", "status", "logs", "sync", "up", "down", "doctor"):
+    for command in COMMANDS:
         assert f"\n    {command} " in overview
         with pytest.raises(SystemExit):
             main([command, "--help"])
@@ -83,10 +98,13 @@ def test_dry_run_of_a_stage_prints_a_script_that_can_be_submitted(clone: Any) ->
     assert "#SBATCH --job-name=lockstep-sft" in script
 
 
-def test_the_slurm_profile_does_not_pretend_to_run(clone: Any) -> None:
-    done = clone.run("lockstep", "stage", "prepare", "--profile", "slurm", check=False)
+def test_without_slurm_a_slurm_profile_says_what_to_do(clone: Any) -> None:
+    only_python = clone.environment["PATH"].split(":")[0]
+    words = ("lockstep", "stage", "prepare", "--profile", "slurm")
+    done = clone.run(*words, check=False, PATH=only_python)
     assert done.returncode == 2
-    assert "use --dry-run" in done.stdout
+    assert "there is no sbatch on this machine" in done.stdout
+    assert "`--dry-run` shows the job scripts anywhere" in done.stdout
 
 
 def test_experiments_in_a_folder_of_their_own_share_the_outer_clones_state(tmp_path: Path) -> None:
