@@ -1,12 +1,12 @@
 """`lockstep cancel`: end live jobs, and those that wait for them."""
 
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 from pipelines.console import Console
 from pipelines.errors import LockstepError
 from pipelines.executors import make_executor
+from pipelines.ledger import Attempt, Ledger
 from pipelines.orphans import find_orphans, live_attempts
 from pipelines.params import load_params
 from pipelines.profiles import ExecutorKind
@@ -20,21 +20,25 @@ from stages.contracts.params import Params
 def cancel(repository: Repository, stages: list[str], console: Console) -> None:
     """End the jobs of these stages (of all without any) and of every stage that needs theirs."""
     Scheduler(repository).look(now=True)
-    live = live_attempts(repository)
+    live = {**_dying(repository), **live_attempts(repository)}
     wanted = _with_dependents(load_params(repository.root), stages) if stages else set(live)
     unknown = [stage for stage in stages if stage not in live]
     if unknown:
         running = ", ".join(live) or "none"
         raise LockstepError(f"no live job of {', '.join(unknown)}; live jobs: {running}")
-    # From the end of the graph: nothing may start because something before it has ended.
     chosen = [(stage, attempt) for stage, attempt in live.items() if stage in wanted]
     for _, attempt in chosen:
         attempt.mark_cancelled()
-    executors = lru_cache(lambda kind: make_executor(ExecutorKind(kind), repository))
-    for stage, attempt in reversed(chosen):
-        job = (attempt.launch or {}).get("job", "?")
-        executors((attempt.launch or {})["executor"]).cancel(attempt)
-        console.line(f"{stage}: cancelled job {job}")
+    # From the end of the graph: nothing may start because something before it has ended.
+    left = [
+        f"{stage}, job {job}"
+        for stage, attempt in reversed(chosen)
+        if not _cancel(repository, stage, attempt, console) and (job := _job(attempt))
+    ]
+    if left:
+        raise LockstepError(
+            f"Slurm has not ended {'; '.join(left)} yet: run the same command again, or see squeue"
+        )
     if not chosen:
         console.line("nothing to cancel: no job is live")
 
@@ -42,16 +46,39 @@ def cancel(repository: Repository, stages: list[str], console: Console) -> None:
 def cancel_orphans(repository: Repository, console: Console) -> None:
     """End the live jobs that no stage wants."""
     found = find_orphans(repository)
-    executors = lru_cache(lambda kind: make_executor(ExecutorKind(kind), repository))
     for orphan in found:
         if orphan.attempt is not None:
             orphan.attempt.mark_cancelled()
-            executors((orphan.attempt.launch or {})["executor"]).cancel(orphan.attempt)
+            _cancel(repository, orphan.what, orphan.attempt, console)
         else:
             cancel_jobs([orphan.job])
-        console.line(f"cancelled job {orphan.job} ({orphan.what})")
+            console.line(f"{orphan.what}: cancelled job {orphan.job}")
     if not found:
         console.line("no live job is unwanted")
+
+
+def _dying(repository: Repository) -> dict[str, Attempt]:
+    """Attempts that were cancelled when Slurm did not listen, so that their jobs may still run."""
+    return {
+        stage: attempts[-1]
+        for stage, entry in Ledger(repository.jobs).latest().items()
+        if (attempts := entry.attempts())
+        and attempts[-1].on_slurm
+        and attempts[-1].was_cancelled
+        and not (attempts[-1].scheduler or {}).get("ended")
+    }
+
+
+def _cancel(repository: Repository, what: str, attempt: Attempt, console: Console) -> bool:
+    kind = ExecutorKind((attempt.launch or {}).get("executor", ExecutorKind.LOCAL))
+    gone = make_executor(kind, repository).cancel(attempt)
+    if gone:
+        console.line(f"{what}: cancelled job {_job(attempt)}")
+    return gone
+
+
+def _job(attempt: Attempt) -> str:
+    return str((attempt.launch or {}).get("job", "?"))
 
 
 def _with_dependents(params: Params, stages: Iterable[str]) -> set[str]:

@@ -8,20 +8,22 @@ small job, or the next command of any kind, finds it there and has DVC record it
 import shutil
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
 from pipelines.console import Console
 from pipelines.errors import LockstepError
-from pipelines.executors import make_executor, slurm_batches, submit_batch
-from pipelines.link import LINK_FILE, waiting_links
+from pipelines.executors import just_wait, make_executor, submit_batch, submit_batches
+from pipelines.link import LINK_FILE
+from pipelines.orphans import RECORDER, live_attempts
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage
 from pipelines.profiles import ExecutorKind, Profile
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
-from pipelines.slurm_queue import cancel_jobs
+from pipelines.slurm_queue import SlurmSilent, cancel_jobs
 from pipelines.slurm_script import Batch
 from pipelines.snapshot import take_snapshot
 from pipelines.stage import describe_launch
@@ -42,14 +44,15 @@ def submit_chain(
             f"profile {profile_name} has `executor: {profile.executor}`; --chain needs Slurm"
         )
     make_executor(profile.executor, repository)
-    waiting = waiting_links(repository)
-    if waiting:
-        raise LockstepError(
-            f"a chain already waits in the queue, with {', '.join(waiting)}; "
-            "`lockstep status` shows it, `lockstep cancel` takes it out"
-        )
     params = load_params(repository.root)
     stale = [stage for stage in plan if stage.stale]
+    live = live_attempts(repository)
+    busy = [stage.address for stage in stale if stage.address in live]
+    if busy:
+        raise LockstepError(
+            f"jobs of {', '.join(busy)} are live already, and would be joined by second ones; "
+            "`lockstep status` shows them, `lockstep cancel` ends them, `lockstep run` waits"
+        )
     chain = _lay_out(repository, params, {stage.address for stage in stale})
     code = take_snapshot(repository)
     jobs: dict[str, list[str]] = {}
@@ -61,9 +64,11 @@ def submit_chain(
             numbers = ",".join(jobs[stage.address])
             console.line(f"{stage.address}: job {numbers}{_after(stage, jobs)}")
         recorder = _submit_recorder(repository, chain, profile, profile_name, code, jobs)
-    except LockstepError:
+    except BaseException:
         # Half a chain is of no use to anybody.
-        cancel_jobs([job for numbers in jobs.values() for job in numbers])
+        with suppress(SlurmSilent):
+            cancel_jobs([job for numbers in jobs.values() for job in numbers])
+        shutil.rmtree(chain)
         raise
     console.line(
         f"{len(stale)} stages in the queue; job {recorder} records what they make into DVC, and so "
@@ -115,14 +120,12 @@ def _write_link(
 
 
 def _submit(repository: Repository, folder: Path, after: list[str]) -> list[str]:
-    token = Scheduler(repository).register(folder)
     launch = atomic.load_json(folder / "launch.json")
-    jobs: list[str] = []
-    for batch in slurm_batches(folder.name, folder, token, launch, after):
-        jobs.append(submit_batch(batch, known=jobs))
-    submitted = {"job": ",".join(jobs), "jobs": jobs, "token": token}
+    submitted = submit_batches(
+        Scheduler(repository), folder.name, folder, launch, after=after, pause=just_wait
+    )
     atomic.write_json(folder / "launch.json", {**launch, **submitted})
-    return jobs
+    return list(submitted["jobs"])
 
 
 def _submit_recorder(
@@ -137,11 +140,19 @@ def _submit_recorder(
     folder = chain / "recorder"
     folder.mkdir()
     modest = profile.resources("report").model_copy(
-        update={"nodes": 1, "tasks_per_node": 1, "gpus_per_node": 0, "gres": None}
+        update={
+            "nodes": 1,
+            "tasks_per_node": 1,
+            "gpus_per_node": 0,
+            "gres": None,
+            # It needs DVC, as this command does, and nothing that a stage needs.
+            "python": None,
+            "container": None,
+        }
     )
     return submit_batch(
         Batch(
-            stage="record",
+            stage=RECORDER,
             folder=folder,
             resources=modest,
             token=Scheduler(repository).new_token(),
@@ -152,5 +163,6 @@ def _submit_recorder(
             module="pipelines",
             arguments=["record"],
             variables={"LOCKSTEP_TRACKING": "off", "LOCKSTEP_PROFILE": profile_name},
-        )
+        ),
+        pause=just_wait,
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -28,6 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     except LockstepError as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read has seen enough; nothing more must be written, not even at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         # A full or read-only disk, mostly: the message has the path, a traceback would hide it.
         print(f"lockstep: {error}", file=sys.stderr)

@@ -90,7 +90,7 @@ def _repository(repository: Repository) -> Iterator[Finding]:
     inside = (repository.root / ".git").exists()
     yield Finding("git clone", inside, str(repository.root), "run `git init`: DVC needs it")
     dvc = (repository.root / ".dvc").is_dir()
-    yield Finding("dvc", dvc, str(repository.root / ".dvc"), "run `dvc init`")
+    yield Finding("dvc folder", dvc, str(repository.root / ".dvc"), "run `dvc init`")
     python = shutil.which("python") or "not found"
     fine = Path(python).parent == Path(sys.executable).parent
     remedy = "for `dvc repro`, activate the environment: dvc.yaml calls `python`"

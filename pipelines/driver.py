@@ -14,7 +14,7 @@ from typing import Any
 from pipelines import atomic
 from pipelines.console import Console, describe_metrics, describe_progress, seconds
 from pipelines.errors import LockstepError
-from pipelines.executors import Executor
+from pipelines.executors import SUBMIT_AGAIN_S, Executor
 from pipelines.invocation import Invocation, dvc_ancestor
 from pipelines.ledger import Attempt, Entry, State
 from pipelines.processes import process_lives
@@ -26,7 +26,7 @@ from pipelines.tracking import ship_all
 from pipelines.verdict import Verdict, tail, verdict_on
 from pipelines.wishes import Wish, wish_of
 
-POLL_S = 0.1
+POLL_S, SLURM_POLL_S = 0.1, 0.3
 SHIP_TIMEOUT_S = 15.0
 SECOND_THOUGHTS_S = 4.0
 """How long after Ctrl-C a second one still saves the job."""
@@ -63,7 +63,7 @@ class Driver:
             elif self.entry.state() in (State.COMPLETED, State.PUBLISHED):
                 self._say("found finished; `lockstep record` has DVC record it")
             else:
-                self._submit(0)
+                self._submit(0, Interrupts())
 
     def run(self) -> None:
         """Publish the entry's outputs, or raise with what went wrong and what to do."""
@@ -91,7 +91,7 @@ class Driver:
                 attempt = self.entry.attempts()[-1]
                 self._say(f"its job still runs; waiting for it (log: {attempt.folder})")
             else:
-                attempt = self._submit(restarts)
+                attempt = self._submit(restarts, interrupts)
             self._wait(attempt, interrupts)
             if self.entry.state() is State.COMPLETED:
                 return
@@ -102,7 +102,7 @@ class Driver:
                 self._give_up(attempt, verdict)
             self._say(f"{verdict.what}; going on in a new job (restart {restarts} of {most})")
 
-    def _submit(self, restarts: int) -> Attempt:
+    def _submit(self, restarts: int, interrupts: "Interrupts") -> Attempt:
         """The worker reads launch.json, so it comes before the job; the job's id comes after."""
         for earlier in self.entry.attempts():
             self._see_gone(earlier)
@@ -112,7 +112,19 @@ class Driver:
         launch |= shares(self.entry, launch)
         atomic.write_json(attempt.folder / "launch.json", launch)
         executor = self._executor(attempt)
-        submitted = executor.submit(attempt)
+
+        def pause(said: str) -> None:
+            self._say_once("trouble", said, "Slurm does not take the job yet ({}); trying again")
+            self._heed(attempt, interrupts)
+            time.sleep(SUBMIT_AGAIN_S)
+
+        try:
+            submitted = executor.submit(attempt, pause)
+        except (LockstepError, Cancelled) as error:
+            ended = State.CANCELLED if isinstance(error, (Cancelled, Detached)) else State.FAILED
+            word = {"state": ended, "error": str(error), "retryable": False}
+            atomic.write_json(attempt.folder / "result.json", word)
+            raise LockstepError(str(error)) from None
         atomic.write_json(attempt.folder / "launch.json", {**launch, **submitted})
         job = f" as job {submitted['job']}" if executor.leaves_jobs else ""
         what = f"submitted to {launch['profile']}{again}{job}"
@@ -122,8 +134,13 @@ class Driver:
     def _see_gone(self, earlier: Attempt) -> None:
         """Two jobs must not work at one stage: end what is left of an attempt given up."""
         if earlier.on_slurm and earlier.jobs and not (earlier.scheduler or {}).get("ended"):
-            self._say(f"waiting for the end of job {','.join(earlier.jobs)}, which was given up")
-            self._executor(earlier).cancel(earlier)
+            jobs = ",".join(earlier.jobs)
+            self._say(f"waiting for the end of job {jobs}, which was given up")
+            if not self._executor(earlier).cancel(earlier):
+                raise LockstepError(
+                    f"{self.entry.stage}: job {jobs} of an earlier attempt does not end, and two "
+                    "jobs must not work at one stage; see `squeue` and run the same command later"
+                )
 
     def _wait(self, attempt: Attempt, interrupts: "Interrupts") -> None:
         """Until the job has ended, or its end is asked for, or nobody is left to wait for it."""
@@ -140,7 +157,7 @@ class Driver:
                 self._say_changes(attempt, state, executor)
                 if self.console.is_terminal:
                     self._show_progress(attempt, state)
-                time.sleep(POLL_S)
+                time.sleep(SLURM_POLL_S if executor.leaves_jobs else POLL_S)
         except Cancelled as reason:
             self._say(f"{reason}; cancelling job {_job(attempt)}")
             self._cancel(attempt)
@@ -185,7 +202,8 @@ class Driver:
 
     def _cancel(self, attempt: Attempt) -> None:
         attempt.mark_cancelled()
-        self._executor(attempt).cancel(attempt)
+        if not self._executor(attempt).cancel(attempt):
+            self._say(f"Slurm has not ended job {_job(attempt)} yet: `lockstep cancel` tries again")
 
     def _verdict(self, attempt: Attempt) -> Verdict:
         state = self.entry.state()
@@ -223,6 +241,9 @@ class Driver:
             )
 
     def _state(self, *, now: bool = False) -> State:
+        if now:
+            # Somebody may have submitted by hand what a dry run has written down.
+            self.executors(self.launch["executor"]).look(now=True)
         attempts = self.entry.attempts()
         if attempts:
             self._executor(attempts[-1]).look(now=now)
@@ -244,12 +265,13 @@ class Driver:
         self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
         jobs = list((attempt.scheduler or {}).get("jobs", {}).values())
         reason = next((job["reason"] for job in jobs if job["reason"]), "")
+        restart = (attempt.worker or {}).get("restart", 0)
         if state is State.QUEUED and reason:
-            self._say_once("place", (attempt.restarts, reason), f"queued ({reason})")
+            self._say_once("place", (restart, reason), f"queued ({reason})")
         elif state is State.RUNNING:
             nodes = ", ".join(sorted({job["nodes"] for job in jobs if job["nodes"]}))
-            restarts = f", restart {attempt.restarts}" if attempt.restarts else ""
-            self._say_once("place", (attempt.restarts, "runs"), f"running on {nodes}{restarts}")
+            again = f", restart {restart}" if restart else ""
+            self._say_once("place", (restart, "runs"), f"running on {nodes}{again}")
 
     def _say_once(self, topic: str, value: Any, text: str) -> None:
         if value != self.said.get(topic):
@@ -285,15 +307,14 @@ def shares(entry: Entry, launch: dict[str, Any]) -> dict[str, Any]:
     count = launch["num_shards"]
     if count == 1:
         return {}
-    done: dict[int, int] = {}
-    tasks_of_one = launch["resources"]["nodes"] * launch["resources"]["tasks_per_node"]
-    for attempt in entry.attempts():
-        if (attempt.launch or {}).get("num_shards") == count:
-            for task in attempt.tasks:
-                if task["state"] in ("done", State.COMPLETED):
-                    shard = task["shard"] // tasks_of_one
-                    done[shard] = done.get(shard, 0) + 1
-    missing = [shard for shard in range(count) if done.get(shard, 0) < tasks_of_one]
+    each = launch["resources"]["nodes"] * launch["resources"]["tasks_per_node"]
+    done = {
+        task["shard"]
+        for attempt in entry.attempts()
+        for task in attempt.tasks
+        if task["num_shards"] == count * each and task["state"] in ("done", State.COMPLETED)
+    }
+    missing = [n for n in range(count) if not done.issuperset(range(n * each, (n + 1) * each))]
     # Where all are done and nobody has written the outputs, part of the work was damaged since.
     return {"shards": missing or list(range(count))}
 

@@ -5,10 +5,12 @@ it lasts until nothing of the pipeline writes to the workspace any more, even af
 """
 
 import fcntl
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -38,12 +40,20 @@ def only_pipeline(
     with (repository.home / "run.lock").open("a") as lock:
         _take(lock.fileno(), holder_file, say)
         me = psutil.Process()
-        holder = {"pid": me.pid, "pid_started": me.create_time(), "time": time.time()}
-        atomic.write_json(holder_file, {**holder, "command": redact(command)})
+        holder = {"pid": me.pid, "pid_started": me.create_time(), "host": socket.gethostname()}
+        word = {**holder, "time": time.time(), "command": redact(command)}
+        atomic.write_json(holder_file, word)
         try:
             yield lock.fileno()
         finally:
             holder_file.unlink(missing_ok=True)
+
+
+def _lives(holder: dict[str, Any]) -> bool:
+    """A process on another host holds the lock, so it lives."""
+    if holder["host"] != socket.gethostname():
+        return True
+    return process_lives(holder["pid"], holder["pid_started"])
 
 
 def _take(lock: int, holder_file: Path, say: Callable[[str], None]) -> None:
@@ -55,10 +65,10 @@ def _take(lock: int, holder_file: Path, say: Callable[[str], None]) -> None:
         except BlockingIOError:
             holder = atomic.read_json(holder_file)
         passing = holder is not None and holder["command"] == PASSING
-        if holder and not passing and process_lives(holder["pid"], holder["pid_started"]):
+        if holder and not passing and _lives(holder):
             raise LockstepError(
                 f"another pipeline runs in this clone: {holder['command']} "
-                f"(process {holder['pid']}, started {ago(holder['time'])}); "
+                f"(process {holder['pid']} on {holder['host']}, started {ago(holder['time'])}); "
                 "wait for it or stop it; see `lockstep status`"
             )
         if not said:

@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,8 @@ from pipelines.slurm_queue import SlurmSilent, cancel_jobs, max_array_size, my_j
 from pipelines.slurm_script import Batch, command_of, parameters_of
 from pipelines.worker import run_attempt
 
+Pause = Callable[[str], None]
+"""Called with what Slurm said before sbatch is tried again; may give up by raising."""
 CANCEL_S = 60.0
 SUBMIT_S, SUBMIT_AGAIN_S = 600.0, 3.0
 _PASSING = re.compile(r"contact slurm controller|timed out|temporarily|Zero Bytes", re.IGNORECASE)
@@ -37,12 +39,12 @@ _PASSING = re.compile(r"contact slurm controller|timed out|temporarily|Zero Byte
 class Executor(Protocol):
     """Submits attempts and ends them."""
 
-    def submit(self, attempt: Attempt) -> dict[str, Any]:
+    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:
         """Start the job; what it returns is added to the attempt's launch.json."""
         ...
 
-    def cancel(self, attempt: Attempt) -> None:
-        """End the job and all its processes, and return when they are gone."""
+    def cancel(self, attempt: Attempt) -> bool:
+        """End the job and all its processes; whether they are gone when it returns."""
         ...
 
     @property
@@ -74,7 +76,7 @@ class _OnThisMachine:
 class LocalExecutor(_OnThisMachine):
     """submitit's local executor: the job is a process tree of its own that outlives the driver."""
 
-    def submit(self, attempt: Attempt) -> dict[str, Any]:
+    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
         import submitit
 
         resources = resources_of(attempt)
@@ -91,21 +93,22 @@ class LocalExecutor(_OnThisMachine):
         pid = int(job.job_id)
         return {"job": job.job_id, "pid": pid, "pid_started": psutil.Process(pid).create_time()}
 
-    def cancel(self, attempt: Attempt) -> None:
+    def cancel(self, attempt: Attempt) -> bool:
         roots = [(attempt.launch or {}).get("pid"), (attempt.worker or {}).get("pid")]
         end_processes([pid for pid in roots if pid])
+        return True
 
 
 class DebugExecutor(_OnThisMachine):
     """The job is a function call in this process, so breakpoints work."""
 
-    def submit(self, attempt: Attempt) -> dict[str, Any]:
+    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
         with _variables(_threads(resources_of(attempt))):
             run_attempt(str(attempt.folder))
         return {"job": "in-process"}
 
-    def cancel(self, attempt: Attempt) -> None:
-        """Nothing outlives the process."""
+    def cancel(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return True  # nothing outlives the process
 
 
 class SlurmExecutor:
@@ -116,15 +119,10 @@ class SlurmExecutor:
     def __init__(self, repository: Repository) -> None:
         self._scheduler = Scheduler(repository)
 
-    def submit(self, attempt: Attempt) -> dict[str, Any]:
-        token = self._scheduler.register(attempt.folder)
-        jobs: list[str] = []
-        for batch in slurm_batches(
-            attempt.entry.stage, attempt.folder, token, attempt.launch or {}
-        ):
-            jobs.append(submit_batch(batch, known=jobs))
-        self._scheduler.hurry()
-        return {"job": ",".join(jobs), "jobs": jobs, "token": token}
+    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:
+        return submit_batches(
+            self._scheduler, attempt.entry.stage, attempt.folder, attempt.launch or {}, pause=pause
+        )
 
     def look(self, *, now: bool = False) -> None:
         self._scheduler.look(now=now)
@@ -132,7 +130,7 @@ class SlurmExecutor:
     def trouble(self) -> str | None:
         return self._scheduler.silence()
 
-    def cancel(self, attempt: Attempt) -> None:
+    def cancel(self, attempt: Attempt) -> bool:
         """Until the jobs are gone, or Slurm takes longer than anybody wants to wait."""
         deadline = time.monotonic() + CANCEL_S
         while time.monotonic() < deadline:
@@ -140,8 +138,9 @@ class SlurmExecutor:
                 cancel_jobs(attempt.jobs)
                 self._scheduler.look(now=True)
                 if (attempt.scheduler or {}).get("ended"):
-                    return
+                    return True
             time.sleep(1.0)
+        return False
 
 
 def slurm_batches(
@@ -169,7 +168,31 @@ def resources_of(attempt: Attempt) -> Resources:
     return Resources.model_validate((attempt.launch or {})["resources"])
 
 
-def submit_batch(batch: Batch, known: Sequence[str] = ()) -> str:
+def submit_batches(
+    scheduler: Scheduler,
+    stage: str,
+    folder: Path,
+    launch: Mapping[str, Any],
+    *,
+    after: Sequence[str] = (),
+    pause: Pause,
+) -> dict[str, Any]:
+    """Make a submission, all of it or none; what is to be noted about it in launch.json."""
+    token = scheduler.register(folder)
+    jobs: list[str] = []
+    try:
+        for batch in slurm_batches(stage, folder, token, launch, after):
+            jobs.append(submit_batch(batch, known=jobs, pause=pause))
+    except BaseException:
+        scheduler.withdraw(token)
+        with suppress(SlurmSilent):
+            cancel_jobs(jobs)
+        raise
+    scheduler.submitted(token, folder)
+    return {"job": ",".join(jobs), "jobs": jobs, "token": token}
+
+
+def submit_batch(batch: Batch, *, known: Sequence[str] = (), pause: Pause) -> str:
     """Hand one script to sbatch; the number of the job.
 
     While slurmctld is away, sbatch is tried again, unless its last try did arrive: then Slurm
@@ -193,11 +216,16 @@ def submit_batch(batch: Batch, known: Sequence[str] = ()) -> str:
                 "see partition, account, qos, time_minutes and the like in the profile, and "
                 "`sinfo`; `--dry-run` shows the script"
             )
-        time.sleep(SUBMIT_AGAIN_S)
+        pause(said.splitlines()[-1])
         with suppress(SlurmSilent):
             arrived = {job.number for job in my_jobs() if job.comment == batch.comment}
             if arrived - set(known):
                 return (arrived - set(known)).pop()
+
+
+def just_wait(_: str) -> None:
+    """A pause in which nobody has to be heeded."""
+    time.sleep(SUBMIT_AGAIN_S)
 
 
 def make_executor(kind: ExecutorKind, repository: Repository) -> Executor:

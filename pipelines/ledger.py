@@ -33,6 +33,8 @@ from pipelines.processes import process_lives
 from pipelines.spec import Spec
 
 START_GRACE_S = 20.0
+FAILURE_PREFIX = "FAILED-"
+"""Begins the name of a mark that a failed process leaves: one listing tells of it."""
 METRICS_OUT = "metrics"
 """The summary metrics, among the outputs."""
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -100,7 +102,8 @@ class Attempt:
         """Slurm's numbers of its jobs, as far as they are known."""
         seen = (self.scheduler or {}).get("jobs", {})
         noted = (self.launch or {}).get("jobs", [])
-        return noted or sorted({job.partition("_")[0] for job in seen})
+        known = {*noted, *(job.partition("_")[0] for job in seen)}
+        return sorted(job for job in known if job.isdigit())
 
     @property
     def tasks(self) -> list[dict[str, Any]]:
@@ -146,15 +149,13 @@ class Attempt:
         """A job that was cancelled counts as such at once: nobody waits for it any more."""
         if self.was_cancelled:
             return State.CANCELLED
-        if any(task["state"] == State.FAILED for task in self.tasks):
+        if any(self.folder.glob(f"tasks/{FAILURE_PREFIX}*")):
             return State.FAILED
         seen = self.scheduler or {}
         jobs = seen.get("jobs", {}).values()
         if seen.get("ended"):
             taken_back = any(job["state"] == "CANCELLED" for job in jobs)
             return State.CANCELLED if taken_back else State.DIED
-        if self.prepared:
-            return State.NEW
         if not jobs or all(job["state"] in WAITING for job in jobs):
             return State.QUEUED
         return State.RUNNING if self.worker else State.STARTING
@@ -197,31 +198,42 @@ class Entry:
         return self.folder / "out"
 
     def attempts(self) -> list[Attempt]:
-        return [Attempt(path) for path in sorted((self.folder / "attempts").glob("[0-9]*"))]
+        """Every submission, oldest first."""
+        return [attempt for attempt in self._folders() if not attempt.prepared]
+
+    def _folders(self) -> list[Attempt]:
+        """The submissions, and perhaps one that a dry run has only written down."""
+        found = sorted((self.folder / "attempts").glob("[0-9]*"))
+        return [Attempt(path) for path in found if path.exists()]
 
     def new_attempt(self) -> Attempt:
         """The folder for the next submission: a new one, unless a dry run has prepared one."""
-        attempts = self.attempts()
-        if attempts and attempts[-1].prepared:
-            return attempts[-1]
-        folder = self.folder / "attempts" / f"{len(attempts) + 1:03}"
+        written = self._folders()
+        if written and written[-1].prepared:
+            return written[-1]
+        folder = self._next_folder()
         folder.mkdir(parents=True)
         return Attempt(folder)
 
     def adopt_attempt(self, folder: Path) -> Attempt:
         """Take a submission that was made before it was known what it would compute."""
-        link = self.folder / "attempts" / f"{len(self.attempts()) + 1:03}"
+        written = self._folders()
+        if written and written[-1].prepared:
+            shutil.rmtree(written[-1].folder)
+        link = self._next_folder()
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(folder)
         return Attempt(link)
+
+    def _next_folder(self) -> Path:
+        used = [int(path.name) for path in (self.folder / "attempts").glob("[0-9]*")]
+        return self.folder / "attempts" / f"{max(used, default=0) + 1:03}"
 
     def state(self) -> State:
         if self.record is not None:
             return State.PUBLISHED
         attempts = self.attempts()
         state = attempts[-1].state() if attempts else State.NEW
-        if state is State.NEW and len(attempts) > 1:
-            state = attempts[-2].state()  # a dry run came after it
         return State.COMPLETED if self.out.exists() and not state.alive else state
 
     @contextmanager
@@ -252,15 +264,20 @@ class Ledger:
         numbers = [0]
         for path in sorted((self.folder / spec.stage).glob(f"{stem}-*")):
             entry = Entry(path)
-            if not (path / "spec.json").exists():
-                shutil.rmtree(path)  # its maker was killed before it was whole
-                continue
             if entry.state() is not State.PUBLISHED or entry.out.exists():
                 return entry
             numbers.append(int(path.name.rsplit("-", 1)[1]))
         entry = Entry(self.folder / spec.stage / f"{stem}-{max(numbers) + 1:03}")
-        atomic.write_json(entry.folder / "entry.json", {**info, "created": time.time()})
-        spec.write(entry.folder / "spec.json")
+        aside = atomic.unique(entry.folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        atomic.write_json(aside / "entry.json", {**info, "created": time.time()})
+        spec.write(aside / "spec.json")
+        try:
+            aside.rename(entry.folder)
+        except OSError:
+            if not entry.folder.is_dir():
+                raise
+            shutil.rmtree(aside)  # another command has made the same at this moment
         return entry
 
     def entries(self, stage: str = "*") -> list[Entry]:
@@ -283,6 +300,11 @@ def hold_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
+        except OSError as error:
+            raise LockstepError(
+                f"{path}: this file system keeps no locks ({error.strerror}), which DVC needs too; "
+                "have it mounted with locks (Lustre: -o flock), or move the clone"
+            ) from None
         yield True
 
 

@@ -5,23 +5,26 @@ clone's workspace is left alone. The folder in which the link was submitted beco
 the ledger's entry for what it computes, so that any later command finds it there.
 """
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
+from pipelines.code import code_version
 from pipelines.console import Console
 from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
+from pipelines.invocation import current_invocation, dvc_ancestor
 from pipelines.ledger import Attempt, Entry, Ledger, hold_lock
 from pipelines.params import load_params
+from pipelines.processes import process_lives
 from pipelines.publish import place_outputs, recorded_outs
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.spec import make_spec
 from pipelines.upstream import upstream_graph
+from pipelines.wishes import wish_of
 from stages.contracts.catalog import bind
 
 LINK_FILE = "link.json"
@@ -67,8 +70,7 @@ def _resolve(folder: Path) -> Attempt:
     entry = Ledger(repository.jobs).find_or_create(spec, link["info"])
     if bound.stage.wants_graph:
         recorded = {**recorded_outs(repository.root), **_made_by(chain)}
-        launch["graph"] = upstream_graph(recorded, params, bound)
-    atomic.write_json(folder / "launch.json", {**launch, "resolved": time.time()})
+        atomic.write_json(folder / "graph.json", upstream_graph(recorded, params, bound))
     return entry.adopt_attempt(folder)
 
 
@@ -102,30 +104,54 @@ class Link:
     def attempt(self) -> Attempt:
         return Attempt(self.folder)
 
-    @property
-    def waits(self) -> bool:
-        """Whether it is still in the queue, so that no entry of the ledger shows it."""
-        return resolved(self.folder) is None and self.attempt.state().alive
+
+def unstarted_links(repository: Repository) -> dict[str, Link]:
+    """By stage: the links of the newest chain whose jobs have not got as far as their stage."""
+    chains = sorted((repository.home / "chains").glob("*/links"))
+    links = map(Link, sorted(chains[-1].iterdir())) if chains else ()
+    return {
+        found.stage: found
+        for found in links
+        if found.attempt.launch and resolved(found.folder) is None
+    }
 
 
 def waiting_links(repository: Repository) -> dict[str, Link]:
-    """By stage: the links that have not started yet."""
-    folders = sorted((repository.home / "chains").glob("*/links/*"))
+    """Those of them that are still in the queue."""
     return {
-        found.stage: found for found in map(Link, folders) if found.attempt.launch and found.waits
+        stage: found
+        for stage, found in unstarted_links(repository).items()
+        if found.attempt.state().alive
     }
 
 
 def wait_for_link(repository: Repository, address: str, console: Console) -> None:
-    """Where a chain has this stage in the queue: until its job has started, or is gone."""
-    scheduler = Scheduler(repository)
+    """Where a chain has this very stage in the queue: until its job has started, or is gone."""
+    scheduler, invocation, dvc = Scheduler(repository), current_invocation(), dvc_ancestor()
     said = False
     while (found := waiting_links(repository).get(address)) is not None:
+        if not _is_what_is_wanted(repository, found):
+            return
         scheduler.look()
+        job = ",".join(found.attempt.jobs)
         if not said:
             said = True
-            job = ",".join(found.attempt.jobs)
             console.line(f"{address}: job {job} of chain {found.chain} is in the queue; waiting")
-        if os.getppid() == 1:
-            raise LockstepError(f"{address}: nobody waits any more; the chain goes on")
+        gone = dvc is not None and not process_lives(dvc.pid, dvc.create_time())
+        if gone or not invocation.lives() or wish_of(repository, invocation.id):
+            raise LockstepError(
+                f"{address}: no longer waited for; job {job} of the chain goes on. "
+                f"`lockstep cancel {address}` ends it"
+            )
         time.sleep(0.5)
+
+
+def _is_what_is_wanted(repository: Repository, found: Link) -> bool:
+    """Whether the link's params and code of the stage are those of the workspace."""
+    chain = found.folder.parent.parent
+    theirs = bind(found.stage, load_params(chain))
+    ours = bind(found.stage, load_params(repository.root))
+    code = Path(atomic.load_json(found.folder / "launch.json")["code"])
+    module = ours.stage.module
+    same_code = code_version(code, module) == code_version(repository.root, module)
+    return theirs.config == ours.config and same_code

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipelines.errors import LockstepError
 from pipelines.ledger import Attempt, Ledger
-from pipelines.link import waiting_links
+from pipelines.link import unstarted_links, waiting_links
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from stages.contracts.catalog import STAGES
@@ -25,6 +25,10 @@ def show_logs(
         Scheduler(repository).look()
         time.sleep(POLL_S)
         entry = Ledger(repository.jobs).latest(stage).get(stage)
+    links = unstarted_links(repository)
+    if entry is None and stage in links:
+        _write_new(links[stage].attempt, {}, write)
+        return
     if entry is None:
         known = ", ".join(sorted(Ledger(repository.jobs).latest())) or ", ".join(STAGES)
         raise LockstepError(f"no job of {stage!r} is known here; known: {known}")
@@ -51,7 +55,7 @@ def _write_new(attempt: Attempt, written: dict[str, int], write: Callable[[str],
         with path.open(errors="replace") as file:
             file.seek(written.get(str(path), 0))
             if not written.get(str(path)):
-                write(f"==> attempt {attempt.number}, {path.name}\n")
+                write(f"==> attempt {attempt.folder.name}, {path.name}\n")
             write(
                 "".join(line for line in file.readlines() if not line.startswith(LAUNCHER_PREFIX))
             )

@@ -1,5 +1,6 @@
 """Jobs that run, and jobs that run although no stage wants them any more."""
 
+import shutil
 from dataclasses import dataclass
 
 from pipelines.ledger import Attempt, Ledger
@@ -7,10 +8,10 @@ from pipelines.link import waiting_links
 from pipelines.params import load_params
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
-from pipelines.slurm_script import COMMENT_PREFIX
+from pipelines.slurm_script import COMMENT_PREFIX, NAME_PREFIX
 from stages.contracts.catalog import bind_all
 
-RECORDER = "lockstep-record"
+RECORDER = "record"
 """The last job of a chain, which belongs to no stage."""
 
 
@@ -53,8 +54,10 @@ def find_orphans(repository: Repository) -> list[Orphan]:
         and not (attempt := entry.attempts()[-1]).on_slurm
         and wanted.get(entry.stage) != attempt
     ]
-    tokens = {(attempt.launch or {}).get("token") for attempt in wanted.values()}
-    for job in Scheduler(repository).live_jobs():
-        if job.comment.removeprefix(COMMENT_PREFIX) not in tokens and job.name != RECORDER:
+    scheduler = Scheduler(repository)
+    tokens = scheduler.tokens_of(attempt.folder for attempt in wanted.values())
+    for job in scheduler.live_jobs() if shutil.which("squeue") else ():
+        recorder = job.name == f"{NAME_PREFIX}{RECORDER}"
+        if job.comment.removeprefix(COMMENT_PREFIX) not in tokens and not recorder:
             found.append(Orphan(job.id, f"{job.name}, {job.state}", job.nodes))
     return found

@@ -77,12 +77,19 @@ def _code(path: str) -> str | None:
 
 
 def _in_run_cache(repo: Any, stage: Any) -> bool:
-    from dvc.stage.cache import RunCacheNotFoundError
+    """Whether DVC would restore the outputs instead of computing them.
+
+    DVC's own dry restore looks under the hashes that dvc.lock has, not under those of now.
+    """
+    from dvc.exceptions import DvcException
 
     try:
-        repo.stage_cache.restore(stage, dry=True)
-    except RunCacheNotFoundError:
+        if not stage.changed_stage() and not stage.changed_deps():
+            return bool(stage.outs_cached())
+        stage.save_deps()
+        found = repo.stage_cache._load(stage)
+        if not found:
+            return False
+        return bool(repo.stage_cache._create_stage(found, wdir=stage.wdir).outs_cached())
+    except (DvcException, OSError):  # a look must never stop a plan: an input may be missing
         return False
-    except Exception:  # a dry look must never stop a plan: an input may be missing
-        return False
-    return True

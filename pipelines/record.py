@@ -4,13 +4,14 @@ Nothing is computed: a stage is handed to DVC only where the ledger has its outp
 cache does.
 """
 
+import shutil
 import subprocess
 
 from pipelines.console import Console
 from pipelines.dvc_process import dvc_command, dvc_environment
 from pipelines.errors import LockstepError
 from pipelines.invocation import new_invocation
-from pipelines.ledger import Ledger, State
+from pipelines.ledger import Attempt, Ledger, State
 from pipelines.leftovers import remove_leftovers
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan
@@ -34,6 +35,7 @@ def record_finished(
         finished = [stage for stage in ready if stage.cached or _is_finished(repository, stage)]
         if not finished:
             drop_recorded(repository.root, Ledger(repository.jobs))
+            _clear_chains(repository)
             return plan
         names = [stage.address for stage in finished]
         done = subprocess.run(
@@ -49,6 +51,13 @@ def record_finished(
         if done.returncode:
             raise LockstepError(f"DVC could not record {', '.join(names)}:\n{done.stdout}")
         console.line(f"recorded: {', '.join(names)}")
+
+
+def _clear_chains(repository: Repository) -> None:
+    """Remove the workspaces of chains that are over; their links' logs and words are kept."""
+    for chain in (repository.home / "chains").glob("*"):
+        if not any(Attempt(link).state().alive for link in (chain / "links").iterdir()):
+            shutil.rmtree(chain / "workspace", ignore_errors=True)
 
 
 def _is_finished(repository: Repository, stage: PlannedStage) -> bool:

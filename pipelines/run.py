@@ -26,6 +26,7 @@ from pipelines.exclusive import only_pipeline
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry, Ledger, State
 from pipelines.leftovers import remove_leftovers
+from pipelines.link import waiting_links
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan
 from pipelines.processes import end_processes
@@ -119,7 +120,11 @@ def _submit_ready(
     fresh = {stage.address for stage in plan if not stage.stale}
     stale = [stage for stage in plan if stage.stale]
     ready = [stage for stage in stale if fresh.issuperset(stage.upstream)]
+    waiting = waiting_links(repository)
     for stage in ready:
+        if stage.address in waiting:
+            console.line(f"{stage.address}: a chain has its job in the queue already")
+            continue
         make_driver(repository, stage.address, profile, console).submit_only()
     if len(ready) < len(stale):
         console.line(

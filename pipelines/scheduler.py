@@ -10,17 +10,22 @@ crashed slurmctld gave a used number to is not taken for ours.
 """
 
 import hashlib
+import socket
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from pipelines import atomic, slurm_queue
 from pipelines.ledger import Attempt, hold_lock
+from pipelines.processes import process_lives
 from pipelines.repository import Repository
 from pipelines.slurm_queue import VANISHED, Job, SlurmSilent
-from pipelines.slurm_script import COMMENT_PREFIX
+from pipelines.slurm_script import COMMENT_PREFIX, NAME_PREFIX
 
 SHORTEST_S, LONGEST_S, LONGEST_SILENCE_S = 1.0, 10.0, 30.0
 GROWTH = 1.3
@@ -53,10 +58,34 @@ class Scheduler:
             if (atomic.read_json(other) or {}).get("folder") == str(folder):
                 other.unlink(missing_ok=True)
         token = self.new_token()
-        place = {"folder": str(folder), "time": time.time()}
-        atomic.write_json(self._folder / "live" / f"{token}.json", place)
-        self.hurry()
+        me = psutil.Process()
+        submitter = {"pid": me.pid, "started": me.create_time(), "host": socket.gethostname()}
+        atomic.write_json(self._place(token), {"folder": str(folder), "submitter": submitter})
         return token
+
+    def submitted(self, token: str, folder: Path) -> None:
+        """Note that Slurm has the submission: from now on, a job it does not know is gone."""
+        (folder / "scheduler.json").unlink(missing_ok=True)
+        atomic.write_json(self._place(token), {"folder": str(folder)})
+        self.hurry()
+
+    def withdraw(self, token: str) -> None:
+        """Forget a submission that Slurm refused."""
+        self._place(token).unlink(missing_ok=True)
+
+    def tokens_of(self, folders: Iterable[Path]) -> set[str]:
+        """The tokens of these submissions, as far as their jobs are not known to have ended."""
+        wanted = {str(folder.resolve()) for folder in folders}
+        places = (self._folder / "live").glob("*.json")
+        found = {place.stem: atomic.read_json(place) for place in places}
+        return {
+            token
+            for token, noted in found.items()
+            if noted and str(Path(noted["folder"]).resolve()) in wanted
+        }
+
+    def _place(self, token: str) -> Path:
+        return self._folder / "live" / f"{token}.json"
 
     def new_token(self) -> str:
         """For a job of this clone that nobody is going to wait for."""
@@ -113,8 +142,8 @@ class Scheduler:
         attempt = Attempt(Path(noted["folder"]))
         before = attempt.scheduler or {}
         seen = self._found(place.stem, attempt, jobs)
-        if not seen and attempt.prepared:
-            return False  # nobody has submitted it by hand
+        if not seen and (attempt.prepared or _is_being_submitted(noted)):
+            return False
         known = {key: Job(**job) for key, job in before.get("jobs", {}).items()}
         unseen = set(known or (() if seen else attempt.jobs)) - set(seen)
         seen |= {key: known[key] for key in unseen if key in known}
@@ -126,9 +155,9 @@ class Scheduler:
         since = (before.get("missing_since") or time.time()) if missing else None
         if since is not None and time.time() - since >= VANISH_S:
             seen |= {key: Job(key, VANISHED) for key in missing}
-        over = bool(seen) and all(job.ended for job in seen.values())
-        if over:
+        if seen and all(job.ended for job in seen.values()):
             seen |= {key: _with_exit(job) for key, job in list(seen.items())[:MOST_DETAILS]}
+        over = bool(seen) and all(job.ended for job in seen.values())
         ended_since = (before.get("ended_since") or time.time()) if over else None
         news: dict[str, Any] = {
             "token": place.stem,
@@ -137,7 +166,8 @@ class Scheduler:
             "ended_since": ended_since,
             "ended": ended_since is not None and time.time() - ended_since >= CONFIRM_S,
         }
-        atomic.write_json(attempt.folder / "scheduler.json", news)
+        if news != before:
+            atomic.write_json(attempt.folder / "scheduler.json", news)
         if news["ended"]:
             place.unlink(missing_ok=True)
         return over or _gist(news) != _gist(before)
@@ -154,19 +184,27 @@ class Scheduler:
             if job.number in numbers
             and not job.comment.startswith(COMMENT_PREFIX)
             # Some sites write comments of their own; then the name has to do.
-            and job.name.startswith("lockstep-")
+            and job.name.startswith(NAME_PREFIX)
         }
 
 
 def _remembered(jobs: set[str], token: str) -> dict[str, Job]:
     """What scontrol, and then accounting, say about jobs that squeue left out."""
     found: dict[str, Job] = {}
-    for job in sorted(jobs):
+    for job in sorted(jobs)[:MOST_DETAILS]:
         known = slurm_queue.details(job)
         if known and known.comment in ("", "(null)", f"{COMMENT_PREFIX}{token}"):
             found[job] = known
     old = slurm_queue.accounted(jobs - set(found))
     return found | {job: old[job] for job in jobs - set(found) if job in old}
+
+
+def _is_being_submitted(noted: dict[str, Any]) -> bool:
+    """Whether sbatch is still at it, which may take minutes while slurmctld is away."""
+    submitter = noted.get("submitter")
+    if submitter is None or submitter["host"] != socket.gethostname():
+        return False
+    return process_lives(submitter["pid"], submitter["started"])
 
 
 def _with_exit(job: Job) -> Job:

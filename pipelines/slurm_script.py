@@ -16,8 +16,9 @@ from typing import Any
 from pipelines.profiles import Resources
 
 COMMENT_PREFIX = "lockstep:"
+NAME_PREFIX = "lockstep-"
 REQUEUE_MARK = "requeue."
-"""A file of the attempt; the job's number follows, `7` or `7_0`."""
+"""A file of the attempt; the job's number follows, `7` or `7_0`, and which life of it left it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Batch:
 
     @property
     def name(self) -> str:
-        return f"lockstep-{self.stage}"
+        return f"{NAME_PREFIX}{self.stage}"
 
 
 def batch_script(batch: Batch) -> str:
@@ -138,7 +139,8 @@ def _before(batch: Batch) -> list[str]:
 
 
 def _after(batch: Batch) -> list[str]:
-    mark = f"{shlex.quote(str(batch.folder))}/{REQUEUE_MARK}$job"
+    life = "${SLURM_RESTART_COUNT:-0}"
+    mark = f"{shlex.quote(str(batch.folder))}/{REQUEUE_MARK}$job.{life}"
     return [
         "status=$?",
         # SLURM_JOB_ID alone would stand for the whole array in one of its tasks.

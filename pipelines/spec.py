@@ -1,8 +1,8 @@
 """The spec of a stage: all that bears its identity, and all that crosses the planes.
 
 The fingerprint is a hash over the spec. Equal fingerprints mean equal outputs, so a job is found
-again by it after any death. How the job runs (threads, device, paths) is kept apart, in
-`Execution`.
+again by it after any death. How the job runs (threads, device, paths) is kept apart, in the
+attempt's launch.json.
 """
 
 import hashlib

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,9 @@ def render_stage(address: str, chosen_profile: str | None = None) -> str:
 def _prepare(repository: Repository, address: str, profile: str) -> tuple[Path, str, str]:
     """Write an attempt down without submitting it: its folder, its token, and how to submit it."""
     entry, launch = make_order(repository, address, profile)
+    if shutil.which("squeue"):
+        # Somebody may have submitted by hand what an earlier dry run has written down.
+        Scheduler(repository).look(now=True)
     if entry.state().alive:
         raise LockstepError(f"its job {','.join(entry.attempts()[-1].jobs)} runs already")
     if entry.state() in (State.COMPLETED, State.PUBLISHED):

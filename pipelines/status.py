@@ -7,7 +7,7 @@ from typing import Any
 from pipelines import atomic
 from pipelines.console import describe_progress, seconds
 from pipelines.ledger import Attempt, Entry, Ledger, State
-from pipelines.link import waiting_links
+from pipelines.link import unstarted_links
 from pipelines.params import load_params
 from pipelines.publish import recorded_outs
 from pipelines.repository import Repository
@@ -52,20 +52,25 @@ def stage_statuses(repository: Repository) -> list[StageStatus]:
     """Every stage of the graph under the current params, in order."""
     Scheduler(repository).look()
     latest = Ledger(repository.jobs).latest()
-    waiting = waiting_links(repository)
+    links = unstarted_links(repository)
     recorded = recorded_outs(repository.root)
     statuses = []
     for bound in bind_all(load_params(repository.root)):
         name, entry = bound.address, latest.get(bound.address)
         iteration = name.partition("@")[2] or None
-        if name in waiting:
-            status = _of_attempt(name, waiting[name].attempt, State.QUEUED)
+        if name in links and _is_newer(links[name].attempt, entry):
+            status = _of_attempt(name, links[name].attempt, links[name].attempt.state())
         elif entry is not None:
             status = _of_entry(entry)
         else:
             status = StageStatus(name, RECORDED if name in recorded else ABSENT)
         statuses.append(replace(status, iteration=iteration))
     return statuses
+
+
+def _is_newer(link: Attempt, entry: Entry | None) -> bool:
+    submitted: float = (link.launch or {}).get("time", 0.0)
+    return entry is None or submitted > entry.info.get("created", 0.0)
 
 
 def _of_entry(entry: Entry) -> StageStatus:

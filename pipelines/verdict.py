@@ -11,6 +11,7 @@ from pipelines.slurm_queue import VANISHED
 
 LOG_TAIL = 20
 _SRUN = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
+_LIFE_ENDS = re.compile(r"JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE)")
 _GO_ON = "what is done is kept: run the same command to go on"
 _KILLED = "if nobody killed it, it ran out of memory: raise `memory` or lower `micro_batch`"
 
@@ -57,25 +58,29 @@ def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Ve
     profile, resources = launch.get("profile"), launch.get("resources", {})
     where = f" on {nodes}" if nodes else ""
     file = f"slurm_profiles/{profile}.yaml"
+    log = f"{name}_"
     match state:
         case "TIMEOUT" | "DEADLINE":
             limit = resources.get("time_minutes")
             advice = f"raise `time_minutes` or lower `checkpoint_seconds` in {file}"
-            return Verdict(f"job {name} passed its time limit of {limit} minutes", advice, True)
+            what = f"job {name} passed its time limit of {limit} minutes"
+            return Verdict(what, advice, try_again=True, log=log)
         case "NODE_FAIL" | "BOOT_FAIL":
-            return Verdict(f"job {name} lost its node{where}", _GO_ON, True)
+            return Verdict(f"job {name} lost its node{where}", _GO_ON, try_again=True, log=log)
         case "PREEMPTED":
-            return Verdict(f"job {name} was preempted{where}", _GO_ON, True)
+            return Verdict(f"job {name} was preempted{where}", _GO_ON, try_again=True, log=log)
         case "OUT_OF_MEMORY":
             advice = f"raise `memory` ({resources.get('memory')}) or lower `micro_batch` in {file}"
-            return Verdict(f"job {name} ran out of memory{where}", advice)
+            return Verdict(f"job {name} ran out of memory{where}", advice, log=log)
         case "CANCELLED":
             return Verdict(f"job {name} was cancelled, not by this command", _GO_ON)
         case _ if state == VANISHED:
             lost = "its job" if name == "?" else f"job {name}"
-            return Verdict(f"{lost} has vanished: Slurm no longer knows it", _GO_ON, True)
+            what = f"{lost} has vanished: Slurm no longer knows it"
+            return Verdict(what, _GO_ON, try_again=True)
     if any(task["state"] == "stopped" for task in attempt.tasks):
-        return Verdict(f"job {name} was ended early by Slurm{where}", _GO_ON, True)
+        what = f"job {name} was ended early by Slurm{where}"
+        return Verdict(what, _GO_ON, try_again=True, log=log)
     return _of_process(attempt, job, where)
 
 
@@ -85,17 +90,23 @@ def _of_process(attempt: Attempt, job: dict[str, Any], where: str) -> Verdict:
     lost = [task["error"] for task in attempt.tasks if task["state"] == "lost a rank"]
     lost += [
         word["error"]
-        for path in sorted(attempt.folder.glob("lives/*/failure-*.json"))
+        for path in sorted(attempt.folder.glob(f"lives/{attempt.restarts:03}/failure-*.json"))
         if (word := atomic.read_json(path))
     ]
-    for line in (line for path in attempt.logs() for line in lines_of(path)):
+    for line in _last_life(attempt, name):
         found = _SRUN.search(line)
         if found and not (lost and "Exited with exit code 1" in found["how"]):
             first = re.split(r"[,\-]", found["tasks"])[0]
             how = found["how"].strip()
             what = f"job {name}: rank {first} on {found['node']}: {how}"
             advice = _KILLED if "Killed" in how else _GO_ON
-            return Verdict("; ".join([what, *lost[:1]]), advice, log=f"{name}_{first}_log")
+            return Verdict(
+                "; ".join([what, *lost[:1]]),
+                advice,
+                # Nobody cancelled it, so Slurm has: its warning came before the worker listened.
+                try_again="Terminated" in how,
+                log=f"{name}_{first}_log",
+            )
     if lost:
         return Verdict(f"job {name}: {lost[0]}", _GO_ON)
     code, _, signal = (job["exit"] or "").partition(":")
@@ -104,6 +115,14 @@ def _of_process(attempt: Attempt, job: dict[str, Any], where: str) -> Verdict:
     if attempt.worker is None:
         advice = "the worker never started: see `setup`, `container` and `python` in the profile"
     return Verdict(f"job {name} ended with {how}{where}", advice)
+
+
+def _last_life(attempt: Attempt, job: str) -> list[str]:
+    """What the job's logs say since Slurm last started it."""
+    logs = [path for path in attempt.logs() if path.name.startswith(f"{job}_")]
+    lines = [line for path in logs for line in lines_of(path)]
+    ends = [number for number, line in enumerate(lines) if _LIFE_ENDS.search(line)]
+    return lines[ends[-1] + 1 :] if ends else lines
 
 
 def tail(attempt: Attempt, verdict: Verdict | None = None, lines: int = LOG_TAIL) -> str:

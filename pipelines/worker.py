@@ -29,7 +29,7 @@ from typing import Any
 
 from pipelines import atomic, link
 from pipelines.hashing import HashCache
-from pipelines.ledger import METRICS_OUT, Attempt, Entry, State, hold_lock
+from pipelines.ledger import FAILURE_PREFIX, METRICS_OUT, Attempt, Entry, State, hold_lock
 from pipelines.redact import RedactedStream, redact
 from pipelines.seat import Seat, export_distributed, find_seat
 from pipelines.slurm_script import REQUEUE_MARK
@@ -54,9 +54,9 @@ class TaskState(StrEnum):
 
 
 class SlurmWarning:
-    """Slurm's early warning (USR2) that the job is about to end.
+    """Slurm's early warning that the job is about to end: USR2, or TERM where it gives no other.
 
-    Slurm sends it to every process of the job. It is blocked here, and so in every helper process
+    Slurm sends it to every process of the job. USR2 is blocked here, and so in every helper process
     started from here, which it would otherwise kill; one thread waits for it.
     """
 
@@ -68,6 +68,7 @@ class SlurmWarning:
         """To be called first of all, before any other thread or process is there."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
         threading.Thread(target=self._wait, name="slurm-warning", daemon=True).start()
+        signal.signal(signal.SIGTERM, lambda *_: self._come())
 
     def answer(self, answer: Callable[[], None]) -> None:
         """What to do when it comes, or has come."""
@@ -77,6 +78,9 @@ class SlurmWarning:
 
     def _wait(self) -> None:
         signal.sigwait([signal.SIGUSR2])
+        self._come()
+
+    def _come(self) -> None:
         self._came = True
         self._answer()
 
@@ -87,7 +91,9 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
     attempt = Attempt(Path(folder))
     stage = STAGES[attempt.entry.spec.name]
     launch = attempt.launch or {}
-    seat = find_seat(stage.processes, launch.get("num_shards", 1), first_shard)
+    # Slurm's variables also stand around a job of another kind, started inside an allocation.
+    on_slurm = attempt.on_slurm
+    seat = find_seat(stage.processes, launch["num_shards"], first_shard) if on_slurm else Seat()
     if seat.idle:
         return TaskState.DONE
     with (
@@ -98,8 +104,14 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
         redirect_stderr(RedactedStream(sys.stderr)),  # type: ignore[type-var]
     ):
         _say_hello(attempt, seat)
-        done = attempt.entry.out.exists() or attempt.entry.record is not None
-        outcome = {"state": State.COMPLETED} if done else _run(attempt, launch, seat, warning)
+        outcome: dict[str, Any]
+        if attempt.entry.out.exists() or attempt.entry.record is not None:
+            outcome = {"state": State.COMPLETED}
+        elif attempt.was_cancelled:
+            # Slurm has brought back a job that nobody wants any more.
+            outcome = {"state": State.CANCELLED, "error": "cancelled before it began"}
+        else:
+            outcome = _run(attempt, launch, seat, warning)
         _say_goodbye(attempt, seat, outcome)
     return str(outcome["state"])
 
@@ -141,6 +153,11 @@ def _say(attempt: Attempt, seat: Seat, word: dict[str, Any]) -> None:
     me |= {"host": socket.gethostname(), "pid": os.getpid(), "restart": seat.restart}
     where = attempt.folder / "tasks" / f"{seat.label}.json"
     atomic.write_json(where, {**me, **word, "what": seat.what(), "time": time.time()})
+    alarm = attempt.folder / "tasks" / f"{FAILURE_PREFIX}{seat.label}"
+    if word["state"] == State.FAILED:
+        alarm.touch()
+    else:
+        alarm.unlink(missing_ok=True)
 
 
 def _run(
@@ -157,12 +174,12 @@ def _run(
     outcome: dict[str, Any]
     try:
         _refuse_endless_restarts(launch, seat)
-        with _on_terminate(_stop_at_once):
+        with _on_terminate(_stop_at_once, seat):
             run = importlib.import_module(STAGES[spec.name].module).run
             if seat.world > 1:
                 assert context.signs_of_life is not None
                 export_distributed(seat, context.signs_of_life)
-        with _on_terminate(context.request_stop):
+        with _on_terminate(context.request_stop, seat):
             outs, metrics = _compute(run, entry, spec, context, Path(launch["root"]))
         outcome = {"state": State.COMPLETED, "outs": outs, "metrics": metrics}
     except ShareDone:
@@ -216,7 +233,7 @@ def _stopped(attempt: Attempt, launch: dict[str, Any], seat: Seat) -> dict[str, 
             ),
             "retryable": False,
         }
-    (attempt.folder / f"{REQUEUE_MARK}{seat.job}").touch()
+    (attempt.folder / f"{REQUEUE_MARK}{seat.job}.{seat.restart}").touch()
     print("stopped at a step boundary, to go on after a restart", flush=True)
     return {"state": TaskState.STOPPED}
 
@@ -245,7 +262,7 @@ def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -
         num_shards=seat.num_shards,
         micro_batch=resources["micro_batch"],
         checkpoint_seconds=resources["checkpoint_seconds"],
-        graph=launch.get("graph", ()),
+        graph=atomic.read_json(attempt.folder / "graph.json") or launch.get("graph", ()),
     )
 
 
@@ -291,8 +308,11 @@ def _stop_at_once() -> None:
 
 
 @contextmanager
-def _on_terminate(stop: Callable[[], None]) -> Iterator[None]:
-    """What SIGTERM does in here: submitit ignores it, a stage saves its scratch and ends."""
+def _on_terminate(stop: Callable[[], None], seat: Seat) -> Iterator[None]:
+    """What SIGTERM does in a job without Slurm: a stage saves its scratch and ends."""
+    if seat.job is not None:
+        yield
+        return
     before = signal.signal(signal.SIGTERM, lambda *_: stop())
     try:
         yield

@@ -99,9 +99,12 @@ def test_an_unfinished_entry_is_found_again(ledger: Ledger) -> None:
 
 
 def test_an_entry_whose_maker_was_killed_half_way_is_made_anew(ledger: Ledger) -> None:
-    entry = ledger.find_or_create(spec(), INFO)
-    (entry.folder / "spec.json").unlink()
+    (ledger.folder / "sft").mkdir(parents=True)
+    half = atomic.unique(ledger.folder / "sft" / f"{spec().fingerprint[:12]}-001")
+    half.mkdir()
+    (half / "entry.json").write_text("{}")
     assert ledger.find_or_create(spec(), INFO).spec == spec()
+    assert len(ledger.entries()) == 1
 
 
 def test_states_of_an_attempt(ledger: Ledger) -> None:

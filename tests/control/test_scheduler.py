@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipelines import atomic, scheduler, slurm_queue
+from pipelines import atomic, scheduler
+from pipelines.driver import shares
 from pipelines.ledger import Attempt, Ledger, State
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
@@ -41,7 +42,7 @@ class FakeSlurm:
 
     def queue(self, *jobs: tuple[str, str, str, str]) -> None:
         """What squeue shows: number, state, reason and token of each job."""
-        lines = [f"{i}|{s}|{r}|node1|0:05|30:00|lockstep-sft|lockstep:{t}" for i, s, r, t in jobs]
+        lines = [f"{i}|{s}|{r}|node1|lockstep-sft|lockstep:{t}" for i, s, r, t in jobs]
         (self.folder / "squeue").write_text("".join(line + "\n" for line in lines))
 
     def calls(self, command: str) -> int:
@@ -71,7 +72,9 @@ def submit(repository: Repository, stage: str = "sft", jobs: list[str] | None = 
     resources = {"time_minutes": 30, "memory": "1G", "requeues": 3, "nodes": 1, "tasks_per_node": 1}
     launch = {"executor": "slurm", "profile": "p", "resources": resources}
     atomic.write_json(attempt.folder / "launch.json", {**launch, "jobs": jobs or []})
-    return attempt, Scheduler(repository).register(attempt.folder)
+    token = Scheduler(repository).register(attempt.folder)
+    Scheduler(repository).submitted(token, attempt.folder)
+    return attempt, token
 
 
 def look(repository: Repository) -> None:
@@ -279,18 +282,10 @@ def test_a_site_that_writes_comments_of_its_own_is_survived(
     slurm: FakeSlurm, repository: Repository
 ) -> None:
     attempt, _ = submit(repository, jobs=["7"])
-    row = "7|RUNNING|None|n1|0:05|30:00|lockstep-sft|billed to physics\n"
+    row = "7|RUNNING|None|n1|lockstep-sft|billed to physics\n"
     (slurm.folder / "squeue").write_text(row)
     look(repository)
     assert attempt.scheduler["jobs"]["7"]["state"] == "RUNNING"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("4:05", 245), ("3:04:05", 11045), ("2-03:04:05", 183845), ("UNLIMITED", None), ("", None)],
-)
-def test_slurm_times(text: str, expected: float | None) -> None:
-    assert slurm_queue._seconds(text) == expected
 
 
 def test_a_cancelled_attempt_is_nobodys_any_more(slurm: FakeSlurm, repository: Repository) -> None:
@@ -299,3 +294,49 @@ def test_a_cancelled_attempt_is_nobodys_any_more(slurm: FakeSlurm, repository: R
     look(repository)
     attempt.mark_cancelled()
     assert Attempt(attempt.folder).state() is State.CANCELLED
+
+
+def test_a_submission_that_takes_its_time_has_not_vanished(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    """sbatch itself may try for minutes; others look at Slurm meanwhile."""
+    attempt, _ = submit(repository)
+    token = Scheduler(repository).register(attempt.folder)
+    slurm.queue()
+    look(repository)
+    time.sleep(0.4)
+    look(repository)
+    assert attempt.state() is State.QUEUED
+    Scheduler(repository).submitted(token, attempt.folder)
+    slurm.queue(("7", "RUNNING", "None", token))
+    look(repository)
+    assert attempt.state() is State.STARTING
+
+
+def test_the_death_of_one_array_task_is_not_taken_for_anothers(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7_0", "COMPLETED", "None", token), ("7_1", "FAILED", "NonZeroExitCode", token))
+    (attempt.folder / "7_0_0_log.err").write_text("srun: error: nodeA: task 0: Terminated\n")
+    (attempt.folder / "7_1_0_log.err").write_text(
+        "srun: error: nodeA: task 0: Terminated\n"
+        "slurmstepd: error: *** JOB 8 ON nodeA CANCELLED AT 2026-01-01 DUE TO JOB REQUEUE ***\n"
+        "srun: error: nodeB: task 0: Killed\n"
+    )
+    look(repository)
+    verdict = verdict_on(attempt)
+    assert "job 7_1: rank 0 on nodeB: Killed" in verdict.what
+    assert not verdict.try_again
+
+
+def test_shards_are_done_one_by_one(repository: Repository) -> None:
+    """Process 0 of an array task being done twice does not make its process 1 done."""
+    attempt, _ = submit(repository, "rollout")
+    resources = {"nodes": 1, "tasks_per_node": 2}
+    launch = {"num_shards": 2, "resources": resources}
+    for label, state in enumerate(["done", "running", "done", "done"]):
+        word = {"state": state, "shard": label, "num_shards": 4, "rank": 0, "time": 1.0}
+        atomic.write_json(attempt.folder / f"tasks/{label:05}.json", word)
+    assert shares(attempt.entry, launch) == {"shards": [0]}
+    assert shares(attempt.entry, {**launch, "num_shards": 3}) == {"shards": [0, 1, 2]}

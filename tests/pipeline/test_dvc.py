@@ -1,6 +1,7 @@
 """The graph under DVC's own commands: what reruns, what is restored, what is compared."""
 
 import json
+import shutil
 import time
 from typing import Any
 
@@ -75,6 +76,23 @@ def test_a_param_makes_exactly_its_dependents_stale(
 def test_a_verifier_does_not_wait_for_the_reward_model(finished: Any) -> None:
     finished.set_params(rl__reward="verifier", reward_model__centre=0.5)
     assert stale(finished) == {*LOOP, "evaluate_sft", "report"} - {"rollout@iter_001"}
+
+
+def test_a_plan_tells_what_is_computed_from_what_is_restored(finished: Any) -> None:
+    def planned() -> str:
+        plan = json.loads(finished.run("lockstep", "plan", "--json", "sft").stdout)
+        row = next(row for row in plan if row["address"] == "sft")
+        return "restore" if row["cached"] else "run" if row["stale"] else "nothing"
+
+    assert planned() == "nothing"
+    finished.set_params(sft__epochs=3)
+    assert planned() == "run"
+    finished.run("dvc", "repro", "--single-item", "sft")
+    assert planned() == "nothing"
+    finished.set_params(sft__epochs=1)
+    assert planned() == "restore"
+    shutil.rmtree(finished.root / "artifacts/policies/sft")
+    assert planned() == "restore"
 
 
 def test_only_dependents_run_and_going_back_restores_them(finished: Any) -> None:

@@ -94,9 +94,14 @@ def test_secrets_of_the_environment_reach_nothing(finished: Any) -> None:
     ), logs
 
 
-def test_dry_run_prints_the_script_without_slurm(tiny_clone: Any) -> None:
-    script = tiny_clone.run("lockstep", "run", "--profile", "slurm", "--dry-run").stdout
+def test_a_dry_run_prints_every_script_and_submits_nothing(tiny_clone: Any) -> None:
+    script = tiny_clone.run("lockstep", "run", "--profile", "slurm-8gpu", "--dry-run").stdout
     assert script.count("#!/bin/bash") == 9
     assert "#SBATCH --gpus-per-node=8" in script
     assert "tail -F" in script
-    assert not (tiny_clone.root / ".lockstep/jobs").exists()
+    assert {row["state"] for row in json.loads(_status(tiny_clone))} <= {"-", "new"}
+
+
+def _status(clone: Any) -> str:
+    shown: str = clone.run("lockstep", "status", "--json").stdout
+    return shown

@@ -57,7 +57,7 @@ def test_after_a_kill_the_next_pipeline_waits_for_what_was_left_running(tmp_path
     with only_pipeline(Repository(tmp_path), "second", said.append):
         # The child has ended: only its descriptor kept the lock.
         assert not Path(f"/proc/{child}/fd/1").exists()
-    assert said == ["waiting for the stages that an earlier pipeline left running"]
+    assert said == ["waiting for what an earlier pipeline left running"]
 
 
 def test_one_after_the_other_is_fine(tmp_path: Path) -> None:

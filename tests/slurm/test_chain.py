@@ -48,7 +48,7 @@ def test_a_failed_link_takes_those_after_it_out_of_the_queue(slurm_clone: Any) -
     slurm_clone.until(lambda: not slurm_clone.jobs(), "nothing pends for ever", 60)
     after = states(slurm_clone)
     assert after["sft"] == "failed"
-    assert after["rollout@iter_001"] in ("-", "cancelled")
+    assert after["rollout@iter_001"] == "cancelled"
     assert "ValueError: broken" in slurm_clone.run("lockstep", "logs", "sft").stdout
     done = slurm_clone.run("lockstep", "run", "sft", check=False)
     assert "ValueError: broken" in done.stdout, "the next command goes on from there"
@@ -60,7 +60,11 @@ def test_a_command_waits_for_a_stage_that_a_chain_has_in_the_queue(slurm_clone: 
         cluster.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
     slurm_clone.run("lockstep", "run", "--chain", "sft")
     again = slurm_clone.run("lockstep", "run", "--chain", "sft", check=False)
-    assert "a chain already waits in the queue, with sft" in again.stdout
+    assert "jobs of sft are live already" in again.stdout
+    assert (
+        "a chain has its job in the queue"
+        in slurm_clone.run("lockstep", "run", "--detach", "sft").stdout
+    )
     driver = slurm_clone.start("dvc", "repro", "--single-item", "sft")
     slurm_clone.until(
         lambda: slurm_clone.processes() and driver.poll() is None, "a driver that waits"
@@ -129,3 +133,12 @@ def test_logs_follow_across_attempts(long_sft: Any) -> None:
     assert "attempt 1, on" in output
     assert "attempt 1, restart 1, on" in output
     assert "stopped at a step boundary, to go on after a restart" in output
+
+
+def test_a_link_that_never_reaches_its_stage_is_named(slurm_clone: Any) -> None:
+    slurm_clone.set_profile(setup=["no-such-command"])
+    slurm_clone.run("lockstep", "run", "--chain", "sft")
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain", 60)
+    row = slurm_clone.until_state("died", seconds=30)
+    assert "exit status 127" in row["error"]
+    assert "no-such-command: command not found" in slurm_clone.run("lockstep", "logs", "sft").stdout

@@ -117,5 +117,5 @@ def test_down_ends_jobs_and_leaves_no_process(cluster: Any) -> None:
 
 def test_a_path_too_long_for_a_socket_is_refused(cluster: Any, tmp_path: Path) -> None:
     far = type(cluster)(type(cluster.layout)(tmp_path / ("long" * 30)))
-    with pytest.raises(Exception, match="use --folder"):
+    with pytest.raises(Exception, match="choose a shorter one with --folder"):
         far.up()

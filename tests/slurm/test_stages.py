@@ -81,6 +81,9 @@ def test_a_refusal_of_sbatch_is_passed_on(slurm_clone: Any) -> None:
     assert "sft: sbatch refused the job" in done.stdout
     assert "invalid partition" in done.stdout.lower()
     assert "see partition, account, qos" in done.stdout
+    assert slurm_clone.status()["state"] == "failed"
+    slurm_clone.set_profile(partition="cpu")
+    assert "submitted to slurm-dev" in slurm_clone.run("lockstep", "run", "--detach", "sft").stdout
 
 
 def test_a_failing_set_up_line_fails_the_job_and_is_shown(slurm_clone: Any) -> None:
@@ -135,3 +138,32 @@ def test_uncommitted_changes_are_recorded_with_the_attempt(slurm_clone: Any) -> 
     launch = json.loads(path.read_text())
     assert launch["git_commit"].endswith("+")
     assert "+# not committed" in launch["git_diff"]
+
+
+def test_a_dry_run_for_slurm_leaves_other_profiles_alone(slurm_clone: Any) -> None:
+    slurm_clone.run("lockstep", "run", "--dry-run", "sft")
+    only_python = slurm_clone.environment["PATH"].split(":")[0]
+    path = f"{only_python}:/usr/bin:/bin"
+    output = slurm_clone.run("dvc", "repro", "-s", "sft", LOCKSTEP_PROFILE="local", PATH=path)
+    assert "submitted to local" in output.stdout
+
+
+def test_inside_an_allocation_a_local_job_is_one_process(slurm_clone: Any) -> None:
+    """Slurm's variables of somebody's interactive job must not be taken for the stage's own."""
+    variables = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+    variables |= {"SLURM_JOB_ID": "99", "LOCKSTEP_PROFILE": "local"}
+    slurm_clone.run("dvc", "repro", "--single-item", "sft", **variables)
+
+
+def test_a_job_that_comes_back_after_its_cancellation_does_nothing(long_sft: Any) -> None:
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
+    row = long_sft.training()
+    long_sft.run("lockstep", "cancel", "sft")
+    driver.communicate(timeout=60)
+    steps = long_sft.steps()
+    long_sft.until(lambda: not long_sft.jobs(), "its end")
+    long_sft.cluster.run("scontrol", "requeue", row["job"])
+    long_sft.until(lambda: long_sft.jobs(), "a second life")
+    long_sft.until(lambda: not long_sft.jobs(), "its end", 30)
+    assert long_sft.steps() == steps
+    assert long_sft.status()["state"] == "cancelled"
