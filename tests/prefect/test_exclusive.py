@@ -40,7 +40,7 @@ def start_pipeline(folder: Path, child_seconds: float) -> tuple[subprocess.Popen
 def test_a_second_pipeline_is_refused_by_name_of_the_first(tmp_path: Path) -> None:
     first, child = start_pipeline(tmp_path, 60)
     try:
-        expected = rf"another pipeline runs in this clone: lockstep run \(process {first.pid}, "
+        expected = rf"another pipeline runs in this clone: lockstep run \(process {first.pid} on "
         with pytest.raises(LockstepError, match=expected), only_pipeline(Repository(tmp_path), "b"):
             pass
     finally:
