@@ -15,7 +15,7 @@ from typing import Any
 from pipelines import atomic
 from pipelines.console import Console
 from pipelines.errors import LockstepError
-from pipelines.executors import just_wait, make_executor, submit_batch, submit_batches
+from pipelines.executors import make_executor
 from pipelines.link import LINK_FILE
 from pipelines.orphans import RECORDER, live_attempts
 from pipelines.params import load_params
@@ -25,6 +25,7 @@ from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.slurm_queue import SlurmSilent, cancel_jobs
 from pipelines.slurm_script import Batch
+from pipelines.slurm_submit import just_wait, submit_batch, submit_batches
 from pipelines.snapshot import take_snapshot
 from pipelines.stage import describe_launch
 from stages.contracts.catalog import bind, bind_all

@@ -223,7 +223,7 @@ def _cancel(arguments: argparse.Namespace) -> None:
 
 
 def _record(arguments: argparse.Namespace) -> None:
-    from pipelines.run import record
+    from pipelines.record import record
 
     record(arguments.targets or ["report"])
 

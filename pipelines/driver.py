@@ -5,7 +5,6 @@ the job by its fingerprint and goes on from there. A job that Slurm took away fr
 preemption, at its time limit or with its node, is followed into its next life, or by a new job.
 """
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,14 +13,17 @@ from typing import Any
 from pipelines import atomic
 from pipelines.console import Console, describe_metrics, describe_progress, seconds
 from pipelines.errors import LockstepError
-from pipelines.executors import SUBMIT_AGAIN_S, Executor
+from pipelines.executors import Executor
+from pipelines.interrupts import Interrupts
 from pipelines.invocation import Invocation, dvc_ancestor
 from pipelines.ledger import Attempt, Entry, State
 from pipelines.processes import process_lives
 from pipelines.profiles import ExecutorKind
 from pipelines.publish import publish
 from pipelines.repository import Repository
+from pipelines.shards import shares
 from pipelines.shipper import start_shipper
+from pipelines.slurm_submit import SUBMIT_AGAIN_S
 from pipelines.tracking import ship_all
 from pipelines.verdict import Verdict, tail, verdict_on
 from pipelines.wishes import Wish, wish_of
@@ -102,7 +104,7 @@ class Driver:
                 self._give_up(attempt, verdict)
             self._say(f"{verdict.what}; going on in a new job (restart {restarts} of {most})")
 
-    def _submit(self, restarts: int, interrupts: "Interrupts") -> Attempt:
+    def _submit(self, restarts: int, interrupts: Interrupts) -> Attempt:
         """The worker reads launch.json, so it comes before the job; the job's id comes after."""
         for earlier in self.entry.attempts():
             self._see_gone(earlier)
@@ -142,7 +144,7 @@ class Driver:
                     "jobs must not work at one stage; see `squeue` and run the same command later"
                 )
 
-    def _wait(self, attempt: Attempt, interrupts: "Interrupts") -> None:
+    def _wait(self, attempt: Attempt, interrupts: Interrupts) -> None:
         """Until the job has ended, or its end is asked for, or nobody is left to wait for it."""
         dvc = dvc_ancestor()
         executor = self._executor(attempt)
@@ -163,7 +165,7 @@ class Driver:
             self._cancel(attempt)
         self.console.clear()
 
-    def _heed(self, attempt: Attempt, interrupts: "Interrupts") -> None:
+    def _heed(self, attempt: Attempt, interrupts: Interrupts) -> None:
         """Do what signals, or the command behind this stage, ask for."""
         wish = wish_of(self.repository, self.invocation.id)
         if wish is Wish.CANCEL:
@@ -302,42 +304,5 @@ class Driver:
         self.console.line(f"{self.entry.stage}: {text}")
 
 
-def shares(entry: Entry, launch: dict[str, Any]) -> dict[str, Any]:
-    """For a stage that is an array of jobs: how many shards there are, and which are not done."""
-    count = launch["num_shards"]
-    if count == 1:
-        return {}
-    each = launch["resources"]["nodes"] * launch["resources"]["tasks_per_node"]
-    done = {
-        task["shard"]
-        for attempt in entry.attempts()
-        for task in attempt.tasks
-        if task["num_shards"] == count * each and task["state"] in ("done", State.COMPLETED)
-    }
-    missing = [n for n in range(count) if not done.issuperset(range(n * each, (n + 1) * each))]
-    # Where all are done and nobody has written the outputs, part of the work was damaged since.
-    return {"shards": missing or list(range(count))}
-
-
 def _job(attempt: Attempt) -> str:
     return str((attempt.launch or {}).get("job") or ",".join(attempt.jobs) or "?")
-
-
-@dataclass(frozen=True)
-class Interrupt:
-    name: str
-    time: float
-
-
-class Interrupts:
-    """Remembers the signals that asked the driver to end, to be looked at between two polls."""
-
-    def __init__(self) -> None:
-        self.received: list[Interrupt] = []
-
-    def catch(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._receive)
-
-    def _receive(self, number: int, _: Any) -> None:
-        self.received.append(Interrupt(signal.Signals(number).name, time.monotonic()))

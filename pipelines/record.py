@@ -10,15 +10,26 @@ import subprocess
 from pipelines.console import Console
 from pipelines.dvc_process import dvc_command, dvc_environment
 from pipelines.errors import LockstepError
+from pipelines.exclusive import PASSING, only_pipeline
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Attempt, Ledger, State
 from pipelines.leftovers import remove_leftovers
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan
+from pipelines.profiles import profile_name
 from pipelines.publish import drop_recorded
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.stage import fingerprint
+
+
+def record(targets: list[str]) -> None:
+    """Have DVC record what jobs have finished with nobody waiting for them."""
+    repository, console = Repository.find(), Console()
+    with only_pipeline(repository, PASSING, console.line):
+        plan = record_finished(repository, targets, profile_name(), console)
+    left = sum(stage.stale for stage in plan)
+    console.line(f"{len(plan) - left} of {len(plan)} stages are up to date")
 
 
 def record_finished(

@@ -19,6 +19,7 @@ import psutil
 from pipelines import atomic
 from pipelines.chain import submit_chain
 from pipelines.console import Console, describe_metrics, describe_progress, seconds
+from pipelines.detach import submit_ready
 from pipelines.driver import SECOND_THOUGHTS_S
 from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
 from pipelines.errors import LockstepError
@@ -26,7 +27,6 @@ from pipelines.exclusive import only_pipeline
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry, Ledger, State
 from pipelines.leftovers import remove_leftovers
-from pipelines.link import waiting_links
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan
 from pipelines.processes import end_processes
@@ -40,7 +40,7 @@ from pipelines.publish import drop_recorded
 from pipelines.record import record_finished
 from pipelines.repository import Repository
 from pipelines.shipper import problem, start_shipper
-from pipelines.stage import make_driver, render_stage
+from pipelines.stage import render_stage
 from pipelines.tracking import ship_all
 from pipelines.wishes import Wish, make_wish
 
@@ -86,7 +86,7 @@ def run_pipeline(
             if chain:
                 submit_chain(repository, profile, name, plan, console)
             else:
-                _submit_ready(repository, name, plan, console)
+                submit_ready(repository, name, plan, console)
             start_shipper(repository)
             return
         console.line(f"{stale} of {len(plan)} stages to run, profile {name}: {profile.description}")
@@ -101,35 +101,6 @@ def run_pipeline(
                 console.line(trouble)
         console.line(
             f"all {len(plan)} stages are up to date, after {seconds(time.time() - started)}"
-        )
-
-
-def record(targets: list[str]) -> None:
-    """Have DVC record what jobs have finished with nobody waiting for them."""
-    repository, console = Repository.find(), Console()
-    with only_pipeline(repository, "lockstep record", console.line):
-        plan = record_finished(repository, targets, profile_name(), console)
-    left = sum(stage.stale for stage in plan)
-    console.line(f"{len(plan) - left} of {len(plan)} stages are up to date")
-
-
-def _submit_ready(
-    repository: Repository, profile: str, plan: list[PlannedStage], console: Console
-) -> None:
-    """Submit the stages that wait for nothing; the others would have nothing to read."""
-    fresh = {stage.address for stage in plan if not stage.stale}
-    stale = [stage for stage in plan if stage.stale]
-    ready = [stage for stage in stale if fresh.issuperset(stage.upstream)]
-    waiting = waiting_links(repository)
-    for stage in ready:
-        if stage.address in waiting:
-            console.line(f"{stage.address}: a chain has its job in the queue already")
-            continue
-        make_driver(repository, stage.address, profile, console).submit_only()
-    if len(ready) < len(stale):
-        console.line(
-            f"{len(stale) - len(ready)} more stages need what these make: run the same command "
-            "when they are done, or use --chain to have all of them wait in the queue"
         )
 
 

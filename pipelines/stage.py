@@ -9,9 +9,9 @@ from typing import Any
 
 from pipelines import atomic
 from pipelines.console import Console
-from pipelines.driver import Driver, shares
+from pipelines.driver import Driver
 from pipelines.errors import LockstepError
-from pipelines.executors import make_executor, slurm_batches
+from pipelines.executors import make_executor
 from pipelines.hashing import HashCache
 from pipelines.invocation import current_invocation
 from pipelines.ledger import Entry, Ledger, State
@@ -21,7 +21,9 @@ from pipelines.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.publish import drop_recorded, recorded_outs
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
+from pipelines.shards import shares
 from pipelines.slurm_script import batch_script
+from pipelines.slurm_submit import slurm_batches
 from pipelines.snapshot import take_snapshot, uncommitted
 from pipelines.spec import make_spec
 from pipelines.upstream import upstream_graph

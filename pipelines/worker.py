@@ -17,7 +17,6 @@ import platform
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from pipelines.ledger import FAILURE_PREFIX, METRICS_OUT, Attempt, Entry, State,
 from pipelines.redact import RedactedStream, redact
 from pipelines.seat import Seat, export_distributed, find_seat
 from pipelines.slurm_script import REQUEUE_MARK
+from pipelines.slurm_warning import SlurmWarning
 from pipelines.spec import Spec
 from stages.context import Context, RankLost, ShareDone, StageError, Stopped
 from stages.contracts.catalog import STAGES
@@ -51,38 +51,6 @@ class TaskState(StrEnum):
     STOPPED = "stopped"
     """It saved and ended because Slurm wanted it to; the job is to go on later."""
     LOST_A_RANK = "lost a rank"
-
-
-class SlurmWarning:
-    """Slurm's early warning that the job is about to end: USR2, or TERM where it gives no other.
-
-    Slurm sends it to every process of the job. USR2 is blocked here, and so in every helper process
-    started from here, which it would otherwise kill; one thread waits for it.
-    """
-
-    def __init__(self) -> None:
-        self._came = False
-        self._answer: Callable[[], None] = lambda: None
-
-    def listen(self) -> None:
-        """To be called first of all, before any other thread or process is there."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-        threading.Thread(target=self._wait, name="slurm-warning", daemon=True).start()
-        signal.signal(signal.SIGTERM, lambda *_: self._come())
-
-    def answer(self, answer: Callable[[], None]) -> None:
-        """What to do when it comes, or has come."""
-        self._answer = answer
-        if self._came:
-            answer()
-
-    def _wait(self) -> None:
-        signal.sigwait([signal.SIGUSR2])
-        self._come()
-
-    def _come(self) -> None:
-        self._came = True
-        self._answer()
 
 
 def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None = None) -> str:

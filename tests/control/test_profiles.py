@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pipelines.errors import LockstepError
-from pipelines.executors import slurm_batches
 from pipelines.profiles import ExecutorKind, Resources, load_profile
 from pipelines.slurm_script import Batch, batch_script
+from pipelines.slurm_submit import slurm_batches
 from stages.contracts.catalog import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,7 +145,7 @@ def test_an_array_names_exactly_the_missing_shards(tmp_path: Path) -> None:
 def test_an_array_beyond_slurms_limit_is_submitted_in_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.executors.max_array_size", lambda: 10)
+    monkeypatch.setattr("pipelines.slurm_submit.max_array_size", lambda: 10)
     launch = {
         "resources": Resources(array_parallelism=4).model_dump(mode="json"),
         "clone": str(tmp_path),

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from pipelines import atomic, scheduler
-from pipelines.driver import shares
 from pipelines.ledger import Attempt, Ledger, State
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
+from pipelines.shards import shares
 from pipelines.spec import Spec
 from pipelines.verdict import verdict_on
 

@@ -1,0 +1,26 @@
+"""Signals that ask a command to end: remembered, to be looked at when it suits."""
+
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    name: str
+    time: float
+
+
+class Interrupts:
+    """The signals received so far, in order."""
+
+    def __init__(self) -> None:
+        self.received: list[Interrupt] = []
+
+    def catch(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, _: Any) -> None:
+        self.received.append(Interrupt(signal.Signals(number).name, time.monotonic()))

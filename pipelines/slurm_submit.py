@@ -1,0 +1,121 @@
+"""Handing work to sbatch: whole submissions, and patience while slurmctld is away."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import LockstepError
+from pipelines.profiles import Resources
+from pipelines.redact import redact
+from pipelines.scheduler import Scheduler
+from pipelines.slurm_queue import SlurmSilent, cancel_jobs, max_array_size, my_jobs
+from pipelines.slurm_script import Batch, command_of, parameters_of
+
+Pause = Callable[[str], None]
+"""Called with what Slurm said before sbatch is tried again; may give up by raising."""
+SUBMIT_S, SUBMIT_AGAIN_S = 600.0, 3.0
+_PASSING = re.compile(r"contact slurm controller|timed out|temporarily|Zero Bytes", re.IGNORECASE)
+"""What sbatch says when the controller is away, not when it refuses."""
+
+
+def slurm_batches(
+    stage: str, folder: Path, token: str, launch: Mapping[str, Any], after: Sequence[str] = ()
+) -> list[Batch]:
+    """The calls of sbatch that a submission needs: one, or several where an array is too large."""
+    resources = Resources.model_validate(launch["resources"])
+    clone, code = Path(launch["clone"]), Path(launch["code"])
+    whole = Batch(stage, folder, resources, token, code, clone, after=after)
+    shards = launch.get("shards")
+    if shards is None:
+        return [whole]
+    largest = max_array_size()
+    chunks: dict[int, list[int]] = {}
+    for shard in shards:
+        chunks.setdefault(shard // largest, []).append(shard)
+    parallelism = -(-resources.array_parallelism // len(chunks))
+    return [
+        replace(whole, shards=chunk, first_shard=number * largest, parallelism=parallelism)
+        for number, chunk in chunks.items()
+    ]
+
+
+def submit_batches(
+    scheduler: Scheduler,
+    stage: str,
+    folder: Path,
+    launch: Mapping[str, Any],
+    *,
+    after: Sequence[str] = (),
+    pause: Pause,
+) -> dict[str, Any]:
+    """Make a submission, all of it or none; what is to be noted about it in launch.json."""
+    token = scheduler.register(folder)
+    jobs: list[str] = []
+    try:
+        for batch in slurm_batches(stage, folder, token, launch, after):
+            jobs.append(submit_batch(batch, known=jobs, pause=pause))
+    except BaseException:
+        scheduler.withdraw(token)
+        with suppress(SlurmSilent):
+            cancel_jobs(jobs)
+        raise
+    scheduler.submitted(token, folder)
+    return {"job": ",".join(jobs), "jobs": jobs, "token": token}
+
+
+def submit_batch(batch: Batch, *, known: Sequence[str] = (), pause: Pause) -> str:
+    """Hand one script to sbatch; the number of the job.
+
+    While slurmctld is away, sbatch is tried again, unless its last try did arrive: then Slurm
+    shows a job with this token that is not among those `known`.
+    """
+    from submitit import SlurmExecutor as Submitit
+    from submitit.core.utils import FailedJobError
+
+    executor = Submitit(batch.folder)
+    executor.parameters = parameters_of(batch)
+    deadline = time.monotonic() + SUBMIT_S
+    while True:
+        try:
+            with _environment_of_jobs():
+                return str(executor._submit_command(command_of(batch)).job_id)
+        except FailedJobError as error:
+            said = redact(str(error).strip())
+        if not _PASSING.search(said) or time.monotonic() > deadline:
+            raise LockstepError(
+                f"{batch.stage}: sbatch refused the job: {said}\n"
+                "see partition, account, qos, time_minutes and the like in the profile, and "
+                "`sinfo`; `--dry-run` shows the script"
+            )
+        pause(said.splitlines()[-1])
+        with suppress(SlurmSilent):
+            arrived = {job.number for job in my_jobs() if job.comment == batch.comment}
+            if arrived - set(known):
+                return (arrived - set(known)).pop()
+
+
+def just_wait(_: str) -> None:
+    """A pause in which nobody has to be heeded."""
+    time.sleep(SUBMIT_AGAIN_S)
+
+
+_STAYS_HERE = ("MLFLOW_", "PREFECT_", "DVC_", "LOCKSTEP_", "SLURM_")
+"""sbatch hands the whole environment to the job: what only the control plane needs stays behind,
+credentials above all, and so does what describes a job that this process may itself run in."""
+
+
+@contextmanager
+def _environment_of_jobs() -> Iterator[None]:
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(_STAYS_HERE) and name != "SLURM_CONF":
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(before)
