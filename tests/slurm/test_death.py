@@ -113,3 +113,17 @@ def test_a_held_job_says_how_to_release_it(long_sft: Any) -> None:
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "running again", 90)
     os.killpg(driver.pid, signal.SIGTERM)
     driver.communicate(timeout=60)
+
+
+@pytest.mark.slow
+def test_a_time_limit_that_kills_is_named(long_sft: Any) -> None:
+    """A stage that does not heed the warning is killed at the limit, which is shortened here."""
+    long_sft.set_profile(requeues=0)
+    code = long_sft.root / "stages/sft.py"
+    code.write_text(code.read_text().replace("if ctx.should_stop():", "if False:"))
+    driver = start(long_sft)
+    row = long_sft.training()
+    long_sft.cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=1")
+    output = failed(driver, timeout=180)
+    assert f"job {row['job']} passed its time limit" in output
+    assert "raise `time_minutes`" in output
