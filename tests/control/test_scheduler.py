@@ -15,7 +15,7 @@ from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.shards import shares
 from pipelines.spec import Spec
-from pipelines.verdict import verdict_on
+from pipelines.verdict import tail, verdict_on
 
 FAKE = """#!/bin/sh
 cd {folder}
@@ -340,3 +340,13 @@ def test_shards_are_done_one_by_one(repository: Repository) -> None:
         atomic.write_json(attempt.folder / f"tasks/{label:05}.json", word)
     assert shares(attempt.entry, launch) == {"shards": [0]}
     assert shares(attempt.entry, {**launch, "num_shards": 3}) == {"shards": [0, 1, 2]}
+
+
+def test_the_log_of_another_task_is_not_looked_at(slurm: FakeSlurm, repository: Repository) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7_0", "COMPLETED", "None", token), ("7_1", "FAILED", "NonZeroExitCode", token))
+    (attempt.folder / "7_0_0_log.err").write_text("srun: error: nodeA: task 0: Terminated\n")
+    (attempt.folder / "7_1_0_log.err").write_text("srun: error: nodeB: task 0: Killed\n")
+    look(repository)
+    assert "nodeB: Killed" in verdict_on(attempt).what
+    assert tail(attempt, verdict_on(attempt)) == "  | srun: error: nodeB: task 0: Killed\n"

@@ -1,0 +1,60 @@
+"""Which process of a job this is, as Slurm's variables say it."""
+
+import pytest
+
+from pipelines.seat import find_seat
+from stages.contracts.base import Processes
+
+
+def variables(task: int = 0, tasks: int = 1, **more: str) -> dict[str, str]:
+    return {
+        "SLURM_PROCID": str(task),
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_LOCALID": "0",
+        "SLURM_JOB_ID": "70",
+        **more,
+    }
+
+
+def array(index: int) -> dict[str, str]:
+    return {"SLURM_ARRAY_JOB_ID": "60", "SLURM_ARRAY_TASK_ID": str(index)}
+
+
+def test_ranks_are_numbered_over_all_nodes() -> None:
+    seat = find_seat(Processes.TOGETHER, 1, environment=variables(5, 8))
+    assert (seat.rank, seat.world, seat.shard, seat.num_shards) == (5, 8, 0, 1)
+    assert not seat.leads
+    assert seat.what() == "rank 5 of 8"
+
+
+def test_every_process_of_every_array_task_is_a_shard_of_its_own() -> None:
+    seats = [
+        find_seat(Processes.SHARDS, 3, environment=variables(task, 2, **array(index)))
+        for index in range(3)
+        for task in range(2)
+    ]
+    assert [seat.shard for seat in seats] == [0, 1, 2, 3, 4, 5]
+    assert {seat.num_shards for seat in seats} == {6}
+    assert len({seat.label for seat in seats}) == 6
+    assert all(seat.leads for seat in seats), "whoever finds all done may write"
+
+
+def test_an_array_in_chunks_counts_on() -> None:
+    seat = find_seat(Processes.SHARDS, 9, first_shard=4, environment=variables(**array(2)))
+    assert (seat.shard, seat.num_shards) == (6, 9)
+
+
+def test_a_task_of_an_array_is_known_by_the_arrays_number() -> None:
+    """Its own SLURM_JOB_ID may be that of the whole array."""
+    seat = find_seat(Processes.SHARDS, 3, environment=variables(1, 2, **array(2)))
+    assert (seat.job, seat.log) == ("60_2", "60_2_1_log")
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_a_stage_for_one_process_leaves_the_others_idle(task: int) -> None:
+    assert find_seat(Processes.ONE, 1, environment=variables(task, 2)).idle == bool(task)
+
+
+def test_restarts_are_counted() -> None:
+    seat = find_seat(Processes.ONE, 1, environment=variables(SLURM_RESTART_COUNT="2"))
+    assert seat.restart == 2
