@@ -122,16 +122,25 @@ class Driver:
 
         try:
             submitted = executor.submit(attempt, pause)
-        except (LockstepError, Cancelled) as error:
-            ended = State.CANCELLED if isinstance(error, (Cancelled, Detached)) else State.FAILED
-            word = {"state": ended, "error": str(error), "retryable": False}
-            atomic.write_json(attempt.folder / "result.json", word)
-            raise LockstepError(str(error)) from None
+        except (Cancelled, Detached):
+            self._note_end(attempt, State.CANCELLED, "told to end before Slurm took its job")
+            raise LockstepError(
+                f"{self.entry.stage}: told to end before Slurm took its job; run the same command "
+                "to go on"
+            ) from None
+        except LockstepError as error:
+            self._note_end(attempt, State.FAILED, str(error))
+            raise
         atomic.write_json(attempt.folder / "launch.json", {**launch, **submitted})
         job = f" as job {submitted['job']}" if executor.leaves_jobs else ""
         what = f"submitted to {launch['profile']}{again}{job}"
         self._say(f"{what} (log: {attempt.folder})")
         return attempt
+
+    def _note_end(self, attempt: Attempt, state: State, error: str) -> None:
+        """The word of a worker that will never be there to give it."""
+        word = {"state": state, "error": error, "retryable": False}
+        atomic.write_json(attempt.folder / "result.json", word)
 
     def _see_gone(self, earlier: Attempt) -> None:
         """Two jobs must not work at one stage: end what is left of an attempt given up."""

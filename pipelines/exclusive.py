@@ -51,7 +51,7 @@ def only_pipeline(
 
 def _lives(holder: dict[str, Any]) -> bool:
     """A process on another host holds the lock, so it lives."""
-    if holder["host"] != socket.gethostname():
+    if holder.get("host") not in (None, socket.gethostname()):
         return True
     return process_lives(holder["pid"], holder["pid_started"])
 
@@ -66,9 +66,9 @@ def _take(lock: int, holder_file: Path, say: Callable[[str], None]) -> None:
             holder = atomic.read_json(holder_file)
         passing = holder is not None and holder["command"] == PASSING
         if holder and not passing and _lives(holder):
+            who = f"process {holder['pid']} on {holder.get('host')}, started {ago(holder['time'])}"
             raise LockstepError(
-                f"another pipeline runs in this clone: {holder['command']} "
-                f"(process {holder['pid']} on {holder['host']}, started {ago(holder['time'])}); "
+                f"another pipeline runs in this clone: {holder['command']} ({who}); "
                 "wait for it or stop it; see `lockstep status`"
             )
         if not said:

@@ -14,7 +14,7 @@ from pipelines.profiles import Resources
 from pipelines.redact import redact
 from pipelines.scheduler import Scheduler
 from pipelines.slurm_queue import SlurmSilent, cancel_jobs, max_array_size, my_jobs
-from pipelines.slurm_script import Batch, command_of, parameters_of
+from pipelines.slurm_script import COMMENT_PREFIX, Batch, command_of, parameters_of
 
 Pause = Callable[[str], None]
 """Called with what Slurm said before sbatch is tried again; may give up by raising."""
@@ -62,7 +62,9 @@ def submit_batches(
     except BaseException:
         scheduler.withdraw(token)
         with suppress(SlurmSilent):
-            cancel_jobs(jobs)
+            # Those too that Slurm took without its answer reaching us.
+            mark = f"{COMMENT_PREFIX}{token}"
+            cancel_jobs([*jobs, *(job.id for job in my_jobs() if job.comment == mark)])
         raise
     scheduler.submitted(token, folder)
     return {"job": ",".join(jobs), "jobs": jobs, "token": token}
