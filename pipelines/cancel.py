@@ -7,6 +7,7 @@ from pipelines.console import Console
 from pipelines.errors import LockstepError
 from pipelines.executors import make_executor
 from pipelines.ledger import Attempt, Ledger
+from pipelines.link import unstarted_links
 from pipelines.orphans import find_orphans, live_attempts
 from pipelines.params import load_params
 from pipelines.profiles import ExecutorKind
@@ -31,9 +32,9 @@ def cancel(repository: Repository, stages: list[str], console: Console) -> None:
         attempt.mark_cancelled()
     # From the end of the graph: nothing may start because something before it has ended.
     left = [
-        f"{stage}, job {job}"
+        f"{stage}, job {_job(attempt)}"
         for stage, attempt in reversed(chosen)
-        if not _cancel(repository, stage, attempt, console) and (job := _job(attempt))
+        if not _cancel(repository, stage, attempt, console)
     ]
     if left:
         raise LockstepError(
@@ -59,13 +60,14 @@ def cancel_orphans(repository: Repository, console: Console) -> None:
 
 def _dying(repository: Repository) -> dict[str, Attempt]:
     """Attempts that were cancelled when Slurm did not listen, so that their jobs may still run."""
+    found = {stage: link.attempt for stage, link in unstarted_links(repository).items()}
+    for stage, entry in Ledger(repository.jobs).latest().items():
+        if attempts := entry.attempts():
+            found[stage] = attempts[-1]
     return {
-        stage: attempts[-1]
-        for stage, entry in Ledger(repository.jobs).latest().items()
-        if (attempts := entry.attempts())
-        and attempts[-1].on_slurm
-        and attempts[-1].was_cancelled
-        and not (attempts[-1].scheduler or {}).get("ended")
+        stage: attempt
+        for stage, attempt in found.items()
+        if attempt.on_slurm and attempt.was_cancelled and not (attempt.scheduler or {}).get("ended")
     }
 
 
@@ -78,7 +80,7 @@ def _cancel(repository: Repository, what: str, attempt: Attempt, console: Consol
 
 
 def _job(attempt: Attempt) -> str:
-    return str((attempt.launch or {}).get("job", "?"))
+    return str((attempt.launch or {}).get("job") or ",".join(attempt.jobs) or "?")
 
 
 def _with_dependents(params: Params, stages: Iterable[str]) -> set[str]:

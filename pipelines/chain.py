@@ -16,7 +16,7 @@ from pipelines import atomic
 from pipelines.console import Console
 from pipelines.errors import LockstepError
 from pipelines.executors import make_executor
-from pipelines.link import LINK_FILE
+from pipelines.link import LINK_FILE, waiting_links
 from pipelines.orphans import RECORDER, live_attempts
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage
@@ -48,10 +48,11 @@ def submit_chain(
     params = load_params(repository.root)
     stale = [stage for stage in plan if stage.stale]
     live = live_attempts(repository)
-    busy = [stage.address for stage in stale if stage.address in live]
+    queued = list(waiting_links(repository))
+    busy = queued or [stage.address for stage in stale if stage.address in live]
     if busy:
         raise LockstepError(
-            f"jobs of {', '.join(busy)} are live already, and would be joined by second ones; "
+            f"jobs of {', '.join(busy)} are live already; one chain at a time waits in a clone; "
             "`lockstep status` shows them, `lockstep cancel` ends them, `lockstep run` waits"
         )
     chain = _lay_out(repository, params, {stage.address for stage in stale})
@@ -69,7 +70,7 @@ def submit_chain(
         # Half a chain is of no use to anybody.
         with suppress(SlurmSilent):
             cancel_jobs([job for numbers in jobs.values() for job in numbers])
-        shutil.rmtree(chain)
+        shutil.rmtree(chain, ignore_errors=True)
         raise
     console.line(
         f"{len(stale)} stages in the queue; job {recorder} records what they make into DVC, and so "

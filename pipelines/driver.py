@@ -7,6 +7,7 @@ preemption, at its time limit or with its node, is followed into its next life, 
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +118,8 @@ class Driver:
 
         def pause(said: str) -> None:
             self._say_once("trouble", said, "Slurm does not take the job yet ({}); trying again")
+            if attempt.was_cancelled:
+                raise Cancelled("cancelled")
             self._heed(attempt, interrupts)
             time.sleep(SUBMIT_AGAIN_S)
 
@@ -128,8 +131,8 @@ class Driver:
                 f"{self.entry.stage}: told to end before Slurm took its job; run the same command "
                 "to go on"
             ) from None
-        except LockstepError as error:
-            self._note_end(attempt, State.FAILED, str(error))
+        except BaseException as error:
+            self._note_end(attempt, State.FAILED, str(error) or type(error).__name__)
             raise
         atomic.write_json(attempt.folder / "launch.json", {**launch, **submitted})
         job = f" as job {submitted['job']}" if executor.leaves_jobs else ""
@@ -138,7 +141,8 @@ class Driver:
         return attempt
 
     def _note_end(self, attempt: Attempt, state: State, error: str) -> None:
-        """The word of a worker that will never be there to give it."""
+        """The word of a worker that will not be there; should its job come yet, it does nothing."""
+        attempt.mark_cancelled()
         word = {"state": state, "error": error, "retryable": False}
         atomic.write_json(attempt.folder / "result.json", word)
 
@@ -235,7 +239,8 @@ class Driver:
         state, stage = self.entry.state(), self.entry.stage
         if attempt.on_slurm:
             # One process has failed; the others must not wait for it, nor work on in vain.
-            self._see_gone(attempt)
+            with suppress(LockstepError):  # the next submission insists on it
+                self._see_gone(attempt)
         raise LockstepError(
             f"{stage}: {state}: {verdict.what}\n{tail(attempt, verdict)}"
             f"full log: lockstep logs {stage}\n{verdict.advice}"
@@ -257,7 +262,7 @@ class Driver:
             self.executors(self.launch["executor"]).look(now=True)
         attempts = self.entry.attempts()
         if attempts:
-            self._executor(attempts[-1]).look(now=now)
+            self._executor(attempts[-1]).look()
         return self.entry.state()
 
     def _executor(self, attempt: Attempt) -> Executor:

@@ -186,6 +186,12 @@ class Entry:
         return atomic.read_json(self.folder / "entry.json") or {}
 
     @property
+    def asked_for(self) -> float:
+        """When a command last wanted it."""
+        path = self.folder / "entry.json"
+        return path.stat().st_mtime if path.exists() else 0.0
+
+    @property
     def stage(self) -> str:
         return self.folder.parent.name
 
@@ -265,6 +271,7 @@ class Ledger:
         for path in sorted((self.folder / spec.stage).glob(f"{stem}-*")):
             entry = Entry(path)
             if entry.state() is not State.PUBLISHED or entry.out.exists():
+                (path / "entry.json").touch()  # asked for again: the newest of its stage
                 return entry
             numbers.append(int(path.name.rsplit("-", 1)[1]))
         entry = Entry(self.folder / spec.stage / f"{stem}-{max(numbers) + 1:03}")
@@ -281,9 +288,9 @@ class Ledger:
         return entry
 
     def entries(self, stage: str = "*") -> list[Entry]:
-        """Every entry, or every one of a stage, oldest first."""
-        found = [Entry(path.parent) for path in self.folder.glob(f"{stage}/*/spec.json")]
-        return sorted(found, key=lambda entry: (entry.info.get("created", 0.0), entry.folder.name))
+        """Every entry, or every one of a stage, by when it was last asked for."""
+        found = [Entry(path.parent) for path in self.folder.glob(f"{stage}/[!.]*/spec.json")]
+        return sorted(found, key=lambda entry: (entry.asked_for, entry.folder.name))
 
     def latest(self, stage: str = "*") -> dict[str, Entry]:
         """The newest entry of each stage, or of one."""

@@ -82,11 +82,14 @@ def _in_run_cache(repo: Any, stage: Any) -> bool:
     DVC's own dry restore looks under the hashes that dvc.lock has, not under those of now.
     """
     from dvc.exceptions import DvcException
+    from dvc.stage.cache import _can_hash
 
     try:
         if not stage.changed_stage() and not stage.changed_deps():
-            return bool(stage.outs_cached())
+            return bool(_can_hash(stage) and stage.outs_cached())
         stage.save_deps()
+        if not _can_hash(stage):
+            return False
         found = repo.stage_cache._load(stage)
         if not found:
             return False

@@ -67,7 +67,7 @@ def record_finished(
 def _clear_chains(repository: Repository) -> None:
     """Remove the workspaces of chains that are over; their links' logs and words are kept."""
     for chain in (repository.home / "chains").glob("*"):
-        if not any(Attempt(link).state().alive for link in (chain / "links").iterdir()):
+        if not any(Attempt(link).state().alive for link in chain.glob("links/*")):
             shutil.rmtree(chain / "workspace", ignore_errors=True)
 
 

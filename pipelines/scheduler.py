@@ -64,14 +64,10 @@ class Scheduler:
         return token
 
     def submitted(self, token: str, folder: Path) -> None:
-        """Note that Slurm has the submission: from now on, a job it does not know is gone."""
+        """Note that sbatch has ended: from now on, a job that Slurm does not know is gone."""
         (folder / "scheduler.json").unlink(missing_ok=True)
         atomic.write_json(self._place(token), {"folder": str(folder)})
         self.hurry()
-
-    def withdraw(self, token: str) -> None:
-        """Forget a submission that Slurm refused."""
-        self._place(token).unlink(missing_ok=True)
 
     def tokens_of(self, folders: Iterable[Path]) -> set[str]:
         """The tokens of these submissions, as far as their jobs are not known to have ended."""
@@ -88,7 +84,7 @@ class Scheduler:
         return self._folder / "live" / f"{token}.json"
 
     def new_token(self) -> str:
-        """For a job of this clone that nobody is going to wait for."""
+        """What a job's comment shall say; `register` notes it where somebody waits for the job."""
         return f"{self._clone}-{uuid.uuid4().hex[:12]}"
 
     def hurry(self) -> None:

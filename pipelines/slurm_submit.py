@@ -60,11 +60,13 @@ def submit_batches(
         for batch in slurm_batches(stage, folder, token, launch, after):
             jobs.append(submit_batch(batch, known=jobs, pause=pause))
     except BaseException:
-        scheduler.withdraw(token)
+        # Looks go on until its jobs are known to be gone: Slurm may have taken one unheard.
+        scheduler.submitted(token, folder)
         with suppress(SlurmSilent):
-            # Those too that Slurm took without its answer reaching us.
+            cancel_jobs(jobs)
+        with suppress(SlurmSilent):
             mark = f"{COMMENT_PREFIX}{token}"
-            cancel_jobs([*jobs, *(job.id for job in my_jobs() if job.comment == mark)])
+            cancel_jobs([job.id for job in my_jobs() if job.comment == mark])
         raise
     scheduler.submitted(token, folder)
     return {"job": ",".join(jobs), "jobs": jobs, "token": token}

@@ -70,7 +70,7 @@ def stage_statuses(repository: Repository) -> list[StageStatus]:
 
 def _is_newer(link: Attempt, entry: Entry | None) -> bool:
     submitted: float = (link.launch or {}).get("time", 0.0)
-    return entry is None or submitted > entry.info.get("created", 0.0)
+    return entry is None or submitted > entry.asked_for
 
 
 def _of_entry(entry: Entry) -> StageStatus:

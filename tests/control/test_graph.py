@@ -1,5 +1,7 @@
 """dvc.yaml says what the contracts say; nothing is declared twice and differently."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from dvc.repo import Repo
 
 from pipelines.code import code_files
 from pipelines.graph import read_graph
+from pipelines.plan import make_plan
 from stages.contracts.base import Over
 from stages.contracts.catalog import BoundStage, bind_all
 from stages.contracts.params import Params
@@ -89,3 +92,17 @@ def test_code_files_follow_imports_in_every_form(tmp_path: Path) -> None:
     for name, text in write.items():
         (tmp_path / name).write_text(text)
     assert code_files(tmp_path, "stages.a") == sorted(set(write) - {"stages/unused.py"})
+
+
+def test_a_plan_copes_with_stages_that_dvc_does_not_cache(tmp_path: Path) -> None:
+    """A stage of the user's own may have no dependencies, or outputs that persist."""
+    (tmp_path / "dvc.yaml").write_text(
+        "stages:\n"
+        "  free: {cmd: 'echo 1 > a', outs: [a]}\n"
+        "  keeps: {cmd: 'echo 1 > b', deps: [a], outs: [{b: {persist: true}}]}\n"
+    )
+    for words in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
+        subprocess.run(words, cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "a").write_text("2")
+    assert [stage.cached for stage in make_plan(tmp_path)] == [False, False]

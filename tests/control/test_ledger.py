@@ -98,6 +98,15 @@ def test_an_unfinished_entry_is_found_again(ledger: Ledger) -> None:
     assert ledger.find_or_create(spec(code="other"), INFO) != first
 
 
+def test_the_latest_entry_is_the_one_last_asked_for(ledger: Ledger) -> None:
+    """Going back to old params makes their job the wanted one again."""
+    first = ledger.find_or_create(spec(), INFO)
+    other = ledger.find_or_create(spec(code="other"), INFO)
+    assert ledger.latest()["sft"] == other
+    ledger.find_or_create(spec(), INFO)
+    assert ledger.latest()["sft"] == first
+
+
 def test_an_entry_whose_maker_was_killed_half_way_is_made_anew(ledger: Ledger) -> None:
     (ledger.folder / "sft").mkdir(parents=True)
     half = atomic.unique(ledger.folder / "sft" / f"{spec().fingerprint[:12]}-001")

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from pipelines import atomic, scheduler
+from pipelines.errors import LockstepError
 from pipelines.ledger import Attempt, Ledger, State
+from pipelines.profiles import Resources
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.shards import shares
+from pipelines.slurm_submit import just_wait, submit_batches
 from pipelines.spec import Spec
 from pipelines.verdict import tail, verdict_on
 
@@ -24,6 +27,7 @@ echo "$(basename $0) $*" >> calls
 case "$(basename $0)" in
   squeue) cat squeue 2>/dev/null || true ;;
   scontrol) cat "job-$4" 2>/dev/null || {{ echo "Invalid job id specified" >&2; exit 1; }} ;;
+  sbatch) cat sbatch-says >&2; exit 1 ;;
   sacct) cat sacct 2>/dev/null || {{ echo "accounting storage is disabled" >&2; exit 1; }} ;;
 esac
 """
@@ -35,7 +39,7 @@ class FakeSlurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "bin").mkdir(parents=True)
-        for name in ("squeue", "scontrol", "sacct", "scancel"):
+        for name in ("squeue", "scontrol", "sacct", "scancel", "sbatch", "srun"):
             path = folder / "bin" / name
             path.write_text(FAKE.format(folder=folder))
             path.chmod(path.stat().st_mode | stat.S_IEXEC)
@@ -350,3 +354,47 @@ def test_the_log_of_another_task_is_not_looked_at(slurm: FakeSlurm, repository: 
     look(repository)
     assert "nodeB: Killed" in verdict_on(attempt).what
     assert tail(attempt, verdict_on(attempt)) == "  | srun: error: nodeB: task 0: Killed\n"
+
+
+def test_a_submission_that_slurm_refused_is_over_soon(
+    slurm: FakeSlurm, repository: Repository, tmp_path: Path
+) -> None:
+    """One of its jobs may have been taken unheard, so it is looked for until that is certain."""
+    attempt, _ = submit(repository)
+    (slurm.folder / "sbatch-says").write_text("sbatch: error: invalid partition specified\n")
+    launch = {
+        "resources": Resources().model_dump(mode="json"),
+        "clone": str(tmp_path),
+        "code": str(tmp_path),
+    }
+    slurm.queue()
+    with pytest.raises(LockstepError, match=r"sbatch refused the job.*invalid partition"):
+        submit_batches(Scheduler(repository), "sft", attempt.folder, launch, pause=just_wait)
+    look(repository)
+    time.sleep(0.4)
+    look(repository)
+    assert attempt.scheduler["ended"]
+    assert not list((repository.home / "slurm/live").iterdir())
+
+
+def test_a_job_that_slurm_took_unheard_is_cancelled_with_its_submission(
+    slurm: FakeSlurm, repository: Repository, tmp_path: Path
+) -> None:
+    attempt, _ = submit(repository)
+    (slurm.folder / "sbatch-says").write_text("sbatch: error: Socket timed out on send/recv\n")
+
+    def told_to_end(_: str) -> None:
+        place = next(iter((repository.home / "slurm/live").glob("*.json")))
+        slurm.queue(("7", "RUNNING", "None", place.stem))
+        raise KeyboardInterrupt
+
+    launch = {
+        "resources": Resources().model_dump(mode="json"),
+        "clone": str(tmp_path),
+        "code": str(tmp_path),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        submit_batches(Scheduler(repository), "sft", attempt.folder, launch, pause=told_to_end)
+    assert "scancel --quiet 7" in (slurm.folder / "calls").read_text()
+    look(repository)
+    assert attempt.jobs == ["7"], "and followed until it is gone"
