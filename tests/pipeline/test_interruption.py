@@ -103,6 +103,18 @@ def test_ctrl_c_in_lockstep_run_cancels_the_job(long_sft: Any) -> None:
     assert_nothing_half_written(long_sft)
 
 
+def test_lockstep_cancel_ends_the_job_of_another_command(long_sft: Any) -> None:
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
+    training(long_sft)
+    assert "sft: cancelled job" in long_sft.run("lockstep", "cancel", "sft").stdout
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode != 0
+    assert "cancelled; run the same command to go on from there" in output
+    assert_nothing_half_written(long_sft)
+    again = long_sft.run("lockstep", "cancel", "sft", check=False)
+    assert "no live job of sft" in again.stdout
+
+
 @pytest.mark.parametrize(
     "command", [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")]
 )
