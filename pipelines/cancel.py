@@ -32,7 +32,7 @@ def cancel(repository: Repository, stages: list[str], console: Console) -> None:
         attempt.mark_cancelled()
     # From the end of the graph: nothing may start because something before it has ended.
     left = [
-        f"{stage}, job {_job(attempt)}"
+        f"{stage}, job {attempt.job}"
         for stage, attempt in reversed(chosen)
         if not _cancel(repository, stage, attempt, console)
     ]
@@ -67,7 +67,7 @@ def _dying(repository: Repository) -> dict[str, Attempt]:
     return {
         stage: attempt
         for stage, attempt in found.items()
-        if attempt.on_slurm and attempt.was_cancelled and not (attempt.scheduler or {}).get("ended")
+        if attempt.on_slurm and attempt.was_cancelled and not attempt.left_slurm
     }
 
 
@@ -75,12 +75,8 @@ def _cancel(repository: Repository, what: str, attempt: Attempt, console: Consol
     kind = ExecutorKind((attempt.launch or {}).get("executor", ExecutorKind.LOCAL))
     gone = make_executor(kind, repository).cancel(attempt)
     if gone:
-        console.line(f"{what}: cancelled job {_job(attempt)}")
+        console.line(f"{what}: cancelled job {attempt.job}")
     return gone
-
-
-def _job(attempt: Attempt) -> str:
-    return str((attempt.launch or {}).get("job") or ",".join(attempt.jobs) or "?")
 
 
 def _with_dependents(params: Params, stages: Iterable[str]) -> set[str]:

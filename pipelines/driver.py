@@ -62,7 +62,7 @@ class Driver:
         """See to it that the stage has a job, and leave it at that."""
         with self.entry.lease():
             if self._state(now=True).alive:
-                self._say(f"its job {_job(self.entry.attempts()[-1])} still runs")
+                self._say(f"its job {self.entry.attempts()[-1].job} still runs")
             elif self.entry.state() in (State.COMPLETED, State.PUBLISHED):
                 self._say("found finished; `lockstep record` has DVC record it")
             else:
@@ -148,7 +148,7 @@ class Driver:
 
     def _see_gone(self, earlier: Attempt) -> None:
         """Two jobs must not work at one stage: end what is left of an attempt given up."""
-        if earlier.on_slurm and earlier.jobs and not (earlier.scheduler or {}).get("ended"):
+        if earlier.on_slurm and earlier.jobs and not earlier.left_slurm:
             jobs = ",".join(earlier.jobs)
             self._say(f"waiting for the end of job {jobs}, which was given up")
             if not self._executor(earlier).cancel(earlier):
@@ -174,7 +174,7 @@ class Driver:
                     self._show_progress(attempt, state)
                 time.sleep(SLURM_POLL_S if executor.leaves_jobs else POLL_S)
         except Cancelled as reason:
-            self._say(f"{reason}; cancelling job {_job(attempt)}")
+            self._say(f"{reason}; cancelling job {attempt.job}")
             self._cancel(attempt)
         self.console.clear()
 
@@ -197,7 +197,7 @@ class Driver:
         if not self.said.get("interrupt"):
             self.said["interrupt"] = True
             self._say(
-                f"SIGINT received; cancelling job {_job(attempt)} in {SECOND_THOUGHTS_S:.0f} s: "
+                f"SIGINT received; cancelling job {attempt.job} in {SECOND_THOUGHTS_S:.0f} s: "
                 "press Ctrl-C again to leave it running"
             )
         if time.monotonic() - first.time >= SECOND_THOUGHTS_S:
@@ -211,14 +211,14 @@ class Driver:
 
     def _detached(self, attempt: Attempt, why: str) -> Detached:
         return Detached(
-            f"{self.entry.stage}: detached ({why}); job {_job(attempt)} goes on. The same command "
+            f"{self.entry.stage}: detached ({why}); job {attempt.job} goes on. The same command "
             f"waits for it again; `lockstep cancel {self.entry.stage}` ends it"
         )
 
     def _cancel(self, attempt: Attempt) -> None:
         attempt.mark_cancelled()
         if not self._executor(attempt).cancel(attempt):
-            self._say(f"Slurm has not ended job {_job(attempt)} yet: `lockstep cancel` tries again")
+            self._say(f"Slurm has not ended job {attempt.job} yet: `lockstep cancel` tries again")
 
     def _verdict(self, attempt: Attempt) -> Verdict:
         state = self.entry.state()
@@ -316,7 +316,3 @@ class Driver:
 
     def _say(self, text: str) -> None:
         self.console.line(f"{self.entry.stage}: {text}")
-
-
-def _job(attempt: Attempt) -> str:
-    return str((attempt.launch or {}).get("job") or ",".join(attempt.jobs) or "?")

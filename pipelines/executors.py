@@ -128,7 +128,7 @@ class SlurmExecutor:
             with suppress(SlurmSilent):
                 cancel_jobs(attempt.jobs)
                 self._scheduler.look(now=True)
-                if (attempt.scheduler or {}).get("ended"):
+                if attempt.left_slurm:
                     return True
             time.sleep(1.0)
         return False

@@ -63,6 +63,16 @@ class State(StrEnum):
         return self in (State.QUEUED, State.STARTING, State.RUNNING)
 
 
+class TaskState(StrEnum):
+    """What a process says of itself where the attempt as a whole goes on."""
+
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    """It saved and ended because Slurm wanted it to; the job is to go on later."""
+    LOST_A_RANK = "lost a rank"
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One submission of an entry's job, in a folder of its own."""
@@ -104,6 +114,16 @@ class Attempt:
         noted = (self.launch or {}).get("jobs", [])
         known = {*noted, *(job.partition("_")[0] for job in seen)}
         return sorted(job for job in known if job.isdigit())
+
+    @property
+    def job(self) -> str:
+        """The job's name for people."""
+        return str((self.launch or {}).get("job") or ",".join(self.jobs) or "?")
+
+    @property
+    def left_slurm(self) -> bool:
+        """Whether Slurm is known to have none of its jobs any more."""
+        return bool((self.scheduler or {}).get("ended"))
 
     @property
     def tasks(self) -> list[dict[str, Any]]:

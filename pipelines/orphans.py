@@ -44,7 +44,7 @@ def find_orphans(repository: Repository) -> list[Orphan]:
     wanted = live_attempts(repository)
     found = [
         Orphan(
-            job=str((attempt.launch or {}).get("job", "?")),
+            job=attempt.job,
             what=f"{entry.stage}, superseded",
             where=str((attempt.worker or {}).get("host", "")),
             attempt=attempt,

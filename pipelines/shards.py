@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipelines.ledger import Entry, State
+from pipelines.ledger import Entry, State, TaskState
 
 
 def shares(entry: Entry, launch: dict[str, Any]) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def shares(entry: Entry, launch: dict[str, Any]) -> dict[str, Any]:
         task["shard"]
         for attempt in entry.attempts()
         for task in attempt.tasks
-        if task["num_shards"] == count * each and task["state"] in ("done", State.COMPLETED)
+        if task["num_shards"] == count * each and task["state"] in (TaskState.DONE, State.COMPLETED)
     }
     missing = [n for n in range(count) if not done.issuperset(range(n * each, (n + 1) * each))]
     # Where all are done and nobody has written the outputs, part of the work was damaged since.

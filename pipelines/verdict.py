@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines import atomic
-from pipelines.ledger import Attempt, State
+from pipelines.ledger import Attempt, State, TaskState
 from pipelines.logs import lines_of
 from pipelines.slurm_queue import VANISHED
 
@@ -39,9 +39,9 @@ def verdict_on(attempt: Attempt) -> Verdict:
     jobs = (attempt.scheduler or {}).get("jobs", {})
     bad = [job for job in jobs.values() if job["state"] != "COMPLETED"]
     if not bad:
-        if any(task["state"] == "stopped" for task in attempt.tasks):
+        if any(task["state"] == TaskState.STOPPED for task in attempt.tasks):
             return Verdict("Slurm ended it early", _GO_ON, try_again=True)
-        if attempt.tasks and all(task["state"] == "done" for task in attempt.tasks):
+        if attempt.tasks and all(task["state"] == TaskState.DONE for task in attempt.tasks):
             return Verdict("its shards are done, but not all is there", _GO_ON, try_again=True)
         return Verdict("its job ended without a word", _GO_ON)
     return _of_job(attempt, bad[0], attempt.launch or {})
@@ -78,7 +78,7 @@ def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Ve
             lost = "its job" if name == "?" else f"job {name}"
             what = f"{lost} has vanished: Slurm no longer knows it"
             return Verdict(what, _GO_ON, try_again=True)
-    if any(task["state"] == "stopped" for task in attempt.tasks):
+    if any(task["state"] == TaskState.STOPPED for task in attempt.tasks):
         what = f"job {name} was ended early by Slurm{where}"
         return Verdict(what, _GO_ON, try_again=True, log=log)
     return _of_process(attempt, job, where)
@@ -87,7 +87,7 @@ def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Ve
 def _of_process(attempt: Attempt, job: dict[str, Any], where: str) -> Verdict:
     """A job that failed although no process of it said why: who went first, as srun saw it."""
     name = job["id"]
-    lost = [task["error"] for task in attempt.tasks if task["state"] == "lost a rank"]
+    lost = [task["error"] for task in attempt.tasks if task["state"] == TaskState.LOST_A_RANK]
     lost += [
         word["error"]
         for path in sorted(attempt.folder.glob(f"lives/{attempt.restarts:03}/failure-*.json"))

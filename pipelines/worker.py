@@ -21,14 +21,21 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pipelines import atomic, link
 from pipelines.hashing import HashCache
-from pipelines.ledger import FAILURE_PREFIX, METRICS_OUT, Attempt, Entry, State, hold_lock
+from pipelines.ledger import (
+    FAILURE_PREFIX,
+    METRICS_OUT,
+    Attempt,
+    Entry,
+    State,
+    TaskState,
+    hold_lock,
+)
 from pipelines.redact import RedactedStream, redact
 from pipelines.seat import Seat, export_distributed, find_seat
 from pipelines.slurm_script import REQUEUE_MARK
@@ -41,16 +48,6 @@ StageFunction = Callable[..., dict[str, float]]
 _PASSING = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EBUSY)
 """Errors of the system that another try may not meet; a full disk or a missing file stays."""
 _REPORTED_PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "lockstep-rlhf")
-
-
-class TaskState(StrEnum):
-    """What a process says of itself where the attempt as a whole goes on."""
-
-    RUNNING = "running"
-    DONE = "done"
-    STOPPED = "stopped"
-    """It saved and ended because Slurm wanted it to; the job is to go on later."""
-    LOST_A_RANK = "lost a rank"
 
 
 def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None = None) -> str:
@@ -117,10 +114,10 @@ def _say_goodbye(attempt: Attempt, seat: Seat, outcome: dict[str, Any]) -> None:
 def _say(attempt: Attempt, seat: Seat, word: dict[str, Any]) -> None:
     """Leave this process's last word."""
     me = {"rank": seat.rank, "shard": seat.shard, "num_shards": seat.num_shards, "job": seat.job}
-    me |= {"log": seat.log}
     me |= {"host": socket.gethostname(), "pid": os.getpid(), "restart": seat.restart}
+    me |= {"log": seat.log, "what": seat.what()}
     where = attempt.folder / "tasks" / f"{seat.label}.json"
-    atomic.write_json(where, {**me, **word, "what": seat.what(), "time": time.time()})
+    atomic.write_json(where, {**me, **word, "time": time.time()})
     alarm = attempt.folder / "tasks" / f"{FAILURE_PREFIX}{seat.label}"
     if word["state"] == State.FAILED:
         alarm.touch()
@@ -148,7 +145,7 @@ def _run(
                 assert context.signs_of_life is not None
                 export_distributed(seat, context.signs_of_life)
         with _on_terminate(context.request_stop, seat):
-            outs, metrics = _compute(run, entry, spec, context, Path(launch["root"]))
+            outs, metrics = _compute(run, entry, spec, context, Path(launch["root"]), seat.label)
         outcome = {"state": State.COMPLETED, "outs": outs, "metrics": metrics}
     except ShareDone:
         outcome = {"state": TaskState.DONE}
@@ -235,14 +232,13 @@ def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -
 
 
 def _compute(
-    run: StageFunction, entry: Entry, spec: Spec, context: Context, root: Path
+    run: StageFunction, entry: Entry, spec: Spec, context: Context, root: Path, label: str
 ) -> tuple[dict[str, str], dict[str, float]]:
     """Run the stage's function into a folder aside, then make that folder `out` in one step.
 
     Returns the hashes of the outputs by path, and the summary metrics.
     """
     config = STAGES[spec.name].config.model_validate(spec.config)
-    label = f"{context.shard + context.rank:05}"
     for left in entry.folder.glob(f"out.{label}.*"):
         atomic.remove(left)  # by a process that was killed
     aside = entry.folder / f"out.{label}.{socket.gethostname()}.{os.getpid()}"

@@ -215,15 +215,20 @@ def prepared_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def copy_at_home(source: Path, folder: Path) -> Any:
+    """A copy of a clone whose stages run on this machine, with nothing going to MLflow."""
+    shutil.copytree(source, folder / "clone", symlinks=True)
+    clone = clones.Clone(folder / "clone")
+    clone.without_tracking()
+    return clone
+
+
 @pytest.fixture(scope="session")
 def pipeline_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """dvc.lock after the whole tiny pipeline, run on this machine."""
-    root = tmp_path_factory.mktemp("pipeline") / "clone"
-    shutil.copytree(prepared_root, root, symlinks=True)
-    clone = clones.Clone(root)
-    clone.without_tracking()
+    clone = copy_at_home(prepared_root, tmp_path_factory.mktemp("pipeline"))
     clone.run("lockstep", "run")
-    return (root / "dvc.lock").read_text()
+    return (clone.root / "dvc.lock").read_text()
 
 
 @pytest.fixture
@@ -260,10 +265,7 @@ def medium_sft(slurm_clone: SlurmClone) -> SlurmClone:
 @pytest.fixture(scope="session")
 def undisturbed_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """dvc.lock after the medium SFT stage, run on this machine and left in peace."""
-    root = tmp_path_factory.mktemp("undisturbed") / "clone"
-    shutil.copytree(prepared_root, root, symlinks=True)
-    clone = clones.Clone(root)
-    clone.without_tracking()
+    clone = copy_at_home(prepared_root, tmp_path_factory.mktemp("undisturbed"))
     clone.set_params(sft__epochs=MEDIUM)
     clone.run("dvc", "repro", "--single-item", "sft")
-    return (root / "dvc.lock").read_text()
+    return (clone.root / "dvc.lock").read_text()

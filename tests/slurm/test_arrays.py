@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,19 @@ DIE_ONCE = """
 @pytest.fixture(scope="module")
 def trained_root(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An SFT policy and a reward model, and params with eight decoding batches."""
-    root = tmp_path_factory.mktemp("trained") / "clone"
-    shutil.copytree(prepared_root, root, symlinks=True)
-    clone = _clone(root)
+    clone = _conftest().copy_at_home(prepared_root, tmp_path_factory.mktemp("trained"))
     clone.set_params(rollout__batch_size=4, rollout__prompts=16, rollout__samples=2)
     clone.run("lockstep", "run", "sft", "reward_model")
+    root: Path = clone.root
     return root
 
 
 @pytest.fixture(scope="module")
 def by_one_process(trained_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What dvc.lock says of rollouts and scores that one process made, without Slurm."""
-    root = tmp_path_factory.mktemp("one") / "clone"
-    shutil.copytree(trained_root, root, symlinks=True)
-    _clone(root).run("lockstep", "run", SCORE)
-    return {stage: outs(root, stage) for stage in (ROLLOUT, SCORE)}
+    clone = _conftest().copy_at_home(trained_root, tmp_path_factory.mktemp("one"))
+    clone.run("lockstep", "run", SCORE)
+    return {stage: outs(clone.root, stage) for stage in (ROLLOUT, SCORE)}
 
 
 @pytest.fixture
@@ -46,12 +45,8 @@ def trained(slurm_clone: Any, trained_root: Path) -> Any:
     return slurm_clone
 
 
-def _clone(root: Path) -> Any:
-    import clones_of_slurm
-
-    clone = clones_of_slurm.Clone(root)
-    clone.without_tracking()
-    return clone
+def _conftest() -> Any:
+    return sys.modules["tests.slurm.conftest"]
 
 
 def outs(root: Path, stage: str) -> Any:
