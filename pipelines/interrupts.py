@@ -18,9 +18,10 @@ class Interrupts:
     def __init__(self) -> None:
         self.received: list[Interrupt] = []
 
-    def catch(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._receive)
+    def catch(self) -> dict[int, Any]:
+        """From now on, remember; what was there before is returned."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        return {number: signal.signal(number, self._receive) for number in numbers}
 
     def _receive(self, number: int, _: Any) -> None:
         self.received.append(Interrupt(signal.Signals(number).name, time.monotonic()))

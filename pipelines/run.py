@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -24,6 +23,7 @@ from pipelines.driver import SECOND_THOUGHTS_S
 from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
+from pipelines.interrupts import Interrupts
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry, Ledger, State
 from pipelines.leftovers import remove_leftovers
@@ -130,8 +130,7 @@ class PipelineRun:
         self.environment = dvc_environment(profile_name, self.invocation)
         self.ledger = Ledger(repository.jobs)
         self.running: dict[str, _Running] = {}
-        self.interrupts: list[str] = []
-        self.interrupted_at = 0.0
+        self.interrupts = Interrupts()
         self.wish: Wish | None = None
         self.warned = False
         self.finished = 0
@@ -148,10 +147,7 @@ class PipelineRun:
         sorter.prepare()
         ready: list[str] = []
         failed: list[str] = []
-        before = {
-            number: signal.signal(number, self._interrupt)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
+        before = self.interrupts.catch()
         try:
             while sorter.is_active() or self.running:
                 ready += sorter.get_ready()
@@ -178,9 +174,9 @@ class PipelineRun:
                 "detached: the jobs go on; the same command waits for them again, "
                 "`lockstep status` shows them, `lockstep cancel` ends them"
             )
-        if self.interrupts:
+        if self.interrupts.received:
             raise LockstepError(
-                f"{self.interrupts[0]} received: the running stages were cancelled; "
+                f"{self.interrupts.received[0].name} received: the running stages were cancelled; "
                 "run the same command to go on from there"
             )
         if failed:
@@ -189,7 +185,7 @@ class PipelineRun:
             )
 
     def _ending(self, failed: list[str]) -> bool:
-        return bool(failed or self.interrupts)
+        return bool(failed or self.interrupts.received)
 
     def _start(self, address: str) -> None:
         if self.profile.executor is ExecutorKind.DEBUG:
@@ -219,7 +215,7 @@ class PipelineRun:
         if self.wish is Wish.DETACH and state is not None and state.alive:
             self.console.line(f"{address}: left running")
             return False
-        if self.interrupts or state is State.CANCELLED:
+        if self.interrupts.received or state is State.CANCELLED:
             self.console.line(f"{address}: cancelled")
             return False
         self.console.line(f"{address}: FAILED after {taken}")
@@ -247,17 +243,14 @@ class PipelineRun:
             shown.append(f"{address} {describe_progress(progress, job.started)}")
         self.console.progress(" | ".join(shown))
 
-    def _interrupt(self, number: int, _: Any) -> None:
-        self.interrupts.append(signal.Signals(number).name)
-        self.interrupted_at = self.interrupted_at or time.monotonic()
-
     def _heed_interrupts(self) -> None:
         """The first Ctrl-C cancels the jobs; a second one soon after leaves those on Slurm be."""
-        if not self.interrupts or self.wish:
+        received = self.interrupts.received
+        if not received or self.wish:
             return
         on_slurm = self.profile.executor is ExecutorKind.SLURM
-        first, waited = self.interrupts[0], time.monotonic() - self.interrupted_at
-        if on_slurm and (first == "SIGHUP" or len(self.interrupts) > 1):
+        first, waited = received[0].name, time.monotonic() - received[0].time
+        if on_slurm and (first == "SIGHUP" or len(received) > 1):
             self._wish(Wish.DETACH)
         elif not on_slurm or first != "SIGINT" or waited >= SECOND_THOUGHTS_S:
             self._wish(Wish.CANCEL)
