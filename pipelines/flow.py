@@ -31,6 +31,7 @@ from pipelines.exclusive import only_pipeline
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Attempt, Ledger, State
 from pipelines.leftovers import remove_leftovers
+from pipelines.lock_order import order_lock
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan
 from pipelines.processes import end_processes
@@ -84,6 +85,7 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
         finally:
             stages.stop()
             drop_recorded(repository.root, Ledger(repository.jobs))
+            order_lock(repository.root)
             end_invocation(repository, invocation.id)
             start_shipper(repository)
     return _summary(ended, up_to_date=len(plan) - len(stale))

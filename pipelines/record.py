@@ -14,6 +14,7 @@ from pipelines.exclusive import PASSING, only_pipeline
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Attempt, Ledger, State
 from pipelines.leftovers import remove_leftovers
+from pipelines.lock_order import order_lock
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan
 from pipelines.profiles import profile_name
@@ -46,6 +47,7 @@ def record_finished(
         finished = [stage for stage in ready if stage.cached or _is_finished(repository, stage)]
         if not finished:
             drop_recorded(repository.root, Ledger(repository.jobs))
+            order_lock(repository.root)
             _clear_chains(repository)
             return plan
         names = [stage.address for stage in finished]

@@ -27,6 +27,7 @@ from pipelines.interrupts import Interrupts
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry, Ledger, State
 from pipelines.leftovers import remove_leftovers
+from pipelines.lock_order import order_lock
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan
 from pipelines.processes import end_processes
@@ -169,6 +170,7 @@ class PipelineRun:
             for number, handler in before.items():
                 signal.signal(number, handler)
         drop_recorded(self.repository.root, self.ledger)
+        order_lock(self.repository.root)
         if self.wish is Wish.DETACH:
             raise LockstepError(
                 "detached: the jobs go on; the same command waits for them again, "

@@ -29,6 +29,7 @@ from slurm_conf import Layout, cgroup_conf, gres_conf, slurm_conf
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 DEFAULT_FOLDER = Path(__file__).resolve().parents[1] / ".slurm-dev"
 LONGEST_SOCKET = 107
+PORT_PATIENCE_S = 5.0
 MAX_JOB, MAX_STEP = 67_043_328, 4_294_967_291
 """The largest numbers that Slurm makes socket names of."""
 
@@ -256,12 +257,22 @@ def _check_programs() -> None:
 
 
 def _check_port(port: int) -> None:
+    """Refuse a port of somebody else's; a killed daemon's own is free only a moment later."""
+    deadline = time.monotonic() + PORT_PATIENCE_S
+    while not _is_free(port):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"port {port} is taken; choose another with --port")
+        time.sleep(0.1)
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            raise ClusterError(f"port {port} is taken; choose another with --port") from None
+            return False
+    return True
 
 
 def _find(program: str) -> str:
