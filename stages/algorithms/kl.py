@@ -1,6 +1,26 @@
-"""Estimates of KL(policy || reference) from tokens that the policy sampled (Schulman 2020)."""
+"""KL(policy || reference) from tokens that the policy sampled (Schulman 2020).
+
+As numbers k1, k2 and k3 are about equal; as losses they are not. Under the policy's own samples the
+expected gradient of k1 is zero, that of k2 is the gradient of the KL, and that of k3 is the
+gradient of KL(reference || policy). `k3_unbiased` weighs k3 by the importance ratio to the policy
+that sampled, through which the gradient flows: its expected gradient is that of the KL whichever
+policy sampled.
+"""
 
 from torch import Tensor
+
+from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens, aggregate
+from stages.contracts.objectives import Aggregation, KlEstimator
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are held within this before they are exponentiated: past it exp may overflow."""
+MAX_REPORTED_KL = 10.0
+"""Nats: no token adds more to a KL that is reported."""
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    """A log-ratio that may be exponentiated; past the bound it has no gradient."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -8,7 +28,76 @@ def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return logprobs - ref_logprobs
 
 
+def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Half the squared log-ratio: never negative, biased as a number, unbiased as a gradient."""
+    return 0.5 * (logprobs - ref_logprobs).square()
+
+
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Never negative, lower variance; its gradient is what GRPO adds to the loss."""
-    log_ratio = ref_logprobs - logprobs
+    """Unbiased and never negative; its gradient is what GRPO adds to the loss."""
+    log_ratio = bounded(ref_logprobs - logprobs)
     return log_ratio.exp() - 1 - log_ratio
+
+
+def kl_estimate(
+    kind: KlEstimator,
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    old_logprobs: Tensor | None = None,
+) -> Tensor:
+    """The estimate for each token.
+
+    `old_logprobs` are those of the policy that sampled, for `k3_unbiased`; without them that is
+    this very policy.
+    """
+    if kind is KlEstimator.K1:
+        return k1(logprobs, ref_logprobs)
+    if kind is KlEstimator.K2:
+        return k2(logprobs, ref_logprobs)
+    if kind is KlEstimator.K3:
+        return k3(logprobs, ref_logprobs)
+    sampled = logprobs if old_logprobs is None else old_logprobs
+    return bounded(logprobs - sampled.detach()).exp() * k3(logprobs, ref_logprobs)
+
+
+def reported_kl(
+    logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None
+) -> Tensor:
+    """The KL of each token as it is reported and limited: k3 under the policy's own weights.
+
+    A token sampled against all odds that the reference finds likely has a k3 of thousands, and one
+    such token would outweigh a whole step; so each counts at most MAX_REPORTED_KL.
+    """
+    kind = KlEstimator.K3 if old_logprobs is None else KlEstimator.K3_UNBIASED
+    return kl_estimate(kind, logprobs, ref_logprobs, old_logprobs).clamp(max=MAX_REPORTED_KL)
+
+
+def kl_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    ref_logprobs: Tensor,
+    tokens: Tokens,
+    counts: Counts,
+    *,
+    estimator: KlEstimator,
+    aggregation: Aggregation,
+    scale: float,
+) -> Loss:
+    """The KL to the reference, aggregated as the policy's loss is."""
+    estimates = kl_estimate(
+        estimator, tokens.keep(logprobs), tokens.keep(ref_logprobs), tokens.keep(old_logprobs)
+    )
+    value = aggregate(estimates, tokens, counts, aggregation, scale)
+    return Loss(value, {"kl_loss": Metric(value.detach(), Per.STEP)})
+
+
+def next_kl_coef(
+    coef: float, kl: float, *, target: float, horizon: float, num_sequences: int
+) -> float:
+    """The coefficient that draws the KL to its target (Ziegler et al. 2019).
+
+    It moves in proportion to the relative error and to num_sequences / horizon, at most by a fifth,
+    so it never turns negative.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coef * (1 + error * min(1.0, num_sequences / horizon))

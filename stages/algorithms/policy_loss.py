@@ -1,6 +1,8 @@
-"""The clipped policy-gradient loss that PPO and GRPO share. Sums over tokens, never means:
+"""What a policy update descends: clipped surrogates and policy gradients.
 
-the caller divides by the number of tokens in the whole optimizer step.
+Every kind reports the same metrics, so that runs can be compared. The ratio is that of the policy
+to the one before the update: of each token, for GSPO of each response. Its extremes count the
+ratio 1 of a policy that has not moved, so a micro-batch without tokens changes nothing.
 """
 
 from dataclasses import dataclass
@@ -8,42 +10,107 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stages.algorithms.kl import bounded, k3
+from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens, aggregate
+from stages.contracts.objectives import Aggregation, PolicyObjective
+
 
 @dataclass(frozen=True)
-class PolicyLoss:
-    """The loss summed over tokens, and what it says about the step."""
+class Objective:
+    """Which loss, how far the ratio may go, and how losses by token become one number."""
 
-    loss: Tensor
-    approx_kl: Tensor
-    """Sum of k3 between the sampling policy and this one."""
-    num_clipped_low: Tensor
-    num_clipped_high: Tensor
-    ratio_min: Tensor
-    ratio_max: Tensor
+    kind: PolicyObjective
+    clip_low: float
+    """The ratio is held above 1 - clip_low; from 1 on there is no such bound."""
+    clip_high: float
+    """The ratio is held below 1 + clip_high."""
+    dual_clip: float | None
+    """A bad token's loss is at most this times its advantage (clip and gspo)."""
+    aggregation: Aggregation
+    scale: float
 
 
-def clipped_policy_loss(
+@dataclass(frozen=True)
+class _Terms:
+    """Losses by token, and which tokens were clipped."""
+
+    losses: Tensor
+    low: Tensor
+    high: Tensor
+    dual: Tensor | None = None
+
+
+def policy_loss(
     logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
+    tokens: Tokens,
+    counts: Counts,
+    objective: Objective,
     *,
-    clip_low: float,
-    clip_high: float,
-) -> PolicyLoss:
-    """PPO's surrogate (Schulman et al. 2017) on [B, T] tensors; masked tokens count for nothing."""
-    kept = mask > 0
-    log_ratio = torch.where(kept, logprobs - old_logprobs, 0.0)
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    weights: Tensor | None = None,
+) -> Loss:
+    """A micro-batch's share of the policy's loss; `weights` multiply each token's."""
+    logprobs, old_logprobs = tokens.keep(logprobs), tokens.keep(old_logprobs).detach()
+    advantages = tokens.keep(advantages).detach()
+    if objective.kind is PolicyObjective.GSPO:
+        ratio = _sequence_ratio(logprobs, old_logprobs, tokens)
+    else:
+        ratio = bounded(logprobs - old_logprobs).exp()
+    terms = _terms(ratio, logprobs, advantages, objective)
+    losses = terms.losses
+    if weights is not None:
+        losses = losses * tokens.keep(weights).detach()
+    value = aggregate(losses, tokens, counts, objective.aggregation, objective.scale)
+    ratios = torch.cat([tokens.keep(ratio.detach(), 1.0).flatten(), ratio.new_ones(1)])
+    approx_kl = k3(old_logprobs, logprobs.detach())
+    metrics = {
+        "policy_loss": Metric(value.detach(), Per.STEP),
+        "approx_kl": Metric(tokens.total(approx_kl), Per.TOKEN),
+        "clip_fraction_low": Metric(tokens.total(terms.low.to(ratio)), Per.TOKEN),
+        "clip_fraction_high": Metric(tokens.total(terms.high.to(ratio)), Per.TOKEN),
+        "ratio_min": Metric(ratios.min(), Per.MIN),
+        "ratio_max": Metric(ratios.max(), Per.MAX),
+    }
+    if terms.dual is not None:
+        metrics["clip_fraction_dual"] = Metric(tokens.total(terms.dual.to(ratio)), Per.TOKEN)
+    return Loss(value, metrics)
+
+
+def entropy_bonus(
+    entropies: Tensor, tokens: Tokens, counts: Counts, aggregation: Aggregation, scale: float
+) -> Loss:
+    """Minus the policy's entropy: descending it keeps the policy exploring."""
+    value = -aggregate(entropies, tokens, counts, aggregation, scale)
+    return Loss(value, {"entropy": Metric(tokens.total(entropies.detach()), Per.TOKEN)})
+
+
+def _sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, tokens: Tokens) -> Tensor:
+    """GSPO-token (Zheng et al. 2025): each token has its response's length-normalised ratio.
+
+    Its gradient flows through the token's own log-prob alone, so that advantages may differ by
+    token; where they do not, and losses are averaged within each response, it is GSPO's gradient.
+    """
+    mean = tokens.mean_by_sequence((logprobs - old_logprobs).detach())
+    return bounded((logprobs - logprobs.detach()) + tokens.spread(mean)).exp()
+
+
+def _terms(ratio: Tensor, logprobs: Tensor, advantages: Tensor, objective: Objective) -> _Terms:
+    lowest, highest = 1 - objective.clip_low, 1 + objective.clip_high
+    below, above = ratio < lowest, ratio > highest
+    if objective.kind is PolicyObjective.GRADIENT:
+        nothing = torch.zeros_like(below)
+        return _Terms(-advantages * logprobs, nothing, nothing)
+    clipped = ratio.clamp(lowest, highest)
+    if objective.kind is PolicyObjective.CISPO:
+        # MiniMax-M1 (Chen et al. 2025): a clipped token keeps its gradient, only less of it.
+        return _Terms(-clipped.detach() * advantages * logprobs, below, above)
+    # Schulman et al. 2017, with a bound on either side of its own (DAPO, Yu et al. 2025).
     losses = -torch.minimum(ratio * advantages, clipped * advantages)
-    loss = torch.where(kept, losses, 0.0).sum()
-    with torch.no_grad():
-        return PolicyLoss(
-            loss=loss,
-            approx_kl=(ratio - 1 - log_ratio).sum(),
-            num_clipped_low=(kept & (ratio < 1 - clip_low) & (advantages < 0)).sum(),
-            num_clipped_high=(kept & (ratio > 1 + clip_high) & (advantages > 0)).sum(),
-            ratio_min=ratio.min(),
-            ratio_max=ratio.max(),
-        )
+    low, high = below & (advantages < 0), above & (advantages > 0)
+    if objective.dual_clip is None:
+        return _Terms(losses, low, high)
+    # Ye et al. 2020: a bad token that became far more likely has no unbounded loss.
+    ceiling = -objective.dual_clip * advantages
+    dual = (advantages < 0) & (losses > ceiling)
+    return _Terms(torch.where(dual, ceiling, losses), low, high, dual)

@@ -1,21 +1,48 @@
-"""The critic's loss, summed over tokens."""
+"""The critic's loss, and how good the critic is."""
 
 import torch
 from torch import Tensor
 
+from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens, aggregate
+from stages.contracts.objectives import Aggregation
 
-def clipped_value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float
-) -> Tensor:
-    """Half the squared error: the worse of the value and of one kept within `clip` of the old."""
-    near = old_values + (values - old_values).clamp(-clip, clip)
-    error = torch.maximum((values - returns).square(), (near - returns).square())
-    return torch.where(mask > 0, 0.5 * error, 0.0).sum()
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    tokens: Tokens,
+    counts: Counts,
+    *,
+    clip: float | None,
+) -> Loss:
+    """Half the squared error, averaged over tokens.
+
+    With `clip` (Schulman et al. 2017's code), the worse of that and of the error of a value kept
+    within `clip` of the old one.
+    """
+    values, old_values, returns = (tokens.keep(tensor) for tensor in (values, old_values, returns))
+    errors = (values - returns).square()
+    held = torch.zeros_like(values)
+    if clip is not None:
+        near = values.clamp(old_values - clip, old_values + clip)
+        near_errors = (near - returns).square()
+        held = (near_errors > errors).to(values)
+        errors = torch.maximum(errors, near_errors)
+    value = aggregate(0.5 * errors, tokens, counts, Aggregation.TOKEN_MEAN)
+    metrics = {
+        "value_loss": Metric(value.detach(), Per.STEP),
+        "value_clip_fraction": Metric(tokens.total(held), Per.TOKEN),
+    }
+    return Loss(value, metrics)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """1 where the values predict the returns exactly, 0 where they say no more than a constant."""
     kept = mask > 0
-    returns, errors = returns[kept], (returns - values)[kept]
-    spread = float(returns.var(correction=0))
-    return 1 - float(errors.var(correction=0)) / spread if spread > 0 else 0.0
+    if not kept.any():
+        return 0.0
+    actual = returns[kept].double()
+    spread = float(actual.var(correction=0))
+    errors = float((actual - values[kept].double()).var(correction=0))
+    return 1 - errors / spread if spread else 0.0

@@ -73,6 +73,10 @@ class PreferenceLoss(StrEnum):
     """From single responses, each desirable or not."""
 
 
+REFERENCE_FREE = frozenset({PreferenceLoss.SIMPO, PreferenceLoss.ORPO})
+"""The losses that need no log-probs of a reference."""
+
+
 class RewardObjective(StrEnum):
     """What a reward model is trained on."""
 
@@ -82,3 +86,11 @@ class RewardObjective(StrEnum):
     """Responses with a rating each."""
     PROCESS = "process"
     """Responses whose steps are labelled right or wrong."""
+
+
+class StepReward(StrEnum):
+    """How the probabilities that a response's steps are right become one reward."""
+
+    MIN = "min"
+    PRODUCT = "product"
+    LAST = "last"

@@ -1,0 +1,149 @@
+"""KL estimates on a distribution small enough to sum over, and the controller by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.algorithms.kl import (
+    MAX_LOG_RATIO,
+    k1,
+    k2,
+    k3,
+    kl_estimate,
+    kl_loss,
+    next_kl_coef,
+    reported_kl,
+)
+from stages.algorithms.loss import Counts, Tokens
+from stages.contracts.objectives import Aggregation, KlEstimator
+
+LOGITS = torch.tensor([0.9, -0.4, 0.1, -1.3], dtype=torch.float64)
+OLD = torch.tensor([0.2, 0.5, -0.3, -0.2], dtype=torch.float64).log_softmax(0)
+REFERENCE = torch.tensor([-0.6, 0.7, 0.4, 0.0], dtype=torch.float64).log_softmax(0)
+
+
+def gradient_of_the_kl() -> Tensor:
+    logits = LOGITS.clone().requires_grad_()
+    policy = logits.log_softmax(0)
+    (slope,) = torch.autograd.grad((policy.exp() * (policy - REFERENCE)).sum(), logits)
+    return slope
+
+
+def expected_gradient(kind: KlEstimator, sampler: Tensor | None) -> Tensor:
+    """Over tokens drawn from `sampler`, or from the policy itself: a sum over all of them."""
+    logits = LOGITS.clone().requires_grad_()
+    policy = logits.log_softmax(0)
+    drawn = (policy if sampler is None else sampler).detach().exp()
+    (slope,) = torch.autograd.grad(
+        (drawn * kl_estimate(kind, policy, REFERENCE, sampler)).sum(), logits
+    )
+    return slope
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize("sampler", [None, OLD])
+def test_the_unbiased_estimate_has_the_gradient_of_the_kl_whoever_sampled(sampler):
+    slope = expected_gradient(KlEstimator.K3_UNBIASED, sampler)
+    torch.testing.assert_close(slope, gradient_of_the_kl(), rtol=1e-12, atol=1e-12)
+
+
+def test_the_other_estimates_have_other_gradients():
+    exact = gradient_of_the_kl()
+    assert distance(expected_gradient(KlEstimator.K1, None), torch.zeros(4)) < 1e-12
+    assert distance(expected_gradient(KlEstimator.K2, None), exact) < 1e-12
+    assert distance(expected_gradient(KlEstimator.K3, None), exact) > 0.1
+    # k3 descends KL(reference || policy), whose gradient by the logits is policy - reference
+    other = LOGITS.softmax(0) - REFERENCE.exp()
+    assert distance(expected_gradient(KlEstimator.K3, None), other) < 1e-12
+    for kind in (KlEstimator.K1, KlEstimator.K2, KlEstimator.K3):
+        assert distance(expected_gradient(kind, OLD), exact) > 0.1
+
+
+def test_k1_and_k3_are_the_kl_in_the_mean_and_k3_is_never_negative():
+    policy = LOGITS.log_softmax(0)
+    exact = float((policy.exp() * (policy - REFERENCE)).sum())
+    for kind in (KlEstimator.K1, KlEstimator.K3, KlEstimator.K3_UNBIASED):
+        mean = (policy.exp() * kl_estimate(kind, policy, REFERENCE)).sum()
+        assert float(mean) == pytest.approx(exact, abs=1e-12)
+    assert (k3(policy, REFERENCE) > 0).all()
+    assert not k3(policy, policy).any()
+    mean = (OLD.exp() * kl_estimate(KlEstimator.K3_UNBIASED, policy, REFERENCE, OLD)).sum()
+    assert float(mean) == pytest.approx(exact, abs=1e-12)
+
+
+def test_estimates_by_hand():
+    policy, reference = torch.tensor([0.5]).double().log(), torch.tensor([0.25]).double().log()
+    assert k1(policy, reference).item() == pytest.approx(math.log(2))
+    assert k2(policy, reference).item() == pytest.approx(math.log(2) ** 2 / 2)
+    # 0.25 / 0.5 - 1 - log(0.25 / 0.5)
+    assert k3(policy, reference).item() == pytest.approx(math.log(2) - 0.5)
+    # Sampled with probability 0.2: 2.5 times that
+    unbiased = kl_estimate(
+        KlEstimator.K3_UNBIASED, policy, reference, torch.tensor([0.2]).double().log()
+    )
+    assert unbiased.item() == pytest.approx(2.5 * (math.log(2) - 0.5))
+
+
+@pytest.mark.parametrize("kind", KlEstimator)
+@pytest.mark.parametrize("away", [-1e4, 1e4])
+def test_far_log_ratios_give_finite_numbers_and_gradients(kind, away):
+    logprobs = torch.tensor([[away]], requires_grad=True)
+    zero = torch.zeros(1, 1)
+    result = kl_loss(
+        logprobs,
+        zero,
+        zero,
+        Tokens.padded(torch.ones(1, 1)),
+        Counts(1, 1),
+        estimator=kind,
+        aggregation=Aggregation.TOKEN_MEAN,
+        scale=1.0,
+    )
+    result.value.backward()
+    assert result.value.isfinite()
+    assert logprobs.grad.isfinite().all()
+
+
+def test_the_bound_is_on_the_exponent():
+    far = torch.tensor([-1e4], dtype=torch.float64)
+    expected = math.exp(MAX_LOG_RATIO) - 1 - MAX_LOG_RATIO
+    assert k3(far, torch.zeros(1)).item() == pytest.approx(expected)
+    within = torch.tensor([-MAX_LOG_RATIO + 1], dtype=torch.float64)
+    expected = math.exp(MAX_LOG_RATIO - 1) - MAX_LOG_RATIO
+    assert k3(within, torch.zeros(1)).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [
+        (6.0, 1.0),
+        (6.6, 1 + 0.1 * 64 / 1000),
+        (5.4, 1 - 0.1 * 64 / 1000),
+        (60.0, 1 + 0.2 * 64 / 1000),
+        (0.0, 1 - 0.2 * 64 / 1000),
+    ],
+)
+def test_the_coefficient_follows_the_error_up_to_a_fifth(kl, factor):
+    coef = next_kl_coef(0.05, kl, target=6.0, horizon=1000, num_sequences=64)
+    assert coef == pytest.approx(0.05 * factor, rel=1e-12)
+
+
+def test_one_token_against_all_odds_does_not_outweigh_a_step() -> None:
+    """2,000 tokens at no distance, and one that the reference finds 10,000 times as likely."""
+    logprobs = torch.zeros(2001, dtype=torch.float64)
+    logprobs[0] = -math.log(10_000)
+    ref = torch.zeros_like(logprobs)
+    assert float(k3(logprobs, ref).mean()) > 4
+    assert float(reported_kl(logprobs, ref).mean()) == pytest.approx(10 / 2001)
+    near = torch.linspace(-1, 1, 50, dtype=torch.float64)
+    assert torch.equal(reported_kl(near, torch.zeros_like(near)), k3(near, torch.zeros_like(near)))
+
+
+def test_an_adaptive_coefficient_never_turns_negative() -> None:
+    assert next_kl_coef(0.1, 0.0, target=6, horizon=10, num_sequences=65536) == pytest.approx(0.08)
+    assert next_kl_coef(0.1, 99.0, target=6, horizon=10, num_sequences=65536) == pytest.approx(0.12)
