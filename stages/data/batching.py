@@ -5,10 +5,34 @@ response, [B, T], starts at the response's first token and is padded on the righ
 length of the prompt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True)
+class Support:
+    """The tokens that each response token was drawn from: most have few, so they are not padded."""
+
+    ids: torch.Tensor
+    """All of them, token after token and response after response."""
+    sizes: torch.Tensor
+    """How many belong to each response token."""
+
+    def to(self, device: str | torch.device) -> "Support":
+        return Support(self.ids.to(device), self.sizes.to(device))
+
+    def chunks(self, num_tokens: int) -> Iterator[torch.Tensor]:
+        """[n, K] the ids of `num_tokens` response tokens at a time, padded with -1."""
+        of_chunks = torch.split(self.sizes, num_tokens)
+        all_ids = torch.split(self.ids, [int(sizes.sum()) for sizes in of_chunks])
+        for sizes, ids in zip(of_chunks, all_ids, strict=True):
+            width = int(sizes.max()) if len(sizes) else 0
+            filled = torch.arange(width, device=sizes.device) < sizes[:, None]
+            padded = torch.full(filled.shape, -1, dtype=torch.long, device=ids.device)
+            padded[filled] = ids.long()
+            yield padded
 
 
 @dataclass(frozen=True)
@@ -27,6 +51,8 @@ class Batch:
     """[B, T] position in `ids` of the token before each response token: where it is predicted."""
     last: torch.Tensor
     """[B] position in `ids` of the last token."""
+    support: Support | None = None
+    """What each response token was drawn from; None: the whole vocabulary."""
 
 
 def collate(
@@ -34,8 +60,13 @@ def collate(
     responses: Sequence[Sequence[int]],
     pad_id: int,
     device: str | torch.device = "cpu",
+    supports: Sequence[Sequence[Sequence[int]] | None] | None = None,
 ) -> Batch:
-    """Pad sequences to the longest of them. Every prompt has at least one token."""
+    """Pad sequences to the longest of them. Every prompt has at least one token.
+
+    `supports` are the tokens that each token of a response was drawn from, where some were cut off:
+    for all responses or for none.
+    """
     ids = pad([[*p, *r] for p, r in zip(prompts, responses, strict=True)], pad_id, torch.long)
     response_ids = pad(responses, pad_id, torch.long)
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
@@ -50,8 +81,10 @@ def collate(
         response_mask=(steps < response_lengths[:, None]).float(),
         before=before,
         last=lengths - 1,
+        support=_support(supports or (), responses),
     )
-    return Batch(**{name: value.to(device) for name, value in vars(batch).items()})
+    tensors = {name: value for name, value in vars(batch).items() if value is not None}
+    return Batch(**{name: value.to(device) for name, value in tensors.items()})
 
 
 def pad(
@@ -62,3 +95,21 @@ def pad(
     for index, row in enumerate(rows):
         padded[index, : len(row)] = torch.tensor(row, dtype=dtype)
     return padded
+
+
+def _support(
+    supports: Sequence[Sequence[Sequence[int]] | None], responses: Sequence[Sequence[int]]
+) -> Support | None:
+    given = [support for support in supports if support is not None]
+    if not given:
+        return None
+    if [len(support) for support in given] != [len(response) for response in responses]:
+        raise ValueError("a support belongs to every token of every response, or to none")
+    for row, (support, response) in enumerate(zip(given, responses, strict=True)):
+        if not all(token in kept for token, kept in zip(response, support, strict=True)):
+            raise ValueError(f"response {row} has a token that is not in its support")
+    of_tokens = [kept for support in given for kept in support]
+    return Support(
+        ids=torch.tensor([token for kept in of_tokens for token in kept], dtype=torch.int32),
+        sizes=torch.tensor([len(kept) for kept in of_tokens]),
+    )

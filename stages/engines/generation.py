@@ -1,10 +1,14 @@
 """Sampling responses with plain torch: left padding, a key/value cache, counter-based randomness.
 
 The random number that picks the token at a position is a hash of (the sample's seed, the position),
-so a sample does not depend on its neighbours in the batch, nor on how many there are. Log-probs are
-those of the temperature-scaled distribution that the token was drawn from.
+so a sample does not depend on its neighbours in the batch, nor on how many there are.
+
+Log-probs and entropies are those of the distribution that the token was drawn from: scaled by the
+temperature and, where unlikely tokens are cut off, renormalised over the rest, the *support*. A
+completion carries its supports, so that a trainer can compute the very same log-probs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +17,29 @@ import torch
 from torch import Tensor
 
 from stages.engines.models import end_ids, pad_id
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn; the defaults cut nothing off.
+
+    As in vLLM, logits are first divided by the temperature, then cut: by min_p, then top_k, then
+    top_p, each on what the ones before have left, renormalised. Of equally likely tokens the one
+    with the lower id ranks first, so that a support depends on nothing but the distribution (vLLM
+    keeps all that are as likely as the k-th).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """Keep the likeliest tokens until together they have this probability; 1: off."""
+    top_k: int = 0
+    """Keep this many of the likeliest tokens; 0: off."""
+    min_p: float = 0.0
+    """Keep tokens at least this probable relative to the likeliest; 0: off."""
+
+    @property
+    def cuts(self) -> bool:
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 @dataclass(frozen=True)
@@ -32,11 +59,13 @@ class Completion:
     entropy: float
     """Sum over the tokens, in nats."""
     finish_reason: Literal["stop", "length"]
+    support: list[list[int]] | None = None
+    """The ids, sorted, that each token was drawn from; None: the whole vocabulary."""
 
 
 @torch.inference_mode()
 def generate(
-    policy: Any, requests: Sequence[Request], *, max_new_tokens: int, temperature: float
+    policy: Any, requests: Sequence[Request], *, max_new_tokens: int, sampling: Sampling
 ) -> list[Completion]:
     """Complete all requests in one batch."""
     device = policy.device
@@ -48,6 +77,7 @@ def generate(
 
     running = torch.ones(len(requests), dtype=torch.bool, device=device)
     tokens, logprobs, entropies, emitted = [], [], [], []
+    supports: list[list[list[int]]] = [[] for _ in requests]
     cache, inputs = None, ids
     for step in range(max_new_tokens):
         output = policy(
@@ -59,13 +89,20 @@ def generate(
             logits_to_keep=1,
         )
         cache = output.past_key_values
-        distribution = torch.log_softmax(output.logits[:, -1].float() / temperature, dim=-1)
+        logits = output.logits[:, -1].float() / sampling.temperature
+        distribution = torch.log_softmax(logits, dim=-1)
+        if sampling.cuts:
+            kept = within_support(distribution, sampling)
+            distribution = torch.log_softmax(logits.masked_fill(~kept, -torch.inf), dim=-1)
+            _append(supports, kept, running)
         drawn = _inverse_cdf(distribution, uniforms(seeds, step))
         token = torch.where(greedy, distribution.argmax(-1), drawn)
 
         tokens.append(token)
         logprobs.append(distribution.gather(-1, token[:, None]).squeeze(-1))
-        entropies.append(-(distribution.exp() * distribution).sum(-1))
+        # A token that was cut off adds 0 times something finite.
+        finite = distribution.clamp(min=torch.finfo(distribution.dtype).min)
+        entropies.append(-(distribution.exp() * finite).sum(-1))
         emitted.append(running)
         running = running & ~torch.isin(token, ends)
         if not running.any():
@@ -83,9 +120,37 @@ def generate(
             logprobs=all_logprobs[i][: lengths[i]],
             entropy=entropy[i],
             finish_reason="length" if cut[i] else "stop",
+            support=supports[i] if sampling.cuts else None,
         )
         for i in range(len(requests))
     ]
+
+
+def within_support(logprobs: Tensor, sampling: Sampling) -> Tensor:
+    """[B, V] whether a token is left after the cuts; the likeliest always is."""
+    ranked, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+    kept = torch.ones_like(ranked, dtype=torch.bool)
+    if sampling.min_p > 0:
+        kept &= ranked >= ranked[:, :1] + math.log(sampling.min_p)
+    if sampling.top_k > 0:
+        kept[:, sampling.top_k :] = False
+    if sampling.top_p < 1:
+        # The tokens that are kept so far are the first ones: the total is theirs.
+        cumulative = ranked.double().exp().masked_fill(~kept, 0.0).cumsum(-1)
+        likelier = torch.nn.functional.pad(cumulative[:, :-1], (1, 0))
+        kept &= likelier < sampling.top_p * cumulative[:, -1:]
+    return torch.zeros_like(kept).scatter(-1, ids, kept)
+
+
+def _append(supports: list[list[list[int]]], kept: Tensor, running: Tensor) -> None:
+    """Add this step's support to the rows that still run."""
+    rows = running.nonzero().squeeze(-1)
+    of_rows = kept[rows]
+    ids = of_rows.nonzero()[:, 1].tolist()
+    start = 0
+    for row, size in zip(rows.tolist(), of_rows.sum(-1).tolist(), strict=True):
+        supports[row].append(ids[start : start + size])
+        start += size
 
 
 def uniforms(seeds: Tensor, position: int) -> Tensor:

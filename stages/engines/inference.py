@@ -70,6 +70,7 @@ def _micro_batches(
             [row["response_ids"] for row in part],
             pad_id(model),
             ctx.device,
+            supports=[row.get("support") for row in part],
         )
         with torch.no_grad():
             computed = compute(batch).tolist()

@@ -1,22 +1,31 @@
-"""Hugging Face folders in and out, and the two things that stages ask of a model:
+"""Hugging Face folders in and out, and what a reward model or a critic says: a number a token.
 
-log-probs of response tokens (a policy) and a number for each token (a reward model or a critic).
+A folder may hold an adapter beside its base; it is loaded merged.
 """
 
 import hashlib
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stages.contracts.lora import ALL_WEIGHTS, LoraParams, LoraSave
 from stages.data.artifacts import set_modes
 from stages.data.batching import Batch
 from stages.engines.lean_transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+)
+from stages.engines.lora import (
+    BASE,
+    has_adapter,
+    is_adapter_folder,
+    merge_folder,
+    named_weights,
+    save_adapter,
+    unwrapped,
 )
 
 TOKENIZER_FILES = (
@@ -46,10 +55,21 @@ def start_scalar_model(folder: Path, device: str = "cpu") -> Any:
     return model
 
 
-def save_model(model: Any, folder: Path, *, tokenizer_from: Path) -> None:
-    """An ordinary Hugging Face folder, with the tokenizer of the one the model came from."""
-    model.config.use_cache = True
-    model.save_pretrained(folder)
+def save_model(
+    model: Any, folder: Path, *, tokenizer_from: Path, lora: LoraParams = ALL_WEIGHTS
+) -> None:
+    """An ordinary Hugging Face folder, with the tokenizer of the one the model came from.
+
+    A model under an adapter is merged, or, if `lora` says so, becomes an adapter folder.
+    """
+    plain = unwrapped(model)
+    plain.config.use_cache = True
+    if not has_adapter(model):
+        plain.save_pretrained(folder)
+    elif lora.save is LoraSave.ADAPTER:
+        save_adapter(model, folder)
+    else:
+        plain.save_pretrained(folder, state_dict=dict(named_weights(model)))
     for name in TOKENIZER_FILES:
         if (tokenizer_from / name).exists():
             shutil.copyfile(tokenizer_from / name, folder / name)
@@ -57,9 +77,12 @@ def save_model(model: Any, folder: Path, *, tokenizer_from: Path) -> None:
 
 
 def content_hash(model: Any) -> str:
-    """A hash of the weights as they are in memory: names, shapes, types and bytes."""
+    """A hash of the weights as they are in memory: names, shapes, types and bytes.
+
+    With an adapter, of the merged weights: what the folder that it is saved to will load.
+    """
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in named_weights(model):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         digest.update(raw.numpy().data)
@@ -81,32 +104,13 @@ def pad_id(model: Any) -> int:
     return int(value) if value is not None else min(end_ids(model), default=0)
 
 
-@dataclass(frozen=True)
-class ResponseLogprobs:
-    """[B, T] log-probs of the response's tokens, and entropies of what they were drawn from."""
-
-    logprobs: Tensor
-    entropies: Tensor
-
-
-def response_logprobs(policy: Any, batch: Batch, temperature: float) -> ResponseLogprobs:
-    """Under the temperature-scaled distribution, the one that the sampler draws from."""
-    logits = policy(
-        input_ids=batch.ids, attention_mask=batch.attention_mask, use_cache=False
-    ).logits
-    index = batch.before[:, :, None].expand(-1, -1, logits.shape[-1])
-    logprobs = torch.log_softmax(logits.gather(1, index).float() / temperature, dim=-1)
-    chosen = logprobs.gather(-1, batch.response_ids[:, :, None]).squeeze(-1)
-    entropies = -(logprobs.exp() * logprobs).sum(-1)
-    return ResponseLogprobs(chosen * batch.response_mask, entropies * batch.response_mask)
-
-
 def token_scores(model: Any, batch: Batch) -> Tensor:
     """[B, L] the scalar head's number at every token."""
-    hidden = model.base_model(
+    plain = unwrapped(model)
+    hidden = plain.base_model(
         input_ids=batch.ids, attention_mask=batch.attention_mask, use_cache=False
     ).last_hidden_state
-    scores: Tensor = model.score(hidden).squeeze(-1).float()
+    scores: Tensor = plain.score(hidden).squeeze(-1).float()
     return scores
 
 
@@ -121,7 +125,13 @@ def sequence_rewards(reward_model: Any, batch: Batch) -> Tensor:
 
 
 def _load(auto_class: Any, folder: Path, device: str, **options: Any) -> Any:
+    adapted = is_adapter_folder(folder)
     model = auto_class.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, **options
+        folder / BASE if adapted else folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        **options,
     )
+    if adapted:
+        merge_folder(model, folder)
     return model.to(device).eval()

@@ -1,4 +1,4 @@
-"""A model that learns: its weights, AdamW's moments, and both as named tensors.
+"""A model that learns: the weights that do, AdamW's moments, and both as named tensors.
 
 Moments are named after the parameter they belong to, so that they can be written beside a model,
 read back for the next iteration, and inspected.
@@ -28,7 +28,11 @@ class Learner:
         self.model = model
         self.learning_rate = learning_rate
         self.max_grad_norm = max_grad_norm
-        self._parameters = dict(model.named_parameters())
+        self._parameters = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), lr=learning_rate, betas=betas, weight_decay=weight_decay
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from stages.context import Context, StageError
 from stages.data.seeds import stable_hash
-from stages.engines.generation import Completion, Request, generate
+from stages.engines.generation import Completion, Request, Sampling, generate
 from stages.engines.models import content_hash, load_policy
 from stages.engines.parts import Pass, collect, fill, missing, pass_names
 
@@ -34,7 +34,7 @@ def generate_all(
     requests: Sequence[Request],
     *,
     max_new_tokens: int,
-    temperature: float,
+    sampling: Sampling,
     batch_size: int,
 ) -> Samples:
     """Complete all requests with the policy in `folder`; ShareDone where other shards owe some.
@@ -46,9 +46,7 @@ def generate_all(
     def responses(name: str, policy: Any = None) -> Pass:
         def decode(unit: range) -> list[dict[str, Any]]:
             batch = requests[unit.start : unit.stop]
-            completions = generate(
-                policy, batch, max_new_tokens=max_new_tokens, temperature=temperature
-            )
+            completions = generate(policy, batch, max_new_tokens=max_new_tokens, sampling=sampling)
             return [asdict(completion) for completion in completions]
 
         return Pass(name, len(requests), batch_size, lambda: decode, _response_length)

@@ -1,19 +1,34 @@
 """The torch generator against a plain forward pass, and the promises about its randomness."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.data.batching import collate
-from stages.engines.generation import Request, generate, uniforms
-from stages.engines.models import end_ids, load_policy, response_logprobs
+from stages.engines.generation import Request, Sampling, generate, uniforms
+from stages.engines.logprobs import response_logprobs
+from stages.engines.models import end_ids
 
-OPTIONS = {"max_new_tokens": 12, "temperature": 0.8}
+OPTIONS = {"max_new_tokens": 12, "sampling": Sampling(temperature=0.8)}
 PROMPTS = ([1, 5, 6], [1, 7, 8, 9, 10, 11], [1], [1, 4, 4, 4])
 
 
 @pytest.fixture(scope="module")
-def policy(trained):
-    return load_policy(trained.root / "artifacts/policies/sft/model")
+def policy():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        pad_token_id=0,
+        eos_token_id=2,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +65,7 @@ def test_samples_of_one_prompt_differ_and_repeat(policy):
 def test_a_response_ends_with_its_only_end_token_or_is_cut(policy, requests):
     ends = end_ids(policy)
     # A flatter distribution, so that both endings occur.
-    completions = generate(policy, requests, max_new_tokens=12, temperature=3.0)
+    completions = generate(policy, requests, max_new_tokens=12, sampling=Sampling(temperature=3.0))
     assert {completion.finish_reason for completion in completions} == {"stop", "length"}
     for completion in completions:
         assert not ends & set(completion.ids[:-1])
@@ -69,6 +84,25 @@ def test_without_a_seed_the_likeliest_token_is_taken(policy):
     assert logits.argmax(-1).tolist() == greedy.ids
 
 
+def test_a_seed_stands_for_the_same_tokens_for_ever():
+    class Ramp:
+        """Logits that grow with the token's distance from the last one."""
+
+        device, config = torch.device("cpu"), SimpleNamespace(eos_token_id=8, pad_token_id=0)
+
+        def __call__(self, input_ids, **_):
+            logits = ((torch.arange(8) - input_ids[:, -1:]) % 8).float() / 2
+            return SimpleNamespace(logits=logits[:, None], past_key_values=None)
+
+    requests = [Request([1], seed=7), Request([1], seed=2**62), Request([5], seed=7)]
+    completions = generate(Ramp(), requests, max_new_tokens=10, sampling=Sampling())
+    assert [completion.ids for completion in completions] == [
+        [0, 1, 7, 5, 3, 1, 4, 2, 0, 6],
+        [0, 7, 6, 4, 0, 7, 0, 1, 0, 7],
+        [3, 0, 7, 5, 3, 1, 4, 2, 0, 6],
+    ]
+
+
 def test_uniform_numbers_are_uniform_and_differ_by_seed_and_position():
     seeds = torch.arange(20_000)
     drawn = torch.stack([uniforms(seeds, position) for position in range(3)])
@@ -83,7 +117,7 @@ def test_tokens_are_drawn_with_their_probabilities(policy):
         policy,
         [Request([1, 5, 6], seed=i * 7919) for i in range(4000)],
         max_new_tokens=1,
-        temperature=1.0,
+        sampling=Sampling(),
     )
     with torch.no_grad():
         expected = policy(torch.tensor([[1, 5, 6]])).logits[0, -1].softmax(-1)

@@ -1,0 +1,219 @@
+"""Training an adapter instead of all weights, and adapters in folders.
+
+An *adapter folder* holds an adapter in the form that peft reads, and the base it belongs to:
+
+adapter_config.json            peft's; base_model_name_or_path is "base", relative to the folder
+adapter_model.safetensors      peft's names; where there is a scalar head, the trained one too
+base/                          a Hugging Face folder: the weights that stayed as they are
+
+Elsewhere, PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder / "base"), folder)
+loads it. The stages that only read a model get it merged and need not know.
+
+Always true:
+- The merged weight is base + alpha / rank * B A, computed in one place and way, whether the adapter
+  is in a model or in a folder; so a model in training has the hash of the folder that it becomes.
+- A fresh adapter changes no bit of the merged weights.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from stages.context import StageError
+from stages.contracts.lora import LoraParams, LoraSave
+from stages.data.artifacts import write_json
+from stages.data.seeds import stable_hash
+
+BASE = "base"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+ADAPTER = "default"
+"""The name that peft gives to a model's only adapter."""
+PREFIX = "base_model.model."
+"""What peft puts before the names of a model's weights."""
+HEAD = "score"
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    return (folder / CONFIG).exists()
+
+
+def carries_moments(lora: LoraParams, folder: Path) -> bool:
+    """Whether an optimizer's moments that belong to `folder` still fit what is about to learn.
+
+    They do if all weights learn, or if the very same adapter goes on; a fresh one starts without.
+    """
+    if is_adapter_folder(folder):
+        return _goes_on(lora, folder)
+    return lora.rank == 0
+
+
+def open_for_training(
+    load: Callable[[Path, str], Any], folder: Path, device: str, lora: LoraParams, seed: int
+) -> Any:
+    """The model in `folder`, ready to learn; with a rank, under an adapter.
+
+    An adapter folder goes on with its own adapter if that is what will be saved again; otherwise
+    its merged weights are the base of a fresh one. The head of a scalar model learns in any case.
+    """
+    if lora.rank == 0:
+        return load(folder, device)
+    # On the CPU first: the weights of a fresh adapter do not depend on the device.
+    if _goes_on(lora, folder):
+        model = load(folder / BASE, "cpu")
+        # The policy's adapter does not go on in a critic that starts from the policy.
+        if _task(model) == _config(folder)["task_type"]:
+            return _go_on(_with_adapter(model, lora, seed), folder, lora).to(device).eval()
+    return _with_adapter(load(folder, "cpu"), lora, seed).to(device).eval()
+
+
+def unwrapped(model: Any) -> Any:
+    """The Hugging Face model itself, adapter layers inside, without peft's shell around it."""
+    return model.get_base_model() if has_adapter(model) else model
+
+
+def has_adapter(model: Any) -> bool:
+    return hasattr(model, "get_base_model")
+
+
+def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """A model's weights in the order of their names; those with an adapter are merged."""
+    if not has_adapter(model):
+        yield from sorted(model.state_dict().items())
+        return
+    config = model.peft_config[ADAPTER]
+    yield from _merged(model, _adapter_weights(model), config.lora_alpha / config.r)
+
+
+def merge_folder(base: Any, folder: Path) -> None:
+    """Add the adapter in `folder` to the weights of its base, in place."""
+    config = _config(folder)
+    weights = base.state_dict()
+    adapter = load_file(folder / WEIGHTS)
+    for name, value in _merged(base, adapter, config["lora_alpha"] / config["r"]):
+        weights[name].copy_(value)
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """The adapter folder of a model in training, without the tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = model.peft_config[ADAPTER].to_dict()
+    config |= {"base_model_name_or_path": BASE, "revision": None, "inference_mode": True}
+    # A set has another order in every process.
+    plain = {key: sorted(v) if isinstance(v, set) else v for key, v in config.items()}
+    write_json(folder / CONFIG, plain)
+    adapter = {name: value.cpu().contiguous() for name, value in _adapter_weights(model).items()}
+    save_file(adapter, folder / WEIGHTS, metadata={"format": "pt"})
+    base = dict(_base_weights(model))
+    unwrapped(model).save_pretrained(folder / BASE, state_dict=base)
+
+
+def _goes_on(lora: LoraParams, folder: Path) -> bool:
+    return is_adapter_folder(folder) and lora.rank > 0 and lora.save is LoraSave.ADAPTER
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+    return config
+
+
+def _task(model: Any) -> str:
+    return "SEQ_CLS" if hasattr(model, HEAD) else "CAUSAL_LM"
+
+
+def _with_adapter(model: Any, lora: LoraParams, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    head = model.get_output_embeddings()
+    outside = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if module is head or name == HEAD or isinstance(module, torch.nn.Embedding)
+    }
+    if refused := sorted(outside & {name.rsplit(".", 1)[-1] for name in lora.targets}):
+        raise StageError(
+            f"lora.targets names {', '.join(refused)}: embeddings and the head take no adapter"
+        )
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=lora.targets or "all-linear",
+        task_type=_task(model),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_hash(seed, "lora"))
+        try:
+            return get_peft_model(model, config)
+        except ValueError as error:
+            raise StageError(f"lora.targets {lora.targets}: {error}") from error
+
+
+def _go_on(model: Any, folder: Path, lora: LoraParams) -> Any:
+    from peft import set_peft_model_state_dict
+
+    saved = load_file(folder / WEIGHTS)
+    fresh = _adapter_weights(model)
+    shapes = [{name: value.shape for name, value in part.items()} for part in (saved, fresh)]
+    alpha = _config(folder)["lora_alpha"]
+    if shapes[0] != shapes[1] or alpha != lora.alpha:
+        raise StageError(
+            f"the adapter in {folder} has rank {_config(folder)['r']}, alpha {alpha} and other "
+            "layers than lora.rank, lora.alpha and lora.targets say, or one of these: go on with "
+            "the values it was made with, or set lora.save to merged for a fresh one"
+        )
+    set_peft_model_state_dict(model, saved)
+    return model
+
+
+def _adapter_weights(model: Any) -> dict[str, Tensor]:
+    """As in adapter_model.safetensors."""
+    from peft import get_peft_model_state_dict
+
+    # "auto", peft's default, asks the Hugging Face hub about the base.
+    weights: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return weights
+
+
+def _base_weights(model: Any) -> Iterable[tuple[str, Tensor]]:
+    """As in the folder that the model came from."""
+    for name, value in sorted(unwrapped(model).state_dict().items()):
+        if ".lora_" not in name and ".modules_to_save." not in name:
+            yield name.replace(".base_layer.", ".").replace(".original_module.", "."), value
+
+
+def _merged(
+    model: Any, adapter: Mapping[str, Tensor], scaling: float
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a model's base with an adapter added; one that fits no weight is an error.
+
+    Sums are computed on the CPU in float64, so that bits do not depend on where the model is.
+    """
+    left = {name.removeprefix(PREFIX): value for name, value in adapter.items()}
+    transposed = {
+        name.removesuffix(".base_layer")
+        for name, module in unwrapped(model).named_modules()
+        if type(module).__name__ == "Conv1D"
+    }
+    for name, value in _base_weights(model):
+        layer = name.removesuffix(".weight")
+        if name in left:
+            yield name, left.pop(name)
+        elif f"{layer}.lora_A.weight" in left:
+            a, b = (left.pop(f"{layer}.lora_{part}.weight").cpu().double() for part in "AB")
+            delta = (b @ a) * scaling
+            if layer in transposed:
+                delta = delta.T
+            before = value.cpu()
+            # -0.0 + 0.0 is 0.0, and a fresh adapter has to leave every bit as it was.
+            after = torch.where(delta == 0, before, (before + delta).to(before.dtype))
+            yield name, after
+        else:
+            yield name, value
+    if left:
+        raise StageError(f"the adapter has weights that its base has not: {', '.join(left)}")

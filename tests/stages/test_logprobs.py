@@ -1,0 +1,287 @@
+"""Chunked log-probs against the model's own logits: values, gradients, memory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from stages.context import StageError
+from stages.data.batching import collate
+from stages.engines import logprobs
+from stages.engines.logprobs import logprobs_of, response_logprobs, response_topk
+
+VOCABULARY = 29
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.5,
+}
+FAMILIES = {
+    "llama": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "gemma2": {"head_dim": 8, "final_logit_softcapping": 2.0},
+    "cohere": {"logit_scale": 0.3},
+    "granite": {"logits_scaling": 3.0},
+    "gpt_neox": {},
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
+    "opt": {"ffn_dim": 24, "word_embed_proj_dim": 8, "init_std": 0.5},
+    "phi": {},
+}
+"""What is special about each family's head: a cap, a scale, a bias (Phi), a projection (OPT)."""
+PROMPTS = ([3, 4, 5], [6], [7, 8, 9, 10, 11])
+RESPONSES = ([12, 13], [14, 15, 16, 17, 18], [19])
+TEMPERATURE = 0.7
+
+
+def build(family: str, **changes):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family], **changes})
+    return AutoModelForCausalLM.from_config(config).double().eval()
+
+
+@pytest.fixture
+def batch():
+    return collate(PROMPTS, RESPONSES, pad_id=0)
+
+
+def naive(policy, batch):
+    """[B, T, V] scaled logits, all of them."""
+    logits = policy(input_ids=batch.ids, attention_mask=batch.attention_mask).logits
+    index = batch.before[:, :, None].expand(-1, -1, logits.shape[-1])
+    return logits.gather(1, index) / TEMPERATURE
+
+
+def naive_response(policy, batch, support=None):
+    """[B, T] log-probs and entropies, token by token; `support` has the ids of each that count."""
+    scaled = naive(policy, batch)
+    logprobs, entropies = (scaled.new_zeros(batch.response_mask.shape) for _ in range(2))
+    for b, t in batch.response_mask.nonzero().tolist():
+        kept = support[b][t] if support else list(range(VOCABULARY))
+        distribution = scaled[b, t, kept].log_softmax(-1)
+        logprobs[b, t] = distribution[kept.index(int(batch.response_ids[b, t]))]
+        entropies[b, t] = torch.special.entr(distribution.exp()).sum()
+    return logprobs, entropies
+
+
+def gradients(policy, *weighted) -> list[torch.Tensor]:
+    """Of sums with weights that differ from token to token, so that none can be mistaken."""
+    loss = sum(
+        (value * torch.arange(1, value.numel() + 1).reshape(value.shape)).sum() * factor
+        for factor, value in enumerate(weighted, start=1)
+    )
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros(1) if grad is None else grad for grad in found]
+
+
+def close(ours, expected):
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients_equal_those_of_the_models_own_logits(family, batch, monkeypatch):
+    policy = build(family)
+    monkeypatch.setattr(logprobs, "CHUNK_TOKENS", 3)
+    ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
+    close((ours.logprobs, ours.entropies), expected)
+    close(gradients(policy, ours.logprobs, ours.entropies), gradients(policy, *expected))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 8, 9, 512])
+def test_the_size_of_a_chunk_changes_nothing(chunk, batch, monkeypatch):
+    policy = build("llama")
+    monkeypatch.setattr(logprobs, "CHUNK_TOKENS", chunk)
+    ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
+    close((ours.logprobs, ours.entropies), expected)
+    close(gradients(policy, ours.logprobs, ours.entropies), gradients(policy, *expected))
+
+
+def test_a_support_renormalises_values_and_gradients(monkeypatch):
+    generator = torch.Generator().manual_seed(1)
+    support = [
+        [
+            sorted({token, *torch.randperm(VOCABULARY, generator=generator)[:size].tolist()})
+            for size, token in enumerate(response)
+        ]
+        for response in RESPONSES
+    ]
+    policy = build("llama")
+    batch = collate(PROMPTS, RESPONSES, pad_id=0, supports=support)
+    for chunk in (2, 512):
+        monkeypatch.setattr(logprobs, "CHUNK_TOKENS", chunk)
+        ours = response_logprobs(policy, batch, TEMPERATURE)
+        expected = naive_response(policy, batch, support)
+        close((ours.logprobs, ours.entropies), expected)
+        close(gradients(policy, ours.logprobs, ours.entropies), gradients(policy, *expected))
+    # A support of one token leaves no choice: it is certain, whatever the weights.
+    assert len(support[0][0]) == 1
+    assert ours.logprobs[0, 0] == ours.entropies[0, 0] == 0
+
+
+@pytest.mark.parametrize(
+    "supports",
+    [[[[12], [1, 2]], [[14]], [[19]]], [[[12], [13]], None, [[19]]], [[[12]], [[14]], [[19]]]],
+    ids=["a token outside", "a row without", "too short"],
+)
+def test_a_support_that_does_not_fit_its_response_is_refused(supports):
+    with pytest.raises(ValueError, match="support"):
+        collate(PROMPTS, [[12, 13], [14], [19]], pad_id=0, supports=supports)
+
+
+def test_rows_without_a_support_have_none():
+    assert collate(PROMPTS, RESPONSES, pad_id=0, supports=[None] * 3).support is None
+
+
+def test_a_masked_token_is_not_computed_and_takes_no_gradient(batch):
+    policy = build("llama")
+    batch.response_mask[1, 1] = 0.0
+    ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
+    close((ours.logprobs, ours.entropies), expected)
+    assert ours.logprobs[1, 1] == 0
+    close(gradients(policy, ours.logprobs), gradients(policy, expected[0]))
+    batch.response_mask.zero_()
+    nothing = response_logprobs(policy, batch, TEMPERATURE)
+    assert nothing.logprobs.shape == batch.response_mask.shape
+    assert not nothing.logprobs.any()
+    assert not any(grad.any() for grad in gradients(policy, nothing.logprobs))
+
+
+def test_the_likeliest_tokens_and_the_log_probs_of_given_ones(batch, monkeypatch):
+    policy = build("gemma2")
+    monkeypatch.setattr(logprobs, "CHUNK_TOKENS", 3)
+    counted = batch.response_mask > 0
+    whole = naive(policy, batch).log_softmax(-1)
+    ids, values = response_topk(policy, batch, 4, TEMPERATURE)
+    assert not values.requires_grad
+    expected = whole[counted].topk(4)
+    assert ids[counted].tolist() == expected.indices.tolist()
+    close(values[counted], expected.values.detach())
+    assert not ids[~counted].any()
+    assert not values[~counted].any()
+
+    ours = logprobs_of(policy, batch, ids, TEMPERATURE)
+    close(ours.detach(), values)
+    theirs = whole.gather(-1, ids) * counted[:, :, None]
+    close(gradients(policy, ours), gradients(policy, theirs))
+
+
+def test_under_an_adapter_the_log_probs_are_those_of_the_wrapped_model(batch):
+    from peft import LoraConfig, get_peft_model
+
+    policy = get_peft_model(build("llama"), LoraConfig(target_modules="all-linear", r=2))
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_()
+    policy = policy.double()
+    ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
+    close((ours.logprobs, ours.entropies), expected)
+    close(gradients(policy, ours.logprobs), gradients(policy, expected[0]))
+
+
+def test_a_model_that_does_something_unknown_to_its_logits_is_refused(batch):
+    policy = build("llama").train()
+    forward = policy.forward
+
+    def doubled(**inputs):
+        output = forward(**inputs)
+        output.logits = output.logits * 2
+        return output
+
+    policy.forward = doubled
+    with pytest.raises(StageError, match="llama"):
+        response_logprobs(policy, batch, TEMPERATURE)
+    assert policy.training
+
+
+PEAK = """
+import sys, types
+from pathlib import Path
+import torch
+from torch import nn
+from stages.data.batching import Batch
+from stages.engines import logprobs
+
+logprobs.CHUNK_TOKENS = 128
+torch.set_num_threads(1)
+torch.manual_seed(0)
+how, tokens, vocabulary, hidden = sys.argv[1], *map(int, sys.argv[2:])
+
+class Backbone(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden)
+    def forward(self, input_ids, **_):
+        return types.SimpleNamespace(last_hidden_state=self.embedding(input_ids))
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base_model, self.head = Backbone(), nn.Linear(hidden, vocabulary, bias=False)
+        self.config = types.SimpleNamespace(get_text_config=lambda: None)
+    def get_output_embeddings(self):
+        return self.head
+    def forward(self, input_ids, **_):
+        hidden = self.base_model(input_ids).last_hidden_state
+        return types.SimpleNamespace(logits=self.head(hidden))
+
+policy = Policy()
+ids = torch.randint(vocabulary, (4, tokens // 4 + 1))
+ones = torch.ones_like(ids[:, 1:])
+before = torch.arange(tokens // 4).expand(4, -1)
+batch = Batch(ids, torch.ones_like(ids), ids[:, 1:], ones.float(), before, ones.sum(1))
+
+def loss():
+    if how == "chunked":
+        result = logprobs.response_logprobs(policy, batch, 1.0)
+        return result.logprobs.sum() + result.entropies.sum()
+    distribution = policy(batch.ids).logits[:, :-1].log_softmax(-1)
+    chosen = distribution.gather(-1, batch.response_ids[:, :, None])
+    return chosen.sum() - (distribution.exp() * distribution).sum()
+
+def peak():
+    # Not getrusage: a process starts there with the peak of the one that started it.
+    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
+    return int(line.split()[1]) * 1024
+
+started = peak()
+value = loss()
+value.backward()
+grown = peak() - started
+print(float(value), float(policy.head.weight.grad.abs().sum()), grown)
+"""
+
+
+def test_the_logits_of_a_batch_are_never_in_memory_at_once():
+    tokens, vocabulary, hidden = 4096, 16_000, 16
+    whole = tokens * vocabulary * 4
+
+    def measure(how):
+        command = [sys.executable, "-c", PEAK, how, *map(str, (tokens, vocabulary, hidden))]
+        root = Path(__file__).parents[2]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True)
+        return [float(word) for word in result.stdout.split()]
+
+    value, gradient, grown = measure("chunked")
+    naive_value, naive_gradient, naive_grown = measure("naive")
+    assert value == pytest.approx(naive_value, rel=1e-4)
+    assert gradient == pytest.approx(naive_gradient, rel=1e-3)
+    assert grown < 0.75 * whole
+    assert naive_grown > 3 * whole
+
+
+def test_one_wide_support_does_not_widen_all_others():
+    """Padded as a whole it would be tokens x vocabulary after all."""
+    wide, narrow = list(range(VOCABULARY)), [3]
+    batch = collate([[1]], [[3] * 9], pad_id=0, supports=[[wide] + [narrow] * 8])
+    assert batch.support.ids.numel() == VOCABULARY + 8
+    chunks = list(batch.support.chunks(3))
+    assert [tuple(chunk.shape) for chunk in chunks] == [(3, VOCABULARY), (3, 1), (3, 1)]
+    assert chunks[0][1].tolist() == [3] + [-1] * (VOCABULARY - 1)
