@@ -1,4 +1,4 @@
-"""Outputs of iterations that params.yaml no longer names."""
+"""Outputs of policies that params.yaml no longer names."""
 
 from pipelines import atomic
 from pipelines.repository import Repository

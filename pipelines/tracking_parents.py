@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 _FINISHED = (State.COMPLETED, State.PUBLISHED)
 _BY_WEIGHT = ("RUNNING", "SCHEDULED", "FAILED", "KILLED")
 """Which status of its stages a command bears."""
-_OF_AN_ITERATION = {stage.name for stage in STAGES.values() if stage.over is Over.ITERATIONS}
+_OF_A_POLICY = [
+    {stage.name for stage in STAGES.values() if stage.over is over}
+    for over in (Over.ITERATIONS, Over.PREFERENCES)
+]
+"""The stages that make one policy and evaluate it."""
 
 
 class ParentShipper:
@@ -86,7 +90,7 @@ class ParentShipper:
         for iteration, run in cursor.iterations.items():
             inside = {e: s for e, s in states.items() if iteration_of(e.spec) == iteration}
             done = {entry.spec.name for entry, state in inside.items() if state in _FINISHED}
-            over = group.over or done >= _OF_AN_ITERATION
+            over = group.over or any(done >= stages for stages in _OF_A_POLICY)
             self._set_status(run, inside, over, cursor)
         if group.over:
             self._close(group, states, cursor)
@@ -187,7 +191,7 @@ class ParentShipper:
         if iteration is None:
             return 0
         try:
-            names = list(load_params(self._repository.root).rl.iterations)
+            names = list(load_params(self._repository.root).rl.family)
         except LockstepError:
             names = []
         if iteration in names:

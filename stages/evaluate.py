@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from stages.algorithms.kl import k3
+from stages.algorithms.kl import reported_kl
 from stages.context import Context
 from stages.contracts.evaluate import EvaluateConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.tokenizer import Decoder
-from stages.engines.generation import Completion, Request
+from stages.engines.generation import Completion, Request, Sampling
 from stages.engines.inference import response_pass
-from stages.engines.models import load_policy, response_logprobs
+from stages.engines.logprobs import response_logprobs
+from stages.engines.models import load_policy
 from stages.engines.parts import collect, fill
 from stages.engines.sampling import generate_all, sample_seed
 from stages.rewards.source import reward_pass
@@ -44,7 +45,7 @@ def run(
         inputs["policy"],
         requests,
         max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
+        sampling=Sampling(config.temperature),
         batch_size=config.batch_size,
     )
     completions = answers.completions
@@ -97,7 +98,7 @@ def run(
         "accuracy_sampled": statistics.fmean(correct[len(prompts) :]),
         "reward_mean": statistics.fmean(rewards[len(prompts) :]),
         "reward_std": statistics.pstdev(rewards[len(prompts) :]),
-        "kl_to_reference": float(k3(own, reference).mean()),
+        "kl_to_reference": float(reported_kl(own, reference).mean()),
         "entropy": sum(completion.entropy for completion in of_samples) / num_tokens,
         "response_length": num_tokens / len(of_samples),
         "truncation_rate": statistics.fmean(c.finish_reason == "length" for c in of_samples),

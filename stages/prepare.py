@@ -6,6 +6,7 @@ and nowhere else. The held-out prompts are in no training set, whatever the sour
 """
 
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ from stages.contracts.model import ModelParams
 from stages.contracts.prepare import PrepareConfig
 from stages.data import schema
 from stages.data.artifacts import set_modes, write_json, write_parquet
-from stages.data.corpus import Example, Pair, arithmetic_corpus, files_corpus
+from stages.data.corpus import (
+    Example,
+    Labelled,
+    Pair,
+    Rated,
+    arithmetic_corpus,
+    files_corpus,
+)
 from stages.data.seeds import content_id, stable_hash
 from stages.data.tokenizer import Renderer, build_character_tokenizer
 from stages.engines.lean_transformers import AutoConfig, AutoModelForCausalLM
@@ -49,6 +57,8 @@ def run(
         ("held_out_preferences", corpus.held_out_preferences),
     ):
         write_parquet(out[name], [rendered.pair(pair) for pair in pairs], schema.PREFERENCES)
+    write_parquet(out["feedback"], map(rendered.rated, corpus.feedback), schema.FEEDBACK)
+    write_parquet(out["steps"], map(rendered.labelled, corpus.steps), schema.STEPS)
     for name, prompts in (("prompts", corpus.prompts), ("held_out", corpus.held_out)):
         rows = {row["prompt_id"]: row for row in map(rendered.prompt, prompts)}
         write_parquet(out[name], [rows[key] for key in sorted(rows)], schema.PROMPTS)
@@ -67,6 +77,8 @@ def run(
     metrics: dict[str, float | int] = {
         "num_demonstrations": len(corpus.demonstrations),
         "num_preferences": len(corpus.preferences),
+        "num_feedback": len(corpus.feedback),
+        "num_step_labels": sum(len(labelled.labels) for labelled in corpus.steps),
         "num_prompts": len(corpus.prompts),
         "num_held_out": len(corpus.held_out),
         "num_held_out_preferences": len(corpus.held_out_preferences),
@@ -102,6 +114,7 @@ class _Rendered:
             "prompt_id": content_id(example.prompt),
             "prompt": example.prompt,
             "completion": example.completion,
+            "answer": example.answer,
             "prompt_ids": ids,
             "completion_ids": self._response_ids(ids, example.completion, example.place),
         }
@@ -114,9 +127,37 @@ class _Rendered:
             "chosen": pair.chosen,
             "rejected": pair.rejected,
             "answer": pair.answer,
+            "margin": pair.margin,
             "prompt_ids": ids,
             "chosen_ids": self._response_ids(ids, pair.chosen, pair.place),
             "rejected_ids": self._response_ids(ids, pair.rejected, pair.place),
+        }
+
+    def rated(self, rated: Rated) -> dict[str, Any]:
+        ids = self._prompt_ids(rated.prompt, rated.place)
+        return {
+            "prompt_id": content_id(rated.prompt),
+            "prompt": rated.prompt,
+            "completion": rated.completion,
+            "rating": rated.rating,
+            "prompt_ids": ids,
+            "completion_ids": self._response_ids(ids, rated.completion, rated.place),
+        }
+
+    def labelled(self, labelled: Labelled) -> dict[str, Any]:
+        """Steps are rendered one by one, so that each ends with a token; the last ends the text."""
+        ids = self._prompt_ids(labelled.prompt, labelled.place)
+        *first, last = [self._renderer.response_ids(step) for step in labelled.steps]
+        parts = [*(step[:-1] for step in first), last]
+        completion = self._fitting(ids, [i for part in parts for i in part], labelled.place)
+        lengths = list(accumulate(map(len, parts)))
+        return {
+            "prompt_id": content_id(labelled.prompt),
+            "prompt": labelled.prompt,
+            "prompt_ids": ids,
+            "completion_ids": completion,
+            "step_ends": [length - 1 for length in lengths],
+            "step_labels": labelled.labels,
         }
 
     def _prompt_ids(self, prompt: str, place: str) -> list[int]:
@@ -129,7 +170,9 @@ class _Rendered:
         return ids
 
     def _response_ids(self, prompt_ids: list[int], response: str, place: str) -> list[int]:
-        ids = self._renderer.response_ids(response)
+        return self._fitting(prompt_ids, self._renderer.response_ids(response), place)
+
+    def _fitting(self, prompt_ids: list[int], ids: list[int], place: str) -> list[int]:
         total = len(prompt_ids) + len(ids)
         self.longest = max(self.longest, total)
         if total > self._max_length:

@@ -2,7 +2,7 @@
 
 Reads numbers and samples that other stages wrote, compares the SFT policy with the final one, and
 writes both files from that alone: the same inputs give the same bytes. The final policy is the last
-in rl.iterations; where another is more accurate, the report says so.
+that params.yaml names; where another is more accurate, the report says so.
 
 In reading order: `evidence` (what is read), `family` (the tree of policies), `comparison` and
 `story` (what may be concluded), `page` and `summary` (how it is shown).
@@ -20,7 +20,7 @@ from stages.reporting.family import ROOT, Family
 def run(
     config: ReportConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float]:
-    family = Family({name: it.policy for name, it in config.rl.iterations.items()})
+    family = Family(config.rl.family, frozenset(config.rl.preferences))
     found = evidence.read(inputs, family)
     pairs = comparison.pair_up(found.before, found.after)
     told = story.tell(config, family, found, pairs)

@@ -1,10 +1,13 @@
-"""reward_model: a scalar reward learnt from preference pairs (Bradley–Terry).
+"""reward_model: a scalar reward learnt from pairs (Bradley–Terry), ratings, or labelled steps.
 
 It starts from the base model, not from the SFT policy, so that the two train side by side. Two
 departures from Ouyang et al. (2022): pairs are compared at every token from the first that differs,
-not only at the last; and after training the head is scaled so that rewards of training responses
-have standard deviation 1. Only differences of rewards bear meaning, and a KL coefficient or a value
-clip then means the same for every reward model.
+unless `compared` says otherwise; and after training on pairs the head is scaled so that rewards of
+training responses have standard deviation 1. Only differences of such rewards bear meaning, and a
+KL coefficient or a value clip then means the same for every reward model. Ratings and probabilities
+of steps have a scale of their own and keep it.
+
+reward.json in the model's folder says how a response's reward is read off the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +16,21 @@ from typing import Any
 
 import torch
 
-from stages.algorithms.bradley_terry import bradley_terry_loss, tokens_that_differ
-from stages.context import Context
-from stages.contracts.reward_model import RewardModelConfig
+from stages.algorithms.loss import Counts, Loss, Tokens
+from stages.algorithms.reward_loss import (
+    bradley_terry_loss,
+    last_token_only,
+    process_loss,
+    regression_loss,
+    tokens_that_differ,
+)
+from stages.context import Context, StageError
+from stages.contracts.objectives import RewardObjective
+from stages.contracts.reward_model import Compared, RewardModelConfig, RewardModelParams
 from stages.data.artifacts import read_parquet, write_json
 from stages.data.batching import Batch, collate
+from stages.data.tokenizer import Decoder
+from stages.engines.lora import open_for_training, unwrapped
 from stages.engines.models import (
     pad_id,
     save_model,
@@ -25,67 +38,67 @@ from stages.engines.models import (
     start_scalar_model,
     token_scores,
 )
-from stages.engines.optimizer import Learner
 from stages.engines.ranks import join
-from stages.engines.training import Micro, Plan, Rows, train, warmup_then_cosine
+from stages.engines.training import (
+    Rows,
+    Step,
+    Work,
+    cosine_plan,
+    counted,
+    fresh_learner,
+    last_epoch_means,
+    train,
+)
+from stages.learning.pairs import paired_batch
+from stages.rewards.model import RewardRule
 from stages.rewards.verifier import pairwise_accuracy
 
 SCALED_BY = 512
 """Training pairs whose rewards set the scale."""
+DATA = {
+    RewardObjective.BRADLEY_TERRY: "preferences",
+    RewardObjective.REGRESSION: "feedback",
+    RewardObjective.PROCESS: "steps",
+}
+Data = Sequence[Mapping[str, Any]]
 
 
 def run(
     config: RewardModelConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     params = config.reward_model
-    pairs = read_parquet(inputs["preferences"])
-    held_out = read_parquet(inputs["held_out_preferences"])
-    plan = Plan(
-        num_rows=len(pairs),
-        batch_size=params.batch_size,
-        epochs=params.epochs,
-        seed=ctx.seed,
-        learning_rate=warmup_then_cosine(params.warmup_ratio),
-    )
-    with join(ctx) as ranks:
-        model = start_scalar_model(inputs["base"], ctx.device)
-
-        def micro_loss(chosen_rows: Rows, step_rows: Rows) -> Micro:
-            batch = _paired_batch(model, [pairs[i] for i in chosen_rows], ctx.device)
-            chosen, rejected = _scores_along(model, batch).chunk(2)
-            mask = tokens_that_differ(*batch.response_ids.chunk(2), *batch.response_mask.chunk(2))
-            loss = bradley_terry_loss(chosen, rejected, mask, centre=params.centre) / len(step_rows)
-            with torch.no_grad():
-                margin = chosen[:, -1] - rejected[:, -1]
-                return Micro(
-                    loss,
-                    {
-                        "train_accuracy": (margin > 0).sum() / len(step_rows),
-                        "reward_margin": margin.sum() / len(step_rows),
-                    },
-                )
-
-        learner = Learner(
-            model,
-            learning_rate=params.learning_rate,
-            max_grad_norm=params.max_grad_norm,
-            weight_decay=params.weight_decay,
+    name = DATA[params.objective]
+    rows = read_parquet(inputs[name])
+    if not rows:
+        raise StageError(
+            f"reward_model.objective is {params.objective}, but {name}.jsonl has no rows to learn "
+            "from"
         )
-        shown = ["loss", "train_accuracy"]
-        history = train(ctx, {"reward_model": learner}, plan, micro_loss, shown=shown, ranks=ranks)
+    held_out = read_parquet(inputs["held_out_preferences"])
+    rule = _rule(params, inputs["base"])
+    if params.objective is RewardObjective.PROCESS:
+        _check_steps(rows, rule)
+    plan = cosine_plan(params, len(rows), ctx.seed)
+    with join(ctx) as ranks:
+        model = open_for_training(
+            start_scalar_model, inputs["base"], ctx.device, config.lora, ctx.seed
+        )
+        work = _WORK[params.objective](model, rows, params, ctx.device)
+        learners = {"reward_model": fresh_learner(model, params)}
+        shown = ["loss", "grad_norm"]
+        history = train(ctx, learners, plan, work, shown=shown, dropout=True, ranks=ranks)
 
-    chosen, rejected = _all_pair_rewards(model, pairs[:SCALED_BY], ctx)
-    scale = float(torch.cat([chosen, rejected]).std(correction=0))
-    if scale > 0:
-        model.score.weight.data.div_(scale)
-    chosen, rejected = _all_pair_rewards(model, held_out, ctx)
+    if params.objective is RewardObjective.BRADLEY_TERRY:
+        _scale_rewards(model, rows[:SCALED_BY], ctx)
+    chosen, rejected = _all_pair_rewards(model, rule, held_out, ctx)
     quality = {
         "pairwise_accuracy": pairwise_accuracy(
             zip(chosen.tolist(), rejected.tolist(), strict=True)
         ),
         "reward_margin": float((chosen - rejected).mean()),
     }
-    save_model(model, out["model"], tokenizer_from=inputs["base"])
+    save_model(model, out["model"], tokenizer_from=inputs["base"], lora=config.lora)
+    rule.save(out["model"])
     write_json(out["model"] / "quality.json", quality)
     ctx.table(
         "samples",
@@ -97,21 +110,100 @@ def run(
             for side, reward in zip(("chosen", "rejected"), rewards, strict=True)
         ],
     )
-    last_epoch = history[-plan.steps_per_epoch :]
+    means = last_epoch_means(history, plan)
     return {
-        "loss": sum(step["loss"] for step in last_epoch) / len(last_epoch),
-        "train_accuracy": sum(step["train_accuracy"] for step in last_epoch) / len(last_epoch),
+        **{name: value for name, value in means.items() if name not in quality},
         "pairwise_accuracy": quality["pairwise_accuracy"] or 0.0,
         "reward_margin": quality["reward_margin"] or 0.0,
         "num_steps": plan.num_steps,
     }
 
 
-def _paired_batch(model: Any, pairs: Sequence[Mapping[str, Any]], device: str) -> Batch:
-    """The chosen responses, then the rejected ones, in one batch."""
-    prompts = [pair["prompt_ids"] for pair in pairs]
-    responses = [pair[side] for side in ("chosen_ids", "rejected_ids") for pair in pairs]
-    return collate(prompts + prompts, responses, pad_id(model), device)
+def _from_pairs(model: Any, pairs: Data, params: RewardModelParams, device: str) -> Work:
+    def loss(rows: Rows, step: Step) -> Loss:
+        some = [pairs[i] for i in rows]
+        batch = paired_batch(model, some, device)
+        chosen, rejected = _scores_along(model, batch).chunk(2)
+        mask = tokens_that_differ(*batch.response_ids.chunk(2), *batch.response_mask.chunk(2))
+        if params.compared is Compared.LAST_TOKEN:
+            mask = last_token_only(mask)
+        margins = torch.tensor([pair["margin"] or 0.0 for pair in some], device=device)
+        return bradley_terry_loss(
+            chosen, rejected, mask, step.counts, centre=params.centre, margins=margins
+        )
+
+    def counts(rows: Rows) -> Counts:
+        # Equal responses have no token that differs, and nothing to say about preferences.
+        differ = [i for i in rows if pairs[i]["chosen_ids"] != pairs[i]["rejected_ids"]]
+        sides = ("chosen_ids", "rejected_ids")
+        num_tokens = sum(len(pairs[i][side]) for i in rows for side in sides)
+        return Counts(num_tokens, max(len(differ), 1))
+
+    return Work(counts, loss)
+
+
+def _from_ratings(model: Any, rated: Data, params: RewardModelParams, device: str) -> Work:  # noqa: ARG001
+    def loss(rows: Rows, step: Step) -> Loss:
+        batch = _completions(model, [rated[i] for i in rows], device)
+        ratings = torch.tensor([rated[i]["rating"] for i in rows], device=device)
+        return regression_loss(sequence_rewards(model, batch), ratings, step.counts)
+
+    return Work(counted([len(row["completion_ids"]) for row in rated]), loss)
+
+
+def _check_steps(data: Data, rule: RewardRule) -> None:
+    """StageError where steps end elsewhere than scoring will take them to end."""
+    for number, row in enumerate(data):
+        ids = row["completion_ids"]
+        told = {i for i, token in enumerate(ids) if token == rule.step_token} | {len(ids) - 1}
+        if told != set(row["step_ends"]):
+            raise StageError(
+                f"row {number} of the labelled steps (prompt {row['prompt']!r}) has steps that do "
+                "not end where reward_model.step_separator stands: in a response the model could "
+                "not tell them apart. End each step but the last with it, and use it nowhere else"
+            )
+
+
+def _from_steps(model: Any, data: Data, params: RewardModelParams, device: str) -> Work:  # noqa: ARG001
+    def loss(rows: Rows, step: Step) -> Loss:
+        some = [data[i] for i in rows]
+        batch = _completions(model, some, device)
+        ends = torch.zeros_like(batch.response_mask)
+        labels = torch.zeros_like(batch.response_mask)
+        for index, row in enumerate(some):
+            ends[index, row["step_ends"]] = 1.0
+            labels[index, row["step_ends"]] = torch.tensor(row["step_labels"], device=device)
+        return process_loss(_scores_along(model, batch), labels, Tokens.padded(ends), step.counts)
+
+    return Work(counted([len(row["step_ends"]) for row in data]), loss)
+
+
+_WORK = {
+    RewardObjective.BRADLEY_TERRY: _from_pairs,
+    RewardObjective.REGRESSION: _from_ratings,
+    RewardObjective.PROCESS: _from_steps,
+}
+
+
+def _completions(model: Any, rows: Data, device: str) -> Batch:
+    return collate(
+        [row["prompt_ids"] for row in rows],
+        [row["completion_ids"] for row in rows],
+        pad_id(model),
+        device,
+    )
+
+
+def _rule(params: RewardModelParams, base: Path) -> RewardRule:
+    if params.objective is not RewardObjective.PROCESS:
+        return RewardRule()
+    ids = Decoder(base).ids(params.step_separator)
+    if len(ids) != 1:
+        raise StageError(
+            f"reward_model.step_separator {params.step_separator!r} is {len(ids)} tokens for this "
+            "tokenizer: choose a text that is one token"
+        )
+    return RewardRule(step_token=ids[0], step_reward=params.step_reward)
 
 
 def _scores_along(model: Any, batch: Batch) -> torch.Tensor:
@@ -120,14 +212,22 @@ def _scores_along(model: Any, batch: Batch) -> torch.Tensor:
     return token_scores(model, batch).gather(1, at)
 
 
+def _scale_rewards(model: Any, pairs: Data, ctx: Context) -> None:
+    """Divide the head by the standard deviation of the rewards of training responses."""
+    scale = float(torch.cat(_all_pair_rewards(model, RewardRule(), pairs, ctx)).std(correction=0))
+    if scale > 0:
+        for parameter in unwrapped(model).score.parameters():
+            parameter.data.div_(scale)
+
+
 @torch.no_grad()
 def _all_pair_rewards(
-    model: Any, pairs: Sequence[Mapping[str, Any]], ctx: Context
+    model: Any, rule: RewardRule, pairs: Data, ctx: Context
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[N] rewards of the chosen and of the rejected responses."""
     parts = []
     for start in range(0, len(pairs), ctx.micro_batch):
-        batch = _paired_batch(model, pairs[start : start + ctx.micro_batch], ctx.device)
-        parts.append(sequence_rewards(model, batch).chunk(2))
+        batch = paired_batch(model, pairs[start : start + ctx.micro_batch], ctx.device)
+        parts.append(rule.rewards(model, batch).chunk(2))
     chosen, rejected = (torch.cat(side).cpu() for side in zip(*parts, strict=True))
     return chosen, rejected

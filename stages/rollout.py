@@ -14,9 +14,9 @@ from stages.context import Context, StageError
 from stages.contracts.rollout import RolloutConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
-from stages.data.seeds import stable_hash
+from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
-from stages.engines.generation import Request
+from stages.engines.generation import Request, Sampling
 from stages.engines.sampling import generate_all, sample_seed
 
 
@@ -25,23 +25,30 @@ def run(
 ) -> dict[str, float | int]:
     params = config.rollout
     iteration = str(ctx.key)
-    prompts = read_parquet(inputs["prompts"])
-    if len(prompts) < params.prompts:
+    prompts = {row["prompt_id"]: row for row in read_parquet(inputs["prompts"])}
+    wanted = params.prompts + params.reserve
+    if len(prompts) < wanted:
         raise StageError(
-            f"rollout.prompts is {params.prompts}, but prompts.jsonl has {len(prompts)} different "
-            "prompts: lower rollout.prompts or add prompts"
+            f"rollout.prompts is {params.prompts} and rollout.reserve {params.reserve}, but there "
+            f"are {len(prompts)} different {params.source}: lower them or add prompts"
         )
-    prompts.sort(key=lambda row: stable_hash(ctx.seed, iteration, row["prompt_id"]))
-    drawn = sorted(prompts[: params.prompts], key=lambda row: str(row["prompt_id"]))
-    slots = [(row, index) for row in drawn for index in range(params.samples)]
-    seeds = [sample_seed(ctx.seed, iteration, row["prompt_id"], index) for row, index in slots]
+    drawn = sorted(draw_order(prompts, ctx.seed, iteration)[:wanted])
+    # A greedy response is one more sample, the last of its prompt, and needs no seed.
+    indices = range(params.samples + params.greedy_baseline)
+    slots = [(prompts[name], index) for name in drawn for index in indices]
+    seeds = [
+        sample_seed(ctx.seed, iteration, row["prompt_id"], index)
+        if index < params.samples
+        else None
+        for row, index in slots
+    ]
 
     sampled = generate_all(
         ctx,
         inputs["policy"],
         [Request(row["prompt_ids"], seed) for (row, _), seed in zip(slots, seeds, strict=True)],
         max_new_tokens=params.max_new_tokens,
-        temperature=params.temperature,
+        sampling=Sampling(params.temperature, params.top_p, params.top_k, params.min_p),
         batch_size=params.batch_size,
     )
     completions = sampled.completions
@@ -51,21 +58,25 @@ def run(
         {
             **{name: row[name] for name in ("prompt_id", "prompt", "answer", "prompt_ids")},
             "sample_index": index,
+            "greedy": seed is None,
             "response": decoder.text(completion.ids),
             "response_ids": completion.ids,
             "logprobs": completion.logprobs,
-            "seed": seed,
+            "support": completion.support,
+            "seed": seed or 0,
             "finish_reason": completion.finish_reason,
             "policy_hash": sampled.policy_hash,
         }
         for (row, index), seed, completion in zip(slots, seeds, completions, strict=True)
     ]
     write_parquet(out["rollouts"], rows, schema.ROLLOUTS)
-    num_tokens = sum(len(completion.ids) for completion in completions)
+    drawn_at_random = [c for c, seed in zip(completions, seeds, strict=True) if seed is not None]
+    num_tokens = sum(len(completion.ids) for completion in drawn_at_random)
+    num_cut = sum(completion.finish_reason == "length" for completion in drawn_at_random)
     return {
-        "response_length": num_tokens / len(rows),
-        "truncation_rate": sum(c.finish_reason == "length" for c in completions) / len(rows),
-        "entropy": sum(completion.entropy for completion in completions) / num_tokens,
-        "num_sequences": len(rows),
+        "response_length": num_tokens / len(drawn_at_random),
+        "truncation_rate": num_cut / len(drawn_at_random),
+        "entropy": sum(completion.entropy for completion in drawn_at_random) / num_tokens,
+        "num_sequences": len(drawn_at_random),
         "num_tokens": num_tokens,
     }

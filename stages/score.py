@@ -1,22 +1,36 @@
 """score: rewards for the rollouts, then the reference policy's log-probs of them.
 
-The reward model is let go before the reference is loaded: one model in memory at a time. Shards
-share out the rows of both passes; the last to be done writes the scores.
+Each source's reward is computed as it is and kept; what is learnt from is their weighted sum,
+clipped, with penalties for responses that did not end or nearly did not, and whitened if asked for.
+
+One model is in memory at a time: the reward model is let go before the reference is loaded. Shards
+share out the rows of all passes; the last to be done writes the scores.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from stages.algorithms.kl import k3
+from stages.algorithms.kl import reported_kl
+from stages.algorithms.shaping import (
+    clip_rewards,
+    combine,
+    missing_eos,
+    overlong_penalty,
+    whiten_rewards,
+)
 from stages.context import Context
+from stages.contracts.rl import Reward
 from stages.contracts.score import ScoreConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.engines.inference import response_pass
-from stages.engines.models import load_policy, response_logprobs
+from stages.engines.logprobs import response_logprobs
+from stages.engines.models import load_policy
 from stages.engines.parts import collect, fill
 from stages.rewards.source import reward_pass
 
@@ -27,7 +41,12 @@ def run(
     config: ScoreConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     rollouts = read_parquet(inputs["rollouts"])
-    rewarding = reward_pass(ctx, "rewards", config.reward, inputs["reward"], rollouts)
+    weights = config.score.weights or {config.reward.value: 1.0}
+    folders = {config.reward.value: inputs["reward"], Reward.VERIFIER.value: inputs["verifier"]}
+    rewarding = {
+        name: reward_pass(ctx, f"rewards-{name}", Reward(name), folders[name], rollouts)
+        for name in weights
+    }
     referring = response_pass(
         ctx,
         "reference",
@@ -35,20 +54,31 @@ def run(
         lambda: load_policy(inputs["reference"], ctx.device),
         lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
     )
-    fill(ctx, rewarding, referring)
-    rewards = [
-        reward - config.score.missing_eos_penalty * (row["finish_reason"] == "length")
-        for reward, row in zip(collect(ctx, rewarding), rollouts, strict=True)
-    ]
+    fill(ctx, *rewarding.values(), referring)
+    by_source = {name: collect(ctx, work) for name, work in rewarding.items()}
     ref_logprobs = collect(ctx, referring)
+    rewards = _shaped(
+        {name: torch.tensor(values, dtype=torch.float64) for name, values in by_source.items()},
+        weights,
+        rollouts,
+        config,
+    ).tolist()
+
+    said = [
+        dict(zip(by_source, values, strict=True))
+        for values in zip(*by_source.values(), strict=True)
+    ]
     scores = [
         {
             "prompt_id": row["prompt_id"],
             "sample_index": row["sample_index"],
             "reward": reward,
+            "by_source": list(sources.items()),
             "ref_logprobs": logprobs,
         }
-        for row, reward, logprobs in zip(rollouts, rewards, ref_logprobs, strict=True)
+        for row, reward, sources, logprobs in zip(
+            rollouts, rewards, said, ref_logprobs, strict=True
+        )
     ]
     write_parquet(out["scores"], scores, schema.SCORES)
     samples = [
@@ -56,10 +86,49 @@ def run(
         for row, reward in zip(rollouts, rewards, strict=True)
     ]
     ctx.table("samples", samples[:: max(1, len(samples) // SHOWN)][:SHOWN])
-    sampled = torch.tensor([x for row in rollouts for x in row["logprobs"]])
-    reference_of = torch.tensor([x for row in ref_logprobs for x in row])
-    return {
-        "reward_mean": statistics.fmean(rewards),
-        "reward_std": statistics.pstdev(rewards),
-        "kl_to_reference": float(k3(sampled, reference_of).mean()),
+    return _summary(rollouts, rewards, by_source, ref_logprobs)
+
+
+def _shaped(
+    by_source: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    rollouts: Sequence[Mapping[str, Any]],
+    config: ScoreConfig,
+) -> Tensor:
+    """[N] the rewards to learn from."""
+    params = config.score
+    rewards = combine(by_source, weights)
+    if params.clip is not None:
+        rewards = clip_rewards(rewards, params.clip)
+    ended = torch.tensor([row["finish_reason"] == "stop" for row in rollouts])
+    lengths = torch.tensor([float(len(row["response_ids"])) for row in rollouts])
+    rewards = rewards + missing_eos(ended, params.missing_eos_penalty)
+    rewards = rewards + overlong_penalty(
+        lengths,
+        max_length=config.max_new_tokens,
+        buffer=params.overlong_buffer,
+        penalty=params.overlong_penalty,
+    )
+    sampled = torch.tensor([not row["greedy"] for row in rollouts])
+    return whiten_rewards(rewards, sampled) if params.whiten else rewards
+
+
+def _summary(
+    rollouts: Sequence[Mapping[str, Any]],
+    rewards: Sequence[float],
+    by_source: Mapping[str, Sequence[float]],
+    ref_logprobs: Sequence[Sequence[float]],
+) -> dict[str, float | int]:
+    """Of the sampled responses; a greedy one is only compared with."""
+    drawn = [i for i, row in enumerate(rollouts) if not row["greedy"]]
+    sampled = torch.tensor([x for i in drawn for x in rollouts[i]["logprobs"]])
+    reference_of = torch.tensor([x for i in drawn for x in ref_logprobs[i]])
+    summary: dict[str, float | int] = {
+        "reward_mean": statistics.fmean(rewards[i] for i in drawn),
+        "reward_std": statistics.pstdev(rewards[i] for i in drawn),
+        "kl_to_reference": float(reported_kl(sampled, reference_of).mean()),
     }
+    for name, values in by_source.items():
+        summary[f"reward_mean/{name}"] = statistics.fmean(values[i] for i in drawn)
+        summary[f"reward_std/{name}"] = statistics.pstdev(values[i] for i in drawn)
+    return summary

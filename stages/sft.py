@@ -10,63 +10,34 @@ from pathlib import Path
 
 from stages.context import Context
 from stages.contracts.sft import SftConfig
-from stages.data.artifacts import read_parquet, write_json
-from stages.data.batching import collate
-from stages.engines.models import load_policy, pad_id, response_logprobs, save_model
-from stages.engines.optimizer import Learner
+from stages.data.artifacts import read_parquet
+from stages.engines.lora import open_for_training
+from stages.engines.models import load_policy, save_model
 from stages.engines.ranks import join
-from stages.engines.training import Micro, Plan, Rows, train, warmup_then_cosine
+from stages.engines.rl_state import start_state
+from stages.engines.training import cosine_plan, fresh_learner, last_epoch_means, train
+from stages.learning.imitation import imitation
 
 
 def run(
     config: SftConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
-    params = config.sft
     rows = read_parquet(inputs["demonstrations"])
-    prompts = [row["prompt_ids"] for row in rows]
     completions = [row["completion_ids"] for row in rows]
-    plan = Plan(
-        num_rows=len(rows),
-        batch_size=params.batch_size,
-        epochs=params.epochs,
-        seed=ctx.seed,
-        learning_rate=warmup_then_cosine(params.warmup_ratio),
-    )
+    plan = cosine_plan(config.sft, len(rows), ctx.seed)
     with join(ctx) as ranks:
-        model = load_policy(inputs["base"], ctx.device)
-
-        def micro_loss(chosen: Rows, step_rows: Rows) -> Micro:
-            num_tokens = sum(len(completions[i]) for i in step_rows)
-            batch = collate(
-                [prompts[i] for i in chosen],
-                [completions[i] for i in chosen],
-                pad_id(model),
-                ctx.device,
-            )
-            result = response_logprobs(model, batch, temperature=1.0)
-            entropy = result.entropies.detach().sum() / num_tokens
-            return Micro(-result.logprobs.sum() / num_tokens, {"entropy": entropy})
-
-        learner = Learner(
-            model,
-            learning_rate=params.learning_rate,
-            max_grad_norm=params.max_grad_norm,
-            weight_decay=params.weight_decay,
-        )
+        model = open_for_training(load_policy, inputs["base"], ctx.device, config.lora, ctx.seed)
+        work = imitation(model, [row["prompt_ids"] for row in rows], completions, ctx.device)
+        learners = {"policy": fresh_learner(model, config.sft)}
         shown = ["loss", "grad_norm"]
-        history = train(ctx, {"policy": learner}, plan, micro_loss, shown=shown, ranks=ranks)
+        history = train(ctx, learners, plan, work, shown=shown, dropout=True, ranks=ranks)
 
-    save_model(model, out["model"], tokenizer_from=inputs["base"])
-    # RL starts with no moments and no critic; an iteration leaves both here for the next.
-    out["state"].mkdir()
-    write_json(out["state"] / "state.json", {"steps": 0})
-    last_epoch = history[-plan.steps_per_epoch :]
-    loss = sum(step["loss"] for step in last_epoch) / len(last_epoch)
+    save_model(model, out["model"], tokenizer_from=inputs["base"], lora=config.lora)
+    start_state(out["state"])
+    means = last_epoch_means(history, plan)
     return {
-        "loss": loss,
-        "perplexity": math.exp(loss),
-        "entropy": sum(step["entropy"] for step in last_epoch) / len(last_epoch),
-        "grad_norm": sum(step["grad_norm"] for step in last_epoch) / len(last_epoch),
+        **means,
+        "perplexity": math.exp(means["loss"]),
         "num_steps": plan.num_steps,
-        "num_tokens": params.epochs * sum(map(len, completions)),
+        "num_tokens": config.sft.epochs * sum(map(len, completions)),
     }

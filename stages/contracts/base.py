@@ -1,8 +1,8 @@
 """What a stage promises, in a form that both planes can import: no torch, no dvc.
 
 A `Stage` names its inputs, outputs and the params that bear its identity. Paths are templates over
-the stage's *binding*: `key` (the iteration, or the policy that is evaluated), `policy` (the parent
-of that iteration) and `reward` (the reward source). dvc.yaml says the same in DVC's own words, and
+the stage's *binding*: `key` (the policy that is made or evaluated), `policy` (the one it starts
+from) and `reward` (the reward source). dvc.yaml says the same in DVC's own words, and
 a test holds the two together.
 """
 
@@ -23,6 +23,7 @@ class Section(BaseModel):
         strict=True,
         populate_by_name=True,
         use_attribute_docstrings=True,
+        allow_inf_nan=False,
     )
 
 
@@ -55,6 +56,9 @@ class Over(StrEnum):
 
     ONCE = "once"
     ITERATIONS = "iterations"
+    """Over `rl.iterations`."""
+    PREFERENCES = "preferences"
+    """Over `rl.preferences`."""
 
 
 class Processes(StrEnum):
@@ -69,10 +73,10 @@ class Processes(StrEnum):
 
 @dataclass(frozen=True)
 class Stage:
-    """One node of the graph, or one family of nodes when it is repeated over the iterations."""
+    """One node of the graph, or one family of nodes when it is repeated over policies."""
 
     name: str
-    """The stage's name in dvc.yaml, without `@iteration`."""
+    """The stage's name in dvc.yaml, without `@policy`."""
     module: str
     """The module whose `run(config, inputs, out, ctx)` computes it."""
     config: type[StageConfig]

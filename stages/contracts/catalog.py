@@ -1,14 +1,17 @@
 """Every stage of the graph, and how its path templates are filled in."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stages.contracts.base import Over, Stage, StageConfig
-from stages.contracts.evaluate import EVALUATE, EVALUATE_SFT
+from stages.contracts.evaluate import EVALUATE, EVALUATE_PREFERENCE, EVALUATE_SFT
 from stages.contracts.params import Params
 from stages.contracts.policy_update import POLICY_UPDATE
+from stages.contracts.preference import PREFERENCE, REFERENCE_LOGPROBS
 from stages.contracts.prepare import PREPARE
 from stages.contracts.report import REPORT
 from stages.contracts.reward_model import REWARD_MODEL
+from stages.contracts.rl import Start
 from stages.contracts.rollout import ROLLOUT
 from stages.contracts.score import SCORE
 from stages.contracts.sft import SFT
@@ -19,10 +22,13 @@ STAGES = {
         PREPARE,
         SFT,
         REWARD_MODEL,
+        REFERENCE_LOGPROBS,
+        PREFERENCE,
         ROLLOUT,
         SCORE,
         POLICY_UPDATE,
         EVALUATE_SFT,
+        EVALUATE_PREFERENCE,
         EVALUATE,
         REPORT,
     )
@@ -43,16 +49,13 @@ class BoundStage:
     @property
     def address(self) -> str:
         """The stage's name as DVC spells it: `sft`, `rollout@iter_001`."""
-        return (
-            f"{self.stage.name}@{self.key}"
-            if self.stage.over is Over.ITERATIONS
-            else self.stage.name
-        )
+        once = self.stage.over is Over.ONCE
+        return self.stage.name if once else f"{self.stage.name}@{self.key}"
 
 
 def bind(address: str, params: Params) -> BoundStage:
     """Resolve `sft` or `rollout@iter_001` against the params; ValueError says what is unknown."""
-    name, _, iteration = address.partition("@")
+    name, _, policy = address.partition("@")
     if name not in STAGES:
         raise ValueError(f"no stage is called {name!r}; there are {', '.join(STAGES)}")
     stage = STAGES[name]
@@ -60,15 +63,18 @@ def bind(address: str, params: Params) -> BoundStage:
         "reward": params.rl.reward.value,
         "files": params.prepare.folder,
         "base_model": params.model.folder,
+        "prompts": params.rollout.source.value,
+        "teacher": params.rl.teacher,
         **stage.binding,
     }
-    if stage.over is Over.ITERATIONS:
-        if iteration not in params.rl.iterations:
-            known = ", ".join(params.rl.iterations)
-            raise ValueError(f"rl.iterations has no {iteration!r}; it has {known}")
-        binding |= {"key": iteration, "policy": params.rl.iterations[iteration].policy}
-    elif iteration:
-        raise ValueError(f"{name} is not repeated over iterations; call it without '@{iteration}'")
+    repeated = repeated_over(stage, params)
+    if policy and stage.over is Over.ONCE:
+        raise ValueError(f"{name} is not repeated over policies; call it without '@{policy}'")
+    if stage.over is not Over.ONCE:
+        if policy not in repeated:
+            known = ", ".join(repeated) or "nothing"
+            raise ValueError(f"rl.{stage.over} has no {policy!r}; it has {known}")
+        binding |= {"key": policy, "policy": repeated[policy].policy}
     return BoundStage(
         stage=stage,
         key=binding.get("key"),
@@ -84,5 +90,12 @@ def bind_all(params: Params) -> list[BoundStage]:
     return [
         bind(f"{stage.name}@{key}" if key else stage.name, params)
         for stage in STAGES.values()
-        for key in (params.rl.iterations if stage.over is Over.ITERATIONS else [""])
+        for key in ([""] if stage.over is Over.ONCE else repeated_over(stage, params))
     ]
+
+
+def repeated_over(stage: Stage, params: Params) -> Mapping[str, Start]:
+    """The policies that the stage is repeated over, with what each starts from."""
+    if stage.over is Over.ITERATIONS:
+        return params.rl.iterations
+    return params.rl.preferences if stage.over is Over.PREFERENCES else {}

@@ -1,4 +1,4 @@
-"""evaluate: a policy on the held-out prompts, the SFT policy and each iteration's alike."""
+"""evaluate: a policy on the held-out prompts, every policy of the family alike."""
 
 from collections.abc import Mapping
 
@@ -46,4 +46,5 @@ def _evaluation(name: str, over: Over, binding: Mapping[str, str]) -> Stage:
 
 
 EVALUATE_SFT = _evaluation("evaluate_sft", Over.ONCE, {"key": "sft"})
+EVALUATE_PREFERENCE = _evaluation("evaluate_preference", Over.PREFERENCES, {})
 EVALUATE = _evaluation("evaluate", Over.ITERATIONS, {})

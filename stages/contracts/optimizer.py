@@ -1,8 +1,18 @@
 """Params that every training stage shares."""
 
+from enum import StrEnum
+
 from pydantic import Field
 
 from stages.contracts.base import Section
+
+
+class Schedule(StrEnum):
+    """How the learning rate goes on after its warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
 
 
 class OptimizerParams(Section):
@@ -13,10 +23,14 @@ class OptimizerParams(Section):
     epochs: int = Field(ge=1)
     """Passes over the stage's data."""
     batch_size: int = Field(ge=1)
-    """Sequences (for a reward model: pairs) in one optimizer step, over all ranks."""
+    """Sequences (for preferences: pairs) in one optimizer step, over all ranks."""
     warmup_ratio: float = Field(default=0.05, ge=0, le=1)
     """Share of the steps over which the learning rate rises from zero."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled weight decay."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's decay of the mean of gradients."""
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """AdamW's decay of the mean of squared gradients."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""

@@ -1,46 +1,174 @@
-"""policy_update: one iteration of learning from scored rollouts, by PPO or GRPO."""
+"""policy_update: one iteration of learning from scored rollouts, by the algorithm of `rl`."""
 
-from pydantic import Field
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field, model_validator
 
 from stages.contracts.base import Over, Processes, Section, Stage, StageConfig
+from stages.contracts.lora import LoraParams
+from stages.contracts.objectives import (
+    Aggregation,
+    KlEstimator,
+    KlPlace,
+    Mismatch,
+    PolicyObjective,
+    PreferenceLoss,
+)
+from stages.contracts.optimizer import Schedule
 from stages.contracts.rl import Algorithm, Reward
 
 
+class Critic(StrEnum):
+    """What the first iteration's critic starts from."""
+
+    AUTO = "auto"
+    """The reward model where the reward is one, else the policy; none where none is needed."""
+    REWARD_MODEL = "reward_model"
+    POLICY = "policy"
+    """The policy's backbone under a head that says 0."""
+    NONE = "none"
+
+
+class Chosen(StrEnum):
+    """Where iterated DPO takes its chosen responses from."""
+
+    BEST = "best"
+    """The best response to a prompt; the worst is rejected."""
+    DEMONSTRATIONS = "demonstrations"
+    """The prompt's demonstration; the policy's own response is rejected (SPIN)."""
+
+
+class DpoReference(StrEnum):
+    """The policy that iterated DPO measures its distance from."""
+
+    PREVIOUS = "previous"
+    SFT = "sft"
+
+
 class PolicyUpdateParams(Section):
-    """Learning from scored rollouts. Critic and GAE fields are PPO's; GRPO leaves them aside."""
+    """Learning from scored rollouts. A field that belongs to some algorithms says to which."""
 
     learning_rate: float = Field(default=2.0e-4, gt=0)
-    """Learning rate of the policy, constant after the warm-up of the first iteration."""
+    """Learning rate of the policy."""
     critic_learning_rate: float = Field(default=1.0e-3, gt=0)
     """Learning rate of the critic (PPO)."""
+    warmup_steps: int = Field(default=5, ge=0)
+    """Optimizer steps, counted over all iterations, in which the learning rates rise."""
+    schedule: Schedule = Field(default=Schedule.CONSTANT, strict=False)
+    """`constant`, or `linear` or `cosine` decay over `decay_steps`."""
+    decay_steps: int = Field(default=0, ge=0)
+    """Optimizer steps, counted over all iterations, after which the decay is over."""
+    min_learning_rate: float = Field(default=0.0, ge=0, le=1)
+    """What is left of the learning rate then, as a share."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's decay of the mean of gradients."""
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """AdamW's decay of the mean of squared gradients."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this norm."""
     epochs: int = Field(default=2, ge=1)
     """Passes over the rollouts."""
-    critic_warmup_epochs: int = Field(default=2, ge=0)
-    """Passes that fit the critic to the rollouts before the policy learns from it (PPO)."""
     batch_size: int = Field(default=128, ge=1)
-    """Responses in one optimizer step, over all ranks."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """The probability ratio counts no lower than 1 - clip_low."""
+    """Responses (for DPO: pairs) in one optimizer step, over all ranks."""
+
+    objective: PolicyObjective = Field(default=PolicyObjective.CLIP, strict=False)
+    """`clip` (PPO's surrogate), `gspo`, `cispo` or `gradient` (policy gradient without a ratio)."""
+    clip_low: float = Field(default=0.2, gt=0)
+    """The ratio counts no lower than 1 - clip_low; for cispo, 1 or more is no bound."""
     clip_high: float = Field(default=0.2, gt=0)
     """The probability ratio counts no higher than 1 + clip_high."""
-    value_clip: float = Field(default=0.5, gt=0)
-    """Values move at most this far from the old ones in one iteration's loss (PPO)."""
-    kl_coef: float = Field(default=0.3, ge=0)
-    """Weight of the KL penalty against the SFT policy in the reward of each token (PPO)."""
-    kl_loss_coef: float = Field(default=0.05, ge=0)
-    """Weight of the KL term against the SFT policy in the loss (GRPO)."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """The loss of a bad token counts at most this often, however likely it became; null: off."""
+    aggregation: Aggregation = Field(default=Aggregation.TOKEN_MEAN, strict=False)
+    """`token_mean`, `sequence_mean_token_mean` or `sequence_mean_token_sum`."""
+    length_scale: float | None = Field(default=None, gt=0)
+    """What `sequence_mean_token_sum` divides by; null: rollout.max_new_tokens."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus in the loss."""
+    overlong_filter: bool = False
+    """Whether truncated responses are left out of the loss."""
+
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount of rewards, token by token (PPO)."""
+    """Discount of rewards, token by token (PPO, REINFORCE, REINFORCE++)."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """GAE's trade of bias against variance (PPO)."""
     normalise_by_std: bool = True
     """Whether a group's advantages are divided by its standard deviation (GRPO)."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this norm."""
+    leave_one_out: bool = False
+    """Whether a response is compared with the others of its group only (GRPO)."""
+    whiten_advantages: bool = True
+    """Whether advantages are brought to mean 0 and standard deviation 1 (PPO, REINFORCE)."""
+
+    critic: Critic = Field(default=Critic.AUTO, strict=False)
+    """What the first critic starts from: `auto`, `reward_model`, `policy`; `none` without one."""
+    critic_warmup_epochs: int = Field(default=2, ge=0)
+    """Passes that fit the critic to the rollouts before the policy learns from it (PPO)."""
+    value_clip: float | None = Field(default=0.5, gt=0)
+    """Values move at most this far from the old ones in one iteration's loss; null: off (PPO)."""
+
+    kl_in: KlPlace = Field(default=KlPlace.REWARD, strict=False)
+    """Whether the distance from the SFT policy is paid in the `reward` or in the `loss`."""
+    kl_estimator: KlEstimator = Field(default=KlEstimator.K1, strict=False)
+    """`k1`, `k2`, `k3`, or `k3_unbiased`, whose gradient is that of the KL."""
+    kl_coef: float = Field(default=0.3, ge=0)
+    """Weight of the KL term in policy gradients; 0: none."""
+    kl_target: float | None = Field(default=None, gt=0)
+    """Nats per response that an adaptive kl_coef steers for; null: kl_coef stays as it is."""
+    kl_horizon: int = Field(default=10_000, ge=1)
+    """Responses over which an adaptive kl_coef answers to being off its target."""
+    max_kl: float = Field(default=2.0, gt=0)
+    """Most KL from the SFT policy, in nats per response token; past it, the update stops."""
+
+    mismatch: Mismatch = Field(default=Mismatch.NONE, strict=False)
+    """How losses are corrected for a sampler that differs from the trainer."""
+    mismatch_cap: float = Field(default=2.0, ge=1)
+    """Most weight of a token or response."""
+    mismatch_floor: float = Field(default=0.0, ge=0, le=1)
+    """Least weight that a masking correction lets through."""
     max_logprob_gap: float = Field(default=0.05, gt=0)
     """Most mean difference of sampler and trainer log-probs; past it, the update stops."""
-    max_kl: float = Field(default=2.0, gt=0)
-    """Most KL from the SFT policy (nats per response token, k3); past it, the update stops."""
+    min_effective_samples: float = Field(default=0.5, ge=0, le=1)
+    """Least effective sample size, as a share, that the difference may leave."""
+
+    chosen: Chosen = Field(default=Chosen.BEST, strict=False)
+    """`best` against worst of each group, or `demonstrations` against own responses (DPO)."""
+    dpo_reference: DpoReference = Field(default=DpoReference.PREVIOUS, strict=False)
+    """The `previous` policy, or the `sft` policy (DPO)."""
+    keep_best: int = Field(default=1, ge=1)
+    """Responses of each group to learn from (best-of-n)."""
+    distill_top_k: int = Field(default=0, ge=0)
+    """How many of the teacher's likeliest tokens to match; 0: sampled ones (distillation)."""
+
+    @model_validator(mode="after")
+    def _settings_belong_together(self) -> "PolicyUpdateParams":
+        if self.schedule is not Schedule.CONSTANT and self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"schedule {self.schedule} needs decay_steps above warmup_steps "
+                f"{self.warmup_steps}: it is {self.decay_steps}"
+            )
+        if self.dual_clip is not None and self.objective is not PolicyObjective.CLIP:
+            raise ValueError(
+                f"dual_clip belongs to objective clip; {self.objective} has nothing for it to "
+                "bound: set dual_clip to null"
+            )
+        if self.objective is not PolicyObjective.CISPO and self.clip_low >= 1:
+            raise ValueError(f"clip_low {self.clip_low} is no bound for a ratio: set it below 1")
+        if self.kl_coef and self.kl_in is KlPlace.LOSS and self.kl_estimator is KlEstimator.K1:
+            raise ValueError(
+                "kl_estimator k1 in the loss pulls nowhere: its gradient does not depend on the "
+                "reference, and is zero on average. Use k2, k3 or k3_unbiased, or kl_in: reward"
+            )
+        if self.kl_in is KlPlace.REWARD and self.kl_estimator is KlEstimator.K3_UNBIASED:
+            raise ValueError(
+                "kl_estimator k3_unbiased is about gradients, and a reward has none: use k1, k2 "
+                "or k3, or kl_in: loss"
+            )
+        if self.kl_target is not None and not self.kl_coef:
+            raise ValueError("kl_target needs a kl_coef above 0 to start from")
+        return self
 
 
 class PolicyUpdateConfig(StageConfig):
@@ -50,7 +178,27 @@ class PolicyUpdateConfig(StageConfig):
     policy_update: PolicyUpdateParams
     algorithm: Algorithm = Field(alias="rl.algorithm", strict=False)
     reward: Reward = Field(alias="rl.reward", strict=False)
+    prompts: int = Field(alias="rollout.prompts")
+    reserve: int = Field(alias="rollout.reserve")
     temperature: float = Field(alias="rollout.temperature")
+    max_new_tokens: int = Field(alias="rollout.max_new_tokens")
+    preference_loss: PreferenceLoss = Field(alias="preference.loss", strict=False)
+    beta: float = Field(alias="preference.beta")
+    label_smoothing: float = Field(alias="preference.label_smoothing")
+    margin: float = Field(alias="preference.margin")
+    nll_coef: float = Field(alias="preference.nll_coef")
+    lora: LoraParams
+
+    @property
+    def preference(self) -> dict[str, Any]:
+        """How pairs are learnt from."""
+        return {
+            "kind": self.preference_loss,
+            "beta": self.beta,
+            "label_smoothing": self.label_smoothing,
+            "margin": self.margin,
+            "nll_coef": self.nll_coef,
+        }
 
 
 POLICY_UPDATE = Stage(
@@ -63,6 +211,8 @@ POLICY_UPDATE = Stage(
         "policy": "artifacts/policies/{policy}/model",
         "state": "artifacts/policies/{policy}/state",
         "reward": "artifacts/rewards/{reward}",
+        "demonstrations": "artifacts/data/demonstrations.parquet",
+        "teacher": "{teacher}",
     },
     outs={
         "model": "artifacts/policies/{key}/model",

@@ -59,6 +59,8 @@ PREPARE = Stage(
         "base": "artifacts/base",
         "demonstrations": "artifacts/data/demonstrations.parquet",
         "preferences": "artifacts/data/preferences.parquet",
+        "feedback": "artifacts/data/feedback.parquet",
+        "steps": "artifacts/data/steps.parquet",
         "prompts": "artifacts/data/prompts.parquet",
         "held_out": "artifacts/data/held_out.parquet",
         "held_out_preferences": "artifacts/data/held_out_preferences.parquet",

@@ -1,22 +1,41 @@
-"""reward_model: a scalar reward learnt from preference pairs."""
+"""reward_model: a scalar reward learnt from pairs, from ratings, or from labelled steps."""
+
+from enum import StrEnum
 
 from pydantic import Field
 
 from stages.contracts.base import Processes, Stage, StageConfig
+from stages.contracts.lora import LoraParams
+from stages.contracts.objectives import RewardObjective, StepReward
 from stages.contracts.optimizer import OptimizerParams
 
 
+class Compared(StrEnum):
+    """Where the two responses of a pair are compared."""
+
+    EVERY_TOKEN = "every_token"
+    LAST_TOKEN = "last_token"
+
+
 class RewardModelParams(OptimizerParams):
-    """Reward-model training (Bradley–Terry)."""
+    """Reward-model training."""
 
     learning_rate: float = Field(default=2.0e-3, gt=0)
     """Peak learning rate."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the preference pairs."""
+    """Passes over the data."""
     batch_size: int = Field(default=16, ge=1)
-    """Pairs in one optimizer step, over all ranks."""
+    """Pairs (or responses) in one optimizer step, over all ranks."""
+    objective: RewardObjective = Field(default=RewardObjective.BRADLEY_TERRY, strict=False)
+    """`bradley_terry` from pairs, `regression` from ratings, `process` from labelled steps."""
+    compared: Compared = Field(default=Compared.EVERY_TOKEN, strict=False)
+    """Bradley–Terry at `every_token` from the first that differs, or at the `last_token` alone."""
     centre: float = Field(default=0.01, ge=0)
     """Weight of the term that pulls the sum of a pair's two rewards towards zero."""
+    step_separator: str = ";"
+    """The token that ends a step of a response (process)."""
+    step_reward: StepReward = Field(default=StepReward.MIN, strict=False)
+    """`min`, `product` or `last` of the probabilities that the steps are right (process)."""
 
 
 class RewardModelConfig(StageConfig):
@@ -24,6 +43,7 @@ class RewardModelConfig(StageConfig):
 
     seed: int
     reward_model: RewardModelParams
+    lora: LoraParams
 
 
 REWARD_MODEL = Stage(
@@ -33,6 +53,8 @@ REWARD_MODEL = Stage(
     inputs={
         "base": "artifacts/base",
         "preferences": "artifacts/data/preferences.parquet",
+        "feedback": "artifacts/data/feedback.parquet",
+        "steps": "artifacts/data/steps.parquet",
         "held_out_preferences": "artifacts/data/held_out_preferences.parquet",
     },
     outs={"model": "artifacts/rewards/reward_model"},

@@ -1,19 +1,54 @@
 """rl: which algorithm, which reward, and the family tree of policies."""
 
-import re
 from enum import StrEnum
-from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from stages.contracts.base import Section
+from stages.contracts.family import family_tree, refuse_odd_names
 
 
 class Algorithm(StrEnum):
     """How the policy learns from its scored rollouts."""
 
     PPO = "ppo"
+    """A critic and GAE."""
     GRPO = "grpo"
+    """Against the mean of the group, over its spread."""
+    RLOO = "rloo"
+    """Against the mean of the others in the group."""
+    REINFORCE = "reinforce"
+    """The return itself."""
+    REINFORCE_PP = "reinforce_pp"
+    """REINFORCE++: returns of each token, whitened over the whole rollout batch."""
+    REINFORCE_PP_BASELINE = "reinforce_pp_baseline"
+    """The same after the group's mean is taken off."""
+    REMAX = "remax"
+    """Against the reward of the greedy response."""
+    DPO = "dpo"
+    """Iterated DPO: pairs of the policy's own responses, or of its responses and demonstrations."""
+    BEST_OF_N = "best_of_n"
+    """Rejection sampling: SFT on the best responses."""
+    DISTILL = "distill"
+    """On-policy distillation: towards a teacher on the policy's own responses."""
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether responses to one prompt are compared, so that there must be several."""
+        return self in _GROUPED
+
+    @property
+    def is_policy_gradient(self) -> bool:
+        """Whether it ascends `policy_update.objective` of an advantage that comes from rewards."""
+        return self not in (Algorithm.DPO, Algorithm.BEST_OF_N, Algorithm.DISTILL)
+
+
+_GROUPED = (
+    Algorithm.GRPO,
+    Algorithm.RLOO,
+    Algorithm.REINFORCE_PP_BASELINE,
+    Algorithm.BEST_OF_N,
+)
 
 
 class Reward(StrEnum):
@@ -23,55 +58,45 @@ class Reward(StrEnum):
     VERIFIER = "verifier"
 
 
-class Iteration(Section):
-    """One iteration of the loop: a node in the family tree of policies."""
+class Start(Section):
+    """A node in the family tree of policies."""
 
     policy: str
-    """The policy that this iteration starts from: `sft` or an earlier iteration."""
-
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+    """The policy that this one starts from: `sft` or one above it."""
 
 
 class RlParams(Section):
     """The reinforcement-learning loop."""
 
     algorithm: Algorithm = Field(default=Algorithm.PPO, strict=False)
-    """`ppo`: critic, GAE, KL in the reward. `grpo`: group baseline, no critic, KL in the loss."""
+    """How policies learn from their rollouts; docs/algorithms.md describes each."""
     reward: Reward = Field(default=Reward.REWARD_MODEL, strict=False)
     """`reward_model`: the trained reward model. `verifier`: 1 for a right answer, 0 otherwise."""
-    iterations: dict[str, Iteration] = Field(
+    teacher: str = "models"
+    """Hugging Face folder of the policy that `distill` learns from; it shares the tokenizer."""
+    iterations: dict[str, Start] = Field(
         default_factory=lambda: {
-            "iter_001": Iteration(policy="sft"),
-            "iter_002": Iteration(policy="iter_001"),
-            "iter_003": Iteration(policy="iter_002"),
+            "iter_001": Start(policy="sft"),
+            "iter_002": Start(policy="iter_001"),
+            "iter_003": Start(policy="iter_002"),
         }
     )
     """Name of each iteration, and the policy it starts from; add a line to run one more."""
 
-    @field_validator("iterations", mode="before")
-    @classmethod
-    def _names_are_words(cls, value: Any) -> Any:
-        for name in value if isinstance(value, dict) else ():
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} is not a name (a letter, then letters, digits and underscores), and "
-                    "DVC would silently drop it: call it iter_001, iter_002, ..."
-                )
-        return value
+    preferences: dict[str, Start] = Field(default_factory=dict)
+    """Policies that learn from preferences directly, each with its start and reference."""
+
+    _names_are_words = field_validator("iterations", "preferences", mode="before")(refuse_odd_names)
+
+    @property
+    def family(self) -> dict[str, str]:
+        """Each policy and the one it starts from, parents first."""
+        return family_tree(
+            {name: start.policy for name, start in self.preferences.items()},
+            {name: start.policy for name, start in self.iterations.items()},
+        )
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> "RlParams":
-        if not self.iterations:
-            raise ValueError("iterations is empty: name at least one, iter_001: {policy: sft}")
-        known = {"sft"}
-        for name, iteration in self.iterations.items():
-            if name == "sft":
-                raise ValueError("'sft' is the supervised policy; give the iteration another name")
-            if iteration.policy not in known:
-                raise ValueError(
-                    f"{name} starts from {iteration.policy!r}, which is neither 'sft' nor an "
-                    "iteration above it"
-                )
-            known.add(name)
+        _ = self.family
         return self

@@ -9,8 +9,18 @@ from stages.contracts.rl import Reward
 class ScoreParams(Section):
     """Turning responses into rewards."""
 
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Weight of each source, `rl.reward` and `verifier`; empty: `rl.reward` alone."""
+    clip: float | None = Field(default=None, gt=0)
+    """Rewards count no further than this from zero; null: as they are."""
+    whiten: bool = False
+    """Whether rewards are brought to mean 0 and standard deviation 1 over the rollouts."""
     missing_eos_penalty: float = Field(default=1.0, ge=0)
     """Taken off the reward of a response that was cut before it ended."""
+    overlong_buffer: int = Field(default=0, ge=0)
+    """The last so many tokens before rollout.max_new_tokens are penalised, more and more (DAPO)."""
+    overlong_penalty: float = Field(default=1.0, ge=0)
+    """Taken off the reward of a response that fills the whole buffer."""
 
 
 class ScoreConfig(StageConfig):
@@ -19,6 +29,7 @@ class ScoreConfig(StageConfig):
     score: ScoreParams
     reward: Reward = Field(alias="rl.reward", strict=False)
     temperature: float = Field(alias="rollout.temperature")
+    max_new_tokens: int = Field(alias="rollout.max_new_tokens")
 
 
 SCORE = Stage(
@@ -28,6 +39,7 @@ SCORE = Stage(
     inputs={
         "rollouts": "artifacts/rollouts/{key}.parquet",
         "reward": "artifacts/rewards/{reward}",
+        "verifier": "artifacts/rewards/verifier",
         "reference": "artifacts/policies/sft/model",
     },
     outs={"scores": "artifacts/scores/{key}.parquet"},

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from stages.contracts.base import Processes, Stage, StageConfig
+from stages.contracts.lora import LoraParams
 from stages.contracts.optimizer import OptimizerParams
 
 
@@ -22,6 +23,7 @@ class SftConfig(StageConfig):
 
     seed: int
     sft: SftParams
+    lora: LoraParams
 
 
 SFT = Stage(

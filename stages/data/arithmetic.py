@@ -121,6 +121,12 @@ def worked(problem: Problem, slip: Slip | None = None, seed: int = 0) -> str:
     return ANSWER_AFTER.join([*steps, answer])
 
 
+def steps(working: str) -> list[str]:
+    """A worked text in its steps, each with what ends it; the last is the answer."""
+    *columns, answer = working.split(ANSWER_AFTER)
+    return [*(column + ANSWER_AFTER for column in columns), answer]
+
+
 def possible_slips(problem: Problem) -> list[Slip]:
     """The ways in which this problem's working can go wrong."""
     slips = [Slip.WRONG_SUM, Slip.MISREAD_DIGIT, Slip.MISCOPIED_ANSWER]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ FILE_MODE = 0o644
 FOLDER_MODE = 0o755
 
 
-def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+def write_parquet(path: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
     """Rows in the given order, under the given schema, without volatile metadata."""
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
     pq.write_table(table, path, compression="zstd", store_schema=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from stages.context import StageError
 from stages.contracts.prepare import PrepareParams
 from stages.data import arithmetic
-from stages.data.jsonl import Row, read_jsonl
+from stages.data.jsonl import NUMBER, NUMBERS, TEXTS, Row, read_jsonl
 from stages.data.seeds import shuffled
 
 
@@ -34,6 +34,28 @@ class Pair:
     chosen: str
     rejected: str
     answer: str | None = None
+    margin: float | None = None
+    """By how much the first is better, where the source says so."""
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A response with a rating."""
+
+    prompt: str
+    place: str
+    completion: str
+    rating: float
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A response in steps, each right (1) or wrong (0)."""
+
+    prompt: str
+    place: str
+    steps: list[str]
+    labels: list[float]
 
 
 @dataclass(frozen=True)
@@ -42,6 +64,8 @@ class Corpus:
 
     demonstrations: list[Example]
     preferences: list[Pair]
+    feedback: list[Rated]
+    steps: list[Labelled]
     prompts: list[Example]
     held_out: list[Example]
     held_out_preferences: list[Pair]
@@ -54,6 +78,10 @@ class Corpus:
             yield from (example.prompt, example.completion, example.answer or "")
         for pair in (*self.preferences, *self.held_out_preferences):
             yield from (pair.prompt, pair.chosen, pair.rejected)
+        for rated in self.feedback:
+            yield from (rated.prompt, rated.completion)
+        for labelled in self.steps:
+            yield from (labelled.prompt, *labelled.steps)
 
 
 def arithmetic_corpus(params: PrepareParams, seed: int) -> Corpus:
@@ -72,12 +100,17 @@ def arithmetic_corpus(params: PrepareParams, seed: int) -> Corpus:
     held_out = arithmetic.draw(held_out, params.held_out, seed, "held_out_order")
     compared = arithmetic.draw(rest, params.preferences, seed, "preferences")
     asked = arithmetic.draw(rest, params.prompts, seed, "prompts")
+    preferences = _pairs(compared, seed, "train")
     return Corpus(
         demonstrations=[
             Example(p.prompt, p.prompt, completion, p.answer)
             for p, completion in zip(shown, completions, strict=True)
         ],
-        preferences=_pairs(compared, seed, "train"),
+        preferences=preferences,
+        feedback=_both_sides(preferences),
+        steps=[
+            _labelled(pair, text) for pair in preferences for text in (pair.chosen, pair.rejected)
+        ],
         prompts=[Example(p.prompt, p.prompt, answer=p.answer) for p in asked],
         held_out=[Example(p.prompt, p.prompt, answer=p.answer) for p in held_out],
         held_out_preferences=_pairs(held_out, seed, "held_out"),
@@ -98,23 +131,48 @@ def _pairs(problems: Iterable[arithmetic.Problem], seed: int, split: str) -> lis
     ]
 
 
+def _both_sides(pairs: Iterable[Pair]) -> list[Rated]:
+    """The responses of pairs one by one, the preferred ones rated 1 and the others 0."""
+    return [
+        Rated(pair.prompt, pair.place, text, rating)
+        for pair in pairs
+        for text, rating in ((pair.chosen, 1.0), (pair.rejected, 0.0))
+    ]
+
+
+def _labelled(pair: Pair, text: str) -> Labelled:
+    """A working in its steps; one is right where it is that of the right working."""
+    right, given = arithmetic.steps(pair.chosen), arithmetic.steps(text)
+    labels = [float(step == expected) for step, expected in zip(given, right, strict=True)]
+    return Labelled(pair.prompt, pair.place, given, labels)
+
+
 def files_corpus(folder: Path) -> Corpus:
     """A user's JSON lines; StageError names what is wrong with them by file and line."""
     demonstrations = read_jsonl(
         folder / "demonstrations.jsonl", ["prompt", "completion"], ["answer"]
     )
     pair_columns = ["prompt", "chosen", "rejected"]
-    preferences = read_jsonl(folder / "preferences.jsonl", pair_columns, ["answer"])
+    preferences = read_jsonl(
+        folder / "preferences.jsonl", pair_columns, ["answer", "margin"], {"margin": NUMBER}
+    )
+    pairs = [_pair(row) for row in preferences]
+    feedback = _optional(folder / "feedback.jsonl", ["prompt", "completion", "rating"])
+    steps = _optional(folder / "steps.jsonl", ["prompt", "steps", "labels"])
     prompts = read_jsonl(folder / "prompts.jsonl", ["prompt"], ["answer"])
     held_out = read_jsonl(folder / "held_out.jsonl", ["prompt", "answer"])
     held_out_preferences = read_jsonl(
         folder / "held_out_preferences.jsonl", pair_columns, ["answer"]
     )
-    _refuse_overlap((demonstrations, preferences, prompts), (held_out, held_out_preferences))
+    _refuse_overlap(
+        (demonstrations, preferences, prompts, feedback, steps), (held_out, held_out_preferences)
+    )
     answers = {row.values["prompt"]: row.values["answer"] for row in held_out}
     return Corpus(
         demonstrations=[_example(row) for row in demonstrations],
-        preferences=[_pair(row) for row in preferences],
+        preferences=pairs,
+        feedback=[_rated(row) for row in feedback] if feedback else _both_sides(pairs),
+        steps=[_in_steps(row) for row in steps],
         prompts=[_example(row) for row in prompts],
         held_out=[_example(row) for row in held_out],
         held_out_preferences=[_pair(row, answers) for row in held_out_preferences],
@@ -127,10 +185,43 @@ def _example(row: Row) -> Example:
     return Example(values["prompt"], row.place, values.get("completion", ""), values.get("answer"))
 
 
+def _optional(path: Path, required: list[str]) -> list[Row]:
+    """The rows of a file that need not be there."""
+    kinds = {"rating": NUMBER, "steps": TEXTS, "labels": NUMBERS}
+    return read_jsonl(path, required, kinds=kinds) if path.exists() else []
+
+
+def _rated(row: Row) -> Rated:
+    values = row.values
+    return Rated(values["prompt"], row.place, values["completion"], float(values["rating"]))
+
+
+def _in_steps(row: Row) -> Labelled:
+    values = row.values
+    if len(values["steps"]) != len(values["labels"]) or not all(values["steps"]):
+        raise StageError(
+            f"{row.place} has {len(values['steps'])} steps and {len(values['labels'])} labels: "
+            "write one label for each step, and no empty step"
+        )
+    labels = [float(label) for label in values["labels"]]
+    if not all(0 <= label <= 1 for label in labels):
+        raise StageError(
+            f"{row.place}: a label is 1 or true for a right step, 0 or false otherwise"
+        )
+    return Labelled(values["prompt"], row.place, values["steps"], labels)
+
+
 def _pair(row: Row, answers: dict[str, str] | None = None) -> Pair:
     values = row.values
     answer = values.get("answer", (answers or {}).get(values["prompt"]))
-    return Pair(values["prompt"], row.place, values["chosen"], values["rejected"], answer)
+    return Pair(
+        values["prompt"],
+        row.place,
+        values["chosen"],
+        values["rejected"],
+        answer,
+        None if values.get("margin") is None else float(values["margin"]),
+    )
 
 
 def _refuse_overlap(training: Iterable[list[Row]], held_out: Iterable[list[Row]]) -> None:

@@ -1,9 +1,11 @@
 """Reading a user's JSON lines: what is wrong with them is named by file and line."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from stages.context import StageError
@@ -15,15 +17,45 @@ class Row:
 
     file: str
     line: int
-    values: dict[str, str]
+    values: dict[str, Any]
+    """Text, unless the column was read as another kind."""
 
     @property
     def place(self) -> str:
         return f"{self.file} line {self.line}"
 
 
-def read_jsonl(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
-    """The rows of a file whose columns are text; blank lines are skipped."""
+@dataclass(frozen=True)
+class Kind:
+    """What a column holds, and how to say so."""
+
+    name: str
+    holds: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+TEXT = Kind("text in quotes", lambda value: isinstance(value, str))
+NUMBER = Kind("a number, true or false", _is_number)
+TEXTS = Kind(
+    "a list of texts",
+    lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+)
+NUMBERS = Kind(
+    "a list of numbers, true or false",
+    lambda value: isinstance(value, list) and all(map(_is_number, value)),
+)
+
+
+def read_jsonl(
+    path: Path,
+    required: Sequence[str],
+    optional: Sequence[str] = (),
+    kinds: Mapping[str, Kind] = MappingProxyType({}),
+) -> list[Row]:
+    """The rows of a file, without blank lines; columns are text unless `kinds` says otherwise."""
     if not path.is_file():
         raise StageError(
             f"{path} is missing: prepare.source is 'files', which reads JSON lines with "
@@ -38,7 +70,8 @@ def read_jsonl(path: Path, required: Sequence[str], optional: Sequence[str] = ()
         ) from None
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            rows.append(Row(path.name, number, _parse(path, number, line, required, optional)))
+            values = _parse(path, number, line, required, optional, kinds)
+            rows.append(Row(path.name, number, values))
     if not rows:
         raise StageError(
             f"{path} is empty: it needs at least one JSON line with {_listed(required)}"
@@ -47,8 +80,13 @@ def read_jsonl(path: Path, required: Sequence[str], optional: Sequence[str] = ()
 
 
 def _parse(
-    path: Path, number: int, line: str, required: Sequence[str], optional: Sequence[str]
-) -> dict[str, str]:
+    path: Path,
+    number: int,
+    line: str,
+    required: Sequence[str],
+    optional: Sequence[str],
+    kinds: Mapping[str, Kind],
+) -> dict[str, Any]:
     place = f"{path} line {number}"
     try:
         value: Any = json.loads(line)
@@ -64,9 +102,10 @@ def _parse(
             if name in required:
                 raise StageError(f"{place} has no {name!r}: each row needs {_listed(required)}")
             continue
-        if not isinstance(value[name], str):
-            kind = type(value[name]).__name__
-            raise StageError(f"{place}: {name!r} is {kind}, not text: put it in quotes")
+        kind = kinds.get(name, TEXT)
+        if not kind.holds(value[name]):
+            found = type(value[name]).__name__
+            raise StageError(f"{place}: {name!r} is {found}: write {kind.name}")
         columns[name] = value[name]
     if not columns["prompt"]:
         raise StageError(f"{place}: 'prompt' is empty: write a prompt or drop the row")

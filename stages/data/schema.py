@@ -13,10 +13,11 @@ import pyarrow as pa
 
 _TOKENS = pa.list_(pa.int32())
 _LOGPROBS = pa.list_(pa.float32())
+_BY_SOURCE = pa.map_(pa.string(), pa.float32())
 
 
 def _schema(**columns: pa.DataType) -> pa.Schema:
-    optional = {"answer"}
+    optional = {"answer", "support", "margin"}
     return pa.schema([pa.field(n, kind, nullable=n in optional) for n, kind in columns.items()])
 
 
@@ -32,6 +33,7 @@ DEMONSTRATIONS = _schema(
     prompt_id=pa.string(),
     prompt=pa.string(),
     completion=pa.string(),
+    answer=pa.string(),
     prompt_ids=_TOKENS,
     completion_ids=_TOKENS,
 )
@@ -43,35 +45,79 @@ PREFERENCES = _schema(
     chosen=pa.string(),
     rejected=pa.string(),
     answer=pa.string(),
+    margin=pa.float32(),
     prompt_ids=_TOKENS,
     chosen_ids=_TOKENS,
     rejected_ids=_TOKENS,
 )
-"""preferences.parquet and held_out_preferences.parquet, in the order of the source."""
+"""preferences.parquet and held_out_preferences.parquet, in the order of the source. `margin` is by
+how much the chosen response is better, where the source says so."""
+
+FEEDBACK = _schema(
+    prompt_id=pa.string(),
+    prompt=pa.string(),
+    completion=pa.string(),
+    rating=pa.float32(),
+    prompt_ids=_TOKENS,
+    completion_ids=_TOKENS,
+)
+"""feedback.parquet, in the order of the source: single responses, each with a rating."""
+
+STEPS = _schema(
+    prompt_id=pa.string(),
+    prompt=pa.string(),
+    prompt_ids=_TOKENS,
+    completion_ids=_TOKENS,
+    step_ends=_TOKENS,
+    step_labels=pa.list_(pa.float32()),
+)
+"""steps.parquet, in the order of the source: responses whose steps are right (1) or wrong (0).
+`step_ends` are the positions in `completion_ids` of each step's last token."""
+
+PAIR_LOGPROBS = _schema(
+    prompt_id=pa.string(),
+    chosen=pa.float32(),
+    rejected=pa.float32(),
+)
+"""Reference log-probs of preference pairs, row by row beside them: sums over the response."""
+
+FEEDBACK_LOGPROBS = _schema(
+    prompt_id=pa.string(),
+    completion=pa.float32(),
+    other=pa.float32(),
+)
+"""Reference log-probs of feedback, row by row beside it: of the response, and of the response to
+another prompt that KTO compares with."""
 
 ROLLOUTS = _schema(
     prompt_id=pa.string(),
     sample_index=pa.int32(),
+    greedy=pa.bool_(),
     prompt=pa.string(),
     response=pa.string(),
     answer=pa.string(),
     prompt_ids=_TOKENS,
     response_ids=_TOKENS,
     logprobs=_LOGPROBS,
+    support=pa.list_(_TOKENS),
     seed=pa.int64(),
     finish_reason=pa.string(),
     policy_hash=pa.string(),
 )
-"""rollouts, sorted by (prompt_id, sample_index). `logprobs` are those of the temperature-scaled
-distribution that each token was drawn from; `finish_reason` is `stop` or `length`."""
+"""rollouts, sorted by (prompt_id, sample_index). `logprobs` are those of the distribution that each
+token was drawn from; `support` the tokens it was drawn from, where some were cut off (top-p and the
+like), else null; `finish_reason` is `stop` or `length`. A `greedy` row is the likeliest response,
+to compare with and not to learn from."""
 
 SCORES = _schema(
     prompt_id=pa.string(),
     sample_index=pa.int32(),
     reward=pa.float32(),
+    by_source=_BY_SOURCE,
     ref_logprobs=_LOGPROBS,
 )
-"""scores, row by row beside the rollouts they belong to."""
+"""scores, row by row beside the rollouts they belong to. `reward` is what is learnt from;
+`by_source` what each source said, before weights, penalties and clipping."""
 
 EVALUATION = _schema(
     prompt_id=pa.string(),

@@ -7,6 +7,7 @@ choices are made.
 
 import hashlib
 import json
+from collections.abc import Iterable
 
 SEED_BITS = 63
 
@@ -21,6 +22,11 @@ def stable_hash(*parts: str | int) -> int:
 def content_id(text: str) -> str:
     """A short id of a text, stable over runs and machines."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def draw_order(prompt_ids: Iterable[str], seed: int, iteration: str) -> list[str]:
+    """The order in which an iteration draws prompts."""
+    return sorted(prompt_ids, key=lambda prompt_id: stable_hash(seed, iteration, prompt_id))
 
 
 def shuffled(count: int, *parts: str | int) -> list[int]:

@@ -27,6 +27,14 @@ class Decoder:
         """The text of a response, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token with its id, special ones too."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text by itself, without special ones."""
+        return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=False).ids]
+
 
 class Renderer:
     """Prompts and responses to token ids, as the tokenizer's chat template says."""

@@ -1,6 +1,7 @@
-"""What one RL iteration leaves for the next beside the policy: steps, AdamW's moments, the critic.
+"""What one iteration leaves for the next beside the policy: steps, moments, KL controller, critic.
 
-state/state.json               {"steps": optimizer steps over all iterations so far}
+state/state.json               {"steps": optimizer steps over all iterations so far,
+                                "kl_coef": what an adaptive KL coefficient has become, or null}
 state/optimizer.safetensors    moments as LEARNER/MOMENT.PARAMETER; absent after SFT
 state/critic/                  a Hugging Face folder (PPO); absent after SFT
 """
@@ -9,14 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stages.contracts.rl import Reward
+from stages.contracts.lora import LoraParams
 from stages.data.artifacts import set_modes, write_json
-from stages.engines.models import load_scalar_model, save_model, start_scalar_model
+from stages.engines.lora import carries_moments
+from stages.engines.models import save_model
 from stages.engines.optimizer import Learner
 
 
@@ -25,6 +26,7 @@ class RlState:
     """The state folder in memory, without the critic."""
 
     steps: int
+    kl_coef: float | None
     tensors: Mapping[str, Tensor]
 
     def moments(self, learner: str) -> dict[str, Tensor]:
@@ -32,27 +34,31 @@ class RlState:
         return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
 
 
-def load_state(folder: Path) -> RlState:
-    steps = int(json.loads((folder / "state.json").read_text())["steps"])
+def start_state(folder: Path) -> None:
+    """The state that a policy starts RL with: no steps, no moments, no critic."""
+    folder.mkdir()
+    write_json(folder / "state.json", {"steps": 0, "kl_coef": None})
+
+
+def load_state(folder: Path, lora: LoraParams, policy: Path) -> RlState:
+    """The state beside the policy folder; moments of an adapter that does not go on are dropped."""
+    values = json.loads((folder / "state.json").read_text())
     path = folder / "optimizer.safetensors"
-    return RlState(steps, load_file(path) if path.exists() else {})
-
-
-def load_critic(inputs: Mapping[str, Path], reward: Reward, device: str) -> Any:
-    """The critic of the iteration before; else the reward model, or the policy's backbone."""
-    previous = inputs["state"] / "critic"
-    if previous.exists():
-        return load_scalar_model(previous, device)
-    if reward is Reward.REWARD_MODEL:
-        return load_scalar_model(inputs["reward"], device)
-    return start_scalar_model(inputs["policy"], device)
+    fits = path.exists() and carries_moments(lora, policy)
+    return RlState(int(values["steps"]), values["kl_coef"], load_file(path) if fits else {})
 
 
 def save_state(
-    folder: Path, steps: int, learners: Mapping[str, Learner], *, tokenizer_from: Path
+    folder: Path,
+    steps: int,
+    learners: Mapping[str, Learner],
+    *,
+    kl_coef: float | None,
+    lora: LoraParams,
+    tokenizer_from: Path,
 ) -> None:
     folder.mkdir()
-    write_json(folder / "state.json", {"steps": steps})
+    write_json(folder / "state.json", {"steps": steps, "kl_coef": kl_coef})
     tensors = {
         f"{name}/{key}": tensor.contiguous()
         for name, learner in learners.items()
@@ -60,5 +66,6 @@ def save_state(
     }
     save_file(tensors, folder / "optimizer.safetensors")
     if "critic" in learners:
-        save_model(learners["critic"].model, folder / "critic", tokenizer_from=tokenizer_from)
+        critic = learners["critic"].model
+        save_model(critic, folder / "critic", tokenizer_from=tokenizer_from, lora=lora)
     set_modes(folder)

@@ -2,7 +2,7 @@
 
 Always true of it:
 - The order of rows depends on (seed, epoch) only.
-- A loss is a sum over a micro-batch divided by counts of the whole optimizer step, so gradients and
+- Losses are divided by counts of the whole optimizer step (algorithms/loss.py), so gradients and
   metrics do not depend on how the step is split, into micro-batches or over ranks.
 - State that matters is a function of the step: killed at any moment and resumed from its
   checkpoint, the loop ends with the bytes of an undisturbed run.
@@ -19,26 +19,41 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
+from stages.contracts.optimizer import OptimizerParams, Schedule
 from stages.data.seeds import shuffled, stable_hash
 from stages.engines.optimizer import Learner
 from stages.engines.ranks import ALONE, Ranks
 
 Rows = Sequence[int]
 Metrics = dict[str, float]
+Parts = dict[str, tuple[float, Per]]
 
 
 @dataclass(frozen=True)
-class Micro:
-    """What a micro-batch adds to its optimizer step."""
+class Step:
+    """What every micro-batch of an optimizer step is told about the whole of it."""
 
-    loss: Tensor
-    """Its share of the step's loss: a sum divided by a count of the whole step."""
-    metrics: Mapping[str, Tensor | float]
-    """Shares that add up over the step; names ending in _min or _max are reduced so instead."""
+    counts: Counts
+    """What its losses divide by."""
+    sums: Mapping[str, float]
+    """What the step's survey has summed up."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is learnt: the rows' counts, and the loss of some of them."""
+
+    counts: Callable[[Rows], Counts]
+    """Valid tokens and sequences of a step's rows."""
+    loss: Callable[[Rows, Step], Loss]
+    """The loss of a micro-batch: these rows of the step."""
+    survey: Callable[[Rows], Mapping[str, float]] | None = None
+    """Where the loss depends on numbers of the whole step, these rows' part of their sums; computed
+    without gradients before the step's first loss."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,15 @@ class Plan:
         return order[index * self.batch_size : (index + 1) * self.batch_size]
 
 
+def counted(num_tokens: Sequence[int]) -> Callable[[Rows], Counts]:
+    """Counts of a step's rows, of which each has so many valid tokens."""
+
+    def counts(rows: Rows) -> Counts:
+        return Counts(sum(num_tokens[i] for i in rows), len(rows))
+
+    return counts
+
+
 @lru_cache(maxsize=1)
 def _epoch_order(num_rows: int, seed: int, epoch: int) -> list[int]:
     return shuffled(num_rows, seed, "order", epoch)
@@ -76,19 +100,21 @@ def train(
     ctx: Context,
     learners: Mapping[str, Learner],
     plan: Plan,
-    micro_loss: Callable[[Rows, Rows], Micro],
+    work: Work,
     *,
     shown: Sequence[str],
     check: Callable[[Metrics], None] = lambda _: None,
     before: str | None = None,
+    dropout: bool = False,
     ranks: Ranks = ALONE,
 ) -> list[Metrics]:
     """Train to the end of the plan; the metrics of each step.
 
-    `micro_loss(rows, step_rows)` computes one micro-batch of a step; `shown` names the metrics that
-    the progress line carries; `check` may refuse a step's metrics by raising. `before` names a
-    preliminary run of the loop within a stage: it keeps its checkpoints apart and logs no steps.
-    `ranks` are those that were joined, where there are several.
+    `shown` names the metrics that the progress line carries; `check` may refuse a step's metrics by
+    raising. `before` names a preliminary run of the loop within a stage: it keeps its checkpoints
+    apart and logs no steps. `dropout` is for losses that compare with nothing: where log-probs are
+    held against those of a reference, noise in one of them would pass for learning. What it drops
+    depends on how a step is split. `ranks` are those that were joined, where there are several.
     """
     assert ranks.world == ctx.world, "several ranks have to be joined before they train"
     scratch = ctx.scratch / before if before else ctx.scratch
@@ -101,17 +127,20 @@ def train(
         ctx.resume_at(len(history))
     saved_at = time.monotonic()
     for learner in learners.values():
-        learner.model.train()
+        learner.model.train(dropout)
     for step in range(len(history), plan.num_steps):
         if ranks.agree_to_stop(ctx.should_stop(), f"step {step + 1}{name}"):
             if not ranks.rank:
                 _save(scratch, learners, history)
             raise Stopped(f"stopped after step {step} of {plan.num_steps}")
-        metrics = _step(ctx, ranks, learners, plan, step, micro_loss)
+        started = time.monotonic()
+        counts = work.counts(plan.rows(step))
+        metrics = _step(ctx, ranks, learners, plan, step, work, counts)
         check(metrics)
         history.append(metrics)
         if not before:
-            ctx.log(step + 1, metrics)
+            rate = counts.tokens / max(time.monotonic() - started, 1e-9)
+            ctx.log(step + 1, {**metrics, "tokens_per_second": rate})
         ctx.progress(step + 1, plan.num_steps, **{name: metrics[name] for name in shown})
         due = time.monotonic() - saved_at >= ctx.checkpoint_seconds and step + 1 < plan.num_steps
         if due and not ranks.rank:
@@ -128,20 +157,28 @@ def _step(
     learners: Mapping[str, Learner],
     plan: Plan,
     step: int,
-    micro_loss: Callable[[Rows, Rows], Micro],
+    work: Work,
+    counts: Counts,
 ) -> Metrics:
     own = [ranks.rank] if ranks.rank else []
     torch.manual_seed(stable_hash(plan.seed, "dropout", step, *own))
-    rows = plan.rows(step)
-    share = ranks.share(rows)
-    of_share: Metrics = {}
-    for start in range(0, len(share), ctx.micro_batch):
-        micro = micro_loss(share[start : start + ctx.micro_batch], rows)
-        micro.loss.backward()  # type: ignore[no-untyped-call]
-        _accumulate(of_share, {"loss": micro.loss.detach(), **micro.metrics})
-    metrics: Metrics = {}
-    for part in ranks.gather(of_share):
-        _accumulate(metrics, part)
+    share = ranks.share(plan.rows(step))
+    micro_batches = [
+        share[start : start + ctx.micro_batch] for start in range(0, len(share), ctx.micro_batch)
+    ]
+    told = Step(counts, _survey(ranks, work, micro_batches))
+    of_share: Parts = {}
+    for rows in micro_batches:
+        loss = work.loss(rows, told)
+        loss.value.backward()  # type: ignore[no-untyped-call]
+        parts = {"loss": Metric(loss.value, Per.STEP), **loss.metrics}
+        _put_together(
+            of_share, {name: (float(m.share(counts)), m.per) for name, m in parts.items()}
+        )
+    of_step: Parts = {}
+    for of_rank in ranks.gather(of_share):
+        _put_together(of_step, of_rank)
+    metrics: Metrics = {name: value for name, (value, _) in of_step.items()}
     factor = plan.learning_rate(step, plan.num_steps)
     for name, learner in learners.items():
         ranks.sum_gradients(learner.parameters())
@@ -158,17 +195,34 @@ def _step(
     return metrics
 
 
-def _accumulate(metrics: Metrics, parts: Mapping[str, Tensor | float]) -> None:
-    for name, part in parts.items():
-        value = float(part)
+def _survey(ranks: Ranks, work: Work, micro_batches: Sequence[Rows]) -> dict[str, float]:
+    """The survey's sums over all micro-batches and ranks."""
+    if work.survey is None:
+        return {}
+    sums: dict[str, float] = {}
+    with torch.no_grad():
+        parts = [dict(work.survey(rows)) for rows in micro_batches]
+    for of_rank in ranks.gather(parts):
+        for part in of_rank:
+            for name, value in part.items():
+                sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def _put_together(metrics: Parts, parts: Parts) -> None:
+    """Add the shares of more rows to a step's metrics, or compare them where they are extremes."""
+    for name, (value, per) in parts.items():
         if name not in metrics:
-            metrics[name] = value
-        elif name.endswith("_min"):
-            metrics[name] = min(metrics[name], value)
-        elif name.endswith("_max"):
-            metrics[name] = max(metrics[name], value)
+            metrics[name] = (value, per)
+            continue
+        so_far = metrics[name][0]
+        if per is Per.MIN:
+            value = min(so_far, value)
+        elif per is Per.MAX:
+            value = max(so_far, value)
         else:
-            metrics[name] += value
+            value = so_far + value
+        metrics[name] = (value, per)
 
 
 def _save(scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]) -> None:
@@ -209,10 +263,50 @@ def warmup_then_cosine(warmup_ratio: float, floor: float = 0.1) -> Callable[[int
     return factor
 
 
-def warmup_then_constant(steps_before: int, num_warmup: int) -> Callable[[int, int], float]:
-    """A linear rise over the first `num_warmup` steps of all, `steps_before` of which are done."""
+def cosine_plan(params: OptimizerParams, num_rows: int, seed: int) -> Plan:
+    """The steps of a stage that trains from the start to the end."""
+    return Plan(
+        num_rows=num_rows,
+        batch_size=params.batch_size,
+        epochs=params.epochs,
+        seed=seed,
+        learning_rate=warmup_then_cosine(params.warmup_ratio),
+    )
+
+
+def fresh_learner(model: Any, params: OptimizerParams) -> Learner:
+    """A model with an optimizer that has seen nothing yet."""
+    return Learner(
+        model,
+        learning_rate=params.learning_rate,
+        max_grad_norm=params.max_grad_norm,
+        weight_decay=params.weight_decay,
+        betas=(params.beta1, params.beta2),
+    )
+
+
+def scheduled(
+    schedule: Schedule, *, steps_before: int, warmup: int, decay: int, floor: float
+) -> Callable[[int, int], float]:
+    """A linear rise over the first `warmup` steps of all iterations, then what the schedule says.
+
+    `steps_before` steps are done already. A decay reaches `floor` after `decay` steps of all.
+    """
 
     def factor(step: int, num_steps: int) -> float:  # noqa: ARG001
-        return min(1.0, (steps_before + step + 1) / num_warmup)
+        step += steps_before
+        if step < warmup:
+            return (step + 1) / warmup
+        if schedule is Schedule.CONSTANT:
+            return 1.0
+        done = min(1.0, (step - warmup) / (decay - warmup))
+        left = 1 - done if schedule is Schedule.LINEAR else 0.5 * (1 + math.cos(math.pi * done))
+        return floor + (1 - floor) * left
 
     return factor
+
+
+def last_epoch_means(history: Sequence[Metrics], plan: Plan) -> Metrics:
+    """Each metric's mean over the steps of the last epoch."""
+    steps = history[-plan.steps_per_epoch :]
+    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[-1]}

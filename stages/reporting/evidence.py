@@ -17,6 +17,7 @@ from stages.reporting.family import ROOT, Family
 Metrics = Mapping[str, float]
 
 ITERATION_STAGES = ("rollout", "score", "policy_update")
+PREFERENCE_STAGES = ("preference",)
 _NEEDED = ("accuracy", "reward_mean", "kl_to_reference", "entropy")
 _COLUMNS = ("prompt_id", "prompt", "answer", "response", "correct", "reward")
 
@@ -38,7 +39,7 @@ class Evidence:
     evaluations: Mapping[str, Metrics]
     """Held-out metrics of each policy, `sft` first."""
     training: Mapping[str, Mapping[str, Metrics]]
-    """Metrics of each iteration's rollout, score and policy_update."""
+    """Metrics of the stages that made each policy."""
     before: list[Sample]
     """The SFT policy's responses."""
     after: list[Sample]
@@ -56,11 +57,11 @@ def read(inputs: Mapping[str, Path], family: Family) -> Evidence:
         for policy in family.policies
     }
     training = {
-        iteration: {
-            stage: _metrics(inputs["iterations"] / iteration / f"{stage}.json")
-            for stage in ITERATION_STAGES
+        policy: {
+            stage: _metrics(inputs["iterations"] / policy / f"{stage}.json")
+            for stage in (PREFERENCE_STAGES if policy in family.preferences else ITERATION_STAGES)
         }
-        for iteration in family.parents
+        for policy in family.parents
     }
     return Evidence(
         evaluations=evaluations,

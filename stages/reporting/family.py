@@ -1,4 +1,4 @@
-"""The family tree of policies: `sft` at the root, one node for each iteration.
+"""The family tree of policies: `sft` at the root, one node for each policy.
 
 A tree is drawn as branches. The branch of the final policy runs from the root to it; every other
 leaf's branch begins where it leaves a branch drawn before, so each step is drawn once.
@@ -20,7 +20,9 @@ class Branch:
 @dataclass(frozen=True)
 class Family:
     parents: Mapping[str, str]
-    """Each iteration and the policy that it starts from, in the order of params.yaml."""
+    """Each policy and the one that it starts from, parents first."""
+    preferences: frozenset[str] = frozenset()
+    """Those that learnt from preferences directly; the others are iterations."""
 
     @property
     def policies(self) -> list[str]:
@@ -28,7 +30,7 @@ class Family:
 
     @property
     def final(self) -> str:
-        """The last iteration of params.yaml; nothing can start from it, so it is a leaf."""
+        """The last that params.yaml names; nothing can start from it, so it is a leaf."""
         return list(self.parents)[-1]
 
     def path(self, policy: str) -> list[str]:

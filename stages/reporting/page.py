@@ -145,8 +145,8 @@ def _iterations(params: Params, family: Family, evidence: Evidence) -> Markup:
     return _section(
         "iterations",
         "Over the iterations",
-        f"Each policy on the same held-out prompts. {family.final} is the final one: the last in "
-        "rl.iterations. Accuracy is of the greedy response; all else is of sampled ones.",
+        f"Each policy on the same held-out prompts. {family.final} is the final one: the last that "
+        "params.yaml names. Accuracy is of the greedy response; all else is of sampled ones.",
         charts.legend(family),
         element("div", cells, class_="charts"),
         tables.policies(family, evidence),

@@ -56,10 +56,17 @@ def _lead(family: Family, pairs: list[Pair]) -> str:
 
 
 def _method(params: Params, family: Family) -> str:
-    depth = family.depth(family.final)
-    iterations = "1 iteration" if depth == 1 else f"{depth} iterations"
+    path = family.path(family.final)[1:]
+    depth = sum(policy not in family.preferences for policy in path)
+    parts = []
+    if depth < len(path):
+        parts.append(f"preferences learnt directly ({params.preference.loss})")
+    if depth:
+        iterations = "1 iteration" if depth == 1 else f"{depth} iterations"
+        name = params.rl.algorithm.value.upper().replace("_", " ")
+        parts.append(f"{name}, {iterations}")
     return (
-        f"{params.rl.algorithm.value.upper()}, {iterations} from SFT to {family.final}, "
+        f"{', then '.join(parts)} from SFT to {family.final}, "
         f"rewards from {_REWARD_WORDS[params.rl.reward]}"
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from stages.reporting.changes import Change
 from stages.reporting.comparison import Outcome, Pair, count
-from stages.reporting.evidence import ITERATION_STAGES, Evidence, Sample
+from stages.reporting.evidence import ITERATION_STAGES, PREFERENCE_STAGES, Evidence, Sample
 from stages.reporting.family import ROOT, Family
 from stages.reporting.markup import Child, Markup, element
 from stages.reporting.vocabulary import EVALUATION, MISSING, Format, describe, spell_out, write
@@ -20,6 +20,7 @@ POLICY_COLUMNS = (
     "truncation_rate",
 )
 _STAGE_TITLES = {
+    "preference": "Learning from preferences",
     "rollout": "Sampling responses",
     "score": "Scoring them",
     "policy_update": "Learning from them",
@@ -89,10 +90,13 @@ def training(family: Family, evidence: Evidence) -> Markup:
     iterations = list(family.parents)
     explained: set[str] = set()
     rows = []
-    for stage in ITERATION_STAGES:
+    for stage in (*PREFERENCE_STAGES, *ITERATION_STAGES):
+        measured = {it: evidence.training[it].get(stage, {}) for it in iterations}
+        if not any(measured.values()):
+            continue
         title = element("th", _STAGE_TITLES[stage], colspan=len(iterations) + 1, scope="rowgroup")
         rows.append(element("tr", title, class_="group"))
-        for name in _metric_names([evidence.training[it][stage] for it in iterations]):
+        for name in _metric_names(list(measured.values())):
             if stage == "policy_update" and name in _REPEATED:
                 continue
             metric = describe(name)
@@ -101,7 +105,7 @@ def training(family: Family, evidence: Evidence) -> Markup:
             meaning = element("small", metric.meaning) if fresh else None
             explained.add(name)
             cells = [
-                element("td", write(evidence.training[iteration][stage].get(name), metric.format))
+                element("td", write(measured[iteration].get(name), metric.format))
                 for iteration in iterations
             ]
             rows.append(element("tr", element("th", metric.label, meaning, scope="row"), cells))

@@ -119,11 +119,41 @@ TRAINING = {
         "that they do not run the same model.",
     ),
     "logprob_gap_max": Metric("Log-prob gap, largest", "The largest such difference."),
-    "zero_variance_groups": Metric(
-        "Groups without signal",
-        "Prompts whose responses all got the same reward, which teach nothing (GRPO).",
-        Format.COUNT,
+    "effective_samples": Metric(
+        "Effective samples",
+        "What that difference leaves of the responses’ weight; all of it is best.",
+        Format.SHARE,
     ),
+    "mismatch_masked": Metric(
+        "Tokens masked", "Left out because sampler and trainer differ too much.", Format.SHARE
+    ),
+    "mismatch_truncated": Metric(
+        "Weights cut", "Tokens whose importance weight was cut to the cap.", Format.SHARE
+    ),
+    "zero_variance_share": Metric(
+        "Groups without signal",
+        "Share of prompts whose responses all got the same reward: they teach nothing.",
+        Format.SHARE,
+    ),
+    "value_clip_fraction": Metric(
+        "Values clipped", "Share of tokens whose value had moved past the clip range.", Format.SHARE
+    ),
+    "kl_coef": Metric("KL coefficient", "Weight of the distance from the SFT policy."),
+    "kl_loss": Metric("KL in the loss", "The KL term before its weight."),
+    "preference_accuracy": Metric(
+        "Pairs ranked right",
+        "Share of training pairs whose chosen response the policy now favours more.",
+        Format.SHARE,
+    ),
+    "reward_margin": Metric(
+        "Reward margin", "Mean difference of the rewards that the policy implies for a pair."
+    ),
+    "label_accuracy": Metric(
+        "Labels met", "Share of responses moved in the direction of their label.", Format.SHARE
+    ),
+    "distillation_kl": Metric("KL to the teacher", "Nats per token on the policy’s own responses."),
+    "kept_share": Metric("Responses kept", "Share that was good enough to imitate.", Format.SHARE),
+    "kept_reward_mean": Metric("Reward of those kept", "Their mean reward."),
 }
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from stages.context import Context, StageError
 from stages.contracts.rl import Reward
 from stages.engines.inference import UNIT_ROWS, response_pass
-from stages.engines.models import load_scalar_model, sequence_rewards
+from stages.engines.models import load_scalar_model
 from stages.engines.parts import Compute, Pass
+from stages.rewards.model import RewardRule
 from stages.rewards.verifier import Verifier
 
 Rows = Sequence[Mapping[str, Any]]
@@ -17,13 +18,15 @@ Rows = Sequence[Mapping[str, Any]]
 def reward_pass(ctx: Context, name: str, source: Reward, folder: Path, rows: Rows) -> Pass:
     """One reward for each row of prompt_ids, response_ids, response, answer and finish_reason."""
     if source is Reward.REWARD_MODEL:
+        rule = RewardRule.load(folder)
         load = lambda: load_scalar_model(folder, ctx.device)  # noqa: E731
-        return response_pass(ctx, name, rows, load, sequence_rewards)
+        return response_pass(ctx, name, rows, load, rule.rewards)
     for row in rows:
         if row["answer"] is None:
             raise StageError(
-                f"the prompt {row['prompt']!r} has no 'answer', which rl.reward: verifier compares "
-                "with: add it to its row in prompts.jsonl, or set rl.reward to reward_model"
+                f"the prompt {row['prompt']!r} has no 'answer', which the verifier compares with: "
+                "add it to its row in the data, or take the verifier out of rl.reward and "
+                "score.weights"
             )
     return Pass(name, len(rows), UNIT_ROWS, lambda: _verified(Verifier.load(folder), rows))
 

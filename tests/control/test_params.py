@@ -56,7 +56,8 @@ def test_exponents_are_numbers(tmp_path: Path) -> None:
 
 def test_unknown_choice_is_refused_with_the_choices(tmp_path: Path) -> None:
     message = refused(tmp_path, "rl:\n  algorithm: pop\n")
-    assert "'ppo' or 'grpo'" in message
+    assert "'ppo', 'grpo', 'rloo'" in message
+    assert "or 'distill'" in message
 
 
 def test_duplicate_key_is_refused(tmp_path: Path) -> None:
@@ -79,8 +80,65 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         ("rollout: {max_new_tokens: 99}\n", "leaves no room for a prompt"),
         ("rollout: {prompts: 99999}\n", "more than the"),
         ("model: {num_heads: 3}\n", "not a multiple of num_heads"),
-        ("rl: {iterations: {iter_001: {policy: iter_007}}}\n", "neither 'sft' nor an iteration"),
+        ("rl: {iterations: {iter_001: {policy: iter_007}}}\n", "neither 'sft' nor a policy above"),
+        ("rl: {preferences: {dpo: {policy: iter_001}}}\n", "neither 'sft' nor a policy above"),
+        ("rl: {preferences: {iter_001: {policy: sft}}}\n", "a policy called 'iter_001' already"),
+        ("rl: {preferences: {1: {policy: sft}}}\n", "silently drop it"),
         ("rl: {iterations: {sft: {policy: sft}}}\n", "another name"),
+        ("rl: {algorithm: rloo}\nrollout: {samples: 1}\n", "compares the responses to one prompt"),
+        ("rl: {algorithm: dpo}\nrollout: {samples: 1}\n", "compares the responses to one prompt"),
+        ("rl: {algorithm: remax}\n", "set rollout.greedy_baseline to true"),
+        ("rollout: {reserve: 8}\n", "ppo compares no groups"),
+        ("rl: {algorithm: rloo}\npolicy_update: {leave_one_out: true}\n", "does not read it"),
+        ("policy_update: {keep_best: 2}\n", "ppo does not read it: set it back to 1"),
+        ("rl: {algorithm: dpo}\npolicy_update: {mismatch: token_mask}\n", "set it back to none"),
+        ("rollout: {greedy_baseline: true}\n", "only rl.algorithm remax"),
+        (
+            "rl: {algorithm: reinforce_pp}\npolicy_update: {whiten_advantages: false}\n",
+            "defined by its whitening",
+        ),
+        ("rl: {algorithm: reinforce_pp}\npolicy_update: {objective: gspo}\n", "for each token"),
+        ("policy_update: {clip_high: .inf}\n", "finite number"),
+        ("score: {weights: {verifier: 0.0}}\n", "are all 0"),
+        ("rl: {algorithm: best_of_n}\npolicy_update: {keep_best: 4}\n", "rejects nothing"),
+        ("rl: {algorithm: grpo}\npolicy_update: {critic: reward_model}\n", "grpo has no critic"),
+        ("policy_update: {critic: none}\n", "whose advantages come from a critic"),
+        (
+            "rl: {reward: verifier}\npolicy_update: {critic: reward_model}\n",
+            "no reward model is trained",
+        ),
+        ("policy_update: {objective: gspo}\n", "one ratio a response"),
+        ("policy_update: {objective: gradient}\n", "set epochs to 1"),
+        ("policy_update: {objective: gradient, epochs: 1, dual_clip: 3.0}\n", "dual_clip belongs"),
+        ("policy_update: {clip_low: 1.0}\n", "no bound for a ratio"),
+        ("policy_update: {kl_in: loss}\n", "k1 in the loss pulls nowhere"),
+        ("policy_update: {kl_estimator: k3_unbiased}\n", "a reward has none"),
+        ("policy_update: {kl_target: 1.0, kl_coef: 0.0}\n", "kl_target needs a kl_coef"),
+        ("policy_update: {mismatch_floor: 3.0}\n", "less than or equal to 1"),
+        ("policy_update: {mismatch_cap: 0.5}\n", "greater than or equal to 1"),
+        ("policy_update: {schedule: linear}\n", "needs decay_steps above warmup_steps"),
+        (
+            "rl: {algorithm: dpo}\npolicy_update: {kl_in: loss, kl_estimator: k3}\n",
+            "dpo does not read it: set it back to reward",
+        ),
+        ("rl: {algorithm: distill}\nrollout: {top_p: 0.9}\n", "over the whole vocabulary"),
+        ("rl: {algorithm: dpo}\nrollout: {top_k: 5}\n", "over the whole vocabulary"),
+        ("rl: {algorithm: dpo}\npreference: {loss: kto}\n", "kto takes none"),
+        (
+            "rl: {algorithm: dpo}\npolicy_update: {chosen: demonstrations}\n",
+            "set rollout.source to demonstrations",
+        ),
+        (
+            "rl: {algorithm: dpo}\nrollout: {source: demonstrations}\n"
+            "policy_update: {chosen: demonstrations, dpo_reference: sft}\n",
+            "set policy_update.dpo_reference to previous",
+        ),
+        ("score: {weights: {judge: 1.0}}\n", "the sources are reward_model and verifier"),
+        ("score: {overlong_buffer: 28}\n", "leaves nothing of rollout.max_new_tokens"),
+        ("preference: {loss: ipo, label_smoothing: 0.1}\n", "has no such term"),
+        ("preference: {margin: 0.5}\n", "only simpo has"),
+        ("preference: {loss: orpo, nll_coef: 1.0}\n", "has it already"),
+        ("preference: {loss: kto, nll_coef: 1.0}\n", "has no chosen response"),
         ("rl: {iterations: {0008: {policy: sft}}}\n", "silently drop it"),
         ("rl: {iterations: {}}\n", "iterations is empty"),
         ("prepare: {digits: 1, held_out: 50}\n", "too few"),

@@ -173,7 +173,7 @@ def test_a_time_limit_shorter_than_its_warning_is_refused(tmp_path: Path) -> Non
 
 def test_shards_for_a_stage_that_has_none_are_refused(tmp_path: Path) -> None:
     message = refused(tmp_path, "executor: slurm\nstages:\n  sft: {shards: 4}\n")
-    assert "sft cannot be cut into shards, only rollout, score can" in message
+    assert "sft cannot be cut into shards, only reference_logprobs, rollout, score can" in message
 
 
 def test_several_processes_without_slurm_are_refused(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def _training(depth: int, algorithm: str) -> dict[str, dict[str, float]]:
             "explained_variance": 0.21 + 0.15 * depth,
         }
     else:
-        update |= {"zero_variance_groups": 137}
+        update |= {"zero_variance_share": 0.137}
     return {
         "rollout": {
             "response_length": 21.6,

@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import stages.engines.sampling
+import stages.rewards.model
 import stages.rewards.source
 import stages.rollout
 import stages.score
@@ -79,7 +80,7 @@ def computed(monkeypatch):
     """The rows whose results are computed, as (pass, what identifies the row)."""
     rows: list = []
     generate = stages.engines.sampling.generate
-    rewards, logprobs = stages.rewards.source.sequence_rewards, stages.score.response_logprobs
+    rewards, logprobs = stages.rewards.model.sequence_rewards, stages.score.response_logprobs
 
     def sampling(policy, requests, **options):
         rows.extend(("responses", request.seed) for request in requests)
@@ -93,7 +94,7 @@ def computed(monkeypatch):
         return compute
 
     monkeypatch.setattr("stages.engines.sampling.generate", sampling)
-    monkeypatch.setattr("stages.rewards.source.sequence_rewards", of_batch("rewards", rewards))
+    monkeypatch.setattr("stages.rewards.model.sequence_rewards", of_batch("rewards", rewards))
     monkeypatch.setattr("stages.score.response_logprobs", of_batch("reference", logprobs))
     return rows
 

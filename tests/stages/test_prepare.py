@@ -102,7 +102,7 @@ def test_a_users_files_become_the_same_artifacts(runner):
             {"preferences": [FILES["preferences"][0], {"prompt": "x", "chosen": "y"}]},
             r"preferences\.jsonl line 2 has no 'rejected'",
         ),
-        ({"held_out": [{"prompt": "ij", "answer": 5}]}, r"line 1: 'answer' is int, not text"),
+        ({"held_out": [{"prompt": "ij", "answer": 5}]}, r"line 1: 'answer' is int: write text"),
         ({"prompts": [{"prompt": "e" * 60}]}, r"prompts\.jsonl line 1.* 61 tokens .*max_length 48"),
         (
             {"demonstrations": [{"prompt": "ab", "completion": "b" * 50}]},
@@ -111,6 +111,30 @@ def test_a_users_files_become_the_same_artifacts(runner):
         (
             {"prompts": [{"prompt": "ef"}, {"prompt": "ij"}]},
             r"held_out\.jsonl line 1 holds out the prompt of prompts\.jsonl line 2",
+        ),
+        (
+            {"feedback": [{"prompt": "ab", "completion": "b", "rating": "good"}]},
+            r"feedback\.jsonl line 1: 'rating' is str: write a number, true or false",
+        ),
+        (
+            {"feedback": '{"prompt": "ab", "completion": "b", "rating": NaN}\n'},
+            r"feedback\.jsonl line 1: 'rating' is float: write a number, true or false",
+        ),
+        (
+            {"feedback": [{"prompt": "ij", "completion": "b", "rating": 1}]},
+            r"held_out\.jsonl line 1 holds out the prompt of feedback\.jsonl line 1",
+        ),
+        (
+            {"steps": [{"prompt": "ab", "steps": ["b", "c"], "labels": [1]}]},
+            r"steps\.jsonl line 1 has 2 steps and 1 labels",
+        ),
+        (
+            {"steps": [{"prompt": "ab", "steps": "b", "labels": [1]}]},
+            r"steps\.jsonl line 1: 'steps' is str: write a list of texts",
+        ),
+        (
+            {"steps": [{"prompt": "ab", "steps": ["b"], "labels": [2]}]},
+            r"steps\.jsonl line 1: a label is 1 or true",
         ),
     ],
 )
@@ -158,3 +182,46 @@ def test_more_prompts_than_problems_are_refused(runner):
     run = runner(prepare={"digits": 1, "held_out": 5, "prompts": 200})
     with pytest.raises(StageError, match=r"prepare\.prompts is 200"):
         run.run("prepare")
+
+
+def test_pairs_are_feedback_too_and_a_file_of_feedback_stands_in_for_them(runner):
+    run = runner(prepare={"source": "files"})
+    write_files(run.root / "data")
+    run.run("prepare")
+    rated = [(row["completion"], row["rating"]) for row in rows_of(run, "feedback")]
+    assert rated == [("ba", 1.0), ("ab", 0.0)]
+    assert rows_of(run, "steps") == []
+
+    other = runner("other", prepare={"source": "files"})
+    feedback = [
+        {"prompt": "ab", "completion": "ba", "rating": True},
+        {"prompt": "cd", "completion": "cc", "rating": -0.5},
+    ]
+    write_files(other.root / "data", feedback=feedback)
+    other.run("prepare")
+    assert [row["rating"] for row in rows_of(other, "feedback")] == [1.0, -0.5]
+
+
+def test_steps_end_where_their_last_token_is(runner):
+    run = runner(prepare={"source": "files"})
+    write_files(
+        run.root / "data",
+        steps=[{"prompt": "ab", "steps": ["a;", "bb;", "a"], "labels": [1, False, 0.5]}],
+    )
+    run.run("prepare")
+    [row] = rows_of(run, "steps")
+    assert row["step_ends"] == [1, 4, 6]  # the last step ends with the response, at its end token
+    assert len(row["completion_ids"]) == 7
+    assert row["step_labels"] == [1.0, 0.0, 0.5]
+    separator = row["completion_ids"][1]
+    assert row["completion_ids"][4] == separator
+
+
+def test_the_steps_of_a_slip_are_wrong_from_where_it_shows(runner):
+    run = runner()
+    run.run("prepare")
+    rows = rows_of(run, "steps")
+    right = [row for row in rows if all(row["step_labels"])]
+    assert len(rows) == 2 * 64
+    assert len(right) == 64
+    assert all(row["step_labels"][-1] == 0 for row in rows if row not in right)

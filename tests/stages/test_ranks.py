@@ -18,10 +18,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.context import Context, ShareDone, StageError, Stopped
 from stages.engines.optimizer import Learner
 from stages.engines.ranks import join
-from stages.engines.training import Micro, Plan, train, warmup_then_cosine
+from stages.engines.training import Plan, Work, train, warmup_then_cosine
 
 NUM_ROWS = 23
 HOST = socket.gethostname()
@@ -78,26 +79,37 @@ def fit(
     learner = Learner(model, learning_rate=0.05, max_grad_norm=0.5, weight_decay=0.1)
     calls = 0
 
-    def micro_loss(rows, step_rows):
+    def counts(rows):
+        return Counts(sum(len(tokens(row)) for row in rows), len(rows))
+
+    def survey(rows):
+        return {"rows": float(sum(rows))}
+
+    def micro_loss(rows, step):
         nonlocal calls
         calls += 1
         time.sleep(step_seconds)
         if calls == hang_at:
             time.sleep(1000)
-        num_tokens = sum(len(tokens(row)) for row in step_rows)
         errors = [(model(tokens(r), r).squeeze(-1) - tokens(r).sum(1)).square() for r in rows]
-        loss = torch.cat(errors).sum() / num_tokens
+        loss = torch.cat(errors).sum() / step.counts.tokens
         if calls == fail_at:
             raise StageError("row 7 is bad")
         if calls == nan_at:
             loss = loss * float("nan")
-        worst = torch.cat(errors).detach().max()
-        return Micro(loss, {"error_max": worst, "error_min": torch.cat(errors).detach().min()})
+        metrics = {
+            "error": Metric(torch.cat(errors).sum(), Per.TOKEN),
+            "error_max": Metric(torch.cat(errors).max(), Per.MAX),
+            "error_min": Metric(torch.cat(errors).min(), Per.MIN),
+            "surveyed": Metric(torch.tensor(step.sums["rows"]), Per.MAX),
+        }
+        return Loss(loss, metrics)
 
     with join(ctx) as ranks:
         if early:
             raise Stopped("in between")
-        history = train(ctx, {"model": learner}, plan, micro_loss, shown=["loss"], ranks=ranks)
+        work = Work(counts, micro_loss, survey)
+        history = train(ctx, {"model": learner}, plan, work, shown=["loss"], ranks=ranks)
         own = {name: tensor.clone() for name, tensor in learner.tensors().items()}
         save_file(own, ctx.folder / f"weights-{ctx.rank}.safetensors")
     return history
@@ -221,8 +233,12 @@ def weights(folder, rank=0):
 
 
 def logged(folder):
+    """What was logged of each step, without how fast it was."""
     path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    for row in rows:
+        assert row["metrics"].pop("tokens_per_second") > 0
+    return rows
 
 
 def wait_for_steps(folder, count):

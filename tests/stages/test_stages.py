@@ -17,13 +17,8 @@ from safetensors.torch import load_file, save_file
 from stages.context import StageError, Stopped
 from stages.data.batching import collate
 from stages.data.seeds import stable_hash
-from stages.engines.models import (
-    content_hash,
-    load_policy,
-    load_scalar_model,
-    response_logprobs,
-    sequence_rewards,
-)
+from stages.engines.logprobs import response_logprobs
+from stages.engines.models import content_hash, load_policy, load_scalar_model, sequence_rewards
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLLOUTS = "artifacts/rollouts/iter_001.parquet"
@@ -32,7 +27,8 @@ UPDATE = "policy_update@iter_001"
 SHARED_METRICS = {
     "policy_loss", "entropy", "kl_to_reference", "approx_kl", "clip_fraction_low",
     "clip_fraction_high", "ratio_min", "ratio_max", "advantage_std", "grad_norm",
-    "logprob_gap_mean", "logprob_gap_max", "zero_variance_groups", "response_length",
+    "logprob_gap_mean", "logprob_gap_max", "effective_samples", "zero_variance_share",
+    "response_length",
     "truncation_rate", "reward_mean", "reward_std", "num_steps",
 }  # fmt: skip
 
@@ -69,7 +65,7 @@ def test_sft_learns_and_leaves_a_model_with_its_tokenizer(trained):
     folder = trained.root / "artifacts/policies/sft"
     names = {path.name for path in (folder / "model").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
-    assert json.loads((folder / "state/state.json").read_text()) == {"steps": 0}
+    assert json.loads((folder / "state/state.json").read_text()) == {"steps": 0, "kl_coef": None}
 
 
 def test_the_loss_of_sft_is_that_of_a_model_whose_prompt_labels_are_masked(run):

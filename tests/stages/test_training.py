@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
 from stages.engines.optimizer import Learner
-from stages.engines.training import Micro, Plan, train, warmup_then_cosine
+from stages.engines.training import Plan, Work, train, warmup_then_cosine
 
 
 class Interrupted(Context):
@@ -34,14 +35,20 @@ def fit(ctx, model=None, loss_of=None):
     linear = torch.nn.Linear(4, 1, dtype=torch.float64)
     model = model or torch.nn.Sequential(linear)
 
-    def micro_loss(rows, step_rows):
+    def micro_loss(rows, step):
         x = DATA[list(rows)]
-        loss = (model(x).squeeze(-1) - x.sum(1)).square().sum() / len(step_rows)
-        return Micro(loss_of(loss) if loss_of else loss, {"error_max": loss.detach()})
+        loss = (model(x).squeeze(-1) - x.sum(1)).square().sum() / step.counts.sequences
+        return Loss(loss_of(loss) if loss_of else loss, {"error_max": Metric(loss, Per.MAX)})
 
     plan = Plan(23, 8, 4, seed=5, learning_rate=warmup_then_cosine(0.1))
     learner = Learner(model, learning_rate=0.05, max_grad_norm=1.0)
-    history = train(ctx, {"model": learner}, plan, micro_loss, shown=["loss"])
+    history = train(
+        ctx,
+        {"model": learner},
+        plan,
+        Work(lambda rows: Counts(len(rows), len(rows)), micro_loss),
+        shown=["loss"],
+    )
     return learner.tensors(), history
 
 

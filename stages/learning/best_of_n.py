@@ -1,0 +1,52 @@
+"""Rejection sampling: SFT on the best of a policy's own responses (RAFT, Dong et al. 2023)."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from stages.context import StageError
+from stages.learning.experience import measure
+from stages.learning.imitation import imitation
+from stages.learning.update import Outcome, Rollouts, Update
+
+
+def learn_from_the_best(update: Update) -> Outcome:
+    """Keep the best responses to each prompt and learn to say them."""
+    measured = measure(update.ctx, update.policy.model, update.rollouts, update.config)
+    best = the_best(update.rollouts, update.config.policy_update.keep_best)
+    work = imitation(
+        update.policy.model,
+        [row["prompt_ids"] for row in best],
+        [row["response_ids"] for row in best],
+        update.ctx.device,
+    )
+    history = update.train(update.plan(len(best)), work, ["loss", "entropy"])
+    rewards = [float(row["reward"]) for row in best]
+    metrics = {
+        **measured.metrics(),
+        "kl_to_reference": measured.kl_to_reference,
+        "kept_share": len(best) / len(update.rollouts),
+        "kept_reward_mean": sum(rewards) / len(rewards),
+    }
+    return Outcome(history, {"policy": update.policy}, metrics)
+
+
+def the_best(rollouts: Rollouts, keep: int) -> list[Mapping[str, Any]]:
+    """Up to `keep` responses to each prompt that beat another one to it, the best first.
+
+    A response that was cut before it ended is never kept: who imitates it would not end either.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rollouts:
+        groups[row["prompt_id"]].append(row)
+    best = []
+    for rows in groups.values():
+        worst = min(float(row["reward"]) for row in rows)
+        better = [r for r in rows if r["reward"] > worst and r["finish_reason"] == "stop"]
+        best += sorted(better, key=lambda row: -float(row["reward"]))[:keep]
+    if not best:
+        raise StageError(
+            "no response that ended beats another one to its prompt, so there is nothing to keep: "
+            "raise rollout.samples, rollout.temperature or rollout.max_new_tokens"
+        )
+    return best

@@ -1,0 +1,26 @@
+"""The critic of an iteration: that of the one before, or a first one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stages.context import Context
+from stages.contracts.lora import LoraParams
+from stages.contracts.policy_update import Critic
+from stages.contracts.rl import Reward
+from stages.engines.lora import open_for_training
+from stages.engines.models import load_scalar_model, start_scalar_model
+
+
+def load_critic(
+    inputs: Mapping[str, Path], start: Critic, reward: Reward, lora: LoraParams, ctx: Context
+) -> Any:
+    """The critic of the iteration before, ready to learn; the first starts as `start` says."""
+    previous = inputs["state"] / "critic"
+    if previous.exists():
+        return open_for_training(load_scalar_model, previous, ctx.device, lora, ctx.seed)
+    if start is Critic.AUTO:
+        start = Critic.REWARD_MODEL if reward is Reward.REWARD_MODEL else Critic.POLICY
+    if start is Critic.REWARD_MODEL:
+        return open_for_training(load_scalar_model, inputs["reward"], ctx.device, lora, ctx.seed)
+    return open_for_training(start_scalar_model, inputs["policy"], ctx.device, lora, ctx.seed)

@@ -1,0 +1,133 @@
+"""On-policy distillation: towards a teacher on the policy's own responses (Agarwal et al. 2023).
+
+With `distill_top_k` 0 the teacher's log-prob of each sampled token, against the policy's own, is
+the token's advantage in the objective of the policy gradients. Otherwise the reverse KL over the
+teacher's likeliest tokens at each position, and a bucket for the rest, is the loss itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from stages.algorithms.distillation import sampled_advantages, topk_reverse_kl
+from stages.algorithms.loss import Loss, Tokens
+from stages.context import StageError, Stopped
+from stages.data.batching import pad
+from stages.data.tokenizer import Decoder
+from stages.engines.inference import over_responses
+from stages.engines.logprobs import logprobs_of, response_logprobs, response_topk
+from stages.engines.lora import is_adapter_folder
+from stages.engines.models import load_policy
+from stages.engines.training import Metrics, Rows, Step, Work, counted
+from stages.learning.experience import Experience, Measured, measure
+from stages.learning.policy_gradient import ascend, response_batch, rows_to_learn_from
+from stages.learning.update import Outcome, Update
+
+
+def learn_from_a_teacher(update: Update) -> Outcome:
+    """One iteration; the teacher is let go before the policy learns."""
+    params = update.config.policy_update
+    measured = measure(update.ctx, update.policy.model, update.rollouts, update.config)
+    rows = rows_to_learn_from(update)
+    if params.distill_top_k:
+        history = _learn_distributions(update, rows)
+    else:
+        history = _learn_samples(update, measured, rows)
+    metrics = measured.metrics()
+    if params.distill_top_k:
+        metrics["kl_to_reference"] = measured.kl_to_reference
+    return Outcome(history, {"policy": update.policy}, metrics)
+
+
+def _learn_samples(update: Update, measured: Measured, rows: Sequence[int]) -> list[Metrics]:
+    teacher_logprobs = _teacher_logprobs(update)
+    nothing = torch.zeros_like(measured.logprobs)
+    experience = Experience(
+        mask=measured.mask,
+        logprobs=measured.logprobs,
+        ref_logprobs=measured.ref_logprobs,
+        weights=measured.mismatch.weights,
+        advantages=sampled_advantages(measured.logprobs, teacher_logprobs) * measured.mask,
+        values=nothing,
+        returns=nothing,
+    )
+    kl_coef = 0.0
+    return ascend(update, {"policy": update.policy}, rows, experience, kl_coef)
+
+
+def _teacher_logprobs(update: Update) -> torch.Tensor:
+    teacher, temperature = _load_teacher(update), update.config.temperature
+    rows = over_responses(
+        update.ctx,
+        teacher,
+        update.rollouts,
+        lambda batch: response_logprobs(teacher, batch, temperature).logprobs,
+    )
+    return pad(rows, 0.0)
+
+
+def _learn_distributions(update: Update, rows: Sequence[int]) -> list[Metrics]:
+    config, params = update.config, update.config.policy_update
+    policy, device = update.policy.model, update.ctx.device
+    likeliest = _likeliest(update, rows)
+
+    def loss(positions: Rows, step: Step) -> Loss:
+        batch = response_batch(policy, update.rollouts, [rows[i] for i in positions], device)
+        num_steps = batch.response_mask.shape[1]
+        ids, teacher = (
+            torch.stack([_to_length(likeliest[i][name], num_steps) for i in positions]).to(device)
+            for name in ("ids", "logprobs")
+        )
+        student = logprobs_of(policy, batch, ids, config.temperature)
+        scale = params.length_scale or float(config.max_new_tokens)
+        tokens = Tokens.padded(batch.response_mask)
+        return topk_reverse_kl(student, teacher, tokens, step.counts, params.aggregation, scale)
+
+    work = Work(counted([len(update.rollouts[i]["response_ids"]) for i in rows]), loss)
+    return update.train(update.plan(len(rows)), work, ["loss", "distillation_kl"])
+
+
+def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.Tensor]]:
+    """For each row the teacher's likeliest tokens, [T, K] ids and log-probs."""
+    found: list[Mapping[str, torch.Tensor]] = []
+    teacher = _load_teacher(update)
+    # A vocabulary may be padded to another size; past the smaller one there are no tokens.
+    sizes = [m.config.get_text_config().vocab_size for m in (teacher, update.policy.model)]
+    k = min(update.config.policy_update.distill_top_k, *sizes)
+    for start in range(0, len(rows), update.ctx.micro_batch):
+        if update.ctx.should_stop():
+            raise Stopped(f"stopped after {start} of {len(rows)} responses")
+        some = rows[start : start + update.ctx.micro_batch]
+        batch = response_batch(teacher, update.rollouts, some, update.ctx.device)
+        ids, logprobs = response_topk(teacher, batch, k, update.config.temperature)
+        ids = ids.clamp(max=min(sizes) - 1)
+        for i, row in enumerate(some):
+            length = len(update.rollouts[row]["response_ids"])
+            found.append({"ids": ids[i, :length].cpu(), "logprobs": logprobs[i, :length].cpu()})
+        update.ctx.progress(len(found), len(rows))
+    return found
+
+
+def _to_length(values: torch.Tensor, length: int) -> torch.Tensor:
+    """[T, K] padded with zeros below."""
+    return torch.nn.functional.pad(values, (0, 0, 0, length - len(values)))
+
+
+def _load_teacher(update: Update) -> Any:
+    folder = update.inputs["teacher"]
+    if not (folder / "config.json").is_file() and not is_adapter_folder(folder):
+        raise StageError(
+            f"rl.teacher {folder} is not a Hugging Face model folder: it has no config.json"
+        )
+    vocabularies = [
+        Decoder(of).vocabulary()
+        for of in (update.inputs["policy"], folder)
+        if (of / "tokenizer.json").is_file()
+    ]
+    if len(vocabularies) < 2 or vocabularies[0] != vocabularies[1]:
+        raise StageError(
+            f"rl.teacher {folder} has another tokenizer than the policy, or none: token by token "
+            "the two could not be compared. Choose a teacher that shares the policy's tokenizer"
+        )
+    return load_policy(folder, update.ctx.device)

@@ -1,0 +1,247 @@
+"""What a policy update learns from, computed once from the policy and critic it starts with.
+
+All tensors are [N, T]: N responses, T tokens in the longest, padded on the right.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.algorithms.advantages import (
+    against_baseline,
+    discounted_returns,
+    gae,
+    group_centred,
+    group_relative,
+    leave_one_out,
+    reinforce_plus_plus,
+    token_rewards,
+    whiten,
+)
+from stages.algorithms.kl import k1, kl_estimate, reported_kl
+from stages.algorithms.mismatch import Mismatched, mismatch_weights
+from stages.algorithms.value_loss import explained_variance
+from stages.context import Context, StageError
+from stages.contracts.objectives import KlPlace
+from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
+from stages.contracts.rl import Algorithm
+from stages.data.batching import pad
+from stages.engines.inference import over_responses
+from stages.engines.logprobs import response_logprobs
+from stages.engines.models import response_values
+from stages.learning.update import Rollouts, Update
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Log-probs of the responses, and how far those who computed them are apart."""
+
+    mask: Tensor
+    logprobs: Tensor
+    """Of the policy before the update, as the trainer computes them."""
+    ref_logprobs: Tensor
+    mismatch: Mismatched
+
+    @property
+    def kl_to_reference(self) -> float:
+        """Nats per token."""
+        divergence = reported_kl(self.logprobs, self.ref_logprobs) * self.mask
+        return float(divergence.sum() / self.mask.sum())
+
+    @property
+    def kl_per_response(self) -> float:
+        """Nats per response, k1: what an adaptive coefficient steers by."""
+        divergence = k1(self.logprobs, self.ref_logprobs) * self.mask
+        return float(divergence.sum() / len(self.mask))
+
+    def metrics(self) -> dict[str, float | int]:
+        return {
+            "logprob_gap_mean": self.mismatch.gap_mean,
+            "logprob_gap_max": self.mismatch.gap_max,
+            "effective_samples": self.mismatch.effective_sample_size,
+            "mismatch_masked": self.mismatch.masked_share,
+            "mismatch_truncated": self.mismatch.truncated_share,
+        }
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Rollouts as a policy gradient sees them."""
+
+    mask: Tensor
+    logprobs: Tensor
+    """Of the policy before the update."""
+    ref_logprobs: Tensor
+    weights: Tensor
+    """Importance weights of the trainer's policy over the sampler's."""
+    advantages: Tensor
+    values: Tensor
+    """Of the critic before the update (PPO)."""
+    returns: Tensor
+    """What the critic should have said (PPO)."""
+
+    def select(self, rows: Sequence[int], num_steps: int, device: str) -> "Experience":
+        """Some rows, cut to the longest response among them."""
+        return replace(
+            self,
+            **{
+                field.name: getattr(self, field.name)[list(rows), :num_steps].to(device)
+                for field in fields(self)
+            },
+        )
+
+    def metrics(self) -> dict[str, float | int]:
+        kept = self.mask > 0
+        return {"advantage_std": float(self.advantages[kept].std(correction=0))}
+
+
+def measure(ctx: Context, policy: Any, rollouts: Rollouts, config: PolicyUpdateConfig) -> Measured:
+    """Trainer log-probs beside the sampler's and the reference's; StageError if too far apart."""
+    params = config.policy_update
+    logprobs = pad(
+        over_responses(
+            ctx,
+            policy,
+            rollouts,
+            lambda batch: response_logprobs(policy, batch, config.temperature).logprobs,
+        ),
+        0.0,
+    )
+    mask = pad([[1.0] * len(row["response_ids"]) for row in rollouts], 0.0)
+    mismatch = mismatch_weights(
+        logprobs,
+        pad([row["logprobs"] for row in rollouts], 0.0),
+        mask,
+        correction=params.mismatch,
+        cap=params.mismatch_cap,
+        floor=params.mismatch_floor,
+    )
+    ref_logprobs = pad([row["ref_logprobs"] for row in rollouts], 0.0)
+    measured = Measured(mask, logprobs, ref_logprobs, mismatch)
+    _check_mismatch(mismatch, params)
+    check_kl(measured.kl_to_reference, params)
+    return measured
+
+
+def experience_of(
+    update: Update, measured: Measured, kl_coef: float, values: Tensor | None = None
+) -> Experience:
+    """The advantages of the algorithm that `rl` names; `values` are the critic's, for PPO."""
+    advantages, returns = _advantages(update, measured, kl_coef, values)
+    nothing = torch.zeros_like(measured.logprobs)
+    return Experience(
+        mask=measured.mask,
+        logprobs=measured.logprobs,
+        ref_logprobs=measured.ref_logprobs,
+        weights=measured.mismatch.weights,
+        advantages=advantages,
+        values=nothing if values is None else values,
+        returns=nothing if returns is None else returns,
+    )
+
+
+def _advantages(
+    update: Update, measured: Measured, kl_coef: float, values: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """[N, T] advantages, and for PPO what the critic should have said."""
+    params, mask = update.config.policy_update, measured.mask
+    rewards = torch.tensor([row["reward"] for row in update.rollouts])
+    groups = group_numbers(update.rollouts)
+    penalties = token_penalties(measured, params, kl_coef)
+    # Algorithms that give a response one advantage see its reward and penalties as one number.
+    paid = rewards - (penalties * mask).sum(1)
+    match update.config.algorithm:
+        case Algorithm.PPO:
+            assert values is not None
+            by_token = token_rewards(rewards, penalties, mask)
+            advantages, returns = gae(
+                by_token, values, mask, gamma=params.gamma, lam=params.gae_lambda
+            )
+            return (whiten(advantages, mask) if params.whiten_advantages else advantages), returns
+        case Algorithm.REINFORCE:
+            by_token = token_rewards(rewards, penalties, mask)
+            returns = discounted_returns(by_token, mask, gamma=params.gamma)
+            return (whiten(returns, mask) if params.whiten_advantages else returns), None
+        case Algorithm.REINFORCE_PP:
+            by_token = token_rewards(rewards, penalties, mask)
+            return reinforce_plus_plus(by_token, mask, gamma=params.gamma), None
+        case Algorithm.REINFORCE_PP_BASELINE:
+            by_token = token_rewards(group_centred(rewards, groups), penalties, mask)
+            return reinforce_plus_plus(by_token, mask, gamma=params.gamma), None
+        case Algorithm.GRPO:
+            of_response = group_relative(
+                paid,
+                groups,
+                normalise_by_std=params.normalise_by_std,
+                leave_one_out=params.leave_one_out,
+            )
+        case Algorithm.RLOO:
+            of_response = leave_one_out(paid, groups)
+        case Algorithm.REMAX:
+            baselines = [update.greedy[row["prompt_id"]] for row in update.rollouts]
+            of_response = against_baseline(paid, torch.tensor(baselines))
+        case other:
+            raise ValueError(f"{other} has no advantages")
+    return of_response[:, None] * mask, None
+
+
+def token_penalties(measured: Measured, params: PolicyUpdateParams, kl_coef: float) -> Tensor:
+    """[N, T] what each token pays for leaving the reference, where that is part of the reward."""
+    if params.kl_in is KlPlace.LOSS:
+        return torch.zeros_like(measured.logprobs)
+    return kl_coef * kl_estimate(params.kl_estimator, measured.logprobs, measured.ref_logprobs)
+
+
+def critic_values(ctx: Context, critic: Any, rollouts: Rollouts) -> Tensor:
+    """[N, T] what the critic expects before each token."""
+    return pad(
+        over_responses(ctx, critic, rollouts, lambda batch: response_values(critic, batch)), 0.0
+    )
+
+
+def how_well_explained(experience: Experience) -> float:
+    """The share of the returns' variance that the critic foresaw."""
+    return explained_variance(experience.values, experience.returns, experience.mask)
+
+
+def group_numbers(rollouts: Rollouts) -> Tensor:
+    """[N] a number for each prompt."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(r["prompt_id"], len(numbers)) for r in rollouts])
+
+
+def check_kl(kl: float, params: PolicyUpdateParams) -> None:
+    """StageError where the policy has left the reference too far behind."""
+    if not kl <= params.max_kl:
+        raise StageError(
+            f"the policy is {kl:.3g} nats per token from the SFT policy, more than "
+            f"policy_update.max_kl {params.max_kl}: raise policy_update.kl_coef, or lower its "
+            "learning_rate"
+        )
+
+
+def _check_mismatch(mismatch: Mismatched, params: PolicyUpdateParams) -> None:
+    if not mismatch.gap_mean <= params.max_logprob_gap:
+        raise StageError(
+            f"trainer and sampler log-probs differ by {mismatch.gap_mean:.4g} on average "
+            f"(policy_update.max_logprob_gap is {params.max_logprob_gap}): the two do not compute "
+            "the same policy, in precision, kernels or temperature, and the update would learn "
+            "from wrong ratios"
+        )
+    if mismatch.masked_share > 1 - params.min_effective_samples:
+        raise StageError(
+            f"policy_update.mismatch {params.mismatch} leaves {1 - mismatch.masked_share:.1%} of "
+            f"the tokens (policy_update.min_effective_samples is {params.min_effective_samples}): "
+            "the sampler is too far from the trainer. Bring the two together in precision and "
+            "kernels"
+        )
+    if mismatch.effective_sample_size < params.min_effective_samples:
+        raise StageError(
+            f"the difference of trainer and sampler leaves an effective sample size of "
+            f"{mismatch.effective_sample_size:.3g} (policy_update.min_effective_samples is "
+            f"{params.min_effective_samples}): few responses would outweigh all others. Bring the "
+            "two together in precision and kernels, or choose a correction by token"
+        )

@@ -1,0 +1,115 @@
+"""Iterated DPO: pairs are made from the policy's own responses, learnt from, and made again.
+
+`best`: of each prompt's responses the one with the highest reward is preferred to the one with the
+lowest (Xiong et al. 2023; Guo et al. 2024). `demonstrations`: what was demonstrated is preferred to
+what the policy says itself (SPIN, Chen et al. 2024). The reference is the policy before the update,
+or the SFT policy.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stages.context import StageError
+from stages.contracts.policy_update import Chosen, DpoReference
+from stages.data.artifacts import read_parquet
+from stages.engines.inference import over_responses
+from stages.engines.logprobs import response_logprobs
+from stages.engines.training import Metrics
+from stages.learning.experience import measure
+from stages.learning.pairs import preference
+from stages.learning.update import Outcome, Rollouts, Update
+
+
+def learn_from_own_pairs(update: Update) -> Outcome:
+    """One iteration of DPO on pairs of this iteration's rollouts."""
+    params = update.config.policy_update
+    measured = measure(update.ctx, update.policy.model, update.rollouts, update.config)
+    if params.chosen is Chosen.BEST:
+        chosen, rejected = best_and_worst(update.rollouts)
+    else:
+        chosen, rejected = _demonstrated(update)
+    references = zip(_reference(update, chosen), _reference(update, rejected), strict=True)
+    pairs = [
+        {
+            "prompt_ids": loser["prompt_ids"],
+            "chosen_ids": winner["response_ids"],
+            "rejected_ids": loser["response_ids"],
+            "chosen_ref": chosen_ref,
+            "rejected_ref": rejected_ref,
+        }
+        for winner, loser, (chosen_ref, rejected_ref) in zip(
+            chosen, rejected, references, strict=True
+        )
+    ]
+    work = preference(
+        update.policy.model,
+        pairs,
+        update.ctx.device,
+        temperature=update.config.temperature,
+        **update.config.preference,
+    )
+    shown = ["loss", "preference_accuracy", "reward_margin"]
+    history: list[Metrics] = update.train(update.plan(len(pairs)), work, shown)
+    metrics = {
+        **measured.metrics(),
+        "kl_to_reference": measured.kl_to_reference,
+        "num_pairs": len(pairs),
+    }
+    return Outcome(history, {"policy": update.policy}, metrics)
+
+
+def best_and_worst(rollouts: Rollouts) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The best and the worst response to each prompt, where they differ in reward and in text."""
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rollouts:
+        groups[row["prompt_id"]].append(row)
+    chosen, rejected = [], []
+    for rows in groups.values():
+        # Of equals the first sample: max and min keep the one they see first.
+        best = max(rows, key=lambda row: float(row["reward"]))
+        worst = min(rows, key=lambda row: float(row["reward"]))
+        if best["reward"] > worst["reward"] and best["response_ids"] != worst["response_ids"]:
+            chosen.append(best)
+            rejected.append(worst)
+    if not chosen:
+        raise StageError(
+            "no prompt has two responses of different reward, so there is no pair to learn from: "
+            "raise rollout.samples or rollout.temperature, or draw other prompts"
+        )
+    return chosen, rejected
+
+
+def _demonstrated(update: Update) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Each response, and the demonstration of its prompt that it is compared with."""
+    shown: dict[str, Mapping[str, Any]] = {}
+    for demonstration in read_parquet(update.inputs["demonstrations"]):
+        shown.setdefault(demonstration["prompt_id"], demonstration)
+    chosen: list[Mapping[str, Any]] = []
+    rejected: list[Mapping[str, Any]] = []
+    for row in update.rollouts:
+        completion = shown[row["prompt_id"]]["completion_ids"]
+        if completion != row["response_ids"]:
+            chosen.append({**row, "response_ids": completion})
+            rejected.append(row)
+    if not chosen:
+        raise StageError(
+            "every response is its prompt's demonstration already: there is nothing left to learn"
+        )
+    return chosen, rejected
+
+
+def _reference(update: Update, responses: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The sum of the reference's log-probs of each response."""
+    if update.config.policy_update.dpo_reference is DpoReference.SFT:
+        return [sum(row["ref_logprobs"]) for row in responses]
+    policy, temperature = update.policy.model, update.config.temperature
+    return [
+        sum(values)
+        for values in over_responses(
+            update.ctx,
+            policy,
+            responses,
+            lambda batch: response_logprobs(policy, batch, temperature).logprobs,
+        )
+    ]

@@ -1,0 +1,55 @@
+"""Learning from pairs of responses, the first preferred: DPO and its kin."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from stages.algorithms.loss import Loss, Metric, Per, Tokens
+from stages.algorithms.preference import PairLogprobs, preference_loss
+from stages.data.batching import Batch, collate
+from stages.engines.logprobs import response_logprobs
+from stages.engines.models import pad_id
+from stages.engines.training import Rows, Step, Work, counted
+
+Pair = Mapping[str, Any]
+"""prompt_ids, chosen_ids and rejected_ids; with a reference, the sums of its log-probs of the two
+responses as chosen_ref and rejected_ref."""
+
+
+def paired_batch(model: Any, pairs: Sequence[Pair], device: str) -> Batch:
+    """The chosen responses, then the rejected ones, in one batch."""
+    prompts = [pair["prompt_ids"] for pair in pairs]
+    responses = [pair[side] for side in ("chosen_ids", "rejected_ids") for pair in pairs]
+    return collate(prompts + prompts, responses, pad_id(model), device)
+
+
+def preference(
+    policy: Any,
+    pairs: Sequence[Pair],
+    device: str,
+    *,
+    temperature: float = 1.0,
+    with_reference: bool = True,
+    **settings: Any,
+) -> Work:
+    """`settings` are those of `preference_loss`."""
+
+    def loss(rows: Rows, step: Step) -> Loss:
+        some = [pairs[i] for i in rows]
+        batch = paired_batch(policy, some, device)
+        now = response_logprobs(policy, batch, temperature)
+        logprobs = now.logprobs
+        said = PairLogprobs.from_tokens(logprobs, Tokens.padded(batch.response_mask))
+        reference = None
+        if with_reference:
+            chosen, rejected = (
+                torch.tensor([pair[side] for pair in some], device=device, dtype=logprobs.dtype)
+                for side in ("chosen_ref", "rejected_ref")
+            )
+            reference = PairLogprobs(chosen, rejected, said.chosen_tokens, said.rejected_tokens)
+        learnt = preference_loss(said, reference, step.counts, **settings)
+        of_chosen = Metric(now.entropies.detach()[: len(some)].sum(), Per.TOKEN)
+        return Loss(learnt.value, {**learnt.metrics, "entropy": of_chosen})
+
+    return Work(counted([len(pair["chosen_ids"]) for pair in pairs]), loss)

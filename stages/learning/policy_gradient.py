@@ -1,0 +1,235 @@
+"""Policy gradients: PPO, GRPO, RLOO, REINFORCE, REINFORCE++ and ReMax.
+
+They differ in their advantages (learning/experience.py) and share the rest: the objective that
+`policy_update.objective` names, KL in the reward or in the loss, an entropy bonus.
+
+PPO (Schulman et al. 2017, as in Ouyang et al. 2022) has a critic with a backbone of its own.
+Departure: each iteration first fits the critic to its rollouts and only then takes advantages from
+it. An iteration is many optimizer steps, and advantages from a critic that is one iteration late
+push probabilities about for no reason, which can undo what the iteration before has learnt.
+
+Probability ratios are taken against log-probs that the trainer itself computed before the first
+step; those of the sampler are compared with them (algorithms/mismatch.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from stages.algorithms.advantages import discounted_returns, token_rewards
+from stages.algorithms.kl import kl_loss, next_kl_coef, reported_kl
+from stages.algorithms.loss import Loss, Metric, Per, Tokens
+from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
+from stages.algorithms.value_loss import value_loss
+from stages.context import StageError
+from stages.contracts.objectives import KlPlace
+from stages.contracts.policy_update import PolicyUpdateConfig
+from stages.contracts.rl import Algorithm
+from stages.data.batching import Batch, collate
+from stages.engines.logprobs import response_logprobs
+from stages.engines.models import pad_id, response_values
+from stages.engines.optimizer import Learner
+from stages.engines.training import Metrics, Rows, Step, Work, counted, train
+from stages.learning.critic import load_critic
+from stages.learning.experience import (
+    Experience,
+    Measured,
+    check_kl,
+    critic_values,
+    experience_of,
+    how_well_explained,
+    measure,
+    token_penalties,
+)
+from stages.learning.update import Outcome, Rollouts, Update, continued_learner
+
+SHOWN = ("policy_loss", "kl_to_reference", "entropy")
+
+
+def learn_by_policy_gradient(update: Update) -> Outcome:
+    """One iteration of any of them."""
+    config, params = update.config, update.config.policy_update
+    policy = update.policy.model
+    kl_coef = params.kl_coef
+    if params.kl_target is not None and update.state.kl_coef is not None:
+        kl_coef = update.state.kl_coef
+    measured = measure(update.ctx, policy, update.rollouts, config)
+    learners = {"policy": update.policy}
+    metrics: dict[str, float | int] = {"kl_coef": kl_coef}
+    if config.algorithm is Algorithm.PPO:
+        critic = load_critic(update.inputs, params.critic, config.reward, config.lora, update.ctx)
+        learners["critic"] = continued_learner(
+            critic, "critic", params.critic_learning_rate, params, update.state
+        )
+        _fit_critic(update, learners["critic"], measured, kl_coef)
+        values = critic_values(update.ctx, critic, update.rollouts)
+        experience = experience_of(update, measured, kl_coef, values)
+        metrics["explained_variance"] = how_well_explained(experience)
+    else:
+        experience = experience_of(update, measured, kl_coef)
+    rows = rows_to_learn_from(update)
+    history = ascend(update, learners, rows, experience, kl_coef)
+    metrics |= measured.metrics() | experience.metrics()
+    if params.kl_target is not None:
+        kl_coef = next_kl_coef(
+            kl_coef,
+            measured.kl_per_response,
+            target=params.kl_target,
+            horizon=params.kl_horizon,
+            num_sequences=len(update.rollouts),
+        )
+    return Outcome(history, learners, metrics, kl_coef)
+
+
+def rows_to_learn_from(update: Update) -> list[int]:
+    """All rollouts, or those that came to their own end."""
+    rows = range(len(update.rollouts))
+    if not update.config.policy_update.overlong_filter:
+        return list(rows)
+    ended = [i for i in rows if update.rollouts[i]["finish_reason"] == "stop"]
+    if not ended:
+        raise StageError(
+            "policy_update.overlong_filter leaves nothing to learn from: every response was cut at "
+            "rollout.max_new_tokens. Raise that, or switch the filter off"
+        )
+    return ended
+
+
+def ascend(
+    update: Update,
+    learners: Mapping[str, Learner],
+    rows: Sequence[int],
+    experience: Experience,
+    kl_coef: float,
+) -> list[Metrics]:
+    """Train on `rows` of the experience; the critic too, where there is one."""
+    config = update.config
+    work = _work(config, update.ctx.device, learners, update.rollouts, rows, experience, kl_coef)
+    return train(
+        update.ctx,
+        learners,
+        update.plan(len(rows)),
+        work,
+        shown=SHOWN,
+        check=lambda metrics: check_kl(metrics["kl_to_reference"], config.policy_update),
+        ranks=update.ranks,
+    )
+
+
+def _work(
+    config: PolicyUpdateConfig,
+    device: str,
+    learners: Mapping[str, Learner],
+    rollouts: Rollouts,
+    learnt: Sequence[int],
+    experience: Experience,
+    kl_coef: float,
+) -> Work:
+    params = config.policy_update
+    policy = learners["policy"].model
+    critic = learners["critic"].model if "critic" in learners else None
+    scale = params.length_scale or float(config.max_new_tokens)
+    objective = Objective(
+        kind=params.objective,
+        clip_low=params.clip_low,
+        clip_high=params.clip_high,
+        dual_clip=params.dual_clip,
+        aggregation=params.aggregation,
+        scale=scale,
+    )
+
+    def loss(positions: Rows, step: Step) -> Loss:
+        rows = [learnt[i] for i in positions]
+        batch = response_batch(policy, rollouts, rows, device)
+        tokens = Tokens.padded(batch.response_mask)
+        old = experience.select(rows, num_steps=batch.response_mask.shape[1], device=device)
+        now = response_logprobs(policy, batch, config.temperature)
+        total = policy_loss(
+            now.logprobs,
+            old.logprobs,
+            old.advantages,
+            tokens,
+            step.counts,
+            objective,
+            weights=old.weights,
+        )
+        bonus = entropy_bonus(now.entropies, tokens, step.counts, params.aggregation, scale)
+        divergence = reported_kl(now.logprobs.detach(), old.ref_logprobs, old.logprobs)
+        total = replace(
+            total,
+            metrics={
+                **total.metrics,
+                **bonus.metrics,
+                "kl_to_reference": Metric(tokens.total(divergence), Per.TOKEN),
+            },
+        )
+        if params.entropy_coef:
+            total = total.plus(bonus, params.entropy_coef)
+        if kl_coef and params.kl_in is KlPlace.LOSS:
+            penalty = kl_loss(
+                now.logprobs,
+                old.logprobs,
+                old.ref_logprobs,
+                tokens,
+                step.counts,
+                estimator=params.kl_estimator,
+                aggregation=params.aggregation,
+                scale=scale,
+            )
+            total = total.plus(penalty, kl_coef)
+        if critic is not None:
+            # It has a backbone of its own, so the two losses share no gradient and no weight.
+            said = response_values(critic, batch)
+            total = total.plus(
+                value_loss(
+                    said, old.values, old.returns, tokens, step.counts, clip=params.value_clip
+                )
+            )
+        return total
+
+    return Work(counted([len(rollouts[i]["response_ids"]) for i in learnt]), loss)
+
+
+def _fit_critic(update: Update, critic: Learner, measured: Measured, kl_coef: float) -> None:
+    """Fit the critic to what the responses were really paid, token by token."""
+    params, rollouts = update.config.policy_update, update.rollouts
+    device = update.ctx.device
+    returns = discounted_returns(
+        token_rewards(
+            torch.tensor([row["reward"] for row in rollouts]),
+            token_penalties(measured, params, kl_coef),
+            measured.mask,
+        ),
+        measured.mask,
+        gamma=params.gamma,
+    )
+
+    def loss(rows: Rows, step: Step) -> Loss:
+        batch = response_batch(critic.model, rollouts, rows, device)
+        target = returns[list(rows), : batch.response_mask.shape[1]].to(device)
+        said = response_values(critic.model, batch)
+        tokens = Tokens.padded(batch.response_mask)
+        return value_loss(said, said.detach(), target, tokens, step.counts, clip=None)
+
+    train(
+        update.ctx,
+        {"critic": critic},
+        update.plan(len(rollouts), epochs=params.critic_warmup_epochs),
+        Work(counted([len(row["response_ids"]) for row in rollouts]), loss),
+        shown=["loss"],
+        before="critic_fit",
+        ranks=update.ranks,
+    )
+
+
+def response_batch(model: Any, rollouts: Rollouts, rows: Rows, device: str) -> Batch:
+    """Some rollouts as the model reads them."""
+    return collate(
+        [rollouts[i]["prompt_ids"] for i in rows],
+        [rollouts[i]["response_ids"] for i in rows],
+        pad_id(model),
+        device,
+        supports=[rollouts[i]["support"] for i in rows],
+    )

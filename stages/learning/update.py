@@ -1,0 +1,80 @@
+"""What the ways of updating a policy share: what they are given, and what they leave."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stages.context import Context
+from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
+from stages.engines.optimizer import Learner
+from stages.engines.ranks import Ranks
+from stages.engines.rl_state import RlState
+from stages.engines.training import Metrics, Plan, Work, scheduled, train
+
+Rollouts = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One iteration: the policy as it is, its scored responses, and where it comes from."""
+
+    config: PolicyUpdateConfig
+    inputs: Mapping[str, Path]
+    ctx: Context
+    ranks: Ranks
+    state: RlState
+    policy: Learner
+    rollouts: Rollouts
+    """Rollout rows with their scores; greedy ones are not among them."""
+    greedy: Mapping[str, float]
+    """The reward of each prompt's greedy response, where there is one."""
+
+    def plan(self, num_rows: int, epochs: int | None = None) -> Plan:
+        """Optimizer steps over so many rows, at rates that go on from the iteration before."""
+        params = self.config.policy_update
+        return Plan(
+            num_rows=num_rows,
+            batch_size=params.batch_size,
+            epochs=params.epochs if epochs is None else epochs,
+            seed=self.ctx.seed,
+            learning_rate=scheduled(
+                params.schedule,
+                steps_before=self.state.steps,
+                warmup=params.warmup_steps,
+                decay=params.decay_steps,
+                floor=params.min_learning_rate,
+            ),
+        )
+
+    def train(self, plan: Plan, work: Work, shown: Sequence[str]) -> list[Metrics]:
+        """The policy alone, by the work."""
+        learners = {"policy": self.policy}
+        return train(self.ctx, learners, plan, work, shown=shown, ranks=self.ranks)
+
+
+def continued_learner(
+    model: Any, name: str, learning_rate: float, params: PolicyUpdateParams, state: RlState
+) -> Learner:
+    """A model that goes on with the moments that the iteration before left under the name."""
+    learner = Learner(
+        model,
+        learning_rate=learning_rate,
+        max_grad_norm=params.max_grad_norm,
+        weight_decay=params.weight_decay,
+        betas=(params.beta1, params.beta2),
+    )
+    learner.load_moments(state.moments(name))
+    return learner
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an update has done."""
+
+    history: Sequence[Metrics]
+    learners: Mapping[str, Learner]
+    metrics: Mapping[str, float | int] = field(default_factory=dict)
+    """What there is to say about the rollouts that it learnt from."""
+    kl_coef: float | None = None
+    """What an adaptive KL coefficient has become."""
