@@ -16,6 +16,7 @@ An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, po
   lockstep status      how every stage fares
   lockstep logs sft    what a stage wrote
   lockstep cancel sft  end its job, and those that wait for it
+  lockstep preset grpo set params.yaml to a named choice of values
   lockstep up          start MLflow and Prefect on this machine
 """
 
@@ -110,6 +111,16 @@ def _parser() -> argparse.ArgumentParser:
     logs = add("logs", _logs, "Show what a stage's job wrote.")
     logs.add_argument("stage", help="sft, rollout@iter_001, ...")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+
+    preset = add("preset", _preset, "List presets, or merge some into params.yaml.")
+    preset.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="presets/NAME.yaml, later over earlier (default: list them)",
+    )
+    preset.add_argument("--dry-run", action="store_true", help="only print what would change")
+    add_json(preset)
 
     add("sync", _sync, "Ship what MLflow has not got yet, and wait until it has it.")
 
@@ -233,6 +244,31 @@ def _logs(arguments: argparse.Namespace) -> None:
     from pipelines.repository import Repository
 
     show_logs(Repository.find(), arguments.stage, sys.stdout.write, follow=arguments.follow)
+
+
+def _preset(arguments: argparse.Namespace) -> None:
+    from pipelines.presets import load_presets, merge, render_changes, render_list, write
+    from pipelines.repository import Repository
+
+    root = Repository.find().root
+    presets = load_presets(root, arguments.names)
+    if not arguments.names:
+        as_json = [preset.as_json() for preset in presets]
+        print(json.dumps(as_json, indent=2) if arguments.json else render_list(presets))
+        return
+    merged = merge(root, presets)
+    if merged.changes and not arguments.dry_run:
+        write(root, merged)
+    if arguments.json:
+        print(json.dumps([change.as_json() for change in merged.changes], indent=2))
+    elif not merged.changes:
+        print("nothing to change: params.yaml says it already")
+    else:
+        print(render_changes(merged.changes))
+        if arguments.dry_run:
+            print("params.yaml is as it was; without --dry-run these values are written")
+        else:
+            print("params.yaml is changed; `lockstep plan` says what would run")
 
 
 def _sync(_: argparse.Namespace) -> None:

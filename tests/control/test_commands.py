@@ -23,6 +23,7 @@ def test_the_references_are_in_step_with_the_fields() -> None:
 
 COMMANDS = (
     "plan",
+    "preset",
     "run",
     "stage",
     "status",
