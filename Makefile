@@ -21,7 +21,7 @@ demo: $(VENV)/.demo
 	@echo "What to look at next (source $(VENV)/bin/activate first):"
 	@echo "  artifacts/report/index.html     the same in pictures, with samples and hashes"
 	@echo "  lockstep up                     MLflow and Prefect; open MLflow and compare runs"
-	@echo "  dvc exp run -S rl.algorithm=grpo -S rl.reward=verifier report    another algorithm"
+	@echo "  lockstep preset grpo; dvc exp run -S rl.reward=verifier report    another algorithm"
 	@echo "  dvc metrics diff; lockstep status; lockstep logs sft"
 
 test: check
@@ -62,7 +62,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev,oracle]'
 	@touch $@
 
 clean:

@@ -1,0 +1,56 @@
+"""Bradley–Terry of whole responses beside TRL's RewardTrainer."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.algorithms.loss import Counts
+from stages.algorithms.reward_loss import bradley_terry_loss
+from tests.oracle.conftest import Record
+from tests.oracle.harness import REASON, difference, pairs, reward_model, settings, tokenizer
+
+trl = pytest.importorskip("trl", reason=REASON)
+datasets = pytest.importorskip("datasets", reason=REASON)
+pytestmark = pytest.mark.oracle
+
+MARGINS = [0.0, 0.4, 1.0, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("centre", "margins"), [(0.0, False), (0.1, False), (0.0, True), (0.1, True)]
+)
+def test_bradley_terry(tmp_path: Path, record: Record, centre: float, margins: bool) -> None:
+    rows = [
+        {"chosen": row["prompt"] + row["chosen"], "rejected": row["prompt"] + row["rejected"]}
+        | ({"margin": margin} if margins else {})
+        for row, margin in zip(pairs(), MARGINS, strict=True)
+    ]
+    trainer = trl.RewardTrainer(
+        model=reward_model(),
+        args=trl.RewardConfig(**settings(tmp_path, 4), center_rewards_coefficient=centre or None),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer(),
+    )
+    (batch,) = trainer.get_train_dataloader()
+
+    def our_loss() -> Tensor:
+        hidden = trainer.model.model(batch["input_ids"], batch["attention_mask"], use_cache=False)
+        last = batch["attention_mask"].sum(1) - 1
+        scores = trainer.model.score(hidden.last_hidden_state).squeeze(-1)
+        chosen, rejected = scores.gather(1, last[:, None]).chunk(2)
+        return bradley_terry_loss(
+            chosen,
+            rejected,
+            torch.ones_like(chosen),
+            Counts(tokens=len(chosen), sequences=len(chosen)),
+            centre=centre,
+            margins=batch.get("margin"),
+        ).value
+
+    apart = difference(
+        trainer.model, our_loss, lambda: trainer.compute_loss(trainer.model, dict(batch))
+    )
+    record("reward model", f"centre {centre}, {'margins' if margins else 'no margins'}", apart)
+    apart.check()
