@@ -1,8 +1,9 @@
 """What `make demo` learns and how long it takes, for both algorithms and several seeds.
 
 For each seed, in a throwaway clone with the shipped params: PPO with the reward model, then GRPO
-with the verifier from the same SFT policy. Reports the numbers that the pipeline itself measured on
-held-out prompts, the wall time of the first run, and the seconds of each stage.
+(`lockstep preset grpo`) with the verifier from the same SFT policy. Reports the numbers that the
+pipeline itself measured on held-out prompts, the wall time of the first run, and the seconds of
+each stage.
 
     python benchmarks/demo.py [--seeds 17 18 19] [--write]
 
@@ -53,18 +54,19 @@ def measure(seed: int) -> dict[str, Any]:
         clone = make_clone(Path(folder))
         set_params(clone, {"seed": seed})
         started = time.time()
-        run_pipeline(clone)
+        lockstep(clone, "run")
         wall = time.time() - started
         measured = {"seed": seed, "pipeline_seconds": round(wall, 1), "stages": stages(clone)}
         measured["ppo_reward_model"] = outcome(clone)
-        set_params(clone, {"rl.algorithm": "grpo", "rl.reward": "verifier"})
-        run_pipeline(clone)
+        lockstep(clone, "preset", "grpo")
+        set_params(clone, {"rl.reward": "verifier"})
+        lockstep(clone, "run")
         measured["grpo_verifier"] = outcome(clone)
         return measured
 
 
-def run_pipeline(clone: Path) -> None:
-    command = [sys.executable, "-m", "pipelines", "run"]
+def lockstep(clone: Path, *words: str) -> None:
+    command = [sys.executable, "-m", "pipelines", *words]
     subprocess.run(command, cwd=clone, env=environment(), check=True, stdout=sys.stderr)
 
 
