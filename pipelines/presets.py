@@ -22,7 +22,8 @@ from pipelines.errors import LockstepError
 from pipelines.params import PARAMS_FILE, load_params
 from pipelines.strict_yaml import load_model, load_yaml
 from stages.contracts.base import Section
-from stages.contracts.params import READ_BY, Params
+from stages.contracts.params import Params
+from stages.contracts.refusals import READ_BY
 from stages.contracts.rl import Algorithm
 
 FOLDER = "presets"

@@ -1,0 +1,213 @@
+"""Values of params.yaml that make no sense together, each with the reason and what to do.
+
+A refusal looks at the whole params and says what is wrong with them, or nothing.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stages.contracts.objectives import PolicyObjective, PreferenceLoss
+from stages.contracts.policy_update import Chosen, Critic, DpoReference, PolicyUpdateParams
+from stages.contracts.rl import Algorithm, Reward
+from stages.contracts.rollout import PromptSource
+
+if TYPE_CHECKING:
+    from stages.contracts.params import Params
+
+BY_TOKEN = frozenset(
+    {
+        Algorithm.PPO,
+        Algorithm.REINFORCE,
+        Algorithm.REINFORCE_PP,
+        Algorithm.REINFORCE_PP_BASELINE,
+    }
+)
+"""Algorithms whose advantages differ from token to token."""
+WHITENED = frozenset({Algorithm.REINFORCE_PP, Algorithm.REINFORCE_PP_BASELINE})
+_GRADIENTS = frozenset(algorithm for algorithm in Algorithm if algorithm.is_policy_gradient)
+_SAMPLED = _GRADIENTS | {Algorithm.DISTILL}
+READ_BY = {
+    "objective": _SAMPLED,
+    "clip_low": _SAMPLED,
+    "clip_high": _SAMPLED,
+    "dual_clip": _SAMPLED,
+    "entropy_coef": _SAMPLED,
+    "overlong_filter": _SAMPLED,
+    "mismatch": _SAMPLED,
+    "kl_in": _GRADIENTS,
+    "kl_target": _GRADIENTS,
+    "leave_one_out": frozenset({Algorithm.GRPO}),
+    "chosen": frozenset({Algorithm.DPO}),
+    "dpo_reference": frozenset({Algorithm.DPO}),
+    "keep_best": frozenset({Algorithm.BEST_OF_N}),
+    "distill_top_k": frozenset({Algorithm.DISTILL}),
+}
+"""Settings of policy_update that would go unnoticed under other algorithms."""
+
+
+def _about_groups(params: "Params") -> str | None:
+    algorithm, rollout = params.rl.algorithm, params.rollout
+    compares = algorithm.has_groups or (
+        algorithm is Algorithm.DPO and params.policy_update.chosen is Chosen.BEST
+    )
+    if compares and rollout.samples < 2:
+        return (
+            f"rl.algorithm is {algorithm}, which compares the responses to one prompt, but "
+            f"rollout.samples is {rollout.samples}: set it to 2 or more"
+        )
+    if rollout.reserve and not compares:
+        return (
+            f"rollout.reserve {rollout.reserve} stands in for groups without variance, but "
+            f"rl.algorithm {algorithm} compares no groups: set it to 0"
+        )
+    if algorithm is Algorithm.REMAX and not rollout.greedy_baseline:
+        return (
+            "rl.algorithm is remax, which compares with the greedy response: set "
+            "rollout.greedy_baseline to true"
+        )
+    if algorithm is Algorithm.BEST_OF_N and params.policy_update.keep_best >= rollout.samples:
+        return (
+            f"policy_update.keep_best {params.policy_update.keep_best} of rollout.samples "
+            f"{rollout.samples} rejects nothing: lower keep_best or raise samples"
+        )
+    return None
+
+
+def _about_the_critic(params: "Params") -> str | None:
+    critic, algorithm = params.policy_update.critic, params.rl.algorithm
+    if algorithm is not Algorithm.PPO and critic in (Critic.REWARD_MODEL, Critic.POLICY):
+        return (
+            f"policy_update.critic is {critic}, but rl.algorithm {algorithm} has no critic: set it "
+            "to none (or auto), or rl.algorithm to ppo"
+        )
+    if algorithm is Algorithm.PPO and critic is Critic.NONE:
+        return (
+            "rl.algorithm is ppo, whose advantages come from a critic, but policy_update.critic "
+            "is none: set it to auto, or rl.algorithm to grpo, rloo or another without a critic"
+        )
+    if critic is Critic.REWARD_MODEL and params.rl.reward is not Reward.REWARD_MODEL:
+        return (
+            f"policy_update.critic is reward_model, but rl.reward is {params.rl.reward}, so no "
+            "reward model is trained: set critic to policy or auto"
+        )
+    return None
+
+
+def _about_objectives(params: "Params") -> str | None:
+    update, algorithm = params.policy_update, params.rl.algorithm
+    if not algorithm.is_policy_gradient:
+        return None
+    if algorithm in BY_TOKEN and update.objective is PolicyObjective.GSPO:
+        return (
+            "policy_update.objective gspo has one ratio a response, but rl.algorithm "
+            f"{algorithm} has an advantage for each token: set objective to clip, or rl.algorithm "
+            "to grpo or rloo"
+        )
+    if update.objective is PolicyObjective.GRADIENT and update.epochs > 1:
+        return (
+            "policy_update.objective gradient has no ratio that corrects for a policy that has "
+            f"moved on, but policy_update.epochs is {update.epochs}: set epochs to 1, or objective "
+            "to clip"
+        )
+    if not update.whiten_advantages and algorithm in WHITENED:
+        return (
+            f"policy_update.whiten_advantages is false, but rl.algorithm {algorithm} is defined by "
+            "its whitening: set it to true, or rl.algorithm to reinforce"
+        )
+    return None
+
+
+def _about_settings_of_others(params: "Params") -> str | None:
+    """A setting that the algorithm does not read, and that somebody has changed all the same."""
+    update, algorithm = params.policy_update, params.rl.algorithm
+    for name, readers in READ_BY.items():
+        default = PolicyUpdateParams.model_fields[name].default
+        if getattr(update, name) != default and algorithm not in readers:
+            shown = "null" if default is None else str(default).lower()
+            return (
+                f"policy_update.{name} is {getattr(update, name)}, but rl.algorithm {algorithm} "
+                f"does not read it: set it back to {shown}"
+            )
+    if params.rollout.greedy_baseline and algorithm is not Algorithm.REMAX:
+        return (
+            "rollout.greedy_baseline is true, but only rl.algorithm remax compares with greedy "
+            "responses: set it to false"
+        )
+    return None
+
+
+def _about_cut_support(params: "Params") -> str | None:
+    algorithm = params.rl.algorithm
+    if params.rollout.cuts_support and algorithm in (Algorithm.DPO, Algorithm.DISTILL):
+        return (
+            f"rl.algorithm {algorithm} compares log-probs over the whole vocabulary and cannot "
+            "correct for tokens that rollout.top_p, top_k or min_p cut off: set them to 1, 0 and 0"
+        )
+    return None
+
+
+def _about_pairs(params: "Params") -> str | None:
+    if params.rl.algorithm is not Algorithm.DPO:
+        return None
+    if params.preference.loss is PreferenceLoss.KTO:
+        return "rl.algorithm is dpo, which makes pairs, but preference.loss kto takes none"
+    source, chosen = params.rollout.source, params.policy_update.chosen
+    by_sft = params.policy_update.dpo_reference is DpoReference.SFT
+    if chosen is Chosen.DEMONSTRATIONS and by_sft:
+        return (
+            "policy_update.chosen is demonstrations, which the SFT policy has not rated: set "
+            "policy_update.dpo_reference to previous"
+        )
+    if chosen is Chosen.DEMONSTRATIONS and source is not PromptSource.DEMONSTRATIONS:
+        return (
+            "policy_update.chosen is demonstrations, so the rollouts have to answer their prompts: "
+            "set rollout.source to demonstrations"
+        )
+    return None
+
+
+def _about_rewards(params: "Params") -> str | None:
+    for name in params.score.weights:
+        known = dict.fromkeys([params.rl.reward.value, Reward.VERIFIER.value])
+        if name not in known:
+            return (
+                f"score.weights names {name!r}; with rl.reward {params.rl.reward} the sources are "
+                f"{' and '.join(known)}"
+            )
+    weights = params.score.weights.values()
+    if params.score.weights and not any(weights):
+        return "score.weights are all 0, so every reward would be 0: give one source a weight"
+    if params.score.overlong_buffer >= params.rollout.max_new_tokens:
+        return (
+            f"score.overlong_buffer {params.score.overlong_buffer} leaves nothing of "
+            f"rollout.max_new_tokens {params.rollout.max_new_tokens} unpenalised: lower it"
+        )
+    return None
+
+
+def _about_lengths(params: "Params") -> str | None:
+    if params.rollout.max_new_tokens >= params.model.max_length:
+        return (
+            f"rollout.max_new_tokens {params.rollout.max_new_tokens} leaves no room for a prompt "
+            f"in model.max_length {params.model.max_length}"
+        )
+    drawn, available = params.rollout.prompts + params.rollout.reserve, params.prepare.prompts
+    from_prompts = params.rollout.source is PromptSource.PROMPTS
+    if params.prepare.source == "arithmetic" and from_prompts and drawn > available:
+        return (
+            f"rollout.prompts {params.rollout.prompts} and rollout.reserve "
+            f"{params.rollout.reserve} are more than the {available} of prepare.prompts"
+        )
+    return None
+
+
+REFUSALS: tuple[Callable[["Params"], str | None], ...] = (
+    _about_groups,
+    _about_the_critic,
+    _about_objectives,
+    _about_settings_of_others,
+    _about_cut_support,
+    _about_pairs,
+    _about_rewards,
+    _about_lengths,
+)
