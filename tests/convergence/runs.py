@@ -1,0 +1,122 @@
+"""A tiny project on disk, and the loop of rollout, scores and update that a policy learns by."""
+
+import itertools
+import json
+import shutil
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stages.data import schema
+from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.batching import Batch, collate
+from stages.engines.inference import over_responses
+from stages.engines.logprobs import response_logprobs
+from stages.engines.models import load_policy
+from tests.stages.conftest import Runner
+
+Row = Mapping[str, Any]
+Reward = Callable[[Row], float]
+
+WORD = "dab"
+"""The word to be found."""
+START = "artifacts/policies/sft/model"
+
+
+def prepared(root: Path, files: Mapping[str, Sequence[Row]], **params: dict[str, Any]) -> Runner:
+    """A run from JSON lines up to its SFT policy."""
+    runner = Runner(root, prepare={"source": "files"}, **params)
+    for name, rows in files.items():
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (root / f"data/{name}.jsonl").write_text(lines)
+    runner.run("prepare")
+    runner.run("sft")
+    return runner
+
+
+def continued(start: Runner, root: Path, **params: dict[str, Any]) -> Runner:
+    """A copy of a run, to go on from under these params."""
+    runner = Runner(root, prepare={"source": "files"}, **params)
+    shutil.copytree(start.root / "artifacts", root / "artifacts")
+    return runner
+
+
+def line_of_policies(num_updates: int) -> dict[str, dict[str, str]]:
+    """Iterations, each from the one before; the last one only measures its parent's samples."""
+    names = ["sft", *(f"iter_{number:03}" for number in range(1, num_updates + 2))]
+    return {name: {"policy": parent} for parent, name in itertools.pairwise(names)}
+
+
+def iterate(runner: Runner, reward: Reward) -> int:
+    """Update the policy iteration after iteration; the number of optimizer steps."""
+    *updates, last = runner.params.rl.iterations
+    num_steps = 0
+    for key in updates:
+        runner.run(f"rollout@{key}")
+        write_scores(runner, key, reward)
+        address = f"policy_update@{key}"
+        context = runner.context(address, micro_batch=512)
+        num_steps += runner.run(address, context)["num_steps"]
+    runner.run(f"rollout@{last}")
+    return num_steps
+
+
+def before_and_after(runner: Runner, quality: Reward) -> tuple[float, float]:
+    """The mean quality of what the first policy sampled, and the last."""
+    keys = list(runner.params.rl.iterations)
+    first, last = (
+        statistics.fmean(
+            quality(row) for row in read_parquet(outs["rollouts"]) if not row["greedy"]
+        )
+        for _, outs in (runner.paths(f"rollout@{key}") for key in (keys[0], keys[-1]))
+    )
+    return first, last
+
+
+def write_scores(runner: Runner, key: str, reward: Reward) -> None:
+    """The scores of an iteration, as the score stage writes them but by a reward of the test's."""
+    inputs, outs = runner.paths(f"score@{key}")
+    rollouts = read_parquet(inputs["rollouts"])
+    temperature = runner.params.rollout.temperature
+    rows = [
+        {
+            "prompt_id": row["prompt_id"],
+            "sample_index": row["sample_index"],
+            "reward": reward(row),
+            "by_source": [],
+            "ref_logprobs": logprobs,
+        }
+        for row, logprobs in zip(
+            rollouts, logprobs_by(runner, inputs["reference"], rollouts, temperature), strict=True
+        )
+    ]
+    outs["scores"].parent.mkdir(parents=True, exist_ok=True)
+    write_parquet(outs["scores"], rows, schema.SCORES)
+
+
+def logprobs_by(
+    runner: Runner, folder: Path, rows: Sequence[Row], temperature: float = 1.0
+) -> list[list[float]]:
+    """What the policy in a folder says of each response, token by token."""
+    policy = load_policy(folder)
+    return over_responses(
+        runner.context("evaluate_sft", micro_batch=512),
+        policy,
+        rows,
+        lambda batch: response_logprobs(policy, batch, temperature).logprobs,
+    )
+
+
+def letters_right(row: Row) -> float:
+    """The share of a response's letters that are those of WORD."""
+    said = row["response"]
+    return sum(a == b for a, b in zip(said, WORD, strict=False)) / max(len(said), len(WORD))
+
+
+def collate_one_off(*arguments: Any, **options: Any) -> Batch:
+    """Batches that look for each token's prediction at the token itself."""
+    batch = collate(*arguments, **options)
+    late = (batch.before + 1).clamp(max=batch.ids.shape[1] - 1)
+    return replace(batch, before=late)
