@@ -101,34 +101,25 @@ class _Rendered:
 
     def prompt(self, example: Example) -> dict[str, Any]:
         ids = self._prompt_ids(example.prompt, example.place)
-        return {
-            "prompt_id": content_id(example.prompt),
-            "prompt": example.prompt,
-            "prompt_ids": ids,
-            "answer": example.answer,
-        }
+        return {**_of_prompt(example.prompt, ids), "answer": example.answer}
 
     def demonstration(self, example: Example) -> dict[str, Any]:
         ids = self._prompt_ids(example.prompt, example.place)
         return {
-            "prompt_id": content_id(example.prompt),
-            "prompt": example.prompt,
+            **_of_prompt(example.prompt, ids),
             "completion": example.completion,
             "answer": example.answer,
-            "prompt_ids": ids,
             "completion_ids": self._response_ids(ids, example.completion, example.place),
         }
 
     def pair(self, pair: Pair) -> dict[str, Any]:
         ids = self._prompt_ids(pair.prompt, pair.place)
         return {
-            "prompt_id": content_id(pair.prompt),
-            "prompt": pair.prompt,
+            **_of_prompt(pair.prompt, ids),
             "chosen": pair.chosen,
             "rejected": pair.rejected,
             "answer": pair.answer,
             "margin": pair.margin,
-            "prompt_ids": ids,
             "chosen_ids": self._response_ids(ids, pair.chosen, pair.place),
             "rejected_ids": self._response_ids(ids, pair.rejected, pair.place),
         }
@@ -136,11 +127,9 @@ class _Rendered:
     def rated(self, rated: Rated) -> dict[str, Any]:
         ids = self._prompt_ids(rated.prompt, rated.place)
         return {
-            "prompt_id": content_id(rated.prompt),
-            "prompt": rated.prompt,
+            **_of_prompt(rated.prompt, ids),
             "completion": rated.completion,
             "rating": rated.rating,
-            "prompt_ids": ids,
             "completion_ids": self._response_ids(ids, rated.completion, rated.place),
         }
 
@@ -149,14 +138,10 @@ class _Rendered:
         ids = self._prompt_ids(labelled.prompt, labelled.place)
         *first, last = [self._renderer.response_ids(step) for step in labelled.steps]
         parts = [*(step[:-1] for step in first), last]
-        completion = self._fitting(ids, [i for part in parts for i in part], labelled.place)
-        lengths = list(accumulate(map(len, parts)))
         return {
-            "prompt_id": content_id(labelled.prompt),
-            "prompt": labelled.prompt,
-            "prompt_ids": ids,
-            "completion_ids": completion,
-            "step_ends": [length - 1 for length in lengths],
+            **_of_prompt(labelled.prompt, ids),
+            "completion_ids": self._fitting(ids, [i for p in parts for i in p], labelled.place),
+            "step_ends": [length - 1 for length in accumulate(map(len, parts))],
             "step_labels": labelled.labels,
         }
 
@@ -181,6 +166,11 @@ class _Rendered:
                 f"model.max_length {self._max_length}: shorten them or raise model.max_length"
             )
         return ids
+
+
+def _of_prompt(prompt: str, ids: list[int]) -> dict[str, Any]:
+    """The columns that every row has."""
+    return {"prompt_id": content_id(prompt), "prompt": prompt, "prompt_ids": ids}
 
 
 def _build_base_model(params: ModelParams, tokenizer: Any, folder: Path, seed: int) -> None:
