@@ -112,6 +112,9 @@ def test_an_update_learns_and_says_what_every_update_says(go_on, name):
         for policy in ("sft", "iter_001")
     ]
     assert content_hash(policies[0]) != content_hash(policies[1])
+    if "ratio_max" in own:
+        # Its second step sees a policy that has moved since the rollouts.
+        assert metrics["ratio_min"] < 1 < metrics["ratio_max"]
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -363,3 +366,51 @@ def test_every_training_stage_learns_through_an_adapter(go_on, save):
     moments = load_file(run.root / "artifacts/policies/iter_002/state/optimizer.safetensors")
     steps = {float(value) for name, value in moments.items() if name.startswith("policy/step")}
     assert steps == {4.0 if save == "adapter" else 2.0}
+
+
+def steps_of(run, address):
+    lines = (run.root / f"jobs/{address}/metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["metrics"] for line in lines]
+
+
+def test_an_entropy_bonus_keeps_the_policy_open(go_on):
+    ends = {}
+    for coef in (0.0, 3.0):
+        changes = by("grpo", entropy_coef=coef, epochs=4, learning_rate=3e-3, kl_coef=0.0)
+        run, _ = go_on(f"bonus {coef}", [UPDATE], changes)
+        ends[coef] = steps_of(run, UPDATE)[-1]["entropy"]
+    assert ends[3.0] > ends[0.0]
+
+
+def test_a_kl_term_in_the_loss_holds_the_policy_back(go_on):
+    """Rewards that say nothing leave the KL term alone with a policy far from its reference."""
+    distances = {}
+    for coef in (0.0, 5.0):
+        changes = by("grpo", {"samples": 3}, kl_in="loss", kl_estimator="k3_unbiased", kl_coef=coef,
+                     epochs=4, learning_rate=2e-3)  # fmt: skip
+        run, _ = go_on(f"coefficient {coef}", [], changes)
+        apart = lambda row: {"ref_logprobs": [x - 0.3 for x in row["ref_logprobs"]]}  # noqa: E731
+        rewrite(run, "scores/iter_001", apart)
+        rewrite(run, "scores/iter_001", lambda _: {"reward": 1.0})
+        run.run(UPDATE)
+        distances[coef] = steps_of(run, UPDATE)[-1]["kl_to_reference"]
+    assert distances[5.0] < 0.8 * distances[0.0]
+
+
+def test_a_fitted_critic_foresees_more(go_on):
+    foreseen = {}
+    for epochs in (0, 40):
+        changes = by("ppo", critic_warmup_epochs=epochs)
+        changes["rl"]["reward"] = "reward_model"
+        _, metrics = go_on(f"epochs {epochs}", [UPDATE], changes)
+        foreseen[epochs] = metrics["explained_variance"]
+    assert foreseen[40] > max(0.5, foreseen[0])
+
+
+def test_margins_are_what_the_reward_model_is_asked_for(go_on):
+    """A head of zeros says 0 for both responses, so the first loss is softplus of the margin."""
+    run, _ = go_on("run", [], {"reward_model": {"centre": 0.0}})
+    rewrite(run, "data/preferences", lambda _: {"margin": 2.0})
+    shutil.rmtree(run.root / "artifacts/rewards/reward_model")
+    run.run("reward_model")
+    assert steps_of(run, "reward_model")[0]["loss"] == pytest.approx(2.126928, abs=1e-5)

@@ -6,8 +6,9 @@ import torch
 from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
+from stages.contracts.optimizer import Schedule
 from stages.engines.optimizer import Learner
-from stages.engines.training import Plan, Work, train, warmup_then_cosine
+from stages.engines.training import Plan, Work, scheduled, train, warmup_then_cosine
 
 
 class Interrupted(Context):
@@ -153,3 +154,15 @@ def test_a_write_that_died_halfway_leaves_the_checkpoint_before(tmp_path):
     assert load_checkpoint(tmp_path).step == 1
     save_checkpoint(tmp_path, Checkpoint(2, {}, {}))
     assert load_checkpoint(tmp_path).step == 2
+
+
+def test_a_schedule_goes_on_over_the_iterations():
+    rates = {
+        kind: scheduled(Schedule(kind), steps_before=before, warmup=4, decay=12, floor=0.1)
+        for kind, before in (("constant", 0), ("linear", 6), ("cosine", 6))
+    }
+    assert [rates["constant"](step, 99) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    # Step 6 of all is a quarter of the way from the end of the warm-up to the end of the decay.
+    assert rates["linear"](0, 99) == pytest.approx(0.1 + 0.9 * 0.75)
+    assert rates["cosine"](2, 99) == pytest.approx(0.1 + 0.9 * 0.5)
+    assert rates["linear"](50, 99) == rates["cosine"](50, 99) == pytest.approx(0.1)
