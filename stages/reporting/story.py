@@ -84,7 +84,7 @@ def _caveats(params: Params, family: Family, evidence: Evidence, verdict: Verdic
         share = write(evidence.evaluations[best]["accuracy"], Format.SHARE)
         caveats.append(
             f"{best} is more accurate ({share}) than {family.final}, which counts as final because "
-            "it is the last in rl.iterations."
+            "it is the last that params.yaml names."
         )
     if last["reward_mean"] > first["reward_mean"] and verdict is Verdict.WORSE:
         caveats.append(
