@@ -5,10 +5,12 @@ import shutil
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from stages.context import StageError
 from stages.engines.models import content_hash, load_policy, load_scalar_model
+from stages.learning.unpaired import kto, other_completions
 
 UPDATE = "policy_update@iter_001"
 ROLLOUT, SCORE = "rollout@iter_001", "score@iter_001"
@@ -414,3 +416,27 @@ def test_margins_are_what_the_reward_model_is_asked_for(go_on):
     shutil.rmtree(run.root / "artifacts/rewards/reward_model")
     run.run("reward_model")
     assert steps_of(run, "reward_model")[0]["loss"] == pytest.approx(2.126928, abs=1e-5)
+
+
+def test_iterated_dpo_moves_the_best_away_from_the_worst(go_on):
+    run, _ = go_on("run", [UPDATE], by("dpo", epochs=8, learning_rate=3e-3))
+    first, *_, last = steps_of(run, UPDATE)
+    assert first["reward_margin"] == pytest.approx(0, abs=1e-4)
+    assert last["reward_margin"] > 0.01
+    assert last["preference_accuracy"] == 1.0
+
+
+def test_the_baseline_of_kto_starts_at_no_distance_from_the_reference(go_on):
+    """The sum is looked at, because the baseline itself is never below zero."""
+    run, _ = go_on("run", PREFERENCE, preferring("kto"))
+    feedback, reference = rows(run, "data/feedback"), rows(run, "reference_logprobs/tuned")
+    data = [
+        {**row, "desirable": True, "ref": said["completion"], "other_ref": said["other"]}
+        for row, said in zip(feedback, reference, strict=True)
+    ]
+    policy = load_policy(run.root / "artifacts/policies/sft/model")
+    work = kto(policy, data, other_completions(feedback), "cpu", beta=0.1, desirable_weight=1.0,
+               undesirable_weight=1.0)  # fmt: skip
+    with torch.no_grad():
+        surveyed = work.survey(range(len(data)))
+    assert surveyed["log_ratio"] == pytest.approx(0, abs=1e-3)

@@ -11,10 +11,12 @@ from stages.context import StageError
 from stages.contracts.catalog import bind
 from stages.contracts.objectives import Mismatch
 from stages.contracts.params import Params
+from stages.data.seeds import draw_order
 from stages.learning.best_of_n import the_best
 from stages.learning.experience import Measured, experience_of
 from stages.learning.online_pairs import best_and_worst
 from stages.learning.unpaired import other_completions
+from stages.policy_update import with_variance
 
 # Two prompts, two responses each, of 2, 1, 2 and 1 tokens.
 REWARDS = [1.0, 0.0, 3.0, 1.0]
@@ -136,10 +138,28 @@ def test_the_best_response_is_preferred_to_the_worst() -> None:
 def test_only_responses_that_beat_another_and_ended_are_imitated() -> None:
     assert [row["reward"] for row in the_best(ROLLOUTS, 1)] == [1.0, 3.0]
     assert [row["reward"] for row in the_best(ROLLOUTS, 2)] == [1.0, 3.0]
+    three = [rollout(0, sample_index=i, reward=reward) for i, reward in enumerate((1.0, 3.0, 2.0))]
+    assert [row["reward"] for row in the_best(three, 1)] == [3.0]
+    assert [row["reward"] for row in the_best(three, 5)] == [3.0, 2.0]
     cut = [ROLLOUTS[0], ROLLOUTS[1], rollout(2, finish_reason="length"), ROLLOUTS[3]]
     assert [row["reward"] for row in the_best(cut, 1)] == [1.0]
     with pytest.raises(StageError, match="nothing to keep"):
         the_best([rollout(0, reward=0.0), rollout(1)], 1)
+
+
+def test_groups_stand_in_for_others_in_the_order_of_drawing() -> None:
+    ids = [f"prompt {number}" for number in range(12)]
+    rollouts = [
+        {"prompt_id": name, "reward": float(sample * (name != "prompt 5"))}
+        for name in ids
+        for sample in range(2)
+    ]
+    ctx: Any = SimpleNamespace(seed=3, key="iter_001")
+    order = draw_order(ids, 3, "iter_001")
+    expected = [name for name in order if name != "prompt 5"][:4]
+    kept = {row["prompt_id"] for row in with_variance(rollouts, 4, ctx)}
+    assert kept == set(expected)
+    assert kept != set(sorted(ids)[:4])
 
 
 def test_the_other_response_is_that_of_the_next_row_with_another_prompt() -> None:
