@@ -1,7 +1,6 @@
 """policy_update: one iteration of learning from scored rollouts, by the algorithm of `rl`."""
 
 from enum import StrEnum
-from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -16,6 +15,7 @@ from stages.contracts.objectives import (
     PreferenceLoss,
 )
 from stages.contracts.optimizer import Schedule
+from stages.contracts.preference import check_loss_settings
 from stages.contracts.rl import Algorithm, Reward
 
 
@@ -137,6 +137,16 @@ class PolicyUpdateParams(Section):
     """`best` against worst of each group, or `demonstrations` against own responses (DPO)."""
     dpo_reference: DpoReference = Field(default=DpoReference.PREVIOUS, strict=False)
     """The `previous` policy, or the `sft` policy (DPO)."""
+    dpo_loss: PreferenceLoss = Field(default=PreferenceLoss.SIGMOID, strict=False)
+    """Any loss of preference pairs, as `preference.loss` has them (DPO)."""
+    dpo_beta: float = Field(default=0.1, gt=0)
+    """How dear it is to leave the reference (DPO)."""
+    dpo_label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Share of the pairs taken to be the wrong way round (DPO)."""
+    dpo_margin: float = Field(default=0.0, ge=0)
+    """SimPO's target margin (DPO)."""
+    dpo_nll_coef: float = Field(default=0.0, ge=0)
+    """Weight of the chosen responses' negative log-likelihood (DPO)."""
     keep_best: int = Field(default=1, ge=1)
     """Responses of each group to learn from (best-of-n)."""
     distill_top_k: int = Field(default=0, ge=0)
@@ -168,6 +178,9 @@ class PolicyUpdateParams(Section):
             )
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("kl_target needs a kl_coef above 0 to start from")
+        check_loss_settings(
+            self.dpo_loss, self.dpo_label_smoothing, self.dpo_margin, self.dpo_nll_coef
+        )
         return self
 
 
@@ -182,23 +195,7 @@ class PolicyUpdateConfig(StageConfig):
     reserve: int = Field(alias="rollout.reserve")
     temperature: float = Field(alias="rollout.temperature")
     max_new_tokens: int = Field(alias="rollout.max_new_tokens")
-    preference_loss: PreferenceLoss = Field(alias="preference.loss", strict=False)
-    beta: float = Field(alias="preference.beta")
-    label_smoothing: float = Field(alias="preference.label_smoothing")
-    margin: float = Field(alias="preference.margin")
-    nll_coef: float = Field(alias="preference.nll_coef")
     lora: LoraParams
-
-    @property
-    def preference(self) -> dict[str, Any]:
-        """How pairs are learnt from."""
-        return {
-            "kind": self.preference_loss,
-            "beta": self.beta,
-            "label_smoothing": self.label_smoothing,
-            "margin": self.margin,
-            "nll_coef": self.nll_coef,
-        }
 
 
 POLICY_UPDATE = Stage(

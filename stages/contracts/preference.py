@@ -42,20 +42,26 @@ class PreferenceParams(OptimizerParams):
 
     @model_validator(mode="after")
     def _settings_belong_to_the_loss(self) -> "PreferenceParams":
-        if self.label_smoothing and self.loss not in SMOOTHED:
-            raise ValueError(
-                f"label_smoothing is {self.label_smoothing}, but the loss is {self.loss}, which "
-                "has no such term: set it to 0, or loss to sigmoid or robust"
-            )
-        if self.margin and self.loss is not PreferenceLoss.SIMPO:
-            raise ValueError(
-                f"margin is {self.margin}, which only simpo has, but the loss is {self.loss}: "
-                "set margin to 0"
-            )
-        if self.nll_coef and self.loss in (PreferenceLoss.ORPO, PreferenceLoss.KTO):
-            why = "has it already" if self.loss is PreferenceLoss.ORPO else "has no chosen response"
-            raise ValueError(f"nll_coef is {self.nll_coef}, but {self.loss} {why}: set it to 0")
+        check_loss_settings(self.loss, self.label_smoothing, self.margin, self.nll_coef)
         return self
+
+
+def check_loss_settings(
+    loss: PreferenceLoss, label_smoothing: float, margin: float, nll_coef: float
+) -> None:
+    """ValueError where a preference loss is given a term that it does not have."""
+    if label_smoothing and loss not in SMOOTHED:
+        raise ValueError(
+            f"label_smoothing is {label_smoothing}, but the loss is {loss}, which has no such "
+            "term: set it to 0, or the loss to sigmoid or robust"
+        )
+    if margin and loss is not PreferenceLoss.SIMPO:
+        raise ValueError(
+            f"margin is {margin}, which only simpo has, but the loss is {loss}: set margin to 0"
+        )
+    if nll_coef and loss in (PreferenceLoss.ORPO, PreferenceLoss.KTO):
+        why = "has it already" if loss is PreferenceLoss.ORPO else "has no chosen response"
+        raise ValueError(f"nll_coef is {nll_coef}, but {loss} {why}: set it to 0")
 
 
 class PreferenceConfig(StageConfig):

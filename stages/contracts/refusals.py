@@ -39,6 +39,11 @@ READ_BY = {
     "leave_one_out": frozenset({Algorithm.GRPO}),
     "chosen": frozenset({Algorithm.DPO}),
     "dpo_reference": frozenset({Algorithm.DPO}),
+    "dpo_loss": frozenset({Algorithm.DPO}),
+    "dpo_beta": frozenset({Algorithm.DPO}),
+    "dpo_label_smoothing": frozenset({Algorithm.DPO}),
+    "dpo_margin": frozenset({Algorithm.DPO}),
+    "dpo_nll_coef": frozenset({Algorithm.DPO}),
     "keep_best": frozenset({Algorithm.BEST_OF_N}),
     "distill_top_k": frozenset({Algorithm.DISTILL}),
 }
@@ -149,8 +154,8 @@ def _about_cut_support(params: "Params") -> str | None:
 def _about_pairs(params: "Params") -> str | None:
     if params.rl.algorithm is not Algorithm.DPO:
         return None
-    if params.preference.loss is PreferenceLoss.KTO:
-        return "rl.algorithm is dpo, which makes pairs, but preference.loss kto takes none"
+    if params.policy_update.dpo_loss is PreferenceLoss.KTO:
+        return "rl.algorithm is dpo, which makes pairs, but policy_update.dpo_loss kto takes none"
     source, chosen = params.rollout.source, params.policy_update.chosen
     by_sft = params.policy_update.dpo_reference is DpoReference.SFT
     if chosen is Chosen.DEMONSTRATIONS and by_sft:

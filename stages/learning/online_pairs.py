@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.context import StageError
+from stages.contracts.objectives import REFERENCE_FREE
 from stages.contracts.policy_update import Chosen, DpoReference
 from stages.data.artifacts import read_parquet
 from stages.engines.inference import over_responses
@@ -47,7 +48,12 @@ def learn_from_own_pairs(update: Update) -> Outcome:
         pairs,
         update.ctx.device,
         temperature=update.config.temperature,
-        **update.config.preference,
+        with_reference=params.dpo_loss not in REFERENCE_FREE,
+        kind=params.dpo_loss,
+        beta=params.dpo_beta,
+        label_smoothing=params.dpo_label_smoothing,
+        margin=params.dpo_margin,
+        nll_coef=params.dpo_nll_coef,
     )
     shown = ["loss", "preference_accuracy", "reward_margin"]
     history: list[Metrics] = update.train(update.plan(len(pairs)), work, shown)
@@ -100,8 +106,11 @@ def _demonstrated(update: Update) -> tuple[list[Mapping[str, Any]], list[Mapping
 
 
 def _reference(update: Update, responses: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The sum of the reference's log-probs of each response."""
-    if update.config.policy_update.dpo_reference is DpoReference.SFT:
+    """The sum of the reference's log-probs of each response; zeros where the loss has none."""
+    params = update.config.policy_update
+    if params.dpo_loss in REFERENCE_FREE:
+        return [0.0] * len(responses)
+    if params.dpo_reference is DpoReference.SFT:
         return [sum(row["ref_logprobs"]) for row in responses]
     policy, temperature = update.policy.model, update.config.temperature
     return [

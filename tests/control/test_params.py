@@ -123,7 +123,9 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         ),
         ("rl: {algorithm: distill}\nrollout: {top_p: 0.9}\n", "over the whole vocabulary"),
         ("rl: {algorithm: dpo}\nrollout: {top_k: 5}\n", "over the whole vocabulary"),
-        ("rl: {algorithm: dpo}\npreference: {loss: kto}\n", "kto takes none"),
+        ("rl: {algorithm: dpo}\npolicy_update: {dpo_loss: kto}\n", "kto takes none"),
+        ("rl: {algorithm: dpo}\npolicy_update: {dpo_margin: 0.5}\n", "only simpo has"),
+        ("policy_update: {dpo_beta: 0.5}\n", "ppo does not read it: set it back to 0.1"),
         (
             "rl: {algorithm: dpo}\npolicy_update: {chosen: demonstrations}\n",
             "set rollout.source to demonstrations",

@@ -73,7 +73,6 @@ class Case:
     reward: Callable[[Row], float] = letters_right
     rollout: dict[str, Any] = field(default_factory=dict)
     update: dict[str, Any] = field(default_factory=dict)
-    preference: dict[str, Any] = field(default_factory=dict)
 
 
 CASES = [
@@ -108,8 +107,7 @@ CASES = [
         "dpo",
         "online_pairs.best_and_worst",
         whichever_came_first,
-        update={"batch_size": 12, "epochs": 4},
-        preference={"beta": 2.0},
+        update={"dpo_beta": 2.0, "batch_size": 12, "epochs": 4},
     ),
     Case(
         "best_of_n",
@@ -147,7 +145,6 @@ def run_of(case: Case, start: Runner, root: Path, **update: Any) -> Runner:
             **case.update,
             **update,
         },
-        preference=case.preference,
     )
 
 

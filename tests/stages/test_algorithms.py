@@ -63,6 +63,7 @@ UPDATES = {
     "sequence mask": (by("grpo", mismatch="sequence_mask", mismatch_floor=0.1), POLICY_GRADIENT),
     "iterated dpo": (by("dpo"), PAIRED | {"num_pairs"}),
     "dpo against sft": (by("dpo", dpo_reference="sft"), PAIRED),
+    "iterated simpo": (by("dpo", dpo_loss="simpo", dpo_margin=0.2), PAIRED),
     "spin": (
         by("dpo", {"source": "demonstrations", "samples": 1}, chosen="demonstrations"),
         PAIRED,
