@@ -23,10 +23,11 @@ import torch
 from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
-from stages.contracts.optimizer import OptimizerParams, Schedule
+from stages.contracts.optimizer import OptimizerParams
 from stages.data.seeds import shuffled, stable_hash
 from stages.engines.optimizer import Learner
 from stages.engines.ranks import ALONE, Ranks
+from stages.engines.schedules import warmup_then_cosine
 
 Rows = Sequence[int]
 Metrics = dict[str, float]
@@ -250,19 +251,6 @@ def _resume(scratch: Path, learners: Mapping[str, Learner], ranks: Ranks) -> lis
     return history
 
 
-def warmup_then_cosine(warmup_ratio: float, floor: float = 0.1) -> Callable[[int, int], float]:
-    """A linear rise, then half a cosine down to `floor`."""
-
-    def factor(step: int, num_steps: int) -> float:
-        warmup = math.ceil(warmup_ratio * num_steps)
-        if step < warmup:
-            return (step + 1) / warmup
-        done = (step - warmup) / max(1, num_steps - warmup)
-        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
-
-    return factor
-
-
 def cosine_plan(params: OptimizerParams, num_rows: int, seed: int) -> Plan:
     """The steps of a stage that trains from the start to the end."""
     return Plan(
@@ -283,27 +271,6 @@ def fresh_learner(model: Any, params: OptimizerParams) -> Learner:
         weight_decay=params.weight_decay,
         betas=(params.beta1, params.beta2),
     )
-
-
-def scheduled(
-    schedule: Schedule, *, steps_before: int, warmup: int, decay: int, floor: float
-) -> Callable[[int, int], float]:
-    """A linear rise over the first `warmup` steps of all iterations, then what the schedule says.
-
-    `steps_before` steps are done already. A decay reaches `floor` after `decay` steps of all.
-    """
-
-    def factor(step: int, num_steps: int) -> float:  # noqa: ARG001
-        step += steps_before
-        if step < warmup:
-            return (step + 1) / warmup
-        if schedule is Schedule.CONSTANT:
-            return 1.0
-        done = min(1.0, (step - warmup) / (decay - warmup))
-        left = 1 - done if schedule is Schedule.LINEAR else 0.5 * (1 + math.cos(math.pi * done))
-        return floor + (1 - floor) * left
-
-    return factor
 
 
 def last_epoch_means(history: Sequence[Metrics], plan: Plan) -> Metrics:

@@ -10,7 +10,8 @@ from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParam
 from stages.engines.optimizer import Learner
 from stages.engines.ranks import Ranks
 from stages.engines.rl_state import RlState
-from stages.engines.training import Metrics, Plan, Work, scheduled, train
+from stages.engines.schedules import scheduled
+from stages.engines.training import Metrics, Plan, Work, train
 
 Rollouts = Sequence[Mapping[str, Any]]
 

@@ -22,7 +22,8 @@ from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.context import Context, ShareDone, StageError, Stopped
 from stages.engines.optimizer import Learner
 from stages.engines.ranks import join
-from stages.engines.training import Plan, Work, train, warmup_then_cosine
+from stages.engines.schedules import warmup_then_cosine
+from stages.engines.training import Plan, Work, train
 
 NUM_ROWS = 23
 HOST = socket.gethostname()

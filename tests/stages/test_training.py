@@ -8,7 +8,8 @@ from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
 from stages.contracts.optimizer import Schedule
 from stages.engines.optimizer import Learner
-from stages.engines.training import Plan, Work, scheduled, train, warmup_then_cosine
+from stages.engines.schedules import scheduled, warmup_then_cosine
+from stages.engines.training import Plan, Work, train
 
 
 class Interrupted(Context):
