@@ -6,6 +6,7 @@ These tests need slurmctld, slurmd and munged; as root on Debian or Ubuntu,
 
 import importlib.util
 import json
+import re
 import shutil
 import socket
 import sys
@@ -134,6 +135,14 @@ class SlurmClone(clones.Clone):
             else:
                 profile["defaults"][key] = value
         yaml.dump(profile, path)
+
+    def begin_with(self, stage: str, lines: str) -> None:
+        """Let a stage's `run` begin with these lines."""
+        path = self.root / f"stages/{stage}.py"
+        code = path.read_text()
+        head = re.search(r"^def run\(.*?\)(?: -> [^\n]*)?:\n", code, re.DOTALL | re.MULTILINE)
+        assert head, path
+        path.write_text(code[: head.end()] + lines + code[head.end() :])
 
     def status(self, stage: str = "sft") -> dict[str, Any]:
         """The stage's row of `lockstep status --json`."""

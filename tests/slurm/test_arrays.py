@@ -82,10 +82,7 @@ def test_only_missing_shards_are_submitted_again_and_progress_is_of_all(
     trained: Any, by_one_process: dict[str, Any]
 ) -> None:
     trained.set_profile(rollout={"shards": 3, "array_parallelism": 3})
-    code = trained.root / "stages/rollout.py"
-    line = "    params = config.rollout\n"
-    trap = DIE_ONCE.format(mark=str(trained.root / "sprung"))
-    code.write_text(code.read_text().replace(line, line + trap))
+    trained.begin_with("rollout", DIE_ONCE.format(mark=str(trained.root / "sprung")))
     done = trained.run("dvc", "repro", "--single-item", ROLLOUT, check=False)
     assert done.returncode != 0
     assert "rank 0 on 127.0.0.1" in done.stdout
@@ -102,15 +99,13 @@ def test_a_requeued_task_of_an_array_goes_on_alone(
     trained: Any, by_one_process: dict[str, Any]
 ) -> None:
     trained.set_profile(rollout={"shards": 2, "array_parallelism": 2})
-    code = trained.root / "stages/rollout.py"
-    line = "    params = config.rollout\n"
     # Shard 1 is told to stop as soon as it begins, in its first life only.
     stop = (
         "    import os\n"
         "    if ctx.shard == 1 and not os.environ.get('SLURM_RESTART_COUNT'):\n"
         "        ctx.request_stop()\n"
     )
-    code.write_text(code.read_text().replace(line, line + stop))
+    trained.begin_with("rollout", stop)
     trained.run("dvc", "repro", "--single-item", ROLLOUT)
     assert outs(trained.root, ROLLOUT) == by_one_process[ROLLOUT]
     words = [

@@ -41,9 +41,7 @@ def test_the_last_job_records_what_the_chain_made(slurm_clone: Any) -> None:
 
 
 def test_a_failed_link_takes_those_after_it_out_of_the_queue(slurm_clone: Any) -> None:
-    code = slurm_clone.root / "stages/sft.py"
-    line = "    params = config.sft\n"
-    code.write_text(code.read_text().replace(line, line + "    raise ValueError('broken')\n"))
+    slurm_clone.begin_with("sft", "    raise ValueError('broken')\n")
     slurm_clone.run("lockstep", "run", "--chain", "rollout@iter_001")
     slurm_clone.until(lambda: not slurm_clone.jobs(), "nothing pends for ever", 60)
     after = states(slurm_clone)

@@ -21,9 +21,7 @@ def start(clone: Any) -> Any:
 
 
 def test_an_exception_ends_with_its_traceback_and_no_second_try(slurm_clone: Any) -> None:
-    code = slurm_clone.root / "stages/sft.py"
-    line = "    params = config.sft\n"
-    code.write_text(code.read_text().replace(line, line + "    raise ValueError('row 17')\n"))
+    slurm_clone.begin_with("sft", "    raise ValueError('row 17')\n")
     output = failed(start(slurm_clone))
     assert "sft: failed: ValueError: row 17" in output
     assert "| ValueError: row 17" in output, "the traceback"
@@ -47,10 +45,8 @@ def test_kill_9_of_the_worker_names_rank_and_node(long_sft: Any) -> None:
 
 
 def test_out_of_memory_is_named(long_sft: Any) -> None:
-    code = long_sft.root / "stages/sft.py"
-    line = "    params = config.sft\n"
     hoard = "    import time; hoard = bytearray(2 * 10**9); time.sleep(60)\n"
-    code.write_text(code.read_text().replace(line, line + hoard))
+    long_sft.begin_with("sft", hoard)
     output = failed(start(long_sft))
     assert "ran out of memory" in output
     assert "raise `memory`" in output

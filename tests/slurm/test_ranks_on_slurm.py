@@ -96,10 +96,8 @@ def test_a_rank_that_hangs_is_named_within_the_time_allowed(two_nodes: Any) -> N
 
 
 def test_an_exception_of_one_rank_is_the_one_that_is_shown(two_nodes: Any) -> None:
-    code = two_nodes.root / "stages/sft.py"
-    line = "    params = config.sft\n"
     trap = "    if ctx.rank == 1:\n        raise ValueError('a bad shard of data')\n"
-    code.write_text(code.read_text().replace(line, line + trap))
+    two_nodes.begin_with("sft", trap)
     output = two_nodes.run("dvc", "repro", "--single-item", "sft", check=False).stdout
     assert "rank 1 of 2 on" in output
     assert "ValueError: a bad shard of data" in output
