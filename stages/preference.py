@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.context import Context, StageError
-from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
+from stages.contracts.objectives import PreferenceLoss
 from stages.contracts.preference import PreferenceConfig, PreferenceParams
 from stages.data.artifacts import read_parquet
 from stages.engines.lora import open_for_training
@@ -66,7 +66,6 @@ def _paired(
         policy,
         pairs,
         device,
-        with_reference=params.loss not in REFERENCE_FREE,
         kind=params.loss,
         beta=params.beta,
         label_smoothing=params.label_smoothing,

@@ -48,7 +48,6 @@ def learn_from_own_pairs(update: Update) -> Outcome:
         pairs,
         update.ctx.device,
         temperature=update.config.temperature,
-        with_reference=params.dpo_loss not in REFERENCE_FREE,
         kind=params.dpo_loss,
         beta=params.dpo_beta,
         label_smoothing=params.dpo_label_smoothing,

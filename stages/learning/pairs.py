@@ -7,6 +7,7 @@ import torch
 
 from stages.algorithms.loss import Loss, Metric, Per, Tokens
 from stages.algorithms.preference import PairLogprobs, preference_loss
+from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
 from stages.data.batching import Batch, collate
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import pad_id
@@ -29,11 +30,11 @@ def preference(
     pairs: Sequence[Pair],
     device: str,
     *,
+    kind: PreferenceLoss,
     temperature: float = 1.0,
-    with_reference: bool = True,
     **settings: Any,
 ) -> Work:
-    """`settings` are those of `preference_loss`."""
+    """`settings` are the others of `preference_loss`."""
 
     def loss(rows: Rows, step: Step) -> Loss:
         some = [pairs[i] for i in rows]
@@ -42,13 +43,13 @@ def preference(
         logprobs = now.logprobs
         said = PairLogprobs.from_tokens(logprobs, Tokens.padded(batch.response_mask))
         reference = None
-        if with_reference:
+        if kind not in REFERENCE_FREE:
             chosen, rejected = (
                 torch.tensor([pair[side] for pair in some], device=device, dtype=logprobs.dtype)
                 for side in ("chosen_ref", "rejected_ref")
             )
             reference = PairLogprobs(chosen, rejected, said.chosen_tokens, said.rejected_tokens)
-        learnt = preference_loss(said, reference, step.counts, **settings)
+        learnt = preference_loss(said, reference, step.counts, kind=kind, **settings)
         of_chosen = Metric(now.entropies.detach()[: len(some)].sum(), Per.TOKEN)
         return Loss(learnt.value, {**learnt.metrics, "entropy": of_chosen})
 

@@ -7,7 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import (
+from torch import Tensor
+
+from stages.algorithms.distillation import sampled_advantages, topk_reverse_kl
+from stages.algorithms.loss import Counts, Loss, Per, Tokens
+from stages.contracts.objectives import Aggregation
+from tests.algorithms.pairs import (
     MicroBatch,
     assert_same,
     num_tokens,
@@ -19,11 +24,6 @@ from pairs import (
     valid_units,
     whole,
 )
-from torch import Tensor
-
-from stages.algorithms.distillation import sampled_advantages, topk_reverse_kl
-from stages.algorithms.loss import Counts, Loss, Per, Tokens
-from stages.contracts.objectives import Aggregation
 
 VOCABULARY = 6
 

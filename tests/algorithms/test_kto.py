@@ -6,7 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import (
+from torch import Tensor
+
+from stages.algorithms.loss import Counts, Loss, Per
+from stages.algorithms.preference import kto_baseline, kto_loss
+from tests.algorithms.pairs import (
     Lengths,
     MicroBatch,
     assert_same,
@@ -19,10 +23,6 @@ from pairs import (
     valid_units,
     whole,
 )
-from torch import Tensor
-
-from stages.algorithms.loss import Counts, Loss, Per
-from stages.algorithms.preference import kto_baseline, kto_loss
 
 WEIGHTS = {"beta": 0.4, "desirable_weight": 1.3, "undesirable_weight": 0.7}
 BASELINE = 0.6

@@ -4,7 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import (
+from torch import Tensor
+
+from stages.algorithms.loss import Counts, Loss, Per, Tokens
+from stages.algorithms.nll import nll_loss
+from tests.algorithms.pairs import (
     MicroBatch,
     assert_same,
     num_tokens,
@@ -15,10 +19,6 @@ from pairs import (
     valid_units,
     whole,
 )
-from torch import Tensor
-
-from stages.algorithms.loss import Counts, Loss, Per, Tokens
-from stages.algorithms.nll import nll_loss
 
 
 def test_a_token_counts_the_same_in_a_short_and_in_a_long_response():

@@ -6,7 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import (
+from torch import Tensor
+
+from stages.algorithms.loss import Counts, Loss, Per, Tokens
+from stages.algorithms.preference import PairLogprobs, preference_loss
+from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
+from tests.algorithms.pairs import (
     Lengths,
     MicroBatch,
     assert_same,
@@ -19,11 +24,6 @@ from pairs import (
     valid_units,
     whole,
 )
-from torch import Tensor
-
-from stages.algorithms.loss import Counts, Loss, Per, Tokens
-from stages.algorithms.preference import PairLogprobs, preference_loss
-from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
 
 PAIRED = [kind for kind in PreferenceLoss if kind is not PreferenceLoss.KTO]
 METRICS = {

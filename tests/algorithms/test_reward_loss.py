@@ -6,7 +6,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import (
+from torch import Tensor
+
+from stages.algorithms.loss import Counts, Loss, Per, Tokens
+from stages.algorithms.reward_loss import (
+    bradley_terry_loss,
+    last_token_only,
+    process_loss,
+    regression_loss,
+    step_reward,
+    tokens_that_differ,
+)
+from stages.contracts.objectives import StepReward
+from tests.algorithms.pairs import (
     LAYOUTS,
     Layout,
     Lengths,
@@ -21,18 +33,6 @@ from pairs import (
     valid_units,
     whole,
 )
-from torch import Tensor
-
-from stages.algorithms.loss import Counts, Loss, Per, Tokens
-from stages.algorithms.reward_loss import (
-    bradley_terry_loss,
-    last_token_only,
-    process_loss,
-    regression_loss,
-    step_reward,
-    tokens_that_differ,
-)
-from stages.contracts.objectives import StepReward
 
 ONE_ROW_A_PAIR = LAYOUTS.filter(lambda layout: layout.style != "packed")
 """The two responses of a pair are compared column by column."""
