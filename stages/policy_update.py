@@ -3,7 +3,8 @@
 Policy gradients are in learning/policy_gradient.py, iterated DPO in learning/online_pairs.py,
 rejection sampling in learning/best_of_n.py, distillation in learning/distillation.py. Here is what
 they share: the rollouts must come from this very policy; groups whose rewards are all equal may be
-dropped for others (dynamic sampling); the policy and what the next iteration needs are saved.
+dropped for others (dynamic sampling); the policy and what the next iteration needs are saved, and
+which samples it was trained on, in which role and with which advantages.
 
 At most two models are in memory: the policy and, for PPO, the critic.
 """
@@ -19,7 +20,8 @@ from stages.algorithms.groups import refill, share_of_zero_variance, zero_varian
 from stages.context import Context, StageError
 from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
-from stages.data.artifacts import read_parquet
+from stages.data import schema
+from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.seeds import draw_order
 from stages.engines.lora import open_for_training
 from stages.engines.models import content_hash, load_policy, save_model
@@ -66,7 +68,12 @@ def run(
         lora=config.lora,
         tokenizer_from=inputs["policy"],
     )
+    write_parquet(out["experience"], _in_order(outcome.experience), schema.EXPERIENCE)
     return _summary(outcome, rollouts) | of_groups
+
+
+def _in_order(experience: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(experience, key=lambda row: (row["prompt_id"], row["sample_index"], row["role"]))
 
 
 def with_variance(rollouts: Rollouts, wanted: int, ctx: Context) -> list[Mapping[str, Any]]:

@@ -214,6 +214,7 @@ POLICY_UPDATE = Stage(
     outs={
         "model": "artifacts/policies/{key}/model",
         "state": "artifacts/policies/{key}/state",
+        "experience": "artifacts/policies/{key}/experience.parquet",
     },
     metrics="metrics/iterations/{key}/policy_update.json",
     processes=Processes.TOGETHER,

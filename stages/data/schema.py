@@ -13,11 +13,12 @@ import pyarrow as pa
 
 _TOKENS = pa.list_(pa.int32())
 _LOGPROBS = pa.list_(pa.float32())
+_ADVANTAGES = pa.list_(pa.float32())
 _BY_SOURCE = pa.map_(pa.string(), pa.float32())
 
 
 def _schema(**columns: pa.DataType) -> pa.Schema:
-    optional = {"answer", "support", "margin"}
+    optional = {"answer", "support", "margin", "advantages"}
     return pa.schema([pa.field(n, kind, nullable=n in optional) for n, kind in columns.items()])
 
 
@@ -118,6 +119,19 @@ SCORES = _schema(
 )
 """scores, row by row beside the rollouts they belong to. `reward` is what is learnt from;
 `by_source` what each source said, before weights, penalties and clipping."""
+
+EXPERIENCE = _schema(
+    prompt_id=pa.string(),
+    sample_index=pa.int32(),
+    role=pa.string(),
+    reward=pa.float32(),
+    advantages=_ADVANTAGES,
+)
+"""experience.parquet of an update, sorted by (prompt_id, sample_index, role): the samples that the
+policy was trained on, once for each role it had (`policy_gradient`, `chosen`, `rejected`,
+`imitated`, `distilled`). `advantages`, one a response token, are those that the loss was given;
+null where it was given none. Where demonstrations are chosen, only the rejected samples are here:
+a demonstration is no sample and has no reward."""
 
 EVALUATION = _schema(
     prompt_id=pa.string(),

@@ -7,7 +7,7 @@ from typing import Any
 from stages.context import StageError
 from stages.learning.experience import measure
 from stages.learning.imitation import imitation
-from stages.learning.update import Outcome, Rollouts, Update
+from stages.learning.update import Outcome, Role, Rollouts, Update, trained_on
 
 
 def learn_from_the_best(update: Update) -> Outcome:
@@ -28,7 +28,8 @@ def learn_from_the_best(update: Update) -> Outcome:
         "kept_share": len(best) / len(update.rollouts),
         "kept_reward_mean": sum(rewards) / len(rewards),
     }
-    return Outcome(history, {"policy": update.policy}, metrics)
+    used = trained_on(best, Role.IMITATED)
+    return Outcome(history, {"policy": update.policy}, used, metrics)
 
 
 def the_best(rollouts: Rollouts, keep: int) -> list[Mapping[str, Any]]:

@@ -22,7 +22,7 @@ from stages.engines.models import load_policy
 from stages.engines.training import Metrics, Rows, Step, Work, counted
 from stages.learning.experience import Experience, Measured, measure
 from stages.learning.policy_gradient import ascend, response_batch, rows_to_learn_from
-from stages.learning.update import Outcome, Update
+from stages.learning.update import Outcome, Role, Update, trained_on
 
 
 def learn_from_a_teacher(update: Update) -> Outcome:
@@ -31,16 +31,20 @@ def learn_from_a_teacher(update: Update) -> Outcome:
     measured = measure(update.ctx, update.policy.model, update.rollouts, update.config)
     rows = rows_to_learn_from(update)
     if params.distill_top_k:
-        history = _learn_distributions(update, rows)
+        history, advantages = _learn_distributions(update, rows), None
     else:
-        history = _learn_samples(update, measured, rows)
+        history, advantages = _learn_samples(update, measured, rows)
     metrics = measured.metrics()
     if params.distill_top_k:
         metrics["kl_to_reference"] = measured.kl_to_reference
-    return Outcome(history, {"policy": update.policy}, metrics)
+    used = trained_on([update.rollouts[i] for i in rows], Role.DISTILLED, advantages)
+    return Outcome(history, {"policy": update.policy}, used, metrics)
 
 
-def _learn_samples(update: Update, measured: Measured, rows: Sequence[int]) -> list[Metrics]:
+def _learn_samples(
+    update: Update, measured: Measured, rows: Sequence[int]
+) -> tuple[list[Metrics], torch.Tensor]:
+    """The steps, and the advantages of the rows."""
     teacher_logprobs = _teacher_logprobs(update)
     nothing = torch.zeros_like(measured.logprobs)
     experience = Experience(
@@ -53,7 +57,8 @@ def _learn_samples(update: Update, measured: Measured, rows: Sequence[int]) -> l
         returns=nothing,
     )
     kl_coef = 0.0
-    return ascend(update, {"policy": update.policy}, rows, experience, kl_coef)
+    history = ascend(update, {"policy": update.policy}, rows, experience, kl_coef)
+    return history, experience.advantages[list(rows)]
 
 
 def _teacher_logprobs(update: Update) -> torch.Tensor:

@@ -19,7 +19,7 @@ from stages.engines.logprobs import response_logprobs
 from stages.engines.training import Metrics
 from stages.learning.experience import measure
 from stages.learning.pairs import preference
-from stages.learning.update import Outcome, Rollouts, Update
+from stages.learning.update import Outcome, Role, Rollouts, Update, trained_on
 
 
 def learn_from_own_pairs(update: Update) -> Outcome:
@@ -61,7 +61,11 @@ def learn_from_own_pairs(update: Update) -> Outcome:
         "kl_to_reference": measured.kl_to_reference,
         "num_pairs": len(pairs),
     }
-    return Outcome(history, {"policy": update.policy}, metrics)
+    used = trained_on(rejected, Role.REJECTED)
+    if params.chosen is Chosen.BEST:
+        # A demonstration is no sample: only what it was preferred to is listed.
+        used += trained_on(chosen, Role.CHOSEN)
+    return Outcome(history, {"policy": update.policy}, used, metrics)
 
 
 def best_and_worst(rollouts: Rollouts) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:

@@ -43,7 +43,14 @@ from stages.learning.experience import (
     measure,
     token_penalties,
 )
-from stages.learning.update import Outcome, Rollouts, Update, continued_learner
+from stages.learning.update import (
+    Outcome,
+    Role,
+    Rollouts,
+    Update,
+    continued_learner,
+    trained_on,
+)
 
 SHOWN = ("policy_loss", "kl_to_reference", "entropy")
 
@@ -80,7 +87,9 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
             horizon=params.kl_horizon,
             num_sequences=len(update.rollouts),
         )
-    return Outcome(history, learners, metrics, kl_coef)
+    learnt = [update.rollouts[i] for i in rows]
+    used = trained_on(learnt, Role.POLICY_GRADIENT, experience.advantages[rows])
+    return Outcome(history, learners, used, metrics, kl_coef)
 
 
 def rows_to_learn_from(update: Update) -> list[int]:

@@ -1,9 +1,12 @@
 """What the ways of updating a policy share: what they are given, and what they leave."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from stages.context import Context
 from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
@@ -69,12 +72,45 @@ def continued_learner(
     return learner
 
 
+class Role(StrEnum):
+    """What a sample was to the policy that learnt from it."""
+
+    POLICY_GRADIENT = "policy_gradient"
+    CHOSEN = "chosen"
+    REJECTED = "rejected"
+    IMITATED = "imitated"
+    DISTILLED = "distilled"
+
+
+def trained_on(
+    samples: Iterable[Mapping[str, Any]], role: Role, advantages: Tensor | None = None
+) -> list[dict[str, Any]]:
+    """Rows of schema.EXPERIENCE for samples that were trained on in one role.
+
+    `advantages`, [N, T], are those that the loss was given for them, row by row.
+    """
+    return [
+        {
+            "prompt_id": row["prompt_id"],
+            "sample_index": row["sample_index"],
+            "role": role.value,
+            "reward": row["reward"],
+            "advantages": None
+            if advantages is None
+            else advantages[index, : len(row["response_ids"])].tolist(),
+        }
+        for index, row in enumerate(samples)
+    ]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What an update has done."""
 
     history: Sequence[Metrics]
     learners: Mapping[str, Learner]
+    experience: Sequence[Mapping[str, Any]]
+    """The samples that the policy was trained on, by `trained_on`."""
     metrics: Mapping[str, float | int] = field(default_factory=dict)
     """What there is to say about the rollouts that it learnt from."""
     kl_coef: float | None = None

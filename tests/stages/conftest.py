@@ -86,3 +86,21 @@ def trained(tmp_path_factory):
     stages = ["prepare", "sft", "reward_model", "rollout@iter_001", "score@iter_001"]
     runner.metrics = {address: runner.run(address) for address in stages}
     return runner
+
+
+@pytest.fixture
+def go_on(trained, runner):
+    """A copy of the trained run, under other params, with these stages run again."""
+
+    def run(name, addresses, changes, micro_batch=64):
+        changes = {**changes, "rl": {"teacher": "artifacts/base", **changes.get("rl", {})}}
+        copy = runner(name, **changes)
+        shutil.copytree(trained.root, copy.root, dirs_exist_ok=True)
+        metrics = {}
+        for address in addresses:
+            for path in (*copy.paths(address)[1].values(), copy.root / "jobs" / address):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(True)
+            metrics = copy.run(address, copy.context(address, micro_batch=micro_batch))
+        return copy, metrics
+
+    return run

@@ -86,24 +86,6 @@ STAGES = {
 }
 
 
-@pytest.fixture
-def go_on(trained, runner):
-    """A copy of the trained run, under other params, with these stages run again."""
-
-    def run(name, addresses, changes, micro_batch=64):
-        changes = {**changes, "rl": {"teacher": "artifacts/base", **changes.get("rl", {})}}
-        copy = runner(name, **changes)
-        shutil.copytree(trained.root, copy.root, dirs_exist_ok=True)
-        metrics = {}
-        for address in addresses:
-            for path in (*copy.paths(address)[1].values(), copy.root / "jobs" / address):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(True)
-            metrics = copy.run(address, copy.context(address, micro_batch=micro_batch))
-        return copy, metrics
-
-    return run
-
-
 @pytest.mark.parametrize("name", UPDATES)
 def test_an_update_learns_and_says_what_every_update_says(go_on, name):
     changes, own = UPDATES[name]
