@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # What needs a Chromium or more than a few seconds is marked; `make quick` leaves the slow tests out.
 PYTEST := $(BIN)/python -m pytest
+# Tests mostly wait for processes, so one more of them than there are cores.
+JOBS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) < 7 ? $$(nproc 2>/dev/null || echo 2) + 1 : 8 )))
 
 .PHONY: help demo test quick check format venv up down slurm-up slurm-down clean
 
@@ -25,7 +27,7 @@ demo: $(VENV)/.demo
 	@echo "  dvc metrics diff; lockstep status; lockstep logs sft"
 
 test: check
-	$(PYTEST)
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
 
 quick: check
 	$(PYTEST) -m "not slow"

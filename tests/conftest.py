@@ -12,6 +12,26 @@ import pytest
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[1]
+ONE_PROCESS_EACH = ("slurm", "chaos", "pipeline", "lineage", "prefect", "tracking")
+"""Folders whose tests share something that takes long to make, the longest to run first."""
+ALONE = ("test_default_pipeline.py", "test_kills.py")
+"""Long tests that share nothing with their folder."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the tests (`-n`), say which belong together; longest first."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    groups = {item: _group(Path(item.path)) for item in items}
+    first = (*ALONE, *ONE_PROCESS_EACH)
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: first.index(groups[item]) if groups[item] in first else len(first))
+
+
+def _group(path: Path) -> str:
+    folder = path.relative_to(ROOT / "tests").parts[0]
+    return folder if folder in ONE_PROCESS_EACH and path.name not in ALONE else path.name
 
 
 class Clone:

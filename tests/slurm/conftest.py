@@ -6,6 +6,7 @@ These tests need slurmctld, slurmd and munged; as root on Debian or Ubuntu,
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import socket
@@ -79,8 +80,9 @@ def _whole_cluster(cluster: Any) -> Iterator[None]:
 
 
 def free_ports(count: int = 20) -> int:
-    """The first of `count` ports that nobody listens at."""
-    for first in range(20100, 60000, count):
+    """The first of `count` ports that nobody listens at; no two test processes look at the same."""
+    place = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for first in range(20100 + 2000 * place, 60000, count):
         with socket.socket() as probe:
             try:
                 for port in range(first, first + count):

@@ -1,0 +1,108 @@
+"""The pipeline as it ships, at its full size, with PPO and then with GRPO: it learns, and run twice
+it makes the same bytes.
+
+Two clones run side by side, one of them in surroundings as different as can be: another folder with
+a space in its name, another hash seed, locale, encoding, time zone and umask.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Clone, copy_tree
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+CRITIC_NAMES = {"value_loss", "value_clip_fraction", "explained_variance", "critic_grad_norm"}
+HERE = {"PYTHONHASHSEED": "1", "LC_ALL": "C.UTF-8", "TZ": "Pacific/Kiritimati"}
+ELSEWHERE = {
+    "PYTHONHASHSEED": "4242",
+    "LC_ALL": "POSIX",
+    # Without these Python would take UTF-8 whatever the locale says.
+    "PYTHONCOERCECLOCALE": "0",
+    "PYTHONUTF8": "0",
+    "TZ": "America/St_Johns",
+}
+
+
+@pytest.fixture
+def twins(tmp_path: Path) -> Iterator[list[Clone]]:
+    """Two clones with the shipped params, in different surroundings."""
+    here = copy_tree(tmp_path / "clone")
+    here.variables |= HERE
+    elsewhere = copy_tree(tmp_path / "a longer way" / "down" / "twin")
+    elsewhere.variables |= ELSEWHERE
+    yield [here, elsewhere]
+    for process in here.processes() + elsewhere.processes():
+        process.kill()
+
+
+def run_both(twins: list[Clone]) -> None:
+    """`lockstep run` in both clones at the same time."""
+    here, elsewhere = twins
+    running = [
+        here.start("lockstep", "run"),
+        elsewhere.start("sh", "-c", "umask 077; exec lockstep run"),
+    ]
+    for command in running:
+        output, _ = command.communicate()
+        assert command.returncode == 0, output
+
+
+def evaluations(clone: Clone) -> dict[str, dict[str, float]]:
+    folder = clone.root / "metrics/evaluations"
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+def assert_learnt(clone: Clone) -> None:
+    policies = evaluations(clone)
+    before, after = policies["sft"], policies["iter_003"]
+    assert after["accuracy"] >= before["accuracy"] + 0.15
+    assert after["accuracy_sampled"] > before["accuracy_sampled"]
+    assert before["kl_to_reference"] == pytest.approx(0, abs=1e-6)
+    assert 0 < after["kl_to_reference"] < 1
+    assert after["entropy"] > 0.25 * before["entropy"]
+    assert after["truncation_rate"] < 0.05
+
+
+def contents(clone: Clone) -> dict[str, str]:
+    """The hash of every file that a run makes."""
+    files = [clone.root / "dvc.lock"]
+    files += [path for top in ("artifacts", "metrics") for path in (clone.root / top).rglob("*")]
+    return {
+        path.relative_to(clone.root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.is_file()
+    }
+
+
+def assert_same_bytes(twins: list[Clone]) -> None:
+    here, elsewhere = map(contents, twins)
+    assert len(here) > 50
+    assert here == elsewhere
+
+
+def test_ppo_and_grpo_learn_and_make_the_same_bytes_twice(twins: list[Clone]) -> None:
+    run_both(twins)
+    clone = twins[0]
+    reward_model = json.loads((clone.root / "metrics/reward_model.json").read_text())
+    assert reward_model["pairwise_accuracy"] >= 0.85
+    assert_learnt(clone)
+    assert_same_bytes(twins)
+    update = clone.root / "metrics/iterations/iter_003/policy_update.json"
+    ppo_names = set(json.loads(update.read_text()))
+    supervised = evaluations(clone)["sft"]["accuracy"]
+
+    for twin in twins:
+        twin.run("lockstep", "preset", "grpo")
+        twin.set_params(rl__reward="verifier")
+    run_both(twins)
+    assert evaluations(clone)["sft"]["accuracy"] == supervised
+    assert_learnt(clone)
+    assert_same_bytes(twins)
+    assert set(json.loads(update.read_text())) == (ppo_names - CRITIC_NAMES) | {"kl_loss"}
+    state = clone.root / "artifacts/policies/iter_003/state"
+    assert not (state / "critic").exists()
