@@ -16,6 +16,7 @@ An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, po
   lockstep status      how every stage fares
   lockstep logs sft    what a stage wrote
   lockstep cancel sft  end its job, and those that wait for it
+  lockstep lineage X   what made an artifact; `lineage diff X Y`: why two differ
   lockstep preset grpo set params.yaml to a named choice of values
   lockstep up          start MLflow and Prefect on this machine
 """
@@ -23,7 +24,13 @@ An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, po
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, left = parser.parse_known_args(argv)
+    if left and (not hasattr(arguments, "words") or any(word.startswith("-") for word in left)):
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    elif left:
+        # argparse takes no words of one list from both sides of an option: `diff --rows A B`.
+        arguments.words += left
     try:
         status = arguments.command(arguments)
         return int(status or 0)
@@ -64,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
             "(default: LOCKSTEP_PROFILE, else local)",
         )
 
-    def add_json(command: argparse.ArgumentParser) -> None:
+    def add_json(command: argparse._ActionsContainer) -> None:
         command.add_argument("--json", action="store_true", help="JSON, for programs")
 
     plan = add("plan", _plan, "Say what would run, why it is stale, and on which resources.")
@@ -111,6 +118,40 @@ def _parser() -> argparse.ArgumentParser:
     logs = add("logs", _logs, "Show what a stage's job wrote.")
     logs.add_argument("stage", help="sft, rollout@iter_001, ...")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+
+    lineage = add(
+        "lineage",
+        _lineage,
+        "Say what made an artifact, what was made from it, or why two differ.",
+    )
+    lineage.add_argument(
+        "words",
+        nargs="+",
+        metavar="ARTIFACT | diff A B",
+        help="a path, a hash, an MLflow run, a stage, policy@iter_003 or prompt:ID, with REV: "
+        "before it if not of the workspace; `diff A B` exits 0 if they are equal, 1 if not",
+    )
+    lineage.add_argument("--down", action="store_true", help="what was made from it instead")
+    lineage.add_argument("--depth", type=int, metavar="N", help="no more than N steps away")
+    lineage.add_argument(
+        "--rows", action="store_true", help="the rows it learnt from; with diff, those that differ"
+    )
+    lineage.add_argument("--prompt", metavar="ID", help="only the rows of this prompt")
+    lineage.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="rows to show (default: 20; 0: all)"
+    )
+    lineage.add_argument(
+        "--params", action="store_true", help="all params, also those at their defaults"
+    )
+    form = lineage.add_mutually_exclusive_group()
+    form.add_argument(
+        "--format", choices=("text", "mermaid", "dot", "html"), default="text", help="(text)"
+    )
+    add_json(form)
+    lineage.add_argument("--output", metavar="FILE", help="write the answer there")
+    lineage.add_argument(
+        "--no-mlflow", action="store_true", help="ask no MLflow server for what is not known here"
+    )
 
     preset = add("preset", _preset, "List presets, or merge some into params.yaml.")
     preset.add_argument(
@@ -244,6 +285,25 @@ def _logs(arguments: argparse.Namespace) -> None:
     from pipelines.repository import Repository
 
     show_logs(Repository.find(), arguments.stage, sys.stdout.write, follow=arguments.follow)
+
+
+def _lineage(arguments: argparse.Namespace) -> int:
+    from pipelines.lineage.command import Format, Question, lineage
+
+    return lineage(
+        Question(
+            words=arguments.words,
+            format=Format.JSON if arguments.json else Format(arguments.format),
+            output=arguments.output,
+            down=arguments.down,
+            depth=arguments.depth,
+            rows=arguments.rows,
+            prompt=arguments.prompt,
+            limit=arguments.limit or None,
+            all_params=arguments.params,
+            ask_mlflow=not arguments.no_mlflow,
+        )
+    )
 
 
 def _preset(arguments: argparse.Namespace) -> None:

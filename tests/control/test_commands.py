@@ -29,6 +29,7 @@ COMMANDS = (
     "status",
     "cancel",
     "record",
+    "lineage",
     "logs",
     "sync",
     "up",

@@ -39,6 +39,12 @@ def test_the_driver_of_a_stage_imports_nothing_heavy() -> None:
     assert not modules_after("import pipelines.stage") & heavy
 
 
+def test_lineage_imports_nothing_heavy_before_it_is_needed() -> None:
+    heavy = {"torch", "transformers", "mlflow", "prefect", "dvc", "pandas", "numpy", "pyarrow"}
+    modules = "pipelines.lineage.command, pipelines.lineage.page, pipelines.lineage.rows_text"
+    assert not modules_after(f"import {modules}") & heavy
+
+
 def test_contracts_import_no_torch() -> None:
     assert not modules_after("import stages.contracts.catalog") & {"torch", "numpy"}
 

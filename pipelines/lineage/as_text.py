@@ -1,0 +1,125 @@
+"""Trees for a terminal: each making once, with its facts, below what was made from it."""
+
+import shutil
+import textwrap
+from collections.abc import Callable
+
+from pipelines.lineage.evidence import Artifact
+from pipelines.lineage.facts import facts
+from pipelines.lineage.making import short_hash
+from pipelines.lineage.naming import role_of
+from pipelines.lineage.target import Target
+from pipelines.lineage.tree import Node, Tree, Way
+from stages.reporting.markup import printable
+
+_WORD = 8
+_LEAST_WIDTH = 60
+
+
+def render(tree: Tree, target: Target, *, all_params: bool = False) -> str:
+    """The target, then the tree."""
+    return "\n".join([heading(target), "", *_Drawing(tree, all_params).lines()])
+
+
+def heading(target: Target) -> str:
+    """What is asked about, in a line or two."""
+    if target.artifact is None:
+        assert target.making is not None
+        return f"{target.making.stage}: {where(target)}"
+    artifact = target.artifact
+    lines = [f"{target.title}  {artifact.path}  {artifact.hash}"]
+    if target.making is None:
+        lines.append("given: no stage here made it")
+    else:
+        lines.append(f"made by {target.making.stage}; {where(target)}")
+    return "\n".join(lines)
+
+
+def where(target: Target) -> str:
+    """Which records were found to have it."""
+    making = target.making
+    assert making is not None
+    if target.lock is not None and target.lock.name != "workspace":
+        return f"from dvc.lock of commit {target.lock.name[:7]}"
+    if making.in_workspace:
+        return "from the workspace's dvc.lock"
+    return "from the ledger; no dvc.lock has it" if making.job else "from MLflow"
+
+
+class _Drawing:
+    def __init__(self, tree: Tree, all_params: bool) -> None:
+        self._tree = tree
+        self._all_params = all_params
+        self._seen: set[str] = set()
+        self._environments: dict[str, str] = {}
+        self._width = max(shutil.get_terminal_size((100, 24)).columns, _LEAST_WIDTH)
+
+    def lines(self) -> list[str]:
+        return self._node(self._tree.root, "", "")
+
+    def _node(self, name: str, head: str, below: str) -> list[str]:
+        node = self._tree.nodes[name]
+        title = self._title(node)
+        if name in self._seen:
+            return [f"{head}{title} (shown above)"] if node.making else [head + title]
+        self._seen.add(name)
+        steps = self._steps(name)
+        rail = below + ("│  " if steps else "   ")
+        lines = [head + title]
+        if node.making is not None:
+            for word, text in facts(node.making, all_params=self._all_params):
+                lines += self._fact(rail, word, self._once(word, text, node.making.stage))
+        if name in self._tree.cut:
+            lines.append(f"{rail}... more beyond this depth")
+        for index, (other, label) in enumerate(steps):
+            last = index == len(steps) - 1
+            branch, rest = ("└─ ", "   ") if last else ("├─ ", "│  ")
+            lines += self._node(other, f"{below}{branch}{label}", below + rest)
+        return lines
+
+    def _title(self, node: Node) -> str:
+        """A node in a word; where its stage is here twice, with a hash to tell them apart."""
+        if node.making is None:
+            assert node.given is not None
+            return f"{node.given.path} (given)"
+        others = [item for item in self._tree.nodes.values() if item.label == node.label]
+        which = f" [{short_hash(next(iter(node.making.outs.values()), ''))}]"
+        more = f" (the same bytes were made in {node.others} more ways)" if node.others else ""
+        return node.making.stage + (which if len(others) > 1 else "") + more
+
+    def _once(self, word: str, text: str, stage: str) -> str:
+        """A long environment is spelt out once; stages that share it refer to the first."""
+        if word != "env":
+            return text
+        first = self._environments.setdefault(text, stage)
+        return text if first == stage else f"as for {first}"
+
+    def _fact(self, rail: str, word: str, text: str) -> list[str]:
+        room = max(self._width - len(rail) - _WORD - 1, _LEAST_WIDTH // 2)
+        wrapped = textwrap.wrap(
+            printable(text).replace("\n", " "), room, break_long_words=False, break_on_hyphens=False
+        )
+        heads = [f"{word:<{_WORD}} ", *[" " * (_WORD + 1)] * len(wrapped)]
+        return [f"{rail}{head}{line}" for head, line in zip(heads, wrapped, strict=False)]
+
+    def _steps(self, name: str) -> list[tuple[str, str]]:
+        """Where it goes on, each once, with the artifacts that lead there."""
+        grouped: dict[str, list[Artifact]] = {}
+        for edge, other in self._tree.next_to(name):
+            grouped.setdefault(other, []).append(edge.artifact)
+        reader: Callable[[str], str] = (
+            (lambda _: name) if self._tree.way is Way.UP else (lambda other: other)
+        )
+        arrow = "←" if self._tree.way is Way.UP else "→"
+        return [
+            (other, f"{self._artifacts(reader(other), artifacts)} {arrow} ")
+            for other, artifacts in grouped.items()
+        ]
+
+    def _artifacts(self, reader: str, artifacts: list[Artifact]) -> str:
+        making = self._tree.nodes[reader].making
+        assert making is not None
+        return ", ".join(
+            f"{role_of(making.stage, item.path, among_inputs=True)} {short_hash(item.hash)}"
+            for item in artifacts
+        )

@@ -1,0 +1,139 @@
+"""A comparison for a terminal: the verdict, the root causes, then every stage that differs."""
+
+from collections.abc import Sequence
+
+from pipelines.lineage.compare import Cause, Change, Comparison, Pair, Root
+from pipelines.lineage.facts import code, value_text
+from pipelines.lineage.history import History
+from pipelines.lineage.making import short_hash
+from pipelines.lineage.target import Target
+from stages.reporting.markup import printable
+
+_MOST_FILES = 12
+BROKEN = (
+    "BROKEN PROMISE: params, inputs, code and environment are equal, and the bytes differ. Run the "
+    "stage again with `dvc repro --force --single-item` to see which of the two comes back; if "
+    "neither does, the stage is not deterministic there."
+)
+ENVIRONMENT = (
+    "Params, inputs and code are equal: the environment is the cause. On another kind of CPU or "
+    "GPU, with another number of threads or other versions, the last bits may differ; that breaks "
+    "no promise."
+)
+UNKNOWN = (
+    "Params and inputs are equal, and the records of code or environment are not enough to tell "
+    "why the bytes differ: the ledger of the clone that computed them has more, or MLflow."
+)
+_LABELS = {Cause.BROKEN: "broken promise", Cause.KEY: "policy"}
+
+
+def verdict(comparison: Comparison) -> str:
+    """One sentence."""
+    if comparison.equal and not _apart(comparison):
+        return "They are equal, and were made in the same way."
+    if comparison.equal:
+        return "They are equal, byte for byte, though not made in the same way."
+    return "They differ."
+
+
+def _apart(comparison: Comparison) -> bool:
+    return bool(comparison.roots) or any(
+        pair.inputs or pair.environment for pair in comparison.pairs
+    )
+
+
+def advice(comparison: Comparison) -> list[str]:
+    """What there is to say about causes that are nobody's change."""
+    causes = {root.cause for root in comparison.roots}
+    texts = {Cause.BROKEN: BROKEN, Cause.ENVIRONMENT: ENVIRONMENT, Cause.UNKNOWN: UNKNOWN}
+    return [text for cause, text in texts.items() if cause in causes]
+
+
+def render(comparison: Comparison, history: History) -> str:
+    lines = [_side("A", comparison.old), _side("B", comparison.new), verdict(comparison)]
+    if comparison.roots:
+        lines += ["", "Root causes, A → B" if not comparison.equal else "Made differently, A → B"]
+        lines += [f"  {line}" for root in comparison.roots for line in root_lines(root)]
+    lines += [line for text in advice(comparison) for line in ("", text)]
+    different = [pair for pair in comparison.pairs if pair_lines(pair, history)]
+    if different:
+        lines += ["", "Stage by stage, the first first"]
+        for pair in different:
+            lines += [f"  {pair.title}"]
+            lines += [f"    {word:<7} {text}" for word, text in pair_lines(pair, history)]
+    return printable("\n".join(lines))
+
+
+def _side(letter: str, target: Target) -> str:
+    artifact, making = target.artifact, target.making
+    what = f"   {artifact.path} {artifact.hash}" if artifact else ""
+    how = f"   made by {making.stage}, {code(making)}" if making else "   given"
+    return "\n".join(part for part in (f"{letter}  {target.text}", what, how) if part)
+
+
+def root_lines(root: Root) -> list[str]:
+    """A root cause in a line."""
+    where = f"  in {', '.join(root.stages)}" if root.stages else ""
+    label = _LABELS.get(root.cause, root.cause.value)
+    return [f"{label:<11} {change_text(root.change, root.cause)}{where}"]
+
+
+def change_text(change: Change, cause: Cause) -> str:
+    """A change, hashes cut short."""
+    if cause is Cause.CODE:
+        return _file_text(change)
+    if cause in (Cause.KEY, Cause.STAGE):
+        return f"{change.old} → {change.new}"
+    if cause is Cause.DATA or cause in (Cause.BROKEN, Cause.UNKNOWN):
+        return f"{change.key} {_short(change.old)} → {_short(change.new)}"
+    return f"{change.key} {_text(change.old)} → {_text(change.new)}"
+
+
+def pair_lines(pair: Pair, history: History) -> list[tuple[str, str]]:
+    """What differs in a pair, word and text."""
+    lines = [("param", change_text(change, Cause.PARAM)) for change in pair.params]
+    lines += [("input", text) for text in _input_texts(pair)]
+    if pair.code is None and pair.old.name == pair.new.name:
+        lines.append(("code", "cannot be compared: a side has no record of it"))
+    lines += [("code", _file_text(change)) for change in (pair.code or ())[:_MOST_FILES]]
+    if pair.code and len(pair.code) > _MOST_FILES:
+        lines.append(("code", f"and {len(pair.code) - _MOST_FILES} files more"))
+    lines += [("commit", line) for line in _commits(pair, history)]
+    lines += [("env", change_text(change, Cause.ENVIRONMENT)) for change in pair.environment]
+    if lines:
+        lines += [("(host)", change_text(item, Cause.ENVIRONMENT)) for item in pair.information]
+    lines += [("out", change_text(change, Cause.DATA)) for change in pair.outs]
+    return lines
+
+
+def _input_texts(pair: Pair) -> list[str]:
+    return [
+        f"{change.role} {_short(change.old.hash if change.old else None)} → "
+        f"{_short(change.new.hash if change.new else None)}"
+        + ("" if change.pair else " (given, not made here)")
+        for change in pair.inputs
+    ]
+
+
+def _commits(pair: Pair, history: History) -> Sequence[str]:
+    """Who changed the code in between."""
+    one, other = pair.old.commit, pair.new.commit
+    if not pair.code or not one or not other or one == other:
+        return ()
+    return history.changes(one, other, [change.key for change in pair.code])
+
+
+def _file_text(change: Change) -> str:
+    if change.old is None or change.new is None:
+        return f"{change.key} only in {'B' if change.old is None else 'A'}"
+    return f"{change.key} changed"
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "nothing"
+    return short_hash(value) if len(value) >= 32 and " " not in value else value
+
+
+def _text(value: object) -> str:
+    return "nothing" if value is None else value_text(value)

@@ -1,0 +1,136 @@
+"""Where the bytes of an artifact are, if they are anywhere on this machine.
+
+They may be in the workspace, in DVC's cache, or in the ledger, which keeps outputs until DVC has
+recorded them. An artifact that is gone is named, with the ways to get it back: the records outlive
+the bytes.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import LockstepError
+from pipelines.hashing import HashCache
+from pipelines.lineage.evidence import Artifact, Evidence
+from pipelines.lineage.naming import role_of
+from pipelines.repository import Repository
+
+
+class Gone(LockstepError):
+    """The bytes of an artifact are not here."""
+
+    def __init__(self, artifact: Artifact, message: str) -> None:
+        super().__init__(message)
+        self.artifact = artifact
+
+
+@dataclass
+class Content:
+    """The bytes of one clone's artifacts."""
+
+    repository: Repository
+    evidence: Evidence
+    _tables: dict[tuple[str, tuple[str, ...] | None], list[dict[str, Any]]] = field(
+        default_factory=dict
+    )
+
+    def rows(self, artifact: Artifact, columns: tuple[str, ...] | None = None) -> list[Any]:
+        """The rows of a Parquet file; Gone where it is not here. Read once."""
+        key = (artifact.hash, columns)
+        if key not in self._tables:
+            path = self.locate(artifact)
+            if path is None:
+                raise Gone(artifact, self.how_to_restore(artifact))
+            self._tables[key] = _read(path, columns)
+        return self._tables[key]
+
+    def locate(self, artifact: Artifact) -> Path | None:
+        """A file or folder with exactly these bytes."""
+        return self._in_workspace(artifact) or self._in_cache(artifact) or self._in_ledger(artifact)
+
+    def _in_workspace(self, artifact: Artifact) -> Path | None:
+        path = self.repository.root / artifact.path
+        try:
+            return path if path.exists() and self._hashes.of(path) == artifact.hash else None
+        except OSError:
+            return None
+
+    def _in_cache(self, artifact: Artifact) -> Path | None:
+        if artifact.hash.endswith(".dir"):
+            return None
+        path = self._cache / "files" / "md5" / artifact.hash[:2] / artifact.hash[2:]
+        return path if path.is_file() else None
+
+    def _in_ledger(self, artifact: Artifact) -> Path | None:
+        for making in self.evidence.makers(artifact):
+            name = role_of(making.stage, artifact.path, among_inputs=False)
+            for job in making.jobs:
+                path = job.folder / "out" / name if job.folder else None
+                if path is not None and path.exists():
+                    return path
+        return None
+
+    @cached_property
+    def _hashes(self) -> HashCache:
+        return HashCache(self.repository.home / "hashes.json")
+
+    @cached_property
+    def _cache(self) -> Path:
+        """DVC's cache: in the clone, unless DVC is told otherwise."""
+        folder = self.repository.root / ".dvc"
+        configured = None
+        try:
+            from dvc.config import Config
+
+            configured = Config(str(folder)).get("cache", {}).get("dir")
+        except Exception:
+            # A broken or missing configuration is not what the user asked about.
+            configured = None
+        return folder / (configured or "cache")
+
+    def how_to_restore(self, artifact: Artifact) -> str:
+        """That it is gone, and what brings the very same bytes back."""
+        text = (
+            f"{artifact.path} {artifact.hash} is gone from the workspace and from DVC's cache; "
+            "its records are all that is left here."
+        )
+        making = next(iter(self.evidence.makers(artifact)), None)
+        if making is None:
+            return f"{text} It was given, not made: only its owner can bring it back"
+        if making.in_workspace:
+            return (
+                f"{text} `dvc pull {artifact.path}` fetches it from a remote; without one, "
+                f"`dvc repro {making.stage}` computes the very same bytes"
+            )
+        if making.commits:
+            commit = making.commits[-1][:7]
+            return (
+                f"{text} At commit {commit} (`git worktree add ../at-{commit} {commit}`), "
+                f"`dvc pull {artifact.path}` fetches it from a remote, and "
+                f"`dvc repro {making.stage}` computes the very same bytes"
+            )
+        return (
+            f"{text} Its params and code are in {_entry(making)}: with them, `dvc repro` makes it"
+        )
+
+
+def _entry(making: Any) -> str:
+    return f".lockstep/jobs/{making.job.name}" if making.job else "the record"
+
+
+def _read(path: Path, columns: tuple[str, ...] | None) -> list[dict[str, Any]]:
+    try:
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError:
+        raise LockstepError(
+            "rows are in Parquet files, and pyarrow is not installed here: it comes with the "
+            "compute plane (`pip install -e '.[train]'`), or alone by `pip install pyarrow`"
+        ) from None
+    try:
+        table = pq.ParquetFile(path)
+        wanted = None if columns is None else [c for c in columns if c in table.schema_arrow.names]
+        rows: list[dict[str, Any]] = table.read(columns=wanted).to_pylist()
+    except (OSError, ValueError) as error:
+        raise LockstepError(f"{path}: not readable as Parquet: {error}") from None
+    return rows

@@ -1,0 +1,169 @@
+"""The job ledger as evidence: what each entry computed, from what, where.
+
+An entry that is half-written or corrupted is left out and named in the notes: lineage reads what is
+there and never repairs it. Files that only add detail (launch, worker, tracking) may be missing.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipelines.code import code_files
+from pipelines.lineage.making import Job, Making, Try, flatten
+from pipelines.repository import Repository
+from stages.contracts.catalog import STAGES
+
+_CHANGED = re.compile(r"^diff --git a/(.+) b/\1$", re.MULTILINE)
+
+
+def read_ledger(repository: Repository, notes: list[str]) -> list[Making]:
+    """One making for each entry that has an outcome; what cannot be read is noted."""
+    makings = []
+    for folder in sorted(repository.jobs.glob("*/[!.]*")):
+        if not (folder / "spec.json").is_file():
+            if folder.is_dir() and any(folder.iterdir()) and folder.name != "dry-run":
+                notes.append(f"{_place(folder)} is left out: it has no spec.json")
+            continue
+        reader = _Reader(folder, notes)
+        try:
+            making = _making(folder, reader)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            notes.append(f"{_place(folder)} is left out: not as a job leaves it ({error!r})")
+            continue
+        if making is not None:
+            makings.append(making)
+    return makings
+
+
+class _Reader:
+    """Reads the JSON files of one entry; one that cannot be read is noted and counts as missing."""
+
+    def __init__(self, folder: Path, notes: list[str]) -> None:
+        self._folder = folder
+        self._notes = notes
+
+    def __call__(self, name: str) -> dict[str, Any]:
+        path = self._folder / name
+        try:
+            values = json.loads(path.read_text())
+        except FileNotFoundError:
+            return {}
+        except (ValueError, OSError) as error:
+            self._notes.append(f"{_place(self._folder)}/{name} is left out: {error}")
+            return {}
+        if not isinstance(values, dict):
+            self._notes.append(f"{_place(self._folder)}/{name} is left out: not a mapping")
+            return {}
+        return values
+
+
+def _place(folder: Path) -> str:
+    return f".lockstep/jobs/{folder.parent.name}/{folder.name}"
+
+
+def _making(folder: Path, read: _Reader) -> Making | None:
+    spec, entry, record = read("spec.json"), read("entry.json"), read("record.json")
+    if not spec:
+        return None
+    names = sorted(path.name for path in (folder / "attempts").glob("[0-9]*") if path.is_dir())
+    launches = {name: read(f"attempts/{name}/launch.json") for name in names}
+    results = {name: read(f"attempts/{name}/result.json") for name in names}
+    last = names[-1] if names else ""
+    outcome = record or results.get(last, {})
+    if not outcome.get("outs"):
+        return None
+    launch = launches.get(last, {})
+    tries = tuple(
+        _try(int(name), launches[name], read(f"attempts/{name}/worker.json"), results[name])
+        for name in names
+    )
+    tracking = read("tracking.json")
+    job = Job(
+        name=f"{folder.parent.name}/{folder.name}",
+        state="published" if record else str(outcome.get("state")),
+        commit=entry.get("git_commit") or outcome.get("git_commit"),
+        uncommitted=tuple(_CHANGED.findall(launch.get("git_diff") or "")),
+        experiment=entry.get("experiment"),
+        command=(entry.get("invocation") or {}).get("command"),
+        fingerprint=spec.get("fingerprint"),
+        environment=outcome.get("environment") or {},
+        started=outcome.get("started"),
+        ended=outcome.get("ended"),
+        tries=tries,
+        run_id=tracking.get("run_id"),
+        run_url=tracking.get("url"),
+        folder=folder,
+        copy=Path(launch["code"]) if launch.get("code") else None,
+        graph=_graph(launch),
+    )
+    return making_of(spec, outcome["outs"], job)
+
+
+def making_of(spec: Mapping[str, Any], outs: Mapping[str, str], job: Job) -> Making:
+    """A making as a job's own files describe it; the files of its code are looked at if needed."""
+    return Making(
+        stage=spec["stage"],
+        params=flatten(spec["config"]),
+        inputs={item["path"]: item["hash"] for item in spec["inputs"].values()},
+        code={},
+        outs=dict(outs),
+        code_version=spec.get("code"),
+        jobs=(job,),
+    )
+
+
+def _try(
+    number: int, launch: Mapping[str, Any], worker: Mapping[str, Any], result: Mapping[str, Any]
+) -> Try:
+    jobs = launch.get("jobs") or []
+    return Try(
+        number=number,
+        executor=launch.get("executor"),
+        profile=launch.get("profile"),
+        job=str(launch.get("job") or ",".join(map(str, jobs))) or None,
+        host=worker.get("host"),
+        state=str(result.get("state", "no word")),
+    )
+
+
+def _graph(launch: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    nodes = launch.get("graph") or ()
+    return {node["stage"]: {p: h for p, h in node["outs"].items() if h} for node in nodes}
+
+
+def code_of(making: Making) -> dict[str, str]:
+    """The hashes of its code's files, from the copy that it ran; nothing where that is gone."""
+    stage = STAGES.get(making.name)
+    copy = making.job.copy if making.job else None
+    if stage is None or copy is None or not copy.is_dir():
+        return {}
+    return dict(_closure(copy, stage.module))
+
+
+def ran(making: Making, code: Mapping[str, str]) -> bool:
+    """Whether the copy that it ran has these very files; True where there is nothing to ask."""
+    copy = making.job.copy if making.job else None
+    if copy is None or not code or not copy.is_dir():
+        return True
+    return all(_md5(copy / name) == digest for name, digest in code.items())
+
+
+@cache
+def _closure(copy: Path, module: str) -> tuple[tuple[str, str], ...]:
+    try:
+        files = code_files(copy, module)
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    return tuple((name, _md5(copy / name)) for name in files)
+
+
+@cache
+def _md5(path: Path) -> str:
+    try:
+        return hashlib.md5(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,161 @@
+"""A making: one time that a stage turned inputs into outputs, as far as the records tell.
+
+dvc.lock and the job ledger speak of the same making from two sides. dvc.lock has its params, its
+inputs, the files of its code and its outputs, all by hash; the ledger has the job: commit, machine,
+attempts, MLflow run. Either may be missing. Nothing here is read from the artifacts themselves.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+SHORT = 8
+"""How many characters of a hash people are shown."""
+INFORMATION_ONLY = ("host",)
+"""Keys of an environment that cannot change a byte."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """One submission of a job."""
+
+    number: int
+    executor: str | None
+    profile: str | None
+    job: str | None
+    host: str | None
+    state: str
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Who computed it, where, and from which commit."""
+
+    name: str
+    """The entry of the ledger: `sft/5df4bf35b091-001`; of a run alone, the run's id."""
+    state: str
+    commit: str | None
+    uncommitted: tuple[str, ...] = ()
+    """Files whose code or params differed from the commit."""
+    experiment: str | None = None
+    command: str | None = None
+    fingerprint: str | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    started: float | None = None
+    ended: float | None = None
+    tries: tuple[Try, ...] = ()
+    run_id: str | None = None
+    run_url: str | None = None
+    folder: Path | None = None
+    copy: Path | None = None
+    """The copy of the code that it ran."""
+    graph: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What a report was told about the stages before it: the outputs of each, by hash."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "entry": self.name,
+            "state": self.state,
+            "commit": self.commit,
+            "uncommitted": list(self.uncommitted),
+            "experiment": self.experiment,
+            "command": self.command,
+            "fingerprint": self.fingerprint,
+            "environment": dict(self.environment),
+            "started": self.started,
+            "ended": self.ended,
+            "attempts": [each.as_json() for each in self.tries],
+            "mlflow_run": self.run_id,
+            "mlflow_url": self.run_url,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Making:
+    """A stage, what went in and what came out. Hashes are DVC's."""
+
+    stage: str
+    """The address: `rollout@iter_001`."""
+    params: Mapping[str, Any]
+    """By dotted name."""
+    inputs: Mapping[str, str]
+    """Path and hash of each artifact it read."""
+    code: Mapping[str, str]
+    """Path and hash of each file of its code; empty where that is not known."""
+    outs: Mapping[str, str]
+    code_version: str | None = None
+    """One hash over its code, as the ledger has it."""
+    jobs: tuple[Job, ...] = ()
+    """The jobs that did exactly this, newest first; more than one where it was forced."""
+    commits: tuple[str, ...] = ()
+    """The commits whose dvc.lock records it, oldest first."""
+    in_workspace: bool = False
+    """Whether the workspace's dvc.lock records it."""
+
+    @property
+    def job(self) -> Job | None:
+        return self.jobs[0] if self.jobs else None
+
+    @property
+    def name(self) -> str:
+        return self.stage.partition("@")[0]
+
+    @property
+    def key(self) -> str:
+        return self.stage.partition("@")[2]
+
+    @cached_property
+    def id(self) -> str:
+        """Twelve characters that tell it from every other making."""
+        identity = [self.stage, self.params, self.inputs, self.code or self.code_version, self.outs]
+        text = json.dumps(identity, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The machine's, by dotted name; empty where no record of the job is left."""
+        return flatten(self.job.environment) if self.job else {}
+
+    @property
+    def commit(self) -> str | None:
+        """The commit its code came from, or, without a job's word, the first that records it."""
+        if self.job and self.job.commit:
+            return self.job.commit.rstrip("+")
+        return self.commits[0] if self.commits else None
+
+
+@dataclass(frozen=True, eq=False)
+class Lock:
+    """A dvc.lock: the state of the whole graph that was recorded together."""
+
+    name: str
+    """`workspace`, or a commit."""
+    time: float
+    stages: Mapping[str, Making]
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping under dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def short_hash(digest: str) -> str:
+    return digest[:SHORT]
+
+
+def unique(items: Iterable[Making]) -> list[Making]:
+    """Each once, in order."""
+    return list({id(item): item for item in items}.values())

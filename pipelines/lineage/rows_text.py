@@ -1,0 +1,125 @@
+"""Rows and prompts for a terminal."""
+
+from collections.abc import Sequence
+
+from pipelines.lineage.making import Making, short_hash
+from pipelines.lineage.prompts import Influence, Touched
+from pipelines.lineage.rows import Row, RowChange, Rows
+from stages.reporting.markup import printable
+
+_FEW = 4
+
+
+def render_rows(rows: Rows, shown: Sequence[Row], total: int) -> str:
+    """A block for each row."""
+    files = ", ".join(f"{item.path} {short_hash(item.hash)}" for item in rows.files)
+    lines = [f"{rows.making.stage}: {len(shown)} of {total} rows, from {files}"]
+    for row in shown:
+        lines += ["", _head(row), f"  prompt    {_quoted(row['prompt'])}"]
+        lines.append(f"  response  {_quoted(row['response'])}")
+        if row["reward"] is not None:
+            lines.append(f"  reward    {row['reward']:.4g}{_by_source(row)}")
+        if row["advantages"] is not None:
+            lines.append(f"  advantage {_advantages(row['advantages'])}")
+        if row["policy_hash"]:
+            lines.append(
+                f"  sampled   by policy {short_hash(row['policy_hash'])}, seed {row['seed']}"
+            )
+    if len(shown) < total:
+        lines += ["", f"{total - len(shown)} rows more: --limit N, or --prompt ID"]
+    return "\n".join(lines)
+
+
+def render_changes(changes: Sequence[RowChange], limit: int | None) -> str:
+    """Which rows two trainings do not share."""
+    only_old = sum(change.new is None for change in changes)
+    only_new = sum(change.old is None for change in changes)
+    changed = len(changes) - only_old - only_new
+    lines = [
+        f"Rows: {changed} differ, {only_old} only in A, {only_new} only in B"
+        if changes
+        else "Rows: all the same"
+    ]
+    for change in changes[:limit]:
+        row = change.new or change.old or {}
+        if change.old is None or change.new is None:
+            side = "B" if change.old is None else "A"
+            lines.append(f"  {_head(row)}: only in {side}: {_quoted(row['response'])}")
+            continue
+        lines.append(f"  {_head(row)}: {', '.join(change.fields)}")
+        for side, item in (("A", change.old), ("B", change.new)):
+            reward = "" if item["reward"] is None else f"  reward {item['reward']:.4g}"
+            lines.append(f"    {side} {_quoted(item['response'])}{reward}")
+    if limit is not None and len(changes) > limit:
+        lines.append(f"  and {len(changes) - limit} more: --limit N")
+    return "\n".join(lines)
+
+
+def render_influence(influence: Influence) -> str:
+    """What a prompt had a part in."""
+    lines = [f"prompt {influence.prompt_id}  {_quoted(influence.prompt)}"]
+    if influence.direct:
+        lines += ["", "Trained on it", *(f"  {_touched(item)}" for item in influence.direct)]
+    else:
+        lines += ["", "Nothing whose data are here was trained on it"]
+    if influence.indirect:
+        lines += [
+            "",
+            "Through an ancestor",
+            *(f"  {_touched(item)}" for item in influence.indirect),
+        ]
+    if influence.sampled:
+        lines += ["", "Sampled, and not trained on", *_stages(influence.sampled)]
+    if influence.evaluated:
+        lines += ["", "Held out: evaluated on it, not trained", *_stages(influence.evaluated)]
+    if influence.gone:
+        lines += ["", "Not searched, because the bytes are gone"]
+        lines += [f"  {making.stage}  {item.path} {item.hash}" for making, item in influence.gone]
+    return "\n".join(lines)
+
+
+def _touched(item: Touched) -> str:
+    model = item.model
+    what = f"{item.rows} row{'s' if item.rows > 1 else ''}" if item.rows else ""
+    if item.through:
+        what = f"via {' → '.join(item.through)}"
+    which = f"{model.path} {short_hash(model.hash)}" if model else ""
+    return f"{item.making.stage}  {which}  {what}{_where(item.making)}"
+
+
+def _where(making: Making) -> str:
+    if making.in_workspace:
+        return ""
+    return f"  (commit {making.commits[-1][:7]})" if making.commits else "  (ledger)"
+
+
+def _stages(makings: Sequence[Making]) -> list[str]:
+    return [f"  {making.stage}{_where(making)}" for making in makings]
+
+
+def _head(row: Row) -> str:
+    index = "" if row["sample_index"] is None else f" sample {row['sample_index']}"
+    return f"{row['prompt_id']}{index} {row['role'] or ''}".rstrip()
+
+
+def _by_source(row: Row) -> str:
+    sources = row["by_source"] or {}
+    return (
+        f" ({', '.join(f'{name} {value:.4g}' for name, value in sources.items())})"
+        if sources
+        else ""
+    )
+
+
+def _advantages(values: Sequence[float]) -> str:
+    if not values:
+        return "none: the response is empty"
+    mean = sum(values) / len(values)
+    first = ", ".join(f"{value:.3g}" for value in values[:_FEW])
+    more = ", ..." if len(values) > _FEW else ""
+    return f"mean {mean:.3g} over {len(values)} tokens: {first}{more}"
+
+
+def _quoted(text: str | None) -> str:
+    """A text in one line: what models write may hold anything."""
+    return "(not in the file)" if text is None else printable(repr(text))

@@ -1,0 +1,152 @@
+"""MLflow as evidence, for what the ledger of this clone does not have.
+
+Asked only where MLFLOW_TRACKING_URI is set and something has no job's record here, or where an id
+is known nowhere else; only then is mlflow imported. A run is found by the hashes of its outputs,
+and has the record of its job among its artifacts. An MLflow that does not answer is a note.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.lineage.jobs import making_of
+from pipelines.lineage.making import Job, Making, Try
+from pipelines.repository import Repository
+from pipelines.tracking_cursor import URI_VARIABLE, database, store_address, tracking_uri
+from pipelines.tracking_metrics import safe_name
+
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+class Runs:
+    """The runs of one MLflow. After it failed to answer once, it is not asked again."""
+
+    def __init__(self, repository: Repository, notes: list[str]) -> None:
+        self._repository = repository
+        self._notes = notes
+        self._client: Any = None
+        self._experiments: list[str] = []
+        self._silent = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether somebody set an MLflow that may know what this clone does not."""
+        return bool(os.environ.get(URI_VARIABLE))
+
+    def jobs(self, makings: Iterable[Making]) -> dict[int, Job]:
+        """The jobs of makings that have none, by the makings' identity."""
+        found = {}
+        for making in makings:
+            run = self._find(making)
+            if run is not None:
+                found[id(making)] = self._job(run)[0]
+        return found
+
+    def making(self, run_id: str) -> Making | None:
+        """What the run with this id made; the run of a whole command made nothing by itself."""
+        if not self.is_shared and not database(self._repository).exists():
+            return None
+        run = self._ask(lambda client: client.get_run(run_id), quiet=True)
+        if run is None:
+            return None
+        job, record = self._job(run)
+        spec = self._artifact(run_id, "spec.json")
+        if not spec or not record.get("outs"):
+            return None
+        return making_of(spec, record["outs"], job)
+
+    def _find(self, making: Making) -> Any:
+        wanted = " and ".join(
+            f"tags.`{safe_name(f'lockstep.out.{path}')}` = '{digest}'"
+            for path, digest in making.outs.items()
+            if not path.startswith("metrics/")
+        )
+        if not wanted:
+            return None
+        where = f"{wanted} and tags.`lockstep.address` = '{making.stage}'"
+        runs = self._ask(
+            lambda client: client.search_runs(
+                self._experiments, where, max_results=1, order_by=["attributes.start_time DESC"]
+            )
+        )
+        return runs[0] if runs else None
+
+    def _job(self, run: Any) -> tuple[Job, Mapping[str, Any]]:
+        tags, run_id = run.data.tags, run.info.run_id
+        record = self._artifact(run_id, "record.json") or {}
+        last = Try(
+            number=int(tags.get("lockstep.attempts") or 1),
+            executor=tags.get("lockstep.executor"),
+            profile=tags.get("lockstep.profile"),
+            job=tags.get("lockstep.job"),
+            host=tags.get("lockstep.host"),
+            state=tags.get("lockstep.state") or "?",
+        )
+        address = store_address(self._repository)
+        place = f"#/experiments/{run.info.experiment_id}/runs/{run_id}"
+        job = Job(
+            name=f"MLflow run {run_id}",
+            state=last.state,
+            commit=tags.get("lockstep.git_commit"),
+            experiment=tags.get("lockstep.dvc_experiment"),
+            command=(record.get("invocation") or {}).get("command"),
+            fingerprint=tags.get("lockstep.fingerprint"),
+            environment=record.get("environment") or {},
+            started=record.get("started"),
+            ended=record.get("ended"),
+            tries=(last,),
+            run_id=run_id,
+            run_url=f"{address.rstrip('/')}/{place}" if address.startswith("http") else None,
+        )
+        return job, record
+
+    def _artifact(self, run_id: str, name: str) -> dict[str, Any] | None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = self._ask(lambda client: client.download_artifacts(run_id, name, folder))
+            try:
+                values = json.loads(Path(path).read_text()) if path else None
+            except (OSError, ValueError):
+                return None
+        return values if isinstance(values, dict) else None
+
+    def _ask(self, question: Any, *, quiet: bool = False) -> Any:
+        """An answer, or None and a note: MLflow is never needed."""
+        if self._silent:
+            return None
+        try:
+            if self._client is None:
+                for name, value in _SETTINGS.items():
+                    os.environ.setdefault(name, value)
+                from mlflow import MlflowClient
+
+                client = MlflowClient(tracking_uri(self._repository))
+                self._experiments = [
+                    item.experiment_id for item in client.search_experiments(max_results=1000)
+                ]
+                self._client = client
+            return question(self._client)
+        except ModuleNotFoundError:
+            self._silent = True
+            self._notes.append(f"mlflow is not installed here: {URI_VARIABLE} is not asked")
+        except Exception as error:
+            # Whatever a client raises: a server that is down, refuses, or has no such run.
+            reached = self._client is not None
+            self._silent = not reached
+            if not (quiet and reached):
+                text = str(error).split("\n", 1)[0][:200]
+                self._notes.append(
+                    f"MLflow at {store_address(self._repository)} gave no answer ({text}): jobs "
+                    "and environments are shown as far as the ledger has them"
+                )
+        return None

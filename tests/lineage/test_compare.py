@@ -1,0 +1,119 @@
+"""Why two artifacts differ: root causes, whatever lies between them and what is compared."""
+
+from pipelines.lineage.compare import Cause, Comparison, compare
+from pipelines.lineage.making import Making
+from tests.lineage.world import HERE, chain, evidence, lock, making, target
+
+EVALUATION = "artifacts/evaluations/sft"
+
+
+def compared(old: tuple[Making, ...], new: tuple[Making, ...]) -> Comparison:
+    """The last of both, each in a lock of its own."""
+    here, there = lock("workspace", *new), lock("abc", *old)
+    found = evidence(here, there)
+    return compare(found, target(old[-1], EVALUATION, there), target(new[-1], EVALUATION, here))
+
+
+def causes(outcome: Comparison) -> list[tuple[str, str]]:
+    return [(root.cause.value, root.change.key) for root in outcome.roots]
+
+
+def test_a_param_is_the_root_cause_of_all_that_follows() -> None:
+    outcome = compared(chain(learning_rate=0.1), chain(learning_rate=0.2))
+    assert not outcome.equal
+    [root] = outcome.roots
+    assert (root.cause, root.change.old, root.change.new) == (Cause.PARAM, 0.1, 0.2)
+    assert root.stages == ("sft",)
+    assert [pair.title for pair in outcome.pairs] == ["sft", "evaluate_sft"]
+
+
+def test_given_data_are_a_root_cause_where_they_come_in() -> None:
+    outcome = compared(chain(data="one"), chain(data="two"))
+    assert causes(outcome) == [("data", "data")]
+    assert [pair.title for pair in outcome.pairs] == ["prepare", "sft", "evaluate_sft"]
+
+
+def test_code_is_named_by_its_files() -> None:
+    old = chain(code={"stages/a.py": "1", "stages/b.py": "1", "stages/gone.py": "1"})
+    new = chain(code={"stages/a.py": "1", "stages/b.py": "2", "stages/new.py": "1"}, mark="!")
+    assert causes(compared(old, new)) == [
+        ("code", "stages/b.py"),
+        ("code", "stages/gone.py"),
+        ("code", "stages/new.py"),
+    ]
+
+
+def test_the_environment_is_the_cause_only_where_nothing_else_is() -> None:
+    other = {**HERE, "threads": "8", "host": "b"}
+    alone = compared(chain(), chain(environment=other, mark="!"))
+    assert causes(alone) == [("environment", "threads")]
+    pair = alone.pairs[0]
+    assert [change.key for change in pair.information] == ["host"]
+
+    with_param = compared(chain(), chain(environment=other, learning_rate=0.2))
+    assert causes(with_param) == [("param", "sft.learning_rate")]
+    assert [change.key for change in with_param.pairs[0].environment] == ["threads"]
+
+
+def test_packages_are_compared_one_by_one() -> None:
+    other = {**HERE, "packages": {"torch": "2.12.0"}}
+    assert causes(compared(chain(), chain(environment=other, mark="!"))) == [
+        ("environment", "packages.torch")
+    ]
+
+
+def test_another_host_alone_explains_nothing() -> None:
+    outcome = compared(chain(), chain(environment={**HERE, "host": "b"}, mark="!"))
+    assert outcome.broken
+
+
+def test_equal_in_everything_but_the_bytes_is_a_broken_promise() -> None:
+    outcome = compared(chain(), chain(mark="!"))
+    assert outcome.broken
+    assert causes(outcome) == [("broken promise", "sft")]
+
+
+def test_without_records_of_the_job_nobody_is_accused() -> None:
+    outcome = compared(chain(environment=None), chain(environment=None, mark="!"))
+    assert causes(outcome) == [("unknown", "sft")]
+    assert not outcome.broken
+
+
+def test_equal_artifacts_are_equal_even_if_the_code_is_not() -> None:
+    outcome = compared(chain(), chain(code={"stages/x.py": "2"}))
+    assert outcome.equal
+    same = chain()
+    assert compared(same, same).roots == ()
+
+
+def test_a_param_that_a_lock_does_not_name_has_its_default() -> None:
+    old, new = (
+        making("sft", {}, {"artifacts/policies/sft/model": mark}, params=params)
+        for mark, params in (("1", {"sft.epochs": 4}), ("2", {}))
+    )
+    found = evidence(lock("workspace", new), lock("abc", old))
+    outcome = compare(found, target(old), target(new))
+    assert not [root for root in outcome.roots if root.cause is Cause.PARAM]
+
+
+def test_two_causes_are_told_the_first_stage_first() -> None:
+    outcome = compared(chain(data="one", learning_rate=0.1), chain(data="two", learning_rate=0.2))
+    assert causes(outcome) == [("data", "data"), ("param", "sft.learning_rate")]
+
+
+def test_policies_of_two_iterations_differ_in_what_they_are() -> None:
+    rollouts = [
+        making(
+            f"rollout@{key}",
+            {f"artifacts/policies/{policy}/model": policy},
+            {f"artifacts/rollouts/{key}.parquet": key},
+        )
+        for key, policy in (("iter_001", "sft"), ("iter_002", "iter_001"))
+    ]
+    makers = [
+        making("sft", {}, {"artifacts/policies/sft/model": "sft"}),
+        making("policy_update@iter_001", {}, {"artifacts/policies/iter_001/model": "iter_001"}),
+    ]
+    found = evidence(lock("workspace", *rollouts, *makers))
+    outcome = compare(found, *(target(item) for item in rollouts))
+    assert causes(outcome) == [("stage", "stage"), ("key", "key")]
