@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ def write_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
+    except OSError as error:
+        # What write and fsync raise does not say which file it is about.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def unique(path: Path) -> Path:
@@ -74,5 +79,7 @@ def sync_tree(path: Path) -> None:
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(file)) from error
         finally:
             os.close(descriptor)

@@ -38,7 +38,8 @@ class Console:
 
 
 def seconds(value: float) -> str:
-    """A duration as people say it."""
+    """A duration as people say it; one across which the clock was set back is none."""
+    value = max(value, 0.0)
     if value < 60:
         return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
     minutes, rest = divmod(round(value), 60)

@@ -18,7 +18,7 @@ from pipelines.executors import Executor
 from pipelines.interrupts import Interrupts
 from pipelines.invocation import Invocation, dvc_ancestor
 from pipelines.ledger import Attempt, Entry, State
-from pipelines.processes import process_lives
+from pipelines.processes import lives
 from pipelines.profiles import ExecutorKind
 from pipelines.publish import publish
 from pipelines.repository import Repository
@@ -31,6 +31,8 @@ from pipelines.wishes import Wish, wish_of
 
 POLL_S, SLURM_POLL_S = 0.1, 0.3
 SHIP_TIMEOUT_S = 15.0
+LEASE_PATIENCE_S = 30.0
+"""How long an earlier driver may take to end its job after its own command was killed."""
 SECOND_THOUGHTS_S = 4.0
 """How long after Ctrl-C a second one still saves the job."""
 
@@ -60,7 +62,7 @@ class Driver:
 
     def submit_only(self) -> None:
         """See to it that the stage has a job, and leave it at that."""
-        with self.entry.lease():
+        with self.entry.lease(LEASE_PATIENCE_S):
             if self._state(now=True).alive:
                 self._say(f"its job {self.entry.attempts()[-1].job} still runs")
             elif self.entry.state() in (State.COMPLETED, State.PUBLISHED):
@@ -71,7 +73,7 @@ class Driver:
     def run(self) -> None:
         """Publish the entry's outputs, or raise with what went wrong and what to do."""
         try:
-            with self.entry.lease():
+            with self.entry.lease(LEASE_PATIENCE_S):
                 self._complete()
                 self._check_identity()
                 record = publish(self.repository.root, self.entry)
@@ -98,6 +100,9 @@ class Driver:
             self._wait(attempt, interrupts)
             if self.entry.state() is State.COMPLETED:
                 return
+            if attempt.never_started:
+                self._say("an earlier command died before its job was there; submitting it now")
+                continue
             verdict = self._verdict(attempt)
             restarts = (attempt.launch or {}).get("restarts_before", 0) + attempt.restarts + 1
             most = self.launch["resources"]["requeues"]
@@ -109,11 +114,10 @@ class Driver:
         """The worker reads launch.json, so it comes before the job; the job's id comes after."""
         for earlier in self.entry.attempts():
             self._see_gone(earlier)
-        attempt = self.entry.new_attempt()
-        again = f", attempt {attempt.number}" if attempt.number > 1 else ""
         launch = {**self.launch, "time": time.time(), "restarts_before": restarts}
         launch |= shares(self.entry, launch)
-        atomic.write_json(attempt.folder / "launch.json", launch)
+        attempt = self.entry.new_attempt(launch)
+        again = f", attempt {attempt.number}" if attempt.number > 1 else ""
         executor = self._executor(attempt)
 
         def pause(said: str) -> None:
@@ -164,7 +168,7 @@ class Driver:
         try:
             while (state := self._state()).alive:
                 self._heed(attempt, interrupts)
-                if dvc is not None and not process_lives(dvc.pid, dvc.create_time()):
+                if dvc is not None and not lives(dvc):
                     self._alone(attempt, "the dvc process that started this stage is gone")
                 if not self.invocation.lives():
                     # Only kill -9 ends a runner without its telling us: leave the job to the next.
@@ -262,7 +266,10 @@ class Driver:
             self.executors(self.launch["executor"]).look(now=True)
         attempts = self.entry.attempts()
         if attempts:
-            self._executor(attempts[-1]).look()
+            executor = self._executor(attempts[-1])
+            if now and executor.never_had(attempts[-1]):
+                self._note_end(attempts[-1], State.FAILED, "its driver died before it submitted it")
+            executor.look()
         return self.entry.state()
 
     def _executor(self, attempt: Attempt) -> Executor:

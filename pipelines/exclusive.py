@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pipelines import atomic
 from pipelines.console import ago
 from pipelines.errors import LockstepError
-from pipelines.processes import process_lives
+from pipelines.processes import process_lives, this_process
 from pipelines.redact import redact
 from pipelines.repository import Repository
 
@@ -39,9 +37,7 @@ def only_pipeline(
     holder_file = repository.home / "run.json"
     with (repository.home / "run.lock").open("a") as lock:
         _take(lock.fileno(), holder_file, say)
-        me = psutil.Process()
-        holder = {"pid": me.pid, "pid_started": me.create_time(), "host": socket.gethostname()}
-        word = {**holder, "time": time.time(), "command": redact(command)}
+        word = {**this_process(), "time": time.time(), "command": redact(command)}
         atomic.write_json(holder_file, word)
         try:
             yield lock.fileno()
@@ -53,7 +49,7 @@ def _lives(holder: dict[str, Any]) -> bool:
     """A process on another host holds the lock, so it lives."""
     if holder.get("host") not in (None, socket.gethostname()):
         return True
-    return process_lives(holder["pid"], holder["pid_started"])
+    return process_lives(holder["pid"], holder.get("started", 0.0))
 
 
 def _take(lock: int, holder_file: Path, say: Callable[[str], None]) -> None:

@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-import psutil
-
 from pipelines.errors import LockstepError
 from pipelines.ledger import Attempt
-from pipelines.processes import end_processes
+from pipelines.processes import end_processes, is_being_submitted, start_of
 from pipelines.profiles import ExecutorKind, Resources
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
@@ -38,6 +36,10 @@ class Executor(Protocol):
         """End the job and all its processes; whether they are gone when it returns."""
         ...
 
+    def never_had(self, attempt: Attempt) -> bool:
+        """Whether nobody submitted it, and nobody is about to, though its files do not tell."""
+        ...
+
     @property
     def leaves_jobs(self) -> bool:
         """Whether jobs are at home elsewhere, so that they go on when their driver's host ends."""
@@ -56,6 +58,9 @@ class _OnThisMachine:
     """Jobs whose own files and locks tell all there is to know."""
 
     leaves_jobs = False
+
+    def never_had(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return False
 
     def look(self, *, now: bool = False) -> None:
         """The files are up to date by themselves."""
@@ -82,7 +87,7 @@ class LocalExecutor(_OnThisMachine):
         with _blocked_interrupts(), _variables(_threads(resources) | code):
             job = executor.submit(run_attempt, str(attempt.folder))
         pid = int(job.job_id)
-        return {"job": job.job_id, "pid": pid, "pid_started": psutil.Process(pid).create_time()}
+        return {"job": job.job_id, "pid": pid, "pid_started": start_of(pid)}
 
     def cancel(self, attempt: Attempt) -> bool:
         roots = [(attempt.launch or {}).get("pid"), (attempt.worker or {}).get("pid")]
@@ -114,6 +119,11 @@ class SlurmExecutor:
         return submit_batches(
             self._scheduler, attempt.entry.stage, attempt.folder, attempt.launch or {}, pause=pause
         )
+
+    def never_had(self, attempt: Attempt) -> bool:
+        if not attempt.state().alive or attempt.jobs or is_being_submitted(attempt.launch or {}):
+            return False
+        return not self._scheduler.tokens_of([attempt.folder])
 
     def look(self, *, now: bool = False) -> None:
         self._scheduler.look(now=now)

@@ -25,6 +25,8 @@ from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
 
+from pipelines.debris import clear_debris
+from pipelines.dvc_files import keep_lock, mend_dvc_files
 from pipelines.dvc_process import dvc_environment, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
@@ -67,9 +69,12 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
     invocation = new_invocation(name)
     with only_pipeline(repository, name, logger.info) as lock:
         remove_leftovers(repository, params)
+        mend_dvc_files(repository, logger.info)
+        clear_debris(repository)
         plan = make_plan(repository.root, targets)
         stale = [stage for stage in plan if stage.stale]
         if not stale:
+            order_lock(repository.root)  # an earlier flow may have been killed just before
             return Completed(message=f"all {len(plan)} stages are up to date")
         for stage in stale:
             logger.info("%s: %s", stage.address, ", ".join(stage.reasons))
@@ -84,8 +89,10 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
             ended = _run_graph(stale, stages, parallel)
         finally:
             stages.stop()
+            mend_dvc_files(repository, logger.info)
             drop_recorded(repository.root, Ledger(repository.jobs))
             order_lock(repository.root)
+            keep_lock(repository)
             end_invocation(repository, invocation.id)
             start_shipper(repository)
     return _summary(ended, up_to_date=len(plan) - len(stale))

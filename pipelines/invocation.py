@@ -4,9 +4,11 @@ DVC starts each stage as a process of its own and says nothing about the command
 found among the ancestors, or handed down in a variable by the commands that start dvc themselves.
 """
 
+import hashlib
 import json
 import os
 import shlex
+import socket
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from pipelines.processes import process_lives
+from pipelines.processes import boot, process_lives, start_of
 from pipelines.redact import redact
 
 VARIABLE = "LOCKSTEP_INVOCATION"
@@ -44,8 +46,8 @@ class Invocation:
 
 def new_invocation(command: str) -> Invocation:
     """An invocation of which this very process is the runner."""
-    me = psutil.Process()
-    return Invocation(uuid.uuid4().hex[:12], redact(command), me.pid, me.create_time())
+    me = os.getpid()
+    return Invocation(uuid.uuid4().hex[:12], redact(command), me, start_of(me))
 
 
 def current_invocation() -> Invocation:
@@ -54,10 +56,12 @@ def current_invocation() -> Invocation:
     if handed_down:
         return Invocation(**json.loads(handed_down))
     process = dvc_ancestor(outermost=True) or psutil.Process()
-    # A pid comes round again; with its start time it does not. Centiseconds survive rounding.
-    identity = f"{process.pid:x}-{int(process.create_time() * 100):x}"
-    command = redact(_command_line(process))
-    return Invocation(identity, command, process.pid, process.create_time())
+    # The stages of one dvc must find the same id, each on its own. A pid comes round again; with
+    # the time of its start, and the machine's, it does not.
+    started = start_of(process.pid)
+    what = f"{socket.gethostname()} {boot()} {process.pid} {started}"
+    identity = hashlib.sha256(what.encode()).hexdigest()[:12]
+    return Invocation(identity, redact(_command_line(process)), process.pid, started)
 
 
 def dvc_ancestor(*, outermost: bool = False) -> psutil.Process | None:

@@ -18,9 +18,10 @@ DVC's.
 """
 
 import fcntl
+import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,10 +30,14 @@ from typing import Any
 
 from pipelines import atomic
 from pipelines.errors import LockstepError
-from pipelines.processes import process_lives
+from pipelines.processes import (
+    is_being_submitted,
+    is_named_by_a_process,
+    process_lives,
+    this_process,
+)
 from pipelines.spec import Spec
 
-START_GRACE_S = 20.0
 FAILURE_PREFIX = "FAILED-"
 """Begins the name of a mark that a failed process leaves: one listing tells of it."""
 METRICS_OUT = "metrics"
@@ -147,6 +152,12 @@ class Attempt:
         return bool((self.launch or {}).get("prepared")) and not (self.worker or seen.get("jobs"))
 
     @property
+    def never_started(self) -> bool:
+        """Whether it died with whoever was to submit it: no process of it was ever seen."""
+        noted = self.worker or self.result or (self.launch or {}).get("pid")
+        return not noted and not self.on_slurm and self.state() is State.DIED
+
+    @property
     def was_cancelled(self) -> bool:
         return (self.folder / "cancelled.json").exists()
 
@@ -184,11 +195,11 @@ class Attempt:
         return sorted(self.folder.glob("*_log.out")) + sorted(self.folder.glob("*_log.err"))
 
     def _may_still_start(self) -> bool:
-        """Whether the submitted process lives or, where none is noted, was submitted just now."""
+        """Whether the submitted process lives or, where none is noted, there may be one."""
         launch = self.launch or {}
         if "pid" in launch:
             return process_lives(launch["pid"], launch["pid_started"])
-        return time.time() - self.folder.stat().st_mtime < START_GRACE_S
+        return is_being_submitted(launch) or is_named_by_a_process(str(self.folder))
 
 
 @dataclass(frozen=True)
@@ -232,13 +243,22 @@ class Entry:
         found = sorted((self.folder / "attempts").glob("[0-9]*"))
         return [Attempt(path) for path in found if path.exists()]
 
-    def new_attempt(self) -> Attempt:
-        """The folder for the next submission: a new one, unless a dry run has prepared one."""
+    def new_attempt(self, launch: Mapping[str, Any]) -> Attempt:
+        """The folder for the next submission: a new one, unless a dry run has prepared one.
+
+        It comes with its launch.json, which says who is submitting it: after a kill, one that
+        nobody has submitted is told from one whose job is on its way.
+        """
+        launch = {**launch, "submitter": this_process()}
         written = self._folders()
         if written and written[-1].prepared:
+            atomic.write_json(written[-1].folder / "launch.json", launch)
             return written[-1]
         folder = self._next_folder()
-        folder.mkdir(parents=True)
+        aside = atomic.unique(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        atomic.write_json(aside / "launch.json", launch)
+        aside.rename(folder)
         return Attempt(folder)
 
     def adopt_attempt(self, folder: Path) -> Attempt:
@@ -263,15 +283,24 @@ class Entry:
         return State.COMPLETED if self.out.exists() and not state.alive else state
 
     @contextmanager
-    def lease(self) -> Iterator[None]:
-        """One driver at a time for one entry."""
-        with hold_lock(self.folder / "driver") as held:
-            if not held:
+    def lease(self, patience: float = 0.0) -> Iterator[None]:
+        """One driver at a time for one entry.
+
+        With patience: the driver of a command that was killed may still be ending its job, and
+        whoever asks `has_driver` has the lock for a moment.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            with hold_lock(self.folder / "driver") as held:
+                if held:
+                    yield
+                    return
+            if time.monotonic() > deadline:
                 raise LockstepError(
                     f"{self.stage}: another command in this clone is already waiting for this job; "
                     "see `lockstep status`"
                 )
-            yield
+            time.sleep(0.05)
 
     def has_driver(self) -> bool:
         """Whether a command waits for it."""
@@ -291,7 +320,7 @@ class Ledger:
         for path in sorted((self.folder / spec.stage).glob(f"{stem}-*")):
             entry = Entry(path)
             if entry.state() is not State.PUBLISHED or entry.out.exists():
-                (path / "entry.json").touch()  # asked for again: the newest of its stage
+                self._make_newest(spec.stage, path / "entry.json")  # asked for again
                 return entry
             numbers.append(int(path.name.rsplit("-", 1)[1]))
         entry = Entry(self.folder / spec.stage / f"{stem}-{max(numbers) + 1:03}")
@@ -299,6 +328,7 @@ class Ledger:
         shutil.rmtree(aside, ignore_errors=True)
         atomic.write_json(aside / "entry.json", {**info, "created": time.time()})
         spec.write(aside / "spec.json")
+        self._make_newest(spec.stage, aside / "entry.json")
         try:
             aside.rename(entry.folder)
         except OSError:
@@ -306,6 +336,12 @@ class Ledger:
                 raise
             shutil.rmtree(aside)  # another command has made the same at this moment
         return entry
+
+    def _make_newest(self, stage: str, mark: Path) -> None:
+        """Date it after all others of its stage, even those from before the clock was set back."""
+        newest = max((entry.asked_for for entry in self.entries(stage)), default=0.0)
+        now = max(time.time(), newest + 0.001)
+        os.utime(mark, (now, now))
 
     def entries(self, stage: str = "*") -> list[Entry]:
         """Every entry, or every one of a stage, by when it was last asked for."""

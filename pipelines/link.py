@@ -18,7 +18,7 @@ from pipelines.hashing import HashCache
 from pipelines.invocation import current_invocation, dvc_ancestor
 from pipelines.ledger import Attempt, Entry, Ledger, hold_lock
 from pipelines.params import load_params
-from pipelines.processes import process_lives
+from pipelines.processes import lives
 from pipelines.publish import place_outputs, recorded_outs
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
@@ -137,7 +137,7 @@ def wait_for_link(repository: Repository, address: str, console: Console) -> Non
         if not said:
             said = True
             console.line(f"{address}: job {job} of chain {found.chain} is in the queue; waiting")
-        gone = dvc is not None and not process_lives(dvc.pid, dvc.create_time())
+        gone = dvc is not None and not lives(dvc)
         if gone or not invocation.lives() or wish_of(repository, invocation.id):
             raise LockstepError(
                 f"{address}: no longer waited for; job {job} of the chain goes on. "

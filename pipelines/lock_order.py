@@ -6,13 +6,14 @@ the same results are the same bytes, the entries are put in the order of a plain
 
 from pathlib import Path
 
+from pipelines import atomic
 from pipelines.graph import open_repo, stages_in_order
 
 
 def order_lock(root: Path) -> None:
     """Put dvc.lock's stages in order; not while somebody else's DVC command holds the clone."""
     from dvc.lock import LockError
-    from dvc.utils.serialize import modify_yaml
+    from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 
     lock = root / "dvc.lock"
     if not lock.is_file():
@@ -20,10 +21,13 @@ def order_lock(root: Path) -> None:
     try:
         with open_repo(root) as repo, repo.lock:
             place = {stage.name: i for i, stage in enumerate(stages_in_order(repo))}
-            with modify_yaml(str(lock)) as content:
-                stages = content.get("stages") or {}
-                wanted = sorted(stages, key=lambda name: (place.get(name, len(place)), name))
-                for name in wanted:
-                    stages[name] = stages.pop(name)
+            content = parse_yaml_for_update(lock.read_text(), str(lock))
+            stages = content.get("stages") or {}
+            wanted = sorted(stages, key=lambda name: (place.get(name, len(place)), name))
+            before = list(stages)
+            for name in wanted:
+                stages[name] = stages.pop(name)
+            if wanted != before:
+                atomic.write_text(lock, dumps_yaml(content))
     except LockError:
         return

@@ -1,6 +1,11 @@
 """Processes of this machine: which ones live, and how to end a tree of them."""
 
+import os
+import socket
 import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -8,13 +13,57 @@ TERMINATE_GRACE_S = 10.0
 POLL_S = 0.02
 
 
+def start_of(pid: int) -> float:
+    """When a process started, to tell it from a later one with its number.
+
+    In seconds since the machine's start where the system tells: a time of day would change for a
+    process that runs when somebody sets the clock.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return psutil.Process(pid).create_time()
+    # The name, in brackets, may hold blanks and brackets itself; what follows it does not.
+    return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def boot() -> str:
+    """Names this run of the machine, since its last start."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return str(int(psutil.boot_time()))
+
+
 def process_lives(pid: int, started: float) -> bool:
     """Whether the process that started at that time still runs; pids come round again."""
     try:
-        process = psutil.Process(pid)
-        return _lives(process) and abs(process.create_time() - started) < 1
+        return lives(psutil.Process(pid)) and abs(start_of(pid) - started) < 0.02
     except psutil.NoSuchProcess:
         return False
+
+
+def this_process() -> dict[str, Any]:
+    """How a file says which process wrote it."""
+    me = os.getpid()
+    return {"pid": me, "started": start_of(me), "host": socket.gethostname()}
+
+
+def is_being_submitted(launch: Mapping[str, Any]) -> bool:
+    """Whether the process that is submitting this, on this host, is still at it."""
+    submitter = launch.get("submitter")
+    if submitter is None or submitter["host"] != socket.gethostname():
+        return False
+    return process_lives(submitter["pid"], submitter["started"])
+
+
+def is_named_by_a_process(word: str) -> bool:
+    """Whether some process of this host was started with that word."""
+    return any(word in (process.info["cmdline"] or ()) for process in _all_processes())
+
+
+def _all_processes() -> Iterator[psutil.Process]:
+    return psutil.process_iter(["cmdline"])
 
 
 def end_processes(pids: list[int], grace: float = TERMINATE_GRACE_S) -> None:
@@ -33,11 +82,11 @@ def end_processes(pids: list[int], grace: float = TERMINATE_GRACE_S) -> None:
             except psutil.NoSuchProcess:
                 continue
         deadline = time.monotonic() + grace
-        while (processes := set(filter(_lives, processes))) and time.monotonic() < deadline:
+        while (processes := set(filter(lives, processes))) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
     """A zombie is gone: it waits for somebody to ask how it ended, and does nothing else."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

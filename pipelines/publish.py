@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
+from pipelines.debris import OF_RECORDED
+from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
 from pipelines.ledger import METRICS_OUT, Entry, Ledger
 from pipelines.strict_yaml import load_yaml
+
+LOCK_PATIENCE_S = 5.0
 
 
 def publish(root: Path, entry: Entry) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def drop_recorded(root: Path, ledger: Ledger) -> None:
         record = entry.record
         if record and record["outs"].items() <= recorded.get(entry.stage, {}).items():
             # Renamed first: half a folder must never pass for the outputs.
-            doomed = out.with_name("out.recorded")
+            doomed = out.with_name(OF_RECORDED)
             shutil.rmtree(doomed, ignore_errors=True)
             os.replace(out, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -81,12 +85,24 @@ def drop_recorded(root: Path, ledger: Ledger) -> None:
 def recorded_outs(root: Path) -> dict[str, dict[str, str]]:
     """What dvc.lock says each stage has made: path and hash."""
     lock = root / "dvc.lock"
-    if not lock.is_file():
-        return {}
-    return {
-        stage: {out["path"]: out["md5"] for out in values.get("outs", ()) if "md5" in out}
-        for stage, values in (load_yaml(lock, pure=False).get("stages") or {}).items()
-    }
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while lock.is_file():
+        try:
+            stages = load_yaml(lock, pure=False).get("stages") or {}
+            return {stage: _hashes(values) for stage, values in stages.items()}
+        except (LockstepError, AttributeError, KeyError, TypeError):
+            # DVC writes it in place, and may be at it for a stage that runs beside this one.
+            if time.monotonic() > deadline:
+                raise LockstepError(
+                    f"{lock} is torn: dvc was killed while it wrote it; `lockstep record` puts "
+                    "back what it was before"
+                ) from None
+            time.sleep(0.1)
+    return {}
+
+
+def _hashes(values: dict[str, Any]) -> dict[str, str]:
+    return {out["path"]: out["md5"] for out in values.get("outs", ()) if "md5" in out}
 
 
 def _place(source: Path, target: Path, aside: Path) -> None:

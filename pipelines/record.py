@@ -8,6 +8,8 @@ import shutil
 import subprocess
 
 from pipelines.console import Console
+from pipelines.debris import clear_debris
+from pipelines.dvc_files import mend_dvc_files
 from pipelines.dvc_process import dvc_command, dvc_environment
 from pipelines.errors import LockstepError
 from pipelines.exclusive import PASSING, only_pipeline
@@ -38,6 +40,8 @@ def record_finished(
 ) -> list[PlannedStage]:
     """Record every stage that only waits for that; the plan as it is afterwards."""
     remove_leftovers(repository, load_params(repository.root))
+    mend_dvc_files(repository, console.line)
+    clear_debris(repository)
     Scheduler(repository).look(now=True)
     environment = dvc_environment(profile, new_invocation("lockstep record"))
     while True:

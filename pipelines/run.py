@@ -18,8 +18,10 @@ import psutil
 from pipelines import atomic
 from pipelines.chain import submit_chain
 from pipelines.console import Console, describe_metrics, describe_progress, seconds
+from pipelines.debris import clear_debris
 from pipelines.detach import submit_ready
 from pipelines.driver import SECOND_THOUGHTS_S
+from pipelines.dvc_files import keep_lock, mend_dvc_files
 from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
@@ -76,9 +78,12 @@ def run_pipeline(
     with only_pipeline(repository, "lockstep run", console.line) as lock:
         for path in remove_leftovers(repository, params):
             console.line(f"removed {path}: params.yaml no longer names it")
+        mend_dvc_files(repository, console.line)
+        clear_debris(repository)
         plan = make_plan(repository.root, targets)
         stale = sum(stage.stale for stage in plan)
         if not stale:
+            order_lock(repository.root)  # an earlier command may have been killed just before
             start_shipper(repository)
             console.line(f"nothing to do: all {len(plan)} stages are up to date")
             return
@@ -91,7 +96,7 @@ def run_pipeline(
             start_shipper(repository)
             return
         console.line(f"{stale} of {len(plan)} stages to run, profile {name}: {profile.description}")
-        started = time.time()
+        started = time.monotonic()
         run = PipelineRun(repository, name, profile, console, lock)
         try:
             run.run(plan)
@@ -101,7 +106,7 @@ def run_pipeline(
             if trouble:
                 console.line(trouble)
         console.line(
-            f"all {len(plan)} stages are up to date, after {seconds(time.time() - started)}"
+            f"all {len(plan)} stages are up to date, after {seconds(time.monotonic() - started)}"
         )
 
 
@@ -109,7 +114,10 @@ def run_pipeline(
 class _Running:
     process: subprocess.Popen[bytes]
     output: Path | None
+    before: set[float]
+    """When what the ledger has of the stage was published, as it was at the start."""
     started: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.monotonic)
 
 
 class PipelineRun:
@@ -169,8 +177,10 @@ class PipelineRun:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        mend_dvc_files(self.repository, self.console.line)
         drop_recorded(self.repository.root, self.ledger)
         order_lock(self.repository.root)
+        keep_lock(self.repository)
         if self.wish is Wish.DETACH:
             raise LockstepError(
                 "detached: the jobs go on; the same command waits for them again, "
@@ -190,23 +200,25 @@ class PipelineRun:
         return bool(failed or self.interrupts.received)
 
     def _start(self, address: str) -> None:
+        records = [entry.record for entry in self.ledger.entries(address)]
+        before = {record["published"] for record in records if record}
         if self.profile.executor is ExecutorKind.DEBUG:
             # One process, this terminal: a breakpoint in a stage must reach the user.
             process = subprocess.Popen(
                 dvc_command(address), cwd=self.repository.root, env=self.environment
             )
-            self.running[address] = _Running(process, None)
+            self.running[address] = _Running(process, None, before)
             return
         output = self.repository.home / "runs" / self.invocation.id / f"{address}.log"
         process = start_dvc(address, self.repository.root, self.environment, output, self.lock)
-        self.running[address] = _Running(process, output)
+        self.running[address] = _Running(process, output, before)
 
     def _poll(self) -> list[str]:
         return [name for name, job in self.running.items() if job.process.poll() is not None]
 
     def _succeeded(self, address: str, total: int) -> bool:
         job = self.running.pop(address)
-        taken = seconds(time.time() - job.started)
+        taken = seconds(time.monotonic() - job.began)
         entry = self.ledger.latest(address).get(address)
         if job.process.returncode == 0:
             self.finished += 1
@@ -229,7 +241,7 @@ class PipelineRun:
 
     def _outcome(self, entry: Entry | None, job: _Running) -> str:
         record = entry.record if entry else None
-        if entry is None or record is None or record["published"] < job.started:
+        if entry is None or record is None or record["published"] in job.before:
             return "unchanged or restored from the cache"
         return describe_metrics(record["metrics"])
 

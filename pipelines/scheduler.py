@@ -10,7 +10,6 @@ crashed slurmctld gave a used number to is not taken for ours.
 """
 
 import hashlib
-import socket
 import time
 import uuid
 from collections.abc import Iterable
@@ -18,11 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pipelines import atomic, slurm_queue
 from pipelines.ledger import Attempt, hold_lock
-from pipelines.processes import process_lives
+from pipelines.processes import is_being_submitted, this_process
 from pipelines.repository import Repository
 from pipelines.slurm_queue import VANISHED, Job, SlurmSilent
 from pipelines.slurm_script import COMMENT_PREFIX, NAME_PREFIX
@@ -58,9 +55,8 @@ class Scheduler:
             if (atomic.read_json(other) or {}).get("folder") == str(folder):
                 other.unlink(missing_ok=True)
         token = self.new_token()
-        me = psutil.Process()
-        submitter = {"pid": me.pid, "started": me.create_time(), "host": socket.gethostname()}
-        atomic.write_json(self._place(token), {"folder": str(folder), "submitter": submitter})
+        noted = {"folder": str(folder), "submitter": this_process()}
+        atomic.write_json(self._place(token), noted)
         return token
 
     def submitted(self, token: str, folder: Path) -> None:
@@ -138,7 +134,8 @@ class Scheduler:
         attempt = Attempt(Path(noted["folder"]))
         before = attempt.scheduler or {}
         seen = self._found(place.stem, attempt, jobs)
-        if not seen and (attempt.prepared or _is_being_submitted(noted)):
+        # sbatch may take minutes while slurmctld is away.
+        if not seen and (attempt.prepared or is_being_submitted(noted)):
             return False
         known = {key: Job(**job) for key, job in before.get("jobs", {}).items()}
         unseen = set(known or (() if seen else attempt.jobs)) - set(seen)
@@ -148,13 +145,13 @@ class Scheduler:
         seen |= answers
         # Not even a number is known of a submission that slurmctld lost, or never took.
         missing = asked - set(answers) if seen or asked else {NEVER_ARRIVED}
-        since = (before.get("missing_since") or time.time()) if missing else None
+        since = _earlier(before.get("missing_since")) if missing else None
         if since is not None and time.time() - since >= VANISH_S:
             seen |= {key: Job(key, VANISHED) for key in missing}
         if seen and all(job.ended for job in seen.values()):
             seen |= {key: _with_exit(job) for key, job in list(seen.items())[:MOST_DETAILS]}
         over = bool(seen) and all(job.ended for job in seen.values())
-        ended_since = (before.get("ended_since") or time.time()) if over else None
+        ended_since = _earlier(before.get("ended_since")) if over else None
         news: dict[str, Any] = {
             "token": place.stem,
             "jobs": {key: job.as_json() for key, job in sorted(seen.items())},
@@ -195,19 +192,16 @@ def _remembered(jobs: set[str], token: str) -> dict[str, Job]:
     return found | {job: old[job] for job in jobs - set(found) if job in old}
 
 
-def _is_being_submitted(noted: dict[str, Any]) -> bool:
-    """Whether sbatch is still at it, which may take minutes while slurmctld is away."""
-    submitter = noted.get("submitter")
-    if submitter is None or submitter["host"] != socket.gethostname():
-        return False
-    return process_lives(submitter["pid"], submitter["started"])
-
-
 def _with_exit(job: Job) -> Job:
     """With the exit status, which squeue does not tell, of a job that ended badly."""
     if job.state in ("COMPLETED", VANISHED) or job.exit:
         return job
     return slurm_queue.details(job.id) or job
+
+
+def _earlier(noted: float | None) -> float:
+    """A time noted before, or now; one that lies ahead was noted before the clock was set back."""
+    return min(noted or time.time(), time.time())
 
 
 def _gist(seen: dict[str, Any]) -> list[tuple[str, str, str]]:

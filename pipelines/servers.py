@@ -24,7 +24,7 @@ from pipelines import atomic, prefect_api
 from pipelines.console import Console, seconds
 from pipelines.errors import LockstepError
 from pipelines.ledger import hold_lock
-from pipelines.processes import end_processes, process_lives
+from pipelines.processes import end_processes, process_lives, start_of
 from pipelines.redact import redact
 from pipelines.repository import Repository
 from pipelines.strict_yaml import load_yaml
@@ -194,7 +194,7 @@ def _spawn(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Server(name, url, process.pid, psutil.Process(process.pid).create_time(), str(log))
+    return Server(name, url, process.pid, start_of(process.pid), str(log))
 
 
 def _environment(repository: Repository, api: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import atomic
+from pipelines.debris import clear_debris
 from pipelines.ledger import hold_lock, is_locked
 from pipelines.redact import RedactedStream
 from pipelines.repository import Repository
@@ -105,6 +106,7 @@ def run_shipper(repository: Repository, patience: float) -> None:
         with _only_one(_lock(repository), patience) as held:
             if not held:
                 return
+            clear_debris(repository)
             end = _ship(repository)
         if end is not End.IDLE or not repository.home.is_dir() or not _busy(Scanner(repository)):
             return

@@ -9,7 +9,9 @@ from typing import Any
 
 from pipelines import atomic
 from pipelines.console import Console
+from pipelines.debris import clear_debris
 from pipelines.driver import Driver
+from pipelines.dvc_files import keep_lock
 from pipelines.errors import LockstepError
 from pipelines.executors import make_executor
 from pipelines.hashing import HashCache
@@ -66,6 +68,8 @@ def make_order(
     bound = bind_stage(address, params)
     ledger = Ledger(repository.jobs)
     drop_recorded(repository.root, ledger)
+    clear_debris(repository)
+    keep_lock(repository)
     code = take_snapshot(repository)
     hashes = HashCache(repository.home / "hashes.json")
     spec = make_spec(repository.root, bound, hashes, code)
@@ -160,9 +164,10 @@ def _prepare(repository: Repository, address: str, profile: str) -> tuple[Path, 
         raise LockstepError(f"its job {','.join(entry.attempts()[-1].jobs)} runs already")
     if entry.state() in (State.COMPLETED, State.PUBLISHED):
         raise LockstepError("it is finished; `lockstep record` has DVC record it")
-    attempt = entry.new_attempt()
+    launch |= {"prepared": True, "restarts_before": 0}
+    attempt = entry.new_attempt(launch)
     token = Scheduler(repository).register(attempt.folder)
-    launch |= {"prepared": True, "token": token, "restarts_before": 0}
+    launch["token"] = token
     launch |= shares(entry, launch)
     atomic.write_json(attempt.folder / "launch.json", launch)
     commands = []

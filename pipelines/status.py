@@ -103,7 +103,7 @@ def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
         stage=stage,
         state=state.value,
         reason=_reason(state, jobs),
-        elapsed=ended - started if started and ended else None,
+        elapsed=max(ended - started, 0.0) if started and ended else None,
         limit=limit,
         error=_error(attempt, state),
         attempts=1,

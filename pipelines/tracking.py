@@ -161,13 +161,12 @@ def ship_all(
         end_invocation(repository, ended)
     if is_switched_off():
         return []
-    began = time.time()
-    deadline = began + timeout
+    before, deadline = noted_problem(repository), time.monotonic() + timeout
     start_shipper(repository)
     scanner = Scanner(repository)
     while any(group.waiting or (group.over and not group.closed) for group in scanner.groups()):
         noted = noted_problem(repository)
-        if time.time() > deadline or (noted and noted["time"] >= began):
+        if time.monotonic() > deadline or (noted and noted != before):
             break
         time.sleep(_POLL_S)
     return unshipped(repository)

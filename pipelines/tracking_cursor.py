@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipelines import atomic
-from pipelines.ledger import START_GRACE_S, Entry, Ledger, State
+from pipelines.ledger import Entry, Ledger, State
 from pipelines.processes import process_lives
 from pipelines.redact import redact
 from pipelines.repository import Repository
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
+START_GRACE_S = 20.0
+"""How long an entry may be without a submission and without a driver before it is given up."""
 
 
 @dataclass
@@ -140,7 +142,7 @@ class Scanner:
                 invocation = invocation_of(entry)
                 state = entry.state()
                 if state is State.NEW:
-                    if time.time() - entry.info.get("created", 0.0) < START_GRACE_S:
+                    if entry.has_driver() or _is_young(entry):
                         alive.add(entry.folder)
                     else:
                         continue
@@ -185,6 +187,12 @@ class Scanner:
             over_for_sure=sure,
             closed=closed,
         )
+
+
+def _is_young(entry: Entry) -> bool:
+    """Whether it was made just now; not one from before the clock was set back."""
+    created = float(entry.info.get("created", 0.0))
+    return 0 <= time.time() - created < START_GRACE_S
 
 
 def invocation_of(entry: Entry) -> dict[str, Any]:
@@ -259,10 +267,9 @@ def _command_lives(repository: Repository, invocation: dict[str, Any]) -> bool |
     """Whether the command still runs; None where only its jobs can tell."""
     if _end_mark(repository, invocation["id"]).exists():
         return False
-    if "pid" in invocation:
-        return process_lives(invocation["pid"], invocation["pid_started"])
-    found = re.fullmatch(r"([0-9a-f]+)-([0-9a-f]+)", invocation["id"])
-    return process_lives(int(found[1], 16), int(found[2], 16) / 100) if found else None
+    if "pid" not in invocation:
+        return None
+    return process_lives(invocation["pid"], invocation["pid_started"])
 
 
 def _parents(repository: Repository) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
-from pipelines.ledger import METRICS_OUT, Entry
+from pipelines.ledger import METRICS_OUT, Entry, Ledger
 
 STEP_PREFIX = "step/"
 LARGEST_BATCH = 1000
@@ -33,28 +33,43 @@ class Point:
     step: int
 
 
+@dataclass(frozen=True)
+class Place:
+    """How far a file was read, and what was there."""
+
+    offset: int
+    last_line: bytes
+
+
+START = Place(0, b"")
+
+
 class MetricsTail:
     """Reads the new lines of growing metrics files, and all of one that was written anew."""
 
     def __init__(self) -> None:
-        self._places: dict[Path, tuple[int, int]] = {}
+        self._places: dict[Path, Place] = {}
 
-    def rows(self, path: Path) -> tuple[list[dict[str, Any]], tuple[int, int]]:
+    def rows(self, path: Path) -> tuple[list[dict[str, Any]], Place]:
         """The rows since `keep` was last called with a place, and the place behind them."""
         try:
             with path.open("rb") as file:
-                inode = path.stat().st_ino
-                known, offset = self._places.get(path, (inode, 0))
-                if known != inode or file.seek(0, 2) < offset:
-                    offset = 0
-                file.seek(offset)
+                place = self._places.get(path, START)
+                # A file that a resumed job wrote anew may have the length, and the inode, of the
+                # old one; it does not have the time in its last line.
+                file.seek(max(0, place.offset - len(place.last_line)))
+                if file.read(len(place.last_line)) != place.last_line:
+                    place = START
+                file.seek(place.offset)
                 data = file.read()
         except FileNotFoundError:
-            return [], (0, 0)
+            return [], START
         whole = data[: data.rfind(b"\n") + 1]  # a job may be in the middle of its last line
-        return [json.loads(line) for line in whole.splitlines()], (inode, offset + len(whole))
+        lines = whole.splitlines(keepends=True)
+        last = lines[-1] if lines else place.last_line
+        return [json.loads(line) for line in lines], Place(place.offset + len(whole), last)
 
-    def keep(self, path: Path, place: tuple[int, int]) -> None:
+    def keep(self, path: Path, place: Place) -> None:
         self._places[path] = place
 
     def forget(self, path: Path) -> None:
@@ -110,6 +125,5 @@ def name_above(stage: str, metric: str) -> str:
 
 def _is_latest(entry: Entry) -> bool:
     """Whether no later entry of this stage has put its metrics in the workspace."""
-    published = (entry.record or {})["published"]
-    others = (Entry(path.parent) for path in entry.folder.parent.glob("*/record.json"))
-    return all((other.record or {})["published"] <= published for other in others)
+    others = Ledger(entry.folder.parent.parent).entries(entry.stage)
+    return [other for other in others if other.record is not None][-1:] == [entry]

@@ -10,6 +10,7 @@ again), or it refuses what it was given (trying again would not help).
 import functools
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -254,15 +255,16 @@ def _make_database(path: Path) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)
+    aside = atomic.unique(path)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
     try:
-        MlflowClient(f"sqlite:///{aside}").search_experiments(max_results=1)
-        os.link(aside, path)
+        MlflowClient(f"sqlite:///{aside / path.name}").search_experiments(max_results=1)
+        os.link(aside / path.name, path)
     except FileExistsError:
         pass
     finally:
-        aside.unlink(missing_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _table_path(name: str) -> str:

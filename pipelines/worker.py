@@ -166,10 +166,17 @@ def _run(
         else:
             outcome = {
                 "state": State.FAILED,
-                "error": redact(f"{type(error).__name__}: {error}"),
+                "error": redact(_in_words(error, entry)),
                 "retryable": isinstance(error, OSError) and error.errno in _PASSING,
             }
     return {**outcome, "started": started, "ended": time.time(), "environment": _environment()}
+
+
+def _in_words(error: Exception, entry: Entry) -> str:
+    """The error, and where, if it does not say so itself: a failing write names no file."""
+    text = f"{type(error).__name__}: {error}"
+    nameless = isinstance(error, OSError) and error.filename is None
+    return f"{text}, at work in {entry.folder}" if nameless else text
 
 
 def _refuse_endless_restarts(launch: dict[str, Any], seat: Seat) -> None:

@@ -8,13 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pipelines import atomic
 from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
 from pipelines.ledger import Entry, Ledger, State, hold_lock, is_locked
+from pipelines.processes import start_of
 from pipelines.publish import drop_recorded, publish
 from pipelines.spec import Artifact, Spec, make_spec
 from stages.contracts.catalog import bind
@@ -46,7 +46,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def finish(entry: Entry) -> None:
     """As a worker leaves it: complete outputs and a result."""
-    attempt = entry.new_attempt()
+    attempt = entry.new_attempt({})
     (entry.out / "model").mkdir(parents=True)
     (entry.out / "model" / "weights").write_text("w")
     (entry.out / "metrics").write_text('{"loss": 1}')
@@ -119,10 +119,9 @@ def test_an_entry_whose_maker_was_killed_half_way_is_made_anew(ledger: Ledger) -
 def test_states_of_an_attempt(ledger: Ledger) -> None:
     entry = ledger.find_or_create(spec(), INFO)
     assert entry.state() is State.NEW
-    attempt = entry.new_attempt()
+    attempt = entry.new_attempt({})
     assert entry.state() is State.STARTING
-    me = psutil.Process()
-    launch = {"pid": me.pid, "pid_started": me.create_time()}
+    launch = {"pid": os.getpid(), "pid_started": start_of(os.getpid())}
     atomic.write_json(attempt.folder / "launch.json", launch)
     assert entry.state() is State.STARTING
     atomic.write_json(attempt.folder / "launch.json", {**launch, "pid_started": 1.0})
@@ -132,17 +131,39 @@ def test_states_of_an_attempt(ledger: Ledger) -> None:
         attempt.mark_cancelled()
         assert entry.state() is State.RUNNING, "it still runs, whatever was asked of it"
     assert entry.state() is State.CANCELLED
-    again = entry.new_attempt()
+    again = entry.new_attempt({})
     atomic.write_json(again.folder / "result.json", {"state": "failed", "error": "e"})
     assert entry.state() is State.FAILED
     assert [a.number for a in entry.attempts()] == [1, 2]
 
 
-def test_a_submission_that_nobody_noted_is_given_up_after_a_while(ledger: Ledger) -> None:
-    attempt = ledger.find_or_create(spec(), INFO).new_attempt()
-    long_ago = time.time() - 3600
-    os.utime(attempt.folder, (long_ago, long_ago))
+def test_a_submission_whose_driver_died_is_given_up_at_once_unless_its_job_is_there(
+    ledger: Ledger,
+) -> None:
+    attempt = ledger.find_or_create(spec(), INFO).new_attempt({})
+    assert attempt.state() is State.STARTING, "this process is about to submit it"
+    launch = attempt.launch or {}
+    launch["submitter"]["started"] -= 1
+    atomic.write_json(attempt.folder / "launch.json", launch)
     assert attempt.state() is State.DIED
+    assert attempt.never_started
+    command = [sys.executable, "-c", "input()", str(attempt.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as job:
+        assert attempt.state() is State.STARTING, "the kill came before its number was noted"
+        job.communicate(b"\n")
+    assert attempt.state() is State.DIED
+
+
+def test_the_entry_last_asked_for_is_the_newest_even_when_the_clock_was_set_back(
+    ledger: Ledger,
+) -> None:
+    before = ledger.find_or_create(spec(), INFO)
+    tomorrow = time.time() + 86400
+    os.utime(before.folder / "entry.json", (tomorrow, tomorrow))
+    after = ledger.find_or_create(spec(code="other"), INFO)
+    assert ledger.latest()[after.stage] == after
+    ledger.find_or_create(spec(), INFO)
+    assert ledger.latest()[after.stage] == before
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from pipelines import atomic, scheduler
 from pipelines.errors import LockstepError
+from pipelines.executors import SlurmExecutor
 from pipelines.ledger import Attempt, Ledger, State
+from pipelines.processes import this_process
 from pipelines.profiles import Resources
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
@@ -72,7 +74,7 @@ def repository(tmp_path: Path) -> Repository:
 def submit(repository: Repository, stage: str = "sft", jobs: list[str] | None = None) -> Any:
     """An attempt as a driver leaves it; returns it with its token."""
     spec = Spec(stage, stage, None, {}, "c", {}, {"model": "m"}, "metrics.json")
-    attempt = Ledger(repository.jobs).find_or_create(spec, {}).new_attempt()
+    attempt = Ledger(repository.jobs).find_or_create(spec, {}).new_attempt({})
     resources = {"time_minutes": 30, "memory": "1G", "requeues": 3, "nodes": 1, "tasks_per_node": 1}
     launch = {"executor": "slurm", "profile": "p", "resources": resources}
     atomic.write_json(attempt.folder / "launch.json", {**launch, "jobs": jobs or []})
@@ -398,3 +400,35 @@ def test_a_job_that_slurm_took_unheard_is_cancelled_with_its_submission(
     assert "scancel --quiet 7" in (slurm.folder / "calls").read_text()
     look(repository)
     assert attempt.jobs == ["7"], "and followed until it is gone"
+
+
+def test_a_job_vanishes_even_when_the_clock_was_set_back_meanwhile(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", "RUNNING", "None", token))
+    look(repository)
+    slurm.queue()
+    look(repository)
+    noted = attempt.folder / "scheduler.json"
+    word = atomic.load_json(noted)
+    atomic.write_json(noted, {**word, "missing_since": word["missing_since"] + 86400})
+    look(repository)
+    assert attempt.state().alive
+    time.sleep(0.4)
+    look(repository)
+    assert attempt.state() is State.DIED
+
+
+def test_a_driver_that_died_before_it_called_sbatch_leaves_nothing_to_wait_for(
+    slurm: FakeSlurm,  # noqa: ARG001
+    repository: Repository,
+) -> None:
+    executor = SlurmExecutor(repository)
+    attempt, token = submit(repository, jobs=None)
+    assert not executor.never_had(attempt), "its job may be on its way: it is found by the token"
+    (repository.home / "slurm/live" / f"{token}.json").unlink()
+    assert executor.never_had(attempt)
+    launch = {**attempt.launch, "submitter": this_process()}
+    atomic.write_json(attempt.folder / "launch.json", launch)
+    assert not executor.never_had(attempt), "its driver lives and is about to"

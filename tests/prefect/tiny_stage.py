@@ -23,7 +23,7 @@ def leave_in_ledger(result: dict[str, Any] | None) -> None:
     from pipelines.spec import Spec
 
     spec = Spec(name, name, None, {}, "code", {}, {}, "metrics.json")
-    attempt = Ledger(Path(".lockstep/jobs")).find_or_create(spec, {}).new_attempt()
+    attempt = Ledger(Path(".lockstep/jobs")).find_or_create(spec, {}).new_attempt({})
     atomic.write_json(attempt.folder / "worker.json", {"pid": 1})
     if result is not None:
         atomic.write_json(attempt.folder / "result.json", {"state": "failed", **result})

@@ -14,6 +14,7 @@ from mlflow.entities import Run
 from pipelines import atomic
 from pipelines.ledger import Attempt, Entry, Ledger, hold_lock
 from pipelines.params import load_params
+from pipelines.processes import start_of
 from pipelines.publish import publish
 from pipelines.repository import Repository
 from pipelines.spec import Artifact, Spec
@@ -35,7 +36,9 @@ class FakeClone:
         self.ledger = Ledger(self.repository.jobs)
         self._locks: dict[Path, ExitStack] = {}
 
-    def entry(self, stage: str, *, invocation: str = "run", seed: int = 17) -> Entry:
+    def entry(
+        self, stage: str, *, invocation: str = "run", pid: int | None = None, seed: int = 17
+    ) -> Entry:
         bound = bind(stage, load_params(self.root))
         spec = Spec(
             stage=stage,
@@ -47,8 +50,9 @@ class FakeClone:
             outs=dict(bound.outs),
             metrics=bound.metrics,
         )
+        process = {"pid": pid, "pid_started": start_of(pid)} if pid else {}
         info = {
-            "invocation": {"id": invocation, "command": "dvc repro"},
+            "invocation": {"id": invocation, "command": "dvc repro", **process},
             "git_commit": "f00d",
             "experiment": "brave-owl",
         }
@@ -56,9 +60,8 @@ class FakeClone:
 
     def start(self, entry: Entry, *, steps: int = 0) -> Attempt:
         """A job that lives until `die` or `finish`."""
-        attempt = entry.new_attempt()
         launch = {"executor": "local", "profile": "laptop", "job": "77", "time": time.time()}
-        atomic.write_json(attempt.folder / "launch.json", launch)
+        attempt = entry.new_attempt(launch)
         atomic.write_json(attempt.folder / "worker.json", {"pid": 1, "host": "node-1", "time": 1.0})
         (attempt.folder / "77_0_log.out").write_text("hello\n")
         (attempt.folder / "77_0_log.err").write_text("")

@@ -3,12 +3,14 @@
 import json
 import os
 import time
+from pathlib import Path
 
 from fake_clone import FakeClone
 
 from pipelines.ledger import Entry
 from pipelines.shipper import start_shipper
 from pipelines.tracking import ship_all
+from pipelines.tracking_metrics import MetricsTail
 
 
 def rewind(entry: Entry, **changes: object) -> None:
@@ -94,3 +96,16 @@ def test_a_shipper_killed_again_and_again_repeats_nothing(clone: FakeClone) -> N
     assert ship_all(clone.repository) == []
     assert clone.steps(clone.run_of("sft"), "step/kl") == list(range(1, steps + 1))
     assert len(clone.runs()) == 2
+
+
+def test_a_file_written_anew_is_read_from_its_beginning_even_with_the_length_of_the_old(
+    tmp_path: Path,
+) -> None:
+    path, tail = tmp_path / "metrics.jsonl", MetricsTail()
+    path.write_text('{"step": 1, "time": 10}\n{"step": 2, "time": 11}\n')
+    rows, place = tail.rows(path)
+    tail.keep(path, place)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert tail.rows(path)[0] == []
+    path.write_text('{"step": 1, "time": 10}\n{"step": 2, "time": 27}\n{"step": 3, "time": 28}\n')
+    assert [row["step"] for row in tail.rows(path)[0]] == [1, 2, 3]

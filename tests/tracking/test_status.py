@@ -1,11 +1,11 @@
 """A run says how its stage fares, and never RUNNING for something that is dead."""
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from fake_clone import FakeClone
 
@@ -54,8 +54,7 @@ def test_a_job_that_died_unseen_is_mended_by_the_next_command(clone: FakeClone) 
 
 def test_the_invocation_runs_as_long_as_its_command(clone: FakeClone) -> None:
     command = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = psutil.Process(command.pid).create_time()
-    clone.run("sft", invocation=f"{command.pid:x}-{int(started * 100):x}")
+    clone.run("sft", pid=command.pid)
     clone.sync()
     assert clone.run_of("sft").info.status == "FINISHED"
     assert clone.parent().info.status == "RUNNING"
@@ -65,12 +64,10 @@ def test_the_invocation_runs_as_long_as_its_command(clone: FakeClone) -> None:
 
 
 def test_a_command_may_close_its_own_invocation(clone: FakeClone) -> None:
-    me = psutil.Process()
-    identity = f"{me.pid:x}-{int(me.create_time() * 100):x}"
-    clone.run("sft", invocation=identity)
+    clone.run("sft", pid=os.getpid())
     clone.sync()
     assert clone.parent().info.status == "RUNNING"
-    end_invocation(clone.repository, identity)
+    end_invocation(clone.repository, "run")
     clone.sync()
     assert clone.parent().info.status == "FINISHED"
 

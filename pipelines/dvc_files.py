@@ -1,0 +1,114 @@
+"""DVC's own files after a kill.
+
+DVC writes dvc.lock and its list of busy paths in place. A kill in that moment leaves half a file,
+and every later dvc command refuses to work. So a copy of dvc.lock is kept while it is whole, and
+the commands that start dvc first put right what they find torn and remove what was half-copied. A
+stage that the copy does not have is not computed again: its outputs are in the ledger, or in DVC's
+run cache.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipelines import atomic
+from pipelines.errors import LockstepError
+from pipelines.processes import lives
+from pipelines.repository import Repository
+from pipelines.strict_yaml import load_yaml
+
+
+def keep_lock(repository: Repository) -> None:
+    """Remember dvc.lock as it is now, if it is whole."""
+    lock, kept = repository.root / "dvc.lock", _kept(repository)
+    if not _is_whole(lock):
+        return
+    text = lock.read_text()
+    if not kept.is_file() or kept.read_text() != text:
+        atomic.write_text(kept, text)
+
+
+def mend_dvc_files(repository: Repository, say: Callable[[str], None]) -> None:
+    """Put right what a killed dvc left torn; waits for a living one to finish what it writes."""
+    lock = repository.root / "dvc.lock"
+    if lock.exists() and not _is_whole(lock):
+        with _lock_of_dvc(repository, "lock"):
+            if not _is_whole(lock):
+                _replace_lock(repository, lock, say)
+    busy = repository.root / ".dvc/tmp/rwlock"
+    if busy.exists():
+        with _lock_of_dvc(repository, "rwlock.lock"):
+            _free_paths(busy, say)
+    # While DVC's own lock is held, no other dvc of this clone writes to its cache.
+    if _half_copied(repository):
+        with _lock_of_dvc(repository, "lock"):
+            for path in _half_copied(repository):
+                atomic.remove(path)
+
+
+def _half_copied(repository: Repository) -> list[Path]:
+    """What DVC was copying into the clone's own cache; one shared between clones is left alone."""
+    cache = repository.root / ".dvc/cache"
+    places = ("files/md5/.*.tmp", "files/md5/*/.*.tmp", "runs/*/*/.*.tmp")
+    return [path for place in places for path in cache.glob(place)]
+
+
+def _replace_lock(repository: Repository, lock: Path, say: Callable[[str], None]) -> None:
+    kept = _kept(repository)
+    if _is_whole(kept):
+        say("dvc.lock is torn: dvc was killed while it wrote it; putting back what it was before")
+        atomic.write_text(lock, kept.read_text())
+    else:
+        say("dvc.lock is torn: dvc was killed while it wrote it; DVC makes it anew")
+        lock.unlink()
+
+
+def _free_paths(busy: Path, say: Callable[[str], None]) -> None:
+    """Drop the entries of processes that are gone, or were given the number of one that is."""
+    try:
+        listed = json.loads(busy.read_text())
+    except ValueError:
+        say("DVC's list of busy paths is torn: dvc was killed while it wrote it; removing it")
+        busy.unlink(missing_ok=True)
+        return
+    except FileNotFoundError:
+        return
+    writes, reads = listed.get("write", {}), listed.get("read", {})
+    readers = {path: [one for one in some if _is_dvc(one)] for path, some in reads.items()}
+    kept = {
+        **listed,
+        "write": {path: one for path, one in writes.items() if _is_dvc(one)},
+        "read": {path: some for path, some in readers.items() if some},
+    }
+    if kept != listed:
+        atomic.write_text(busy, json.dumps(kept))
+
+
+def _is_dvc(noted: dict[str, Any]) -> bool:
+    try:
+        process = psutil.Process(int(noted["pid"]))
+        return lives(process) and "dvc" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_whole(lock: Path) -> bool:
+    """Whether DVC could read it; an empty one it takes for a project where nothing has run."""
+    try:
+        return isinstance(load_yaml(lock, pure=False).get("stages"), dict)
+    except LockstepError:
+        return False
+
+
+def _kept(repository: Repository) -> Path:
+    return repository.home / "dvc.lock.whole"
+
+
+def _lock_of_dvc(repository: Repository, name: str) -> Any:
+    from dvc.lock import make_lock
+
+    folder = repository.root / ".dvc/tmp"
+    return make_lock(str(folder / name), tmp_dir=str(folder), wait=True)

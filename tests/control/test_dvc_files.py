@@ -1,0 +1,98 @@
+"""What a killed dvc leaves torn is put right, and what a living one is at is left alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.debris import clear_debris
+from pipelines.dvc_files import keep_lock, mend_dvc_files
+from pipelines.repository import Repository
+
+WHOLE = """\
+schema: '2.0'
+stages:
+  sft:
+    cmd: train
+    outs:
+    - path: model
+      md5: a1
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    (tmp_path / ".lockstep").mkdir()
+    (tmp_path / ".dvc/tmp").mkdir(parents=True)
+    return Repository(tmp_path)
+
+
+@pytest.mark.parametrize("torn", ["", "schema: '2.0'\n", "schema: '2.0'\nstages:\n  sft: {cmd: ["])
+def test_a_torn_lock_becomes_what_it_was_when_it_was_last_whole(
+    repository: Repository, torn: str
+) -> None:
+    lock, said = repository.root / "dvc.lock", list[str]()
+    lock.write_text(WHOLE)
+    keep_lock(repository)
+    mend_dvc_files(repository, said.append)
+    assert (lock.read_text(), said) == (WHOLE, [])
+    lock.write_text(torn)
+    keep_lock(repository)
+    mend_dvc_files(repository, said.append)
+    assert lock.read_text() == WHOLE
+    assert "dvc.lock is torn" in said[0]
+
+
+def test_a_torn_lock_that_was_never_whole_goes(repository: Repository) -> None:
+    lock = repository.root / "dvc.lock"
+    lock.write_text("")
+    mend_dvc_files(repository, print)
+    assert not lock.exists()
+
+
+def test_busy_paths_are_freed_unless_a_living_dvc_has_them(repository: Repository) -> None:
+    busy = repository.root / ".dvc/tmp/rwlock"
+    program = [sys.executable, "-c", "input()", "dvc"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as living:
+        theirs = {"pid": living.pid, "cmd": "dvc repro"}
+        # This very process has a number that a dead dvc had before.
+        dead = {"pid": os.getppid(), "cmd": "dvc repro"}
+        listed = {"write": {"/a": theirs, "/b": dead}, "read": {"/c": [dead], "/d": [dead, theirs]}}
+        busy.write_text(json.dumps(listed))
+        mend_dvc_files(repository, print)
+        wanted = {"write": {"/a": theirs}, "read": {"/d": [theirs]}}
+        assert json.loads(busy.read_text()) == wanted
+        living.communicate(b"\n")
+    busy.write_text("")
+    mend_dvc_files(repository, print)
+    assert not busy.exists()
+
+
+def test_debris_of_the_dead_goes_and_what_the_living_write_stays(repository: Repository) -> None:
+    host = os.uname().nodename
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        pass
+    home, entry = repository.home, repository.jobs / "sft/abc-001"
+    entry.mkdir(parents=True)
+    mine = entry / f".launch.json.{host}.{os.getpid()}.tmp"
+    theirs = [
+        home / f".hashes.json.{host}.{dead.pid}.tmp",
+        entry / f".tracking.json.{host}.{dead.pid}.tmp",
+        entry.with_name(f".def-001.{host}.{dead.pid}.tmp") / "entry.json",
+        entry / "out.recorded/model",
+    ]
+    for path in (mine, *theirs):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    scratch = entry / "scratch"
+    scratch.mkdir()
+    clear_debris(repository)
+    assert mine.exists()
+    assert scratch.exists(), "the stage is not over"
+    assert not any(path.exists() for path in theirs)
+    (entry / "record.json").write_text("{}")
+    clear_debris(repository)
+    assert not scratch.exists()

@@ -1,0 +1,33 @@
+"""A process is known by its number and its start, whatever becomes of the clock."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelines.processes import boot, process_lives, start_of
+
+
+def test_a_process_lives_until_it_ends_and_its_number_alone_does_not_count() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        started = start_of(process.pid)
+        assert process_lives(process.pid, started)
+        assert not process_lives(process.pid, started - 1)
+        process.communicate(b"\n")
+    assert not process_lives(process.pid, started)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_process_still_lives_after_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    me, before = os.getpid(), psutil.Process().create_time()
+    started, this_boot = start_of(me), boot()
+    real = psutil.boot_time()
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: real - 3600)
+    assert abs(psutil.Process().create_time() - before) > 1000, "the time of day is another"
+    assert process_lives(me, started)
+    assert boot() == this_boot
