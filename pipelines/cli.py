@@ -17,6 +17,7 @@ An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, po
   lockstep logs sft    what a stage wrote
   lockstep cancel sft  end its job, and those that wait for it
   lockstep lineage X   what made an artifact; `lineage diff X Y`: why two differ
+  lockstep verify      read every artifact again, and say what is not as it was recorded
   lockstep preset grpo set params.yaml to a named choice of values
   lockstep up          start MLflow and Prefect on this machine
 """
@@ -162,6 +163,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     preset.add_argument("--dry-run", action="store_true", help="only print what would change")
     add_json(preset)
+
+    check = add("verify", _verify, "Hash every artifact again, and compare with dvc.lock.")
+    check.add_argument(
+        "targets", nargs="*", help="stages, or paths of outputs or in them (default: everything)"
+    )
+    check.add_argument(
+        "--cache",
+        action="store_true",
+        help="also read all of DVC's cache, with what no dvc.lock of today names",
+    )
+    add_json(check)
 
     add("sync", _sync, "Ship what MLflow has not got yet, and wait until it has it.")
 
@@ -329,6 +341,31 @@ def _preset(arguments: argparse.Namespace) -> None:
             print("params.yaml is as it was; without --dry-run these values are written")
         else:
             print("params.yaml is changed; `lockstep plan` says what would run")
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from pipelines.console import Console
+    from pipelines.repository import Repository
+    from pipelines.verify import verify
+    from pipelines.verify_report import Reading, render
+
+    repository, console = Repository.find(), Console(sys.stderr)
+    reading = Reading(console)
+    try:
+        verdict = verify(
+            repository,
+            arguments.targets,
+            whole_cache=arguments.cache,
+            progress=reading.show,
+        )
+    finally:
+        console.clear()
+    print(
+        json.dumps(verdict.as_json(), indent=2)
+        if arguments.json
+        else render(verdict, repository.root)
+    )
+    return 1 if verdict.findings else 0
 
 
 def _sync(_: argparse.Namespace) -> None:
