@@ -55,17 +55,21 @@ def test_a_torn_lock_that_was_never_whole_goes(repository: Repository) -> None:
 
 def test_busy_paths_are_freed_unless_a_living_dvc_has_them(repository: Repository) -> None:
     busy = repository.root / ".dvc/tmp/rwlock"
-    program = [sys.executable, "-c", "input()", "dvc"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE) as living:
+    program = [sys.executable, "-c", "input()"]
+    with (
+        subprocess.Popen([*program, "dvc"], stdin=subprocess.PIPE) as living,
+        subprocess.Popen(program, stdin=subprocess.PIPE) as another,
+    ):
         theirs = {"pid": living.pid, "cmd": "dvc repro"}
-        # This very process has a number that a dead dvc had before.
-        dead = {"pid": os.getppid(), "cmd": "dvc repro"}
+        # A process that was given the number of a dvc that is dead.
+        dead = {"pid": another.pid, "cmd": "dvc repro"}
         listed = {"write": {"/a": theirs, "/b": dead}, "read": {"/c": [dead], "/d": [dead, theirs]}}
         busy.write_text(json.dumps(listed))
         mend_dvc_files(repository, print)
         wanted = {"write": {"/a": theirs}, "read": {"/d": [theirs]}}
         assert json.loads(busy.read_text()) == wanted
         living.communicate(b"\n")
+        another.communicate(b"\n")
     busy.write_text("")
     mend_dvc_files(repository, print)
     assert not busy.exists()
