@@ -2,17 +2,23 @@
 
 A file is its md5. A folder is the md5 of the sorted list of its files' hashes and relative paths,
 with `.dir` behind it. Hashes of files are remembered by (size, mtime, inode), because models are
-large.
+large; `hash_bytes` remembers nothing, for whoever must know what is there now.
 """
 
 import hashlib
 import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 
 from pipelines import atomic
 
 _CHUNK = 1 << 20
 _IGNORED = {"__pycache__"}
+_READERS = min(8, os.cpu_count() or 1)
+_LOOK_S = 0.5
 
 
 class HashCache:
@@ -34,13 +40,7 @@ class HashCache:
             self._changed = False
 
     def _folder(self, folder: Path) -> str:
-        files = [
-            {"md5": self._file(path), "relpath": path.relative_to(folder).as_posix()}
-            for path in folder.rglob("*")
-            if path.is_file() and not _IGNORED.intersection(path.parts)
-        ]
-        files.sort(key=lambda entry: entry["relpath"])
-        return hashlib.md5(json.dumps(files, sort_keys=True).encode()).hexdigest() + ".dir"
+        return _of_folder({name: self._file(path) for name, path in _files(folder).items()})
 
     def _file(self, path: Path) -> str:
         stat = path.stat()
@@ -48,10 +48,54 @@ class HashCache:
         known = self._known.get(str(path))
         if known and known[:3] == signature:
             return str(known[3])
-        digest = hashlib.md5()
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-        self._known[str(path)] = [*signature, digest.hexdigest()]
+        digest = _of_file(path)
+        self._known[str(path)] = [*signature, digest]
         self._changed = True
-        return digest.hexdigest()
+        return digest
+
+
+class Interrupted(Exception):
+    """Hashing was asked to stop."""
+
+
+def hash_bytes(path: Path, should_stop: Callable[[], bool] = lambda: False) -> str:
+    """The DVC hash of a file or folder, every byte read now; the files of a folder side by side.
+
+    What is remembered by size and time says nothing about bytes that rotted on the disk.
+    """
+    files = _files(path) if path.is_dir() else {path.name: path}
+    given_up = Event()
+    with ThreadPoolExecutor(min(_READERS, max(len(files), 1))) as pool:
+        hashes = {name: pool.submit(_of_file, file, given_up) for name, file in files.items()}
+        try:
+            while wait(hashes.values(), timeout=_LOOK_S).not_done:
+                if should_stop():
+                    raise Interrupted(f"while hashing {path}")
+            found = {name: future.result() for name, future in hashes.items()}
+        finally:
+            given_up.set()
+    return _of_folder(found) if path.is_dir() else found[path.name]
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """What counts of a folder, by relative path."""
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.is_file() and not _IGNORED.intersection(path.parts)
+    }
+
+
+def _of_folder(hashes: dict[str, str]) -> str:
+    files = [{"md5": hashes[name], "relpath": name} for name in sorted(hashes)]
+    return hashlib.md5(json.dumps(files, sort_keys=True).encode()).hexdigest() + ".dir"
+
+
+def _of_file(path: Path, given_up: Event | None = None) -> str:
+    digest = hashlib.md5()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            if given_up and given_up.is_set():
+                break
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -81,6 +81,8 @@ class Resources(Section):
     """Where tensors live: cpu or cuda (no flag)."""
     micro_batch: int = Field(default=64, ge=1)
     """Sequences in one forward pass; changes no result beyond rounding (no flag)."""
+    deterministic: bool = True
+    """On a GPU only algorithms that repeat; what has none fails. The CPU repeats anyway."""
     checkpoint_seconds: float = Field(default=30.0, gt=0)
     """Most seconds of work that a kill may cost (no flag)."""
     collective_seconds: float = Field(default=600.0, gt=0)

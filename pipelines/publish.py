@@ -59,12 +59,13 @@ def _reconstructed(entry: Entry) -> dict[str, Any]:
     """The result of a worker that was stopped after its last rename and before its last word."""
     hashes = HashCache()
     ended = entry.out.stat().st_mtime
+    worker = entry.attempts()[-1].worker or {}
     return {
         "outs": {path: hashes.of(entry.out / name) for name, path in entry.spec.outs.items()},
         "metrics": atomic.read_json(entry.out / METRICS_OUT),
-        "started": (entry.attempts()[-1].worker or {}).get("time", ended),
+        "started": worker.get("time", ended),
         "ended": ended,
-        "environment": {},
+        "environment": worker.get("environment", {}),
     }
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from pipelines import atomic
 from stages.contracts.base import Processes
 
-RENDEZVOUS_S = 600.0
+RENDEZVOUS_S = 1800.0
+"""Rank 0 hashes its inputs before it says where to meet, and those may be large."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Seat:
     def leads(self) -> bool:
         """Whether this process may write the outputs."""
         return self.rank == 0
+
+    @property
+    def reads_for_its_node(self) -> bool:
+        """Whether this process checks the inputs: each that works alone; of ranks one a node."""
+        return self.world == 1 or self.local_rank == 0
 
     def what(self) -> str:
         """Words for a message: nothing where there is only one process."""

@@ -13,7 +13,6 @@ import errno
 import importlib
 import json
 import os
-import platform
 import signal
 import socket
 import sys
@@ -21,12 +20,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipelines import atomic, link
+from pipelines import atomic, environment, link
 from pipelines.hashing import HashCache
+from pipelines.inputs import check_inputs
 from pipelines.ledger import (
     FAILURE_PREFIX,
     METRICS_OUT,
@@ -43,11 +42,11 @@ from pipelines.slurm_warning import SlurmWarning
 from pipelines.spec import Spec
 from stages.context import Context, RankLost, ShareDone, StageError, Stopped
 from stages.contracts.catalog import STAGES
+from stages.engines import determinism
 
 StageFunction = Callable[..., dict[str, float]]
 _PASSING = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EBUSY)
 """Errors of the system that another try may not meet; a full disk or a missing file stays."""
-_REPORTED_PACKAGES = ("torch", "transformers", "numpy", "pyarrow", "lockstep-rlhf")
 
 
 def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None = None) -> str:
@@ -102,6 +101,14 @@ def _say_hello(attempt: Attempt, seat: Seat) -> None:
         atomic.write_json(attempt.folder / "worker.json", {**me, "restart": seat.restart})
 
 
+def _note_environment(attempt: Attempt, made_by: dict[str, Any]) -> None:
+    """Kept from the start: whoever finds outputs without a last word still knows what made them."""
+    worker = attempt.worker or {}
+    if (worker.get("pid"), worker.get("host")) == (os.getpid(), socket.gethostname()):
+        word = {**worker, "environment": made_by}
+        atomic.write_json(attempt.folder / "worker.json", word)
+
+
 def _say_goodbye(attempt: Attempt, seat: Seat, outcome: dict[str, Any]) -> None:
     if seat.job is not None:
         _say(attempt, seat, {key: outcome.get(key) for key in ("state", "error")})
@@ -136,11 +143,22 @@ def _run(
     again = f", restart {seat.restart}" if seat.restart else ""
     who = " ".join(filter(None, [seat.what(), f"on {socket.gethostname()}"]))
     print(f"{spec.stage}: attempt {attempt.number}{again}, {who}", flush=True)
+    made_by: dict[str, Any] = {}
     outcome: dict[str, Any]
     try:
+        made_by = environment.describe(context, launch["resources"])
+        _note_environment(attempt, made_by)
         _refuse_endless_restarts(launch, seat)
         with _on_terminate(_stop_at_once, seat):
+            if launch["resources"]["deterministic"]:
+                determinism.before_import()
             run = importlib.import_module(STAGES[spec.name].module).run
+            if launch["resources"]["deterministic"]:
+                determinism.after_import()
+            made_by = environment.describe(context, launch["resources"])
+            _note_environment(attempt, made_by)
+            if seat.reads_for_its_node:
+                check_inputs(spec, Path(launch["root"]), context.should_stop)
             if seat.world > 1:
                 assert context.signs_of_life is not None
                 export_distributed(seat, context.signs_of_life)
@@ -169,7 +187,7 @@ def _run(
                 "error": redact(_in_words(error, entry)),
                 "retryable": isinstance(error, OSError) and error.errno in _PASSING,
             }
-    return {**outcome, "started": started, "ended": time.time(), "environment": _environment()}
+    return {**outcome, "started": started, "ended": time.time(), "environment": made_by}
 
 
 def _in_words(error: Exception, entry: Entry) -> str:
@@ -289,24 +307,6 @@ def _on_terminate(stop: Callable[[], None], seat: Seat) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _environment() -> dict[str, Any]:
-    """Which kind of machine made these bytes. Names and versions only, never the variables."""
-    versions = {}
-    for package in _REPORTED_PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "host": socket.gethostname(),
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "threads": os.environ.get("OMP_NUM_THREADS"),
-        "packages": versions,
-    }
 
 
 def main() -> int:

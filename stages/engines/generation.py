@@ -136,9 +136,9 @@ def within_support(logprobs: Tensor, sampling: Sampling) -> Tensor:
         kept[:, sampling.top_k :] = False
     if sampling.top_p < 1:
         # The tokens that are kept so far are the first ones: the total is theirs.
-        cumulative = ranked.double().exp().masked_fill(~kept, 0.0).cumsum(-1)
+        cumulative = _masses(ranked).masked_fill(~kept, 0).cumsum(-1)
         likelier = torch.nn.functional.pad(cumulative[:, :-1], (1, 0))
-        kept &= likelier < sampling.top_p * cumulative[:, -1:]
+        kept &= likelier < sampling.top_p * cumulative[:, -1:].double()
     return torch.zeros_like(kept).scatter(-1, ids, kept)
 
 
@@ -177,9 +177,18 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
 
 def _inverse_cdf(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """[B] the token at which the cumulative probability passes the uniform number."""
-    cumulative = logprobs.double().exp().cumsum(-1)
+    cumulative = _masses(logprobs).cumsum(-1)
     threshold = uniform[:, None] * cumulative[:, -1:]
     return (cumulative <= threshold).sum(-1).clamp(max=logprobs.shape[-1] - 1)
+
+
+def _masses(logprobs: Tensor) -> Tensor:
+    """[B, V] probabilities in units of 2^-52, as integers.
+
+    Their sums are exact in any order, which those of floating point on a GPU are not.
+    """
+    masses: Tensor = (logprobs.double().exp() * 2.0**52).round().long()
+    return masses
 
 
 def _left_padded(

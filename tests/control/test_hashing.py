@@ -1,12 +1,14 @@
 """Our hashes are DVC's hashes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from ruamel.yaml import YAML
 
-from pipelines.hashing import HashCache
+from pipelines.hashing import HashCache, Interrupted, hash_bytes
 
 
 def dvc(folder: Path, *words: str) -> None:
@@ -29,6 +31,7 @@ def test_files_and_folders_hash_as_dvc_does(tmp_path: Path) -> None:
     for name in ("tree", "single.json"):
         recorded = YAML(typ="safe").load((tmp_path / f"{name}.dvc").read_text())["outs"][0]["md5"]
         assert hashes.of(tmp_path / name) == recorded
+        assert hash_bytes(tmp_path / name) == recorded
 
 
 def test_a_remembered_hash_is_dropped_when_the_file_changes(tmp_path: Path) -> None:
@@ -39,3 +42,45 @@ def test_a_remembered_hash_is_dropped_when_the_file_changes(tmp_path: Path) -> N
     first.save()
     path.write_text("two!")
     assert HashCache(tmp_path / "cache.json").of(path) != before
+
+
+def flip_a_byte(path: Path) -> None:
+    """As a disk rots: another byte under the same size, time and inode."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_bytes_that_rot_behind_an_unchanged_time_are_seen_by_who_reads_them_all(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / name).write_bytes(name.encode() * 3_000_000)
+    hashes = HashCache()
+    before = hashes.of(folder)
+    assert hash_bytes(folder) == before
+    flip_a_byte(folder / "b")
+    assert hashes.of(folder) == before
+    assert hash_bytes(folder) != before
+
+
+def test_hashing_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "endless")
+    # Somebody has the other end open and writes nothing: without being asked, this never ends.
+    end = os.open(tmp_path / "endless", os.O_RDWR)
+    asked = iter([False, True])
+
+    def should_stop() -> bool:
+        stop = next(asked)
+        if stop:
+            os.write(end, b"x" * 2)
+            os.close(end)
+        return stop
+
+    with pytest.raises(Interrupted):
+        hash_bytes(tmp_path / "endless", should_stop)

@@ -228,3 +228,17 @@ def test_a_worker_killed_after_its_last_rename_is_harvested(ledger: Ledger, tmp_
     atomic.write_json(entry.attempts()[-1].folder / "worker.json", {"pid": 1, "time": 5.0})
     assert entry.state() is State.COMPLETED
     assert publish(tmp_path, entry)["outs"]["artifacts/model"].endswith(".dir")
+
+
+def test_a_worker_that_died_after_its_outputs_leaves_what_made_them(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    entry = ledger.find_or_create(spec(), INFO)
+    finish(entry)
+    folder = entry.attempts()[-1].folder
+    (folder / "result.json").unlink()
+    made_by = {"host": "node1", "packages": {"torch": "2"}}
+    atomic.write_json(folder / "worker.json", {"pid": 1, "time": 5.0, "environment": made_by})
+    record = publish(tmp_path, entry)
+    assert (record["environment"], record["started"]) == (made_by, 5.0)
+    assert record["outs"]["artifacts/model"].endswith(".dir")

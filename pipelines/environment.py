@@ -1,0 +1,106 @@
+"""Which kind of machine made these bytes: names, versions and settings, never the variables.
+
+A flat mapping, so that two records can be compared key by key; only `packages` is a mapping itself.
+What torch knows is asked of it only where the stage has imported it: this module never does.
+"""
+
+import os
+import platform
+import re
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stages.context import Context
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "peft",
+    "tokenizers",
+    "lockstep-rlhf",
+)
+_MATHS = re.compile(
+    r"avx\w*|amx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|sme\w*|(asimd)?bf16|i8mm|fphp|neon"
+)
+"""Features by which numerical libraries choose their kernels."""
+
+
+def describe(context: Context, resources: dict[str, Any]) -> dict[str, Any]:
+    """The machine, the process and how the stage is run."""
+    return {
+        "host": socket.gethostname(),
+        "machine": platform.machine(),
+        **_cpu(Path("/proc/cpuinfo")),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "libc": " ".join(platform.libc_ver()),
+        "python": platform.python_version(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "device": context.device,
+        "deterministic": resources["deterministic"],
+        "micro_batch": context.micro_batch,
+        "world": context.world,
+        "shards": context.num_shards,
+        **_torch(context.device),
+        "packages": _versions(),
+    }
+
+
+def _cpu(cpuinfo: Path) -> dict[str, str]:
+    """The first processor's name; on ARM, which has none, who made it and its part number."""
+    try:
+        lines = cpuinfo.read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return {"cpu": platform.processor()}
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    arm = f"implementer {said.get('CPU implementer')} part {said.get('CPU part')}"
+    features = (said.get("flags") or said.get("Features") or "").split()
+    return {
+        "cpu": said.get("model name") or (arm if "CPU part" in said else platform.processor()),
+        "cpu_features": " ".join(sorted(filter(_MATHS.fullmatch, features))),
+    }
+
+
+def _torch(device: str) -> dict[str, Any]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    built = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    known = {
+        "blas": built.group(1) if built else None,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+    if device.startswith("cuda") and torch.cuda.is_available():
+        known |= {
+            "gpu": torch.cuda.get_device_name(device),
+            "gpu_driver": _driver(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
+    return known
+
+
+def _driver() -> str | None:
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return None
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

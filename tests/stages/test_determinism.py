@@ -1,0 +1,62 @@
+"""On a GPU too, sampling and training repeat, and what cannot repeat raises."""
+
+import subprocess
+import sys
+
+import pytest
+
+TWICE = """
+import hashlib, torch
+from stages.engines import determinism
+determinism.before_import()
+determinism.after_import()
+from transformers import LlamaConfig, LlamaForCausalLM
+from stages.engines.generation import Request, Sampling, generate
+from stages.data.batching import collate
+from stages.engines.logprobs import response_logprobs
+
+def go():
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+                         num_attention_heads=2, num_key_value_heads=1, eos_token_id=1)
+    model = LlamaForCausalLM(config).to(DEVICE)
+    requests = [Request([2, 3, 4 + i], i) for i in range(32)]
+    sampling = Sampling(top_p=0.9, top_k=40)
+    said = generate(model, requests, max_new_tokens=24, sampling=sampling)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        batch = collate([r.prompt_ids for r in requests], [c.ids for c in said], 0, DEVICE)
+        now = response_logprobs(model, batch, 1.0)
+        (-now.logprobs.sum() + now.entropies.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    digest = hashlib.sha256(repr(said).encode())
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(value.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+assert go() == go()
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_sampling_and_training_repeat(device):
+    done = run(f"DEVICE = {device!r}\n{TWICE}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_what_cannot_repeat_on_a_gpu_raises():
+    script = "import torch; from stages.engines import determinism; determinism.before_import(); "
+    script += "determinism.after_import(); torch.rand(9, device='cuda').cumsum(0)"
+    assert "does not have a deterministic implementation" in run(script).stderr
+
+
+def test_nothing_is_imported_for_a_stage_without_torch():
+    script = "import sys; from stages.engines import determinism; determinism.before_import(); "
+    script += "determinism.after_import(); assert 'torch' not in sys.modules"
+    assert run(script).returncode == 0
