@@ -92,11 +92,40 @@ def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 def merge_folder(base: Any, folder: Path) -> None:
     """Add the adapter in `folder` to the weights of its base, in place."""
-    config = _config(folder)
     weights = base.state_dict()
     adapter = load_file(folder / WEIGHTS)
-    for name, value in _merged(base, adapter, config["lora_alpha"] / config["r"]):
+    for name, value in _merged(base, adapter, adapter_scaling(folder)):
         weights[name].copy_(value)
+
+
+def adapter_scaling(folder: Path) -> float:
+    """What the product of an adapter folder's matrices is multiplied by."""
+    config = _config(folder)
+    return float(config["lora_alpha"] / config["r"])
+
+
+def conv_layers(model: Any) -> set[str]:
+    """The layers whose weights are stored the other way round, as GPT-2's are."""
+    return {
+        name.removesuffix(".base_layer")
+        for name, module in unwrapped(model).named_modules()
+        if type(module).__name__ == "Conv1D"
+    }
+
+
+def with_adapter(
+    before: Tensor, a: Tensor, b: Tensor, scaling: float, *, transposed: bool
+) -> Tensor:
+    """A weight with the adapter's product added.
+
+    Computed on the CPU in float64, so that bits do not depend on where the model is.
+    """
+    delta = (b.cpu().double() @ a.cpu().double()) * scaling
+    if transposed:
+        delta = delta.T
+    before = before.cpu()
+    # -0.0 + 0.0 is 0.0, and a fresh adapter has to leave every bit as it was.
+    return torch.where(delta == 0, before, (before + delta).to(before.dtype))
 
 
 def save_adapter(model: Any, folder: Path) -> None:
@@ -168,6 +197,12 @@ def _go_on(model: Any, folder: Path, lora: LoraParams) -> Any:
             "the values it was made with, or set lora.save to merged for a fresh one"
         )
     set_peft_model_state_dict(model, saved)
+    for name, value in _adapter_weights(model).items():
+        if not torch.equal(value, saved[name]) or not bool(value.isfinite().all()):
+            raise StageError(
+                f"{folder / WEIGHTS}: tensor {name} is not finite, or in memory not what it is in "
+                "the file"
+            )
     return model
 
 
@@ -190,29 +225,16 @@ def _base_weights(model: Any) -> Iterable[tuple[str, Tensor]]:
 def _merged(
     model: Any, adapter: Mapping[str, Tensor], scaling: float
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a model's base with an adapter added; one that fits no weight is an error.
-
-    Sums are computed on the CPU in float64, so that bits do not depend on where the model is.
-    """
+    """The weights of a model's base with an adapter added; one that fits no weight is an error."""
     left = {name.removeprefix(PREFIX): value for name, value in adapter.items()}
-    transposed = {
-        name.removesuffix(".base_layer")
-        for name, module in unwrapped(model).named_modules()
-        if type(module).__name__ == "Conv1D"
-    }
+    transposed = conv_layers(model)
     for name, value in _base_weights(model):
         layer = name.removesuffix(".weight")
         if name in left:
             yield name, left.pop(name)
         elif f"{layer}.lora_A.weight" in left:
-            a, b = (left.pop(f"{layer}.lora_{part}.weight").cpu().double() for part in "AB")
-            delta = (b @ a) * scaling
-            if layer in transposed:
-                delta = delta.T
-            before = value.cpu()
-            # -0.0 + 0.0 is 0.0, and a fresh adapter has to leave every bit as it was.
-            after = torch.where(delta == 0, before, (before + delta).to(before.dtype))
-            yield name, after
+            a, b = (left.pop(f"{layer}.lora_{part}.weight") for part in "AB")
+            yield name, with_adapter(value, a, b, scaling, transposed=layer in transposed)
         else:
             yield name, value
     if left:

@@ -1,6 +1,7 @@
 """Hugging Face folders in and out, and what a reward model or a critic says: a number a token.
 
-A folder may hold an adapter beside its base; it is loaded merged.
+A folder may hold an adapter beside its base; it is loaded merged. Whatever is loaded is checked
+against the files, tensor by tensor (weights.py).
 """
 
 import hashlib
@@ -27,6 +28,7 @@ from stages.engines.lora import (
     save_adapter,
     unwrapped,
 )
+from stages.engines.weights import Part, check_weights
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -50,7 +52,9 @@ def load_scalar_model(folder: Path, device: str = "cpu") -> Any:
 
 def start_scalar_model(folder: Path, device: str = "cpu") -> Any:
     """The backbone of a language model under a new head that says 0 for everything."""
-    model = _load(AutoModelForSequenceClassification, folder, device, num_labels=1)
+    model = _load(
+        AutoModelForSequenceClassification, folder, device, part=Part.BACKBONE, num_labels=1
+    )
     torch.nn.init.zeros_(model.score.weight)
     return model
 
@@ -124,7 +128,9 @@ def sequence_rewards(reward_model: Any, batch: Batch) -> Tensor:
     return token_scores(reward_model, batch).gather(1, batch.last[:, None]).squeeze(1)
 
 
-def _load(auto_class: Any, folder: Path, device: str, **options: Any) -> Any:
+def _load(
+    auto_class: Any, folder: Path, device: str, *, part: Part = Part.ALL, **options: Any
+) -> Any:
     adapted = is_adapter_folder(folder)
     model = auto_class.from_pretrained(
         folder / BASE if adapted else folder,
@@ -134,4 +140,6 @@ def _load(auto_class: Any, folder: Path, device: str, **options: Any) -> Any:
     )
     if adapted:
         merge_folder(model, folder)
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    check_weights(model, folder, part)
+    return model

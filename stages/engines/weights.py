@@ -1,0 +1,174 @@
+"""A loaded model is, tensor by tensor and bit by bit, what its folder holds.
+
+Libraries load what they find: a tensor that is missing from the files is drawn at random, one that
+fits nowhere is left out, and neither is an error. Here it is. Every tensor in memory is compared
+with its bytes in the safetensors files, cast to the type it has in memory; tensors are read one at
+a time, so no second model is ever there. A tied weight may be stored once. Of an adapter folder,
+what must be in memory is the base with the adapter added.
+"""
+
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from stages.context import StageError
+from stages.engines.lora import (
+    BASE,
+    PREFIX,
+    WEIGHTS,
+    adapter_scaling,
+    conv_layers,
+    is_adapter_folder,
+    with_adapter,
+)
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Part(StrEnum):
+    """What of a model comes from its folder."""
+
+    ALL = "all"
+    BACKBONE = "backbone"
+    """All but the head, which is another one, and new."""
+
+
+def check_weights(model: Any, folder: Path, part: Part = Part.ALL) -> None:
+    """StageError names the first tensor that is missing, left over, different or not finite."""
+    with ExitStack() as files:
+        stored = _Stored(files, folder, model)
+        _compare(stored, _in_files_names(model), model, part)
+
+
+def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: Part) -> None:
+    backbone = f"{model.base_model_prefix}."
+    checked: set[tuple[int, torch.Size]] = set()
+    absent: list[str] = []
+    left = set(stored.names())
+    for name, tensor in held.items():
+        if part is Part.BACKBONE and not name.startswith(backbone):
+            continue
+        found = next((n for n in _spellings(name, backbone) if n in left), None)
+        if found is None:
+            absent.append(name)
+            continue
+        left.remove(found)
+        _compare_one(stored.folder, name, tensor, stored.read(found))
+        checked.add((tensor.data_ptr(), tensor.shape))
+    for name in absent:
+        if (held[name].data_ptr(), held[name].shape) not in checked:
+            raise StageError(
+                f"{stored.folder} has no tensor {name}, so what the model has there was made up "
+                "at random while it was loaded: save the whole model again"
+            )
+    if part is Part.BACKBONE:
+        left = {name for name in left if name.startswith(backbone)}
+    if left:
+        raise StageError(
+            f"{stored.folder} has a tensor {min(left)} that the model has no place for "
+            f"({len(left)} such): config.json describes another model than the weights are of"
+        )
+
+
+def _compare_one(folder: Path, name: str, tensor: Tensor, expected: Tensor) -> None:
+    if tensor.shape != expected.shape:
+        raise StageError(
+            f"{folder}: tensor {name} has shape {tuple(expected.shape)} in the file and "
+            f"{tuple(tensor.shape)} in memory"
+        )
+    if not torch.equal(_bits(tensor), _bits(expected.to(tensor.device, tensor.dtype))):
+        raise StageError(
+            f"{folder}: tensor {name} in memory is not what the file holds: the model was not "
+            "loaded as it was saved"
+        )
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise StageError(
+            f"{folder}: tensor {name} has numbers that are not finite: the training that made "
+            "these weights went wrong, or the file is damaged"
+        )
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _spellings(name: str, backbone: str) -> Iterable[str]:
+    """A model's backbone may be saved alone, without the prefix that it has under a head."""
+    return (name, name.removeprefix(backbone), backbone + name)
+
+
+def _in_files_names(model: Any) -> dict[str, Tensor]:
+    """The model's tensors as they are named, and cut, in its files."""
+    state: dict[str, Tensor] = model.state_dict()
+    if not getattr(model, "_weight_conversions", None):
+        return state
+    from transformers.core_model_loading import revert_weight_conversion
+
+    converted: dict[str, Tensor] = revert_weight_conversion(model, state)
+    return converted
+
+
+class _Stored:
+    """The tensors of a folder; with an adapter, those of its base with the adapter added."""
+
+    def __init__(self, files: ExitStack, folder: Path, model: Any) -> None:
+        self.folder = folder
+        self._adapter: dict[str, Any] = {}
+        weights = folder
+        if is_adapter_folder(folder):
+            weights = folder / BASE
+            adapter = _opened(files, folder / WEIGHTS)
+            self._adapter = {name.removeprefix(PREFIX): adapter for name in _names(adapter)}
+            self._scaling = adapter_scaling(folder)
+            self._transposed = conv_layers(model)
+        self._base = {name: opened for opened in _shards(files, weights) for name in _names(opened)}
+
+    def names(self) -> Iterable[str]:
+        heads = (name for name in self._adapter if ".lora_" not in name)
+        return {*self._base, *heads}
+
+    def read(self, name: str) -> Tensor:
+        if name in self._adapter:
+            return self._of_adapter(name)
+        tensor: Tensor = self._base[name].get_tensor(name)
+        layer = name.removesuffix(".weight")
+        parts = [f"{layer}.lora_{part}.weight" for part in "AB"]
+        if parts[0] not in self._adapter:
+            return tensor
+        # The base is loaded, and so cast, before the adapter is added to it.
+        return with_adapter(
+            tensor.float(),
+            *map(self._of_adapter, parts),
+            self._scaling,
+            transposed=layer in self._transposed,
+        )
+
+    def _of_adapter(self, name: str) -> Tensor:
+        tensor: Tensor = self._adapter[name].get_tensor(PREFIX + name)
+        return tensor
+
+
+def _shards(files: ExitStack, folder: Path) -> list[Any]:
+    names = [SINGLE]
+    if (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
+        names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+    return [_opened(files, folder / name) for name in names]
+
+
+def _names(opened: Any) -> list[str]:
+    return list(opened.keys())
+
+
+def _opened(files: ExitStack, path: Path) -> Any:
+    if not path.is_file():
+        raise StageError(
+            f"{path} does not exist: a model's weights are read from safetensors files alone"
+        )
+    return files.enter_context(safe_open(path, framework="pt"))  # type: ignore[no-untyped-call]
