@@ -90,11 +90,10 @@ def run_stages(
     folder: Path, arguments: argparse.Namespace, deterministic: bool
 ) -> dict[str, dict[str, Any]]:
     """Seconds of each stage, and a hash over its outputs."""
-    from stages.engines.determinism import set_determinism
-
     from stages.context import Context
     from stages.contracts.catalog import bind
     from stages.contracts.params import Params
+    from stages.engines.determinism import set_determinism
 
     set_determinism(deterministic)
     found: dict[str, dict[str, Any]] = {}

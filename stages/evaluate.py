@@ -17,6 +17,7 @@ from stages.context import Context
 from stages.contracts.evaluate import EvaluateConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.finite import sample_name
 from stages.data.tokenizer import Decoder
 from stages.engines.generation import Completion, Request, Sampling
 from stages.engines.inference import response_pass
@@ -35,6 +36,8 @@ def run(
 ) -> dict[str, float | int]:
     prompts = read_parquet(inputs["held_out"])
     asked = [(row, index) for row in prompts for index in range(config.evaluate.samples)]
+    # A greedy answer has no number.
+    rows = [*prompts, *({**row, "sample_index": index} for row, index in asked)]
     # The samples of every policy share their seeds, so that policies are compared like with like.
     requests = [Request(row["prompt_ids"]) for row in prompts] + [
         Request(row["prompt_ids"], sample_seed(ctx.seed, "evaluate", row["prompt_id"], index))
@@ -47,11 +50,12 @@ def run(
         max_new_tokens=config.max_new_tokens,
         sampling=Sampling(config.temperature),
         batch_size=config.batch_size,
+        describe=lambda i: sample_name(rows[i]),
     )
     completions = answers.completions
     decoder = Decoder(inputs["policy"])
     greedy = _answered(prompts, completions[: len(prompts)], decoder)
-    sampled = _answered([row for row, _ in asked], completions[len(prompts) :], decoder)
+    sampled = _answered(rows[len(prompts) :], completions[len(prompts) :], decoder)
 
     referring = response_pass(
         ctx,
@@ -59,6 +63,7 @@ def run(
         sampled,
         lambda: load_policy(inputs["reference"], ctx.device),
         lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
+        "the reference's log-prob",
     )
     rewarding = reward_pass(
         ctx,

@@ -22,6 +22,7 @@ from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.finite import check_finite, sample_name
 from stages.data.seeds import draw_order
 from stages.engines.lora import open_for_training
 from stages.engines.models import content_hash, load_policy, save_model
@@ -111,6 +112,9 @@ def _scored_rollouts(inputs: Mapping[str, Path]) -> list[dict[str, Any]]:
             f"{inputs['scores']} does not belong to {inputs['rollouts']}: their rows differ. "
             "Run score again."
         )
+    for row in scores:
+        check_finite("the reward", sample_name(row), row["reward"], "run score again")
+        check_finite("the reference's log-prob", sample_name(row), row["ref_logprobs"])
     return [row | score for row, score in zip(rollouts, scores, strict=True)]
 
 

@@ -14,6 +14,7 @@ from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
 from stages.contracts.preference import ReferenceLogprobsConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.finite import row_name
 from stages.engines.inference import response_pass
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import load_policy
@@ -65,8 +66,8 @@ def _pass(
     responses: Sequence[Sequence[int]],
 ) -> Pass:
     asked = [
-        {"prompt_ids": row["prompt_ids"], "response_ids": response}
-        for row, response in zip(rows, responses, strict=True)
+        {"prompt_ids": row["prompt_ids"], "response_ids": response, "name": row_name(side, i, row)}
+        for i, (row, response) in enumerate(zip(rows, responses, strict=True))
     ]
     return response_pass(
         ctx,
@@ -74,4 +75,6 @@ def _pass(
         asked,
         lambda: load_policy(policy, ctx.device),
         lambda model, batch: response_logprobs(model, batch, temperature=1.0).logprobs,
+        "the reference's log-prob",
+        lambda row: str(row["name"]),
     )

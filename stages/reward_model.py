@@ -29,6 +29,7 @@ from stages.contracts.objectives import RewardObjective
 from stages.contracts.reward_model import Compared, RewardModelConfig, RewardModelParams
 from stages.data.artifacts import read_parquet, write_json
 from stages.data.batching import Batch, collate
+from stages.data.finite import check_finite, row_name
 from stages.data.tokenizer import Decoder
 from stages.engines.lora import open_for_training, unwrapped
 from stages.engines.models import (
@@ -139,7 +140,7 @@ def _from_pairs(model: Any, pairs: Data, params: RewardModelParams, device: str)
         num_tokens = sum(len(pairs[i][side]) for i in rows for side in sides)
         return Counts(num_tokens, max(len(differ), 1))
 
-    return Work(counts, loss)
+    return Work(counts, loss, describe=lambda i: row_name("preference", i, pairs[i]))
 
 
 def _from_ratings(model: Any, rated: Data, params: RewardModelParams, device: str) -> Work:  # noqa: ARG001
@@ -148,7 +149,9 @@ def _from_ratings(model: Any, rated: Data, params: RewardModelParams, device: st
         ratings = torch.tensor([rated[i]["rating"] for i in rows], device=device)
         return regression_loss(sequence_rewards(model, batch), ratings, step.counts)
 
-    return Work(counted([len(row["completion_ids"]) for row in rated]), loss)
+    num_tokens = [len(row["completion_ids"]) for row in rated]
+    name_of = lambda i: row_name("feedback", i, rated[i])  # noqa: E731
+    return Work(counted(num_tokens), loss, describe=name_of)
 
 
 def _check_steps(data: Data, rule: RewardRule) -> None:
@@ -175,7 +178,9 @@ def _from_steps(model: Any, data: Data, params: RewardModelParams, device: str) 
             labels[index, row["step_ends"]] = torch.tensor(row["step_labels"], device=device)
         return process_loss(_scores_along(model, batch), labels, Tokens.padded(ends), step.counts)
 
-    return Work(counted([len(row["step_ends"]) for row in data]), loss)
+    num_steps = [len(row["step_ends"]) for row in data]
+    name_of = lambda i: row_name("labelled steps", i, data[i])  # noqa: E731
+    return Work(counted(num_steps), loss, describe=name_of)
 
 
 _WORK = {
@@ -228,6 +233,11 @@ def _all_pair_rewards(
     parts = []
     for start in range(0, len(pairs), ctx.micro_batch):
         batch = paired_batch(model, pairs[start : start + ctx.micro_batch], ctx.device)
-        parts.append(rule.rewards(model, batch).chunk(2))
+        rewards = rule.rewards(model, batch).chunk(2)
+        for side, values in zip(("chosen", "rejected"), rewards, strict=True):
+            for index, value in enumerate(values.tolist()):
+                name = row_name("preference", start + index, pairs[start + index])
+                check_finite(f"the reward of the {side} response", name, value)
+        parts.append(rewards)
     chosen, rejected = (torch.cat(side).cpu() for side in zip(*parts, strict=True))
     return chosen, rejected

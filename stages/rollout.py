@@ -14,6 +14,7 @@ from stages.context import Context, StageError
 from stages.contracts.rollout import RolloutConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.finite import sample_name
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
 from stages.engines.generation import Request, Sampling
@@ -50,6 +51,7 @@ def run(
         max_new_tokens=params.max_new_tokens,
         sampling=Sampling(params.temperature, params.top_p, params.top_k, params.min_p),
         batch_size=params.batch_size,
+        describe=lambda i: sample_name({**slots[i][0], "sample_index": slots[i][1]}),
     )
     completions = sampled.completions
 

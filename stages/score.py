@@ -28,6 +28,7 @@ from stages.contracts.rl import Reward
 from stages.contracts.score import ScoreConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.finite import check_finite, sample_name
 from stages.engines.inference import response_pass
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import load_policy
@@ -53,6 +54,7 @@ def run(
         rollouts,
         lambda: load_policy(inputs["reference"], ctx.device),
         lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
+        "the reference's log-prob",
     )
     fill(ctx, *rewarding.values(), referring)
     by_source = {name: collect(ctx, work) for name, work in rewarding.items()}
@@ -63,6 +65,8 @@ def run(
         rollouts,
         config,
     ).tolist()
+    for row, reward in zip(rollouts, torch.tensor(rewards, dtype=torch.float32), strict=True):
+        check_finite("the reward to learn from", sample_name(row), float(reward))
 
     said = [
         dict(zip(by_source, values, strict=True))

@@ -11,6 +11,7 @@ from pathlib import Path
 from stages.context import Context
 from stages.contracts.sft import SftConfig
 from stages.data.artifacts import read_parquet
+from stages.data.finite import row_name
 from stages.engines.lora import open_for_training
 from stages.engines.models import load_policy, save_model
 from stages.engines.ranks import join
@@ -27,7 +28,13 @@ def run(
     plan = cosine_plan(config.sft, len(rows), ctx.seed)
     with join(ctx) as ranks:
         model = open_for_training(load_policy, inputs["base"], ctx.device, config.lora, ctx.seed)
-        work = imitation(model, [row["prompt_ids"] for row in rows], completions, ctx.device)
+        work = imitation(
+            model,
+            [row["prompt_ids"] for row in rows],
+            completions,
+            ctx.device,
+            lambda i: row_name("demonstration", i, rows[i]),
+        )
         learners = {"policy": fresh_learner(model, config.sft)}
         shown = ["loss", "grad_norm"]
         history = train(ctx, learners, plan, work, shown=shown, dropout=True, ranks=ranks)

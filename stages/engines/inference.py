@@ -8,6 +8,7 @@ import torch
 
 from stages.context import Context, Stopped
 from stages.data.batching import Batch, collate
+from stages.data.finite import check_finite, sample_name
 from stages.engines.models import pad_id
 from stages.engines.parts import Compute, Pass
 
@@ -17,14 +18,20 @@ Row = Mapping[str, Any]
 
 
 def over_responses(
-    ctx: Context, model: Any, rows: Sequence[Row], compute: Callable[[Batch], torch.Tensor]
+    ctx: Context,
+    model: Any,
+    rows: Sequence[Row],
+    compute: Callable[[Batch], torch.Tensor],
+    what: str = "what the model says",
+    name_of: Callable[[Row], str] = sample_name,
 ) -> list[Any]:
     """`compute` of each row's prompt and response: a list with one entry a row.
 
-    A [B] result gives numbers, a [B, T] result gives lists as long as the row's response.
+    A [B] result gives numbers, a [B, T] result gives lists as long as the row's response. `what`
+    they are is for the message where one is not finite, which also says of which row.
     """
     results: list[Any] = []
-    for values in _micro_batches(ctx, model, rows, compute):
+    for values in _micro_batches(ctx, model, rows, compute, what, name_of):
         results += values
         ctx.progress(len(results), len(rows))
     return results
@@ -36,6 +43,8 @@ def response_pass(
     rows: Sequence[Row],
     load: Callable[[], Any],
     compute: Callable[[Any, Batch], torch.Tensor],
+    what: str,
+    name_of: Callable[[Row], str] = sample_name,
 ) -> Pass:
     """`over_responses` as a pass that shards share out: `compute` by the model that `load` loads.
 
@@ -49,7 +58,7 @@ def response_pass(
 
         def of_unit(unit: range) -> list[Any]:
             part = rows[unit.start : unit.stop]
-            batches = _micro_batches(ctx, model, part, partial(compute, model))
+            batches = _micro_batches(ctx, model, part, partial(compute, model), what, name_of)
             return [value for values in batches for value in values]
 
         return of_unit
@@ -59,7 +68,12 @@ def response_pass(
 
 
 def _micro_batches(
-    ctx: Context, model: Any, rows: Sequence[Row], compute: Callable[[Batch], torch.Tensor]
+    ctx: Context,
+    model: Any,
+    rows: Sequence[Row],
+    compute: Callable[[Batch], torch.Tensor],
+    what: str,
+    name_of: Callable[[Row], str],
 ) -> Iterator[list[Any]]:
     for start in range(0, len(rows), ctx.micro_batch):
         if ctx.should_stop():
@@ -74,7 +88,10 @@ def _micro_batches(
         )
         with torch.no_grad():
             computed = compute(batch).tolist()
-        yield [
+        of_rows = [
             values[: len(row["response_ids"])] if isinstance(values, list) else values
             for row, values in zip(part, computed, strict=True)
         ]
+        for row, values in zip(part, of_rows, strict=True):
+            check_finite(what, name_of(row), values)
+        yield of_rows

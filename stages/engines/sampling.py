@@ -1,11 +1,12 @@
 """Many requests, decoded batch after batch; each batch is a unit that shards share out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from stages.context import Context, StageError
+from stages.data.finite import check_finite
 from stages.data.seeds import stable_hash
 from stages.engines.generation import Completion, Request, Sampling, generate
 from stages.engines.models import content_hash, load_policy
@@ -36,17 +37,22 @@ def generate_all(
     max_new_tokens: int,
     sampling: Sampling,
     batch_size: int,
+    describe: Callable[[int], str],
 ) -> Samples:
     """Complete all requests with the policy in `folder`; ShareDone where other shards owe some.
 
     Parts lie under the hash of the weights that sampled them, so those of two policies never mix.
     A process that finds its share done under the one hash there is takes that, and loads no policy.
+    `describe` names a request where its log-probs are not finite.
     """
 
     def responses(name: str, policy: Any = None) -> Pass:
         def decode(unit: range) -> list[dict[str, Any]]:
             batch = requests[unit.start : unit.stop]
             completions = generate(policy, batch, max_new_tokens=max_new_tokens, sampling=sampling)
+            for index, completion in zip(unit, completions, strict=True):
+                check_finite("the sampler's log-prob", describe(index), completion.logprobs)
+                check_finite("the entropy of the samples", describe(index), completion.entropy)
             return [asdict(completion) for completion in completions]
 
         return Pass(name, len(requests), batch_size, lambda: decode, _response_length)

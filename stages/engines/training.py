@@ -6,7 +6,7 @@ Always true of it:
   metrics do not depend on how the step is split, into micro-batches or over ranks.
 - State that matters is a function of the step: killed at any moment and resumed from its
   checkpoint, the loop ends with the bytes of an undisturbed run.
-- A number that is not finite stops it.
+- A number that is not finite stops it, and the rows that made it so are named.
 - Ranks that train together take the same steps; rank 0 alone saves and logs.
 """
 
@@ -25,6 +25,7 @@ from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
 from stages.contracts.optimizer import OptimizerParams
 from stages.data.seeds import shuffled, stable_hash
+from stages.engines.faults import explain
 from stages.engines.optimizer import Learner
 from stages.engines.ranks import ALONE, Ranks
 from stages.engines.schedules import warmup_then_cosine
@@ -55,6 +56,8 @@ class Work:
     survey: Callable[[Rows], Mapping[str, float]] | None = None
     """Where the loss depends on numbers of the whole step, these rows' part of their sums; computed
     without gradients before the step's first loss."""
+    describe: Callable[[int], str] = lambda row: f"row {row}"
+    """A row's name, for people who have to find it in the data."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,8 @@ def _step(
     counts: Counts,
 ) -> Metrics:
     own = [ranks.rank] if ranks.rank else []
-    torch.manual_seed(stable_hash(plan.seed, "dropout", step, *own))
+    seed = stable_hash(plan.seed, "dropout", step, *own)
+    torch.manual_seed(seed)
     share = ranks.share(plan.rows(step))
     micro_batches = [
         share[start : start + ctx.micro_batch] for start in range(0, len(share), ctx.micro_batch)
@@ -187,9 +191,17 @@ def _step(
         metrics[key] = learner.clip_gradients()
     for name, value in metrics.items():
         if not math.isfinite(value):
+            why = explain(
+                ranks,
+                learners,
+                share,
+                lambda row: work.loss([row], told),
+                (lambda row: work.survey([row])) if work.survey else None,  # type: ignore[misc]
+                work.describe,
+                seed,
+            )
             raise StageError(
-                f"{ctx.stage}: {name} is {value} at step {step + 1} of {plan.num_steps}. Lower the "
-                "learning rate, or look at the rows of this step."
+                f"{ctx.stage}: {name} is {value} at step {step + 1} of {plan.num_steps}; {why}"
             )
     for learner in learners.values():
         learner.step(factor)

@@ -139,13 +139,13 @@ class _Stored:
             return self._of_adapter(name)
         tensor: Tensor = self._base[name].get_tensor(name)
         layer = name.removesuffix(".weight")
-        parts = [f"{layer}.lora_{part}.weight" for part in "AB"]
-        if parts[0] not in self._adapter:
+        if f"{layer}.lora_A.weight" not in self._adapter:
             return tensor
         # The base is loaded, and so cast, before the adapter is added to it.
         return with_adapter(
             tensor.float(),
-            *map(self._of_adapter, parts),
+            self._of_adapter(f"{layer}.lora_A.weight"),
+            self._of_adapter(f"{layer}.lora_B.weight"),
             self._scaling,
             transposed=layer in self._transposed,
         )

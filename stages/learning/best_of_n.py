@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.context import StageError
+from stages.data.finite import sample_name
 from stages.learning.experience import measure
 from stages.learning.imitation import imitation
 from stages.learning.update import Outcome, Role, Rollouts, Update, trained_on
@@ -19,6 +20,7 @@ def learn_from_the_best(update: Update) -> Outcome:
         [row["prompt_ids"] for row in best],
         [row["response_ids"] for row in best],
         update.ctx.device,
+        lambda i: sample_name(best[i]),
     )
     history = update.train(update.plan(len(best)), work, ["loss", "entropy"])
     rewards = [float(row["reward"]) for row in best]

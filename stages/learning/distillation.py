@@ -14,6 +14,7 @@ from stages.algorithms.distillation import sampled_advantages, topk_reverse_kl
 from stages.algorithms.loss import Loss, Tokens
 from stages.context import StageError, Stopped
 from stages.data.batching import pad
+from stages.data.finite import check_finite, sample_name
 from stages.data.tokenizer import Decoder
 from stages.engines.inference import over_responses
 from stages.engines.logprobs import logprobs_of, response_logprobs, response_topk
@@ -68,6 +69,7 @@ def _teacher_logprobs(update: Update) -> torch.Tensor:
         teacher,
         update.rollouts,
         lambda batch: response_logprobs(teacher, batch, temperature).logprobs,
+        "the teacher's log-prob",
     )
     return pad(rows, 0.0)
 
@@ -89,7 +91,11 @@ def _learn_distributions(update: Update, rows: Sequence[int]) -> list[Metrics]:
         tokens = Tokens.padded(batch.response_mask)
         return topk_reverse_kl(student, teacher, tokens, step.counts, params.aggregation, scale)
 
-    work = Work(counted([len(update.rollouts[i]["response_ids"]) for i in rows]), loss)
+    work = Work(
+        counted([len(update.rollouts[i]["response_ids"]) for i in rows]),
+        loss,
+        describe=lambda i: sample_name(update.rollouts[rows[i]]),
+    )
     return update.train(update.plan(len(rows)), work, ["loss", "distillation_kl"])
 
 
@@ -109,6 +115,8 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
         ids = ids.clamp(max=min(sizes) - 1)
         for i, row in enumerate(some):
             length = len(update.rollouts[row]["response_ids"])
+            least = logprobs[i, :length].sum(-1).tolist()
+            check_finite("the teacher's log-prob", sample_name(update.rollouts[row]), least)
             found.append({"ids": ids[i, :length].cpu(), "logprobs": logprobs[i, :length].cpu()})
         update.ctx.progress(len(found), len(rows))
     return found

@@ -107,6 +107,7 @@ def measure(ctx: Context, policy: Any, rollouts: Rollouts, config: PolicyUpdateC
             policy,
             rollouts,
             lambda batch: response_logprobs(policy, batch, config.temperature).logprobs,
+            "the trainer's log-prob",
         ),
         0.0,
     )
@@ -197,9 +198,10 @@ def token_penalties(measured: Measured, params: PolicyUpdateParams, kl_coef: flo
 
 def critic_values(ctx: Context, critic: Any, rollouts: Rollouts) -> Tensor:
     """[N, T] what the critic expects before each token."""
-    return pad(
-        over_responses(ctx, critic, rollouts, lambda batch: response_values(critic, batch)), 0.0
+    said = over_responses(
+        ctx, critic, rollouts, lambda batch: response_values(critic, batch), "the critic's value"
     )
+    return pad(said, 0.0)
 
 
 def how_well_explained(experience: Experience) -> float:

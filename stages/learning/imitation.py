@@ -1,6 +1,6 @@
 """Learning to say what is shown: SFT on demonstrations, or on a policy's own best responses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stages.algorithms.loss import Loss, Tokens
@@ -14,7 +14,11 @@ TokenIds = Sequence[int]
 
 
 def imitation(
-    model: Any, prompts: Sequence[TokenIds], completions: Sequence[TokenIds], device: str
+    model: Any,
+    prompts: Sequence[TokenIds],
+    completions: Sequence[TokenIds],
+    device: str,
+    describe: Callable[[int], str],
 ) -> Work:
     """The negative log-likelihood of completion tokens; prompt tokens are masked."""
 
@@ -26,4 +30,4 @@ def imitation(
         tokens = Tokens.padded(batch.response_mask)
         return nll_loss(said.logprobs, said.entropies, tokens, step.counts)
 
-    return Work(counted(list(map(len, completions))), loss)
+    return Work(counted(list(map(len, completions))), loss, describe=describe)

@@ -14,6 +14,7 @@ from stages.context import StageError
 from stages.contracts.objectives import REFERENCE_FREE
 from stages.contracts.policy_update import Chosen, DpoReference
 from stages.data.artifacts import read_parquet
+from stages.data.finite import sample_name
 from stages.engines.inference import over_responses
 from stages.engines.logprobs import response_logprobs
 from stages.engines.training import Metrics
@@ -33,6 +34,7 @@ def learn_from_own_pairs(update: Update) -> Outcome:
     references = zip(_reference(update, chosen), _reference(update, rejected), strict=True)
     pairs = [
         {
+            "prompt_id": loser["prompt_id"],
             "prompt_ids": loser["prompt_ids"],
             "chosen_ids": winner["response_ids"],
             "rejected_ids": loser["response_ids"],
@@ -47,6 +49,7 @@ def learn_from_own_pairs(update: Update) -> Outcome:
         update.policy.model,
         pairs,
         update.ctx.device,
+        describe=lambda i: f"the pair with the rejected {sample_name(rejected[i])}",
         temperature=update.config.temperature,
         kind=params.dpo_loss,
         beta=params.dpo_beta,
@@ -123,5 +126,6 @@ def _reference(update: Update, responses: Sequence[Mapping[str, Any]]) -> list[f
             policy,
             responses,
             lambda batch: response_logprobs(policy, batch, temperature).logprobs,
+            "the reference's log-prob",
         )
     ]

@@ -1,6 +1,6 @@
 """Learning from pairs of responses, the first preferred: DPO and its kin."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from stages.algorithms.loss import Loss, Metric, Per, Tokens
 from stages.algorithms.preference import PairLogprobs, preference_loss
 from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
 from stages.data.batching import Batch, collate
+from stages.data.finite import row_name
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import pad_id
 from stages.engines.training import Rows, Step, Work, counted
@@ -32,9 +33,10 @@ def preference(
     *,
     kind: PreferenceLoss,
     temperature: float = 1.0,
+    describe: Callable[[int], str] | None = None,
     **settings: Any,
 ) -> Work:
-    """`settings` are the others of `preference_loss`."""
+    """`settings` are the others of `preference_loss`; `describe` names a pair, else its place."""
 
     def loss(rows: Rows, step: Step) -> Loss:
         some = [pairs[i] for i in rows]
@@ -53,4 +55,8 @@ def preference(
         of_chosen = Metric(now.entropies.detach()[: len(some)].sum(), Per.TOKEN)
         return Loss(learnt.value, {**learnt.metrics, "entropy": of_chosen})
 
-    return Work(counted([len(pair["chosen_ids"]) for pair in pairs]), loss)
+    return Work(
+        counted([len(pair["chosen_ids"]) for pair in pairs]),
+        loss,
+        describe=describe or (lambda i: row_name("preference", i, pairs[i])),
+    )

@@ -28,6 +28,7 @@ from stages.contracts.objectives import KlPlace
 from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
 from stages.data.batching import Batch, collate
+from stages.data.finite import sample_name
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import pad_id, response_values
 from stages.engines.optimizer import Learner
@@ -198,7 +199,11 @@ def _work(
             )
         return total
 
-    return Work(counted([len(rollouts[i]["response_ids"]) for i in learnt]), loss)
+    return Work(
+        counted([len(rollouts[i]["response_ids"]) for i in learnt]),
+        loss,
+        describe=lambda i: sample_name(rollouts[learnt[i]]),
+    )
 
 
 def _fit_critic(update: Update, critic: Learner, measured: Measured, kl_coef: float) -> None:
@@ -226,7 +231,11 @@ def _fit_critic(update: Update, critic: Learner, measured: Measured, kl_coef: fl
         update.ctx,
         {"critic": critic},
         update.plan(len(rollouts), epochs=params.critic_warmup_epochs),
-        Work(counted([len(row["response_ids"]) for row in rollouts]), loss),
+        Work(
+            counted([len(row["response_ids"]) for row in rollouts]),
+            loss,
+            describe=lambda i: sample_name(rollouts[i]),
+        ),
         shown=["loss"],
         before="critic_fit",
         ranks=update.ranks,

@@ -15,6 +15,7 @@ from stages.algorithms.loss import Loss, Metric, Per, Tokens
 from stages.algorithms.preference import kto_baseline, kto_loss
 from stages.context import StageError
 from stages.data.batching import collate
+from stages.data.finite import row_name
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import pad_id
 from stages.engines.training import Rows, Step, Work, counted
@@ -94,4 +95,6 @@ def kto(
         shown = Metric(logprobs.new_tensor(baseline), Per.MAX)
         return Loss(learnt.value, {**learnt.metrics, "kto_baseline": shown})
 
-    return Work(counted([len(row["completion_ids"]) for row in data]), loss, survey)
+    num_tokens = [len(row["completion_ids"]) for row in data]
+    name_of = lambda i: row_name("feedback", i, data[i])  # noqa: E731
+    return Work(counted(num_tokens), loss, survey, name_of)

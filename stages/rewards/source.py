@@ -6,6 +6,7 @@ from typing import Any
 
 from stages.context import Context, StageError
 from stages.contracts.rl import Reward
+from stages.data.finite import check_finite, sample_name
 from stages.engines.inference import UNIT_ROWS, response_pass
 from stages.engines.models import load_scalar_model
 from stages.engines.parts import Compute, Pass
@@ -20,7 +21,7 @@ def reward_pass(ctx: Context, name: str, source: Reward, folder: Path, rows: Row
     if source is Reward.REWARD_MODEL:
         rule = RewardRule.load(folder)
         load = lambda: load_scalar_model(folder, ctx.device)  # noqa: E731
-        return response_pass(ctx, name, rows, load, rule.rewards)
+        return response_pass(ctx, name, rows, load, rule.rewards, _what(source))
     for row in rows:
         if row["answer"] is None:
             raise StageError(
@@ -28,7 +29,12 @@ def reward_pass(ctx: Context, name: str, source: Reward, folder: Path, rows: Row
                 "add it to its row in the data, or take the verifier out of rl.reward and "
                 "score.weights"
             )
-    return Pass(name, len(rows), UNIT_ROWS, lambda: _verified(Verifier.load(folder), rows))
+    return Pass(
+        name,
+        len(rows),
+        UNIT_ROWS,
+        lambda: _checked(_verified(Verifier.load(folder), rows), source, rows),
+    )
 
 
 def _verified(verifier: Verifier, rows: Rows) -> Compute:
@@ -36,3 +42,19 @@ def _verified(verifier: Verifier, rows: Rows) -> Compute:
         verifier.reward(row["response"], row["answer"], ended=row["finish_reason"] == "stop")
         for row in rows[unit.start : unit.stop]
     ]
+
+
+def _checked(compute: Compute, source: Reward, rows: Rows) -> Compute:
+    """Refuse a reward that is not a number before it is kept."""
+
+    def of_unit(unit: range) -> Sequence[Any]:
+        rewards = compute(unit)
+        for index, reward in zip(unit, rewards, strict=True):
+            check_finite(_what(source), sample_name(rows[index]), reward)
+        return rewards
+
+    return of_unit
+
+
+def _what(source: Reward) -> str:
+    return f"the reward from {source.value}"

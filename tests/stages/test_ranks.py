@@ -71,6 +71,7 @@ def fit(
     step_seconds=0.0,
     fail_at=None,
     nan_at=None,
+    bad_row=None,
     hang_at=None,
     early=False,
 ):
@@ -96,7 +97,7 @@ def fit(
         loss = torch.cat(errors).sum() / step.counts.tokens
         if calls == fail_at:
             raise StageError("row 7 is bad")
-        if calls == nan_at:
+        if calls == nan_at or bad_row in rows:
             loss = loss * float("nan")
         metrics = {
             "error": Metric(torch.cat(errors).sum(), Per.TOKEN),
@@ -402,6 +403,16 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_all_with_its_step(tmp_pat
     for status, said in ends.values():
         assert status == 1
         assert "StageError: test: loss is nan at step 2 of 6" in said
+
+
+def test_the_row_at_fault_is_named_by_every_rank_whoever_has_it(tmp_path):
+    plan = Plan(NUM_ROWS, 8, 2, seed=5, learning_rate=warmup_then_cosine(0.1))
+    bad_row = plan.rows(1)[3]  # of the second rank's share of the second step
+    with Processes("fit", tmp_path, 2, fit={"bad_row": bad_row}) as processes:
+        ends = processes.ends()
+    for status, said in ends.values():
+        assert status == 1
+        assert f"loss is nan at step 2 of 6; look at row {bad_row} (its loss alone is nan)" in said
 
 
 @pytest.mark.parametrize("address", ["sft", "reward_model", "policy_update@iter_001"])

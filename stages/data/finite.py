@@ -1,0 +1,36 @@
+"""Numbers that are not finite stop a stage, with the row that has them and where in it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stages.context import StageError
+
+
+def sample_name(row: Mapping[str, Any]) -> str:
+    """A sample as messages call it, by the columns that find it again in any artifact."""
+    index = row.get("sample_index")
+    return f"prompt {row.get('prompt_id')}" + ("" if index is None else f", sample {index}")
+
+
+def row_name(kind: str, number: int, row: Mapping[str, Any]) -> str:
+    """A row of the data as messages call it, counted from 0 in its file."""
+    return f"{kind} {number} (prompt {row.get('prompt_id')})"
+
+
+def check_finite(what: str, name: str, values: float | Sequence[float], remedy: str = "") -> None:
+    """StageError unless the number, or each of a response's numbers, is finite."""
+    if not isinstance(values, Sequence):
+        if not math.isfinite(values):
+            raise StageError(f"{what} is {values} for {name}{_advice(remedy)}")
+        return
+    for position, value in enumerate(values):
+        if not math.isfinite(value):
+            raise StageError(
+                f"{what} is {value} at token {position} of the response, for {name}"
+                f"{_advice(remedy)}"
+            )
+
+
+def _advice(remedy: str) -> str:
+    return f": {remedy}" if remedy else ""
