@@ -3,7 +3,10 @@
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any, TextIO
+
+from stages.health import Finding
 
 
 class Console:
@@ -48,8 +51,10 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def describe_progress(progress: dict[str, Any] | None, started: float) -> str:
-    """Step, rate, time left and the numbers that matter, from a job's progress.json."""
+def describe_progress(
+    progress: dict[str, Any] | None, started: float, warnings: Iterable[Finding] = ()
+) -> str:
+    """Step, rate, time left and the numbers that matter, from a job's progress.json; marks."""
     if not progress:
         return "starting"
     done, total = progress["done"], progress["total"]
@@ -58,7 +63,12 @@ def describe_progress(progress: dict[str, Any] | None, started: float) -> str:
     left = seconds((total - done) / rate) if rate and total > done else ""
     numbers = "  ".join(f"{name} {value:.4g}" for name, value in progress["numbers"].items())
     parts = [f"{done}/{total}", f"{rate:.1f}/s", f"{left} left" if left else "", numbers]
-    return "  ".join(part for part in parts if part)
+    return "  ".join(part for part in [*parts, describe_warnings(warnings)] if part)
+
+
+def describe_warnings(warnings: Iterable[Finding]) -> str:
+    """Marks for a line that has no room for more."""
+    return "  ".join(f"! {finding.kind.words}" for finding in warnings)
 
 
 _TELLING = (

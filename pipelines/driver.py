@@ -15,6 +15,7 @@ from pipelines import atomic
 from pipelines.console import Console, describe_metrics, describe_progress, seconds
 from pipelines.errors import LockstepError
 from pipelines.executors import Executor
+from pipelines.health import Health
 from pipelines.interrupts import Interrupts
 from pipelines.invocation import Invocation, dvc_ancestor
 from pipelines.ledger import Attempt, Entry, State
@@ -58,6 +59,7 @@ class Driver:
     console: Console
     identity: Callable[[], str]
     """The fingerprint of the stage as the workspace has it now."""
+    health: Health
     said: dict[str, Any] = field(default_factory=dict)
 
     def submit_only(self) -> None:
@@ -278,11 +280,15 @@ class Driver:
         return self.executors(ExecutorKind(kind))
 
     def _say_changes(self, attempt: Attempt, state: State, executor: Executor) -> None:
-        """What is worth a line: the run in MLflow, where Slurm has the job, whether it answers."""
+        """What is worth a line: the run in MLflow, a warning, where Slurm has the job."""
         tracking = atomic.read_json(self.entry.folder / "tracking.json") or {}
         if tracking.get("run_id") and not self.said.get("run"):
             self.said["run"] = True
             self._say(f"MLflow run {tracking.get('url') or tracking['run_id']}")
+        for finding in self.health.of(self.entry.stage, self.entry):
+            if not self.said.get(finding.kind):
+                self.said[finding.kind] = True
+                self._say(f"warning: {finding}")
         if not executor.leaves_jobs:
             return
         self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
@@ -305,7 +311,8 @@ class Driver:
     def _show_progress(self, attempt: Attempt, state: State) -> None:
         progress = atomic.read_json(self.entry.folder / "progress.json")
         started = (attempt.worker or {}).get("time", time.time())
-        what = describe_progress(progress, started) if state is State.RUNNING else state
+        warnings = self.health.of(self.entry.stage, self.entry)
+        what = describe_progress(progress, started, warnings) if state is State.RUNNING else state
         self.console.progress(f"{self.entry.stage}: {what}")
 
     def _ship(self) -> None:
@@ -320,6 +327,8 @@ class Driver:
         self._say(f"done in {taken}: {describe_metrics(record['metrics'])}")
         for path, digest in record["outs"].items():
             self._say(f"  {path}  {digest}")
+        for finding in self.health.of(self.entry.stage, self.entry, now=True):
+            self._say(f"warning: {finding}")
 
     def _say(self, text: str) -> None:
         self.console.line(f"{self.entry.stage}: {text}")

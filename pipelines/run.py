@@ -25,6 +25,7 @@ from pipelines.dvc_files import keep_lock, mend_dvc_files
 from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
+from pipelines.health import Health
 from pipelines.interrupts import Interrupts
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry, Ledger, State
@@ -138,6 +139,7 @@ class PipelineRun:
         self.invocation = new_invocation("lockstep run")
         self.environment = dvc_environment(profile_name, self.invocation)
         self.ledger = Ledger(repository.jobs)
+        self.health = Health(repository.root)
         self.running: dict[str, _Running] = {}
         self.interrupts = Interrupts()
         self.wish: Wish | None = None
@@ -224,6 +226,8 @@ class PipelineRun:
             self.finished += 1
             count = f"[{self.finished:>{len(str(total))}}/{total}]"
             self.console.line(f"{count} {address}: {self._outcome(entry, job)} ({taken})")
+            for finding in self.health.of(address, entry, now=True):
+                self.console.line(f"    warning: {finding}")
             return True
         state = entry.state() if entry else None
         if self.wish is Wish.DETACH and state is not None and state.alive:
@@ -254,7 +258,8 @@ class PipelineRun:
             progress = None
             if entry and entry.state() is State.RUNNING:
                 progress = atomic.read_json(entry.folder / "progress.json")
-            shown.append(f"{address} {describe_progress(progress, job.started)}")
+            warnings = self.health.of(address, entry) if progress else ()
+            shown.append(f"{address} {describe_progress(progress, job.started, warnings)}")
         self.console.progress(" | ".join(shown))
 
     def _heed_interrupts(self) -> None:

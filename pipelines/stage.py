@@ -15,6 +15,7 @@ from pipelines.dvc_files import keep_lock
 from pipelines.errors import LockstepError
 from pipelines.executors import make_executor
 from pipelines.hashing import HashCache
+from pipelines.health import Health
 from pipelines.invocation import current_invocation
 from pipelines.ledger import Entry, Ledger, State
 from pipelines.link import wait_for_link
@@ -57,6 +58,7 @@ def make_driver(
         invocation=current_invocation(),
         console=console,
         identity=lambda: fingerprint(repository, address),
+        health=Health(repository.root),
     )
 
 

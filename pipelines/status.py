@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipelines import atomic
-from pipelines.console import describe_progress, seconds
+from pipelines.console import describe_progress, describe_warnings, seconds
+from pipelines.health import Health
 from pipelines.ledger import Attempt, Entry, Ledger, State
 from pipelines.link import unstarted_links
 from pipelines.params import load_params
@@ -14,6 +15,7 @@ from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.verdict import verdict_on
 from stages.contracts.catalog import bind_all
+from stages.health import Finding
 
 RECORDED = "recorded"
 """dvc.lock has the stage's outputs, made by a job that this clone knows nothing of."""
@@ -43,6 +45,7 @@ class StageStatus:
     mlflow_run: str | None = None
     mlflow_url: str | None = None
     log: str | None = None
+    warnings: tuple[Finding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,6 +57,7 @@ def stage_statuses(repository: Repository) -> list[StageStatus]:
     latest = Ledger(repository.jobs).latest()
     links = unstarted_links(repository)
     recorded = recorded_outs(repository.root)
+    health = Health(repository.root)
     statuses = []
     for bound in bind_all(load_params(repository.root)):
         name, entry = bound.address, latest.get(bound.address)
@@ -64,7 +68,8 @@ def stage_statuses(repository: Repository) -> list[StageStatus]:
             status = _of_entry(entry)
         else:
             status = StageStatus(name, RECORDED if name in recorded else ABSENT)
-        statuses.append(replace(status, iteration=iteration))
+        warnings = health.of(name, entry)
+        statuses.append(replace(status, iteration=iteration, warnings=warnings))
     return statuses
 
 
@@ -146,6 +151,7 @@ def render(statuses: list[StageStatus]) -> str:
             lines.append(f"{status.stage}: log {status.log}")
             if status.mlflow_url or status.mlflow_run:
                 lines.append(f"{status.stage}: MLflow {status.mlflow_url or status.mlflow_run}")
+        lines += [f"{status.stage}: warning: {finding}" for finding in status.warnings]
     return "\n".join(lines)
 
 
@@ -155,6 +161,7 @@ def _row(status: StageStatus) -> tuple[str, ...]:
         elapsed += f" of {seconds(status.limit)}"
     again = f"attempt {status.attempts}" if status.attempts > 1 else ""
     first_line = (status.error or "").split("\n", 1)[0]
+    marks = describe_warnings(status.warnings)
     return (
         status.stage,
         status.state,
@@ -163,5 +170,5 @@ def _row(status: StageStatus) -> tuple[str, ...]:
         str(status.gpus or ""),
         str(status.restarts or ""),
         (status.job or "") if status.limit else "",
-        "  ".join(filter(None, [status.reason, status.progress, again, first_line])),
+        "  ".join(filter(None, [status.reason, status.progress, again, first_line, marks])),
     )

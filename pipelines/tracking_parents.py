@@ -16,6 +16,7 @@ from pipelines.tracking_cached import UpToDate, up_to_date
 from pipelines.tracking_cursor import Group, ParentCursor, StageCursor, entry_name
 from pipelines.tracking_metrics import Point, name_above, numbers, summary_of
 from pipelines.tracking_stage import ended_at, flat_params, iteration_of, started_at, status_of
+from pipelines.tracking_warnings import WarningTags
 from stages.contracts.base import Over
 from stages.contracts.catalog import STAGES
 
@@ -38,6 +39,7 @@ class ParentShipper:
     def __init__(self, repository: Repository, store: "Store") -> None:
         self._repository = repository
         self._store = store
+        self._warnings = WarningTags(repository, store)
 
     def ensure(self, group: Group) -> ParentCursor:
         """The invocation's run, made if it is not there yet."""
@@ -92,8 +94,8 @@ class ParentShipper:
             done = {entry.spec.name for entry, state in inside.items() if state in _FINISHED}
             over = group.over or any(done >= stages for stages in _OF_A_POLICY)
             self._set_status(run, inside, over, cursor)
-        if group.over:
-            self._close(group, states, cursor)
+        cached = self._close(group, states, cursor) if group.over else {}
+        self._warnings.update(group, cursor, cached)
         self._set_status(cursor.run_id, states, group.over, cursor)
         if group.over:
             cursor.entries = {entry_name(entry): state.value for entry, state in states.items()}
@@ -142,8 +144,10 @@ class ParentShipper:
         cursor.statuses[run] = status
         cursor.save()
 
-    def _close(self, group: Group, states: dict[Entry, State], cursor: ParentCursor) -> None:
-        """Link the stages that were up to date, and list all of them for a reader."""
+    def _close(
+        self, group: Group, states: dict[Entry, State], cursor: ParentCursor
+    ) -> dict[str, str | None]:
+        """List all stages for a reader; returns those that were up to date, linked, by run."""
         assert cursor.run_id is not None
         ran = {entry.stage: (entry, state) for entry, state in states.items()}
         unfinished = {stage for stage, (_, state) in ran.items() if state not in _FINISHED}
@@ -157,13 +161,15 @@ class ParentShipper:
             if stage in ran:
                 continue
             run = self._maker(item)
-            links[f"lockstep.cached.{stage}"] = run
+            links[stage] = run
             rows.append(f"| {stage} | up to date | {self._link(run)} |")
             if stage not in cursor.measured:
                 self._measure_cached(item, group, cursor)
                 cursor.measured.append(stage)
         note = "\n".join(["| stage | outcome | run |", "| --- | --- | --- |", *rows])
-        self._store.set_tags(cursor.run_id, {"mlflow.note.content": note, **links})
+        tags = {f"lockstep.cached.{stage}": run for stage, run in links.items()}
+        self._store.set_tags(cursor.run_id, {"mlflow.note.content": note, **tags})
+        return links
 
     def _measure_cached(self, item: UpToDate, group: Group, cursor: ParentCursor) -> None:
         values = atomic.read_json(self._repository.root / item.bound.metrics) or {}

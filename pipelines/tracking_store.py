@@ -139,6 +139,18 @@ class Store:
         )
 
     @_translated(UnreachableError)
+    def tags(self, run_id: str, prefix: str) -> dict[str, str]:
+        """The run's tags whose names begin so."""
+        found = self._client.get_run(run_id).data.tags
+        return {key: value for key, value in found.items() if key.startswith(prefix)}
+
+    @_translated(UnreachableError)
+    def drop_tags(self, run_id: str, keys: Iterable[str]) -> None:
+        """Take tags away that the run is known to have."""
+        for key in keys:
+            self._client.delete_tag(run_id, key)
+
+    @_translated(UnreachableError)
     def set_inputs(self, run_id: str, inputs: Iterable[tuple[str, str, str]]) -> None:
         """Dataset inputs: (what the stage calls it, path, DVC hash)."""
         names: dict[tuple[str, str], list[str]] = {}

@@ -4,8 +4,8 @@ Reads numbers and samples that other stages wrote, compares the SFT policy with 
 writes both files from that alone: the same inputs give the same bytes. The final policy is the last
 that params.yaml names; where another is more accurate, the report says so.
 
-In reading order: `evidence` (what is read), `family` (the tree of policies), `comparison` and
-`story` (what may be concluded), `page` and `summary` (how it is shown).
+In reading order: `evidence` (what is read), `family` (the tree of policies), `comparison`,
+`story` and `concerns` (what may be concluded), `page` and `summary` (how it is shown).
 """
 
 from collections.abc import Mapping
@@ -13,35 +13,37 @@ from pathlib import Path
 
 from stages.context import Context
 from stages.contracts.report import ReportConfig
-from stages.reporting import comparison, evidence, page, story, summary
+from stages.reporting import comparison, concerns, evidence, page, story, summary
 from stages.reporting.family import ROOT, Family
 
 
 def run(
     config: ReportConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
-) -> dict[str, float]:
+) -> dict[str, float | int]:
     family = Family(config.rl.family, frozenset(config.rl.preferences))
     found = evidence.read(inputs, family)
     pairs = comparison.pair_up(found.before, found.after)
     told = story.tell(config, family, found, pairs)
+    raised = concerns.collect(family, found, config.warn)
 
     # The report cannot show its own hash, and an earlier report's must not change this one.
     nodes = [{**node, "outs": {}} if node["stage"] == ctx.stage else node for node in ctx.graph]
 
     folder = out["report"]
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "index.html", page.render(config, family, found, told, pairs, nodes))
-    _write(folder / "summary.md", summary.render(config, family, found, told, pairs))
+    _write(folder / "index.html", page.render(config, family, found, told, raised, pairs, nodes))
+    _write(folder / "summary.md", summary.render(config, family, found, told, raised, pairs))
     ctx.progress(1, 1)
 
     first, last = found.evaluations[ROOT], found.evaluations[family.final]
-    metrics = {
+    metrics: dict[str, float | int] = {
         "sft_accuracy": first["accuracy"],
         "final_accuracy": last["accuracy"],
         "accuracy_gain": last["accuracy"] - first["accuracy"],
         "final_reward_mean": last["reward_mean"],
         "final_kl_to_reference": last["kl_to_reference"],
         "final_entropy": last["entropy"],
+        "num_warnings": len(raised),
     }
     if found.pairwise_accuracy is not None:
         metrics["reward_pairwise_accuracy"] = found.pairwise_accuracy

@@ -15,6 +15,7 @@ from stages.contracts.rl import RlParams
 from stages.contracts.rollout import RolloutParams
 from stages.contracts.score import ScoreParams
 from stages.contracts.sft import SftParams
+from stages.contracts.warn import WarnParams
 
 
 class ReportParams(Section):
@@ -53,6 +54,8 @@ class Params(Section):
     """Measuring policies on held-out prompts."""
     report: ReportParams = ReportParams()
     """The page at the end."""
+    warn: WarnParams = WarnParams()
+    """From where on a policy's numbers are worth a warning; docs/warnings.md explains each."""
 
     @model_validator(mode="after")
     def _values_agree(self) -> "Params":

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from stages.contracts.params import Params
 from stages.reporting.chart import Line, Point, draw
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import Family
@@ -26,10 +27,12 @@ class Figure:
     svg: Markup
 
 
-def figures(family: Family, evidence: Evidence, max_kl: float) -> list[Figure]:
+def figures(family: Family, evidence: Evidence, params: Params) -> list[Figure]:
     """Accuracy, reward, KL, entropy and length over the iterations; and reward against KL."""
     steps = iteration_axis(family)
     share = Format.SHARE
+    max_kl = params.policy_update.max_kl
+    kl_warning = "" if params.warn.kl is None else f"; a warning past {params.warn.kl:g}"
 
     def over_iterations(
         metric: str, reading: str, *, spread: str = "", floor: float | None = 0.0
@@ -68,7 +71,7 @@ def figures(family: Family, evidence: Evidence, max_kl: float) -> list[Figure]:
         ),
         over_iterations(
             "kl_to_reference",
-            f"Distance from the SFT policy, nats per token. Updates stop past {max_kl:g}.",
+            f"Nats per token from the SFT policy. Updates stop past {max_kl:g}{kl_warning}.",
         ),
         over_iterations("entropy", "Nats per token. Falls as the policy decides; 0 is collapse."),
         over_iterations("response_length", "Mean tokens in a response."),

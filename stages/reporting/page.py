@@ -9,6 +9,7 @@ from typing import Any
 from stages.contracts.params import Params
 from stages.reporting import changes, charts, graph, tables
 from stages.reporting.comparison import Pair, choose
+from stages.reporting.concerns import Concern
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import ROOT, Family
 from stages.reporting.markup import Child, Markup, element, join
@@ -30,12 +31,13 @@ def render(
     family: Family,
     evidence: Evidence,
     story: Story,
+    concerns: Sequence[Concern],
     pairs: list[Pair],
     nodes: Sequence[Mapping[str, Any]],
 ) -> str:
     """The whole document."""
     body = join(
-        _header(story),
+        _header(story, concerns),
         element(
             "main",
             _cards(family, evidence),
@@ -64,7 +66,7 @@ def render(
     return f"<!doctype html>\n{document}\n"
 
 
-def _header(story: Story) -> Markup:
+def _header(story: Story, concerns: Sequence[Concern]) -> Markup:
     links = {
         "iterations": "Iterations",
         "samples": "Samples",
@@ -82,7 +84,34 @@ def _header(story: Story) -> Markup:
         element("p", story.lead, class_="lead"),
         element("p", story.method, ".", class_="method"),
         element("ul", caveats, class_="caveats") if caveats else None,
+        _concerns(concerns) if concerns else None,
     )
+
+
+def _concerns(concerns: Sequence[Concern]) -> Markup:
+    items = [
+        element(
+            "li",
+            element("h3", concern.title, element("span", concern.names, class_="note")),
+            element("p", _as_sentence(concern.last.sentence)),
+            element("p", f"To try: {concern.last.advice}.", class_="note"),
+        )
+        for concern in concerns
+    ]
+    return element(
+        "section",
+        element(
+            "h2", "1 warning" if len(concerns) == 1 else f"{len(concerns)} warnings", id="warnings"
+        ),
+        element("ul", items),
+        element("p", "Thresholds are under warn in params.yaml.", class_="note"),
+        class_="warnings",
+        aria_labelledby="warnings",
+    )
+
+
+def _as_sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _cards(family: Family, evidence: Evidence) -> Markup:
@@ -134,7 +163,7 @@ def _card(label: str, value: str, change: str, note: str) -> Markup:
 
 def _iterations(params: Params, family: Family, evidence: Evidence) -> Markup:
     cells = []
-    for figure in charts.figures(family, evidence, params.policy_update.max_kl):
+    for figure in charts.figures(family, evidence, params):
         key = [element("span", charts.swatch(style), name) for style, name in figure.key]
         caption = element(
             "figcaption",

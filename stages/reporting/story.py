@@ -39,7 +39,7 @@ def tell(params: Params, family: Family, evidence: Evidence, pairs: list[Pair]) 
         headline=headline,
         lead=_lead(family, pairs),
         method=_method(params, family),
-        caveats=tuple(_caveats(params, family, evidence, verdict)),
+        caveats=tuple(_caveats(family, evidence, verdict)),
     )
 
 
@@ -71,7 +71,7 @@ def _method(params: Params, family: Family) -> str:
     )
 
 
-def _caveats(params: Params, family: Family, evidence: Evidence, verdict: Verdict) -> list[str]:
+def _caveats(family: Family, evidence: Evidence, verdict: Verdict) -> list[str]:
     caveats = []
     if verdict is Verdict.UNCLEAR:
         caveats.append(
@@ -90,15 +90,5 @@ def _caveats(params: Params, family: Family, evidence: Evidence, verdict: Verdic
         caveats.append(
             "Reward rose while accuracy fell: the policy has probably learned to please the reward "
             "source rather than to answer right."
-        )
-    if last["entropy"] < 0.1 * first["entropy"]:
-        caveats.append(
-            "Entropy has collapsed to less than a tenth of the supervised policy's: it hardly "
-            "explores any more, and further iterations will change little."
-        )
-    if last["kl_to_reference"] > 0.5 * params.policy_update.max_kl:
-        caveats.append(
-            f"KL to the reference is past half of policy_update.max_kl "
-            f"({params.policy_update.max_kl:g}), where updates stop."
         )
     return caveats

@@ -56,6 +56,14 @@ h1 {
   margin-top: 8px; padding: 9px 14px; background: var(--warn-fill); font-size: 14px;
   border-left: 3px solid var(--warn); border-radius: 0 6px 6px 0;
 }
+.warnings {
+  max-width: 60em; margin-top: 24px; padding: 16px 18px 14px; background: var(--warn-fill);
+  border: 1px solid var(--warn); border-radius: 10px;
+}
+.warnings h2 { font-size: 16px; color: var(--warn); }
+.warnings li { margin: 10px 0; }
+.warnings h3 .note { margin-left: 10px; font-weight: 400; }
+.warnings .note { color: var(--soft); }
 
 section { margin-top: 60px; }
 h2 {

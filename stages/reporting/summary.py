@@ -1,7 +1,10 @@
 """The report in short, as Markdown that reads well in a terminal of 80 to 100 columns."""
 
+from collections.abc import Sequence
+
 from stages.contracts.params import Params
 from stages.reporting.comparison import Pair, choose
+from stages.reporting.concerns import Concern
 from stages.reporting.evidence import Evidence, Sample
 from stages.reporting.family import ROOT, Family
 from stages.reporting.markup import printable
@@ -22,20 +25,32 @@ _COLUMNS = {
 
 
 def render(
-    params: Params, family: Family, evidence: Evidence, story: Story, pairs: list[Pair]
+    params: Params,
+    family: Family,
+    evidence: Evidence,
+    story: Story,
+    concerns: Sequence[Concern],
+    pairs: list[Pair],
 ) -> str:
-    """Headline, one table, three samples, and where to look next."""
+    """Headline, what to doubt, one table, three samples, and where to look next."""
     blocks = [
         f"# {story.headline}",
         _wrap(story.lead),
         _wrap(f"{story.method}. {_reward_source(params, evidence)}"),
         *(_wrap(f"Note: {caveat}") for caveat in story.caveats),
+        *map(_concern, concerns),
         _policies(family, evidence),
         "## Before and after",
         *(_sample(pair, family.final) for pair in choose(pairs, _NUM_SAMPLES)),
         f"The whole report: {PAGE}",
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def _concern(concern: Concern) -> str:
+    others = f" ({concern.names})" if len(concern.policies) > 1 else ""
+    said = f"Warning: {concern.title}{others}: {concern.last.sentence}."
+    return _wrap(f"{said} To try: {concern.last.advice}.")
 
 
 def _reward_source(params: Params, evidence: Evidence) -> str:

@@ -64,6 +64,7 @@ def test_repro_ran_every_stage_once_and_a_second_one_runs_nothing(finished: Any)
         ({"evaluate__samples": 2}, {"evaluate_sft", "evaluate@iter_001", "report"}),
         ({"preference__beta": 0.3}, {"report"}),
         ({"report__samples": 1}, {"report"}),
+        ({"warn__kl": None}, {"report"}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

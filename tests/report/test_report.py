@@ -102,6 +102,7 @@ def test_metrics_are_the_inputs_own_values(finished_run: Callable) -> None:
         "final_reward_mean": -1.5,
         "final_kl_to_reference": 0.125,
         "final_entropy": 0.375,
+        "num_warnings": 0,
         "reward_pairwise_accuracy": 0.9375,
     }
 

@@ -1,0 +1,250 @@
+"""Training that goes wrong without failing: what the numbers of a policy give reason to warn of.
+
+Pure functions of numbers, without torch, so that both planes judge alike: the report from its
+evidence, the control plane from the files of the workspace and of a running job. A policy is judged
+against those it descends from, never against a branch beside it. What was not measured, or is not
+finite, is not judged.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stages.contracts.warn import WarnParams
+
+
+class Kind(StrEnum):
+    """What may be wrong."""
+
+    ENTROPY_COLLAPSE = "entropy_collapse"
+    KL_BLOW_UP = "kl_blow_up"
+    REWARD_STANDING_STILL = "reward_standing_still"
+    LENGTH_DRIFT = "length_drift"
+    TRUNCATION = "truncation"
+    FLAT_GROUPS = "flat_groups"
+
+    @property
+    def words(self) -> str:
+        return "KL blow-up" if self is Kind.KL_BLOW_UP else self.value.replace("_", " ")
+
+
+ADVICE = {
+    Kind.ENTROPY_COLLAPSE: (
+        "raise policy_update.entropy_coef, policy_update.clip_high or rollout.temperature, and go "
+        "on from a policy that still explores"
+    ),
+    Kind.KL_BLOW_UP: (
+        "raise policy_update.kl_coef or lower policy_update.learning_rate, and read samples: the "
+        "policy may have found a flaw of the reward"
+    ),
+    Kind.REWARD_STANDING_STILL: (
+        "look whether the reward still tells good responses from bad ones; then more "
+        "rollout.samples, a higher policy_update.learning_rate or harder prompts; or stop here"
+    ),
+    Kind.LENGTH_DRIFT: (
+        "read samples: the reward may favour length itself; score.overlong_penalty, or "
+        "policy_update.aggregation that does not weigh by length, work against it"
+    ),
+    Kind.TRUNCATION: (
+        "raise rollout.max_new_tokens (and model.max_length), or have long responses cost "
+        "something: score.missing_eos_penalty, score.overlong_buffer"
+    ),
+    Kind.FLAT_GROUPS: (
+        "choose prompts that are neither too easy nor too hard, raise rollout.samples, or draw a "
+        "rollout.reserve so that groups without signal are replaced"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was measured of a policy; empty where nothing was."""
+
+    policy: str
+    metrics: Mapping[str, float]
+
+    def get(self, metric: str) -> float | None:
+        """The metric, if it is there and a number at all."""
+        value = self.metrics.get(metric)
+        return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A warning: which policy, which number against which threshold, in words."""
+
+    kind: Kind
+    policy: str
+    metric: str
+    value: float
+    threshold: float
+    """What `value` was compared with."""
+    sentence: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.sentence} (to try: {self.advice})"
+
+
+Line = Sequence[Reading]
+"""A policy's ancestry: the SFT policy first, the policy itself last."""
+
+
+def judge(line: Line, warn: WarnParams) -> tuple[Finding, ...]:
+    """What to warn of in the last of the line, in the order of the kinds."""
+    found = (rule(line, warn) for rule in RULES)
+    return tuple(finding for finding in found if finding is not None)
+
+
+def judge_family(
+    parents: Mapping[str, str], readings: Mapping[str, Reading], warn: WarnParams
+) -> list[Finding]:
+    """What to warn of in each policy that was measured, along the branch it is on."""
+    return [
+        finding
+        for policy in readings
+        for finding in judge(
+            [readings.get(name, Reading(name, {})) for name in ancestry(policy, parents)], warn
+        )
+    ]
+
+
+def ancestry(policy: str, parents: Mapping[str, str]) -> list[str]:
+    """From the SFT policy, which has no parent, to the policy."""
+    names = [policy]
+    while names[-1] in parents:
+        names.append(parents[names[-1]])
+    return names[::-1]
+
+
+def _entropy_collapse(line: Line, warn: WarnParams) -> Finding | None:
+    """A policy that is right knows what to say, and is as decided as one that has collapsed."""
+    start = _start(line, "entropy")
+    value = line[-1].get("entropy")
+    if warn.entropy_share is None or start is None or value is None or _is_solved(line, warn):
+        return None
+    before = start.metrics["entropy"]
+    limit = warn.entropy_share * before
+    if value >= limit:
+        return None
+    said = (
+        f"entropy of {line[-1].policy} is {value:.3g}, less than {warn.entropy_share:g} of "
+        f"{start.policy}'s {before:.3g}: it hardly explores any more"
+    )
+    return _finding(Kind.ENTROPY_COLLAPSE, line, "entropy", value, limit, said)
+
+
+def _kl_blow_up(line: Line, warn: WarnParams) -> Finding | None:
+    value = line[-1].get("kl_to_reference")
+    if value is None:
+        return None
+    is_so = f"KL of {line[-1].policy} to the reference is {value:.3g} nats per token"
+    if warn.kl is not None and value > warn.kl:
+        said = f"{is_so}, above {warn.kl:g}"
+        return _finding(Kind.KL_BLOW_UP, line, "kl_to_reference", value, warn.kl, said)
+    # The first step away from SFT, where KL is 0, is growth by any factor.
+    before = line[-2].get("kl_to_reference") if len(line) > 2 else None
+    if warn.kl_growth is None or before is None or value <= warn.kl_floor:
+        return None
+    limit = max(warn.kl_growth * before, warn.kl_floor)
+    if value <= limit:
+        return None
+    said = f"{is_so}, more than {warn.kl_growth:g} times {line[-2].policy}'s {before:.3g}"
+    return _finding(Kind.KL_BLOW_UP, line, "kl_to_reference", value, limit, said)
+
+
+def _reward_standing_still(line: Line, warn: WarnParams) -> Finding | None:
+    measured = [reading for reading in line if reading.get("reward_mean") is not None]
+    count = warn.reward_iterations
+    if count is None or len(measured) <= count or measured[-1] is not line[-1]:
+        return None
+    if _is_solved(line, warn):
+        return None
+    earlier, recent = measured[:-count], measured[-count:]
+    before = max(reading.metrics["reward_mean"] for reading in earlier)
+    best = max(reading.metrics["reward_mean"] for reading in recent)
+    spread = max((reading.get("reward_std") or 0.0) for reading in recent)
+    limit = before + warn.reward_gain * spread
+    if best > limit:
+        return None
+    said = (
+        f"the best reward of the last {count} policies up to {line[-1].policy} is {best:.3g}, of "
+        f"those before {before:.3g}: no rise by more than {warn.reward_gain:g} of its spread "
+        f"{spread:.3g}"
+    )
+    return _finding(Kind.REWARD_STANDING_STILL, line, "reward_mean", best, limit, said)
+
+
+def _length_drift(line: Line, warn: WarnParams) -> Finding | None:
+    start = _start(line, "response_length")
+    value = line[-1].get("response_length")
+    if warn.length_ratio is None or start is None or value is None:
+        return None
+    before = start.metrics["response_length"]
+    shortest, longest = before / warn.length_ratio, before * warn.length_ratio
+    if shortest <= value <= longest:
+        return None
+    is_long = value > longest
+    how = "more than {:g} times" if is_long else "less than 1/{:g} of"
+    said = (
+        f"responses of {line[-1].policy} have {value:.3g} tokens, {how.format(warn.length_ratio)} "
+        f"{start.policy}'s {before:.3g}"
+    )
+    limit = longest if is_long else shortest
+    return _finding(Kind.LENGTH_DRIFT, line, "response_length", value, limit, said)
+
+
+def _truncation(line: Line, warn: WarnParams) -> Finding | None:
+    value = line[-1].get("truncation_rate")
+    if warn.truncation is None or value is None or value <= warn.truncation:
+        return None
+    said = (
+        f"{value:.0%} of {line[-1].policy}'s responses are cut off, more than {warn.truncation:.0%}"
+    )
+    return _finding(Kind.TRUNCATION, line, "truncation_rate", value, warn.truncation, said)
+
+
+def _flat_groups(line: Line, warn: WarnParams) -> Finding | None:
+    value = line[-1].get("zero_variance_share")
+    if warn.flat_groups is None or value is None or value <= warn.flat_groups:
+        return None
+    if _is_solved(line, warn):
+        return None
+    said = (
+        f"{value:.0%} of the prompts that {line[-1].policy} learnt from have responses of one and "
+        f"the same reward, more than {warn.flat_groups:.0%}: they teach nothing"
+    )
+    return _finding(Kind.FLAT_GROUPS, line, "zero_variance_share", value, warn.flat_groups, said)
+
+
+RULES = (
+    _entropy_collapse,
+    _kl_blow_up,
+    _reward_standing_still,
+    _length_drift,
+    _truncation,
+    _flat_groups,
+)
+
+
+def _start(line: Line, metric: str) -> Reading | None:
+    """Where RL started: the first ancestor of which the metric is known and above 0."""
+    return next((reading for reading in line[:-1] if (reading.get(metric) or 0.0) > 0), None)
+
+
+def _is_solved(line: Line, warn: WarnParams) -> bool:
+    """Whether hardly anything is left to learn, by the nearest measurement of its accuracy.
+
+    Not of its reward, because of that it is not known where its top is.
+    """
+    if warn.solved is None:
+        return False
+    known = (reading.get("accuracy_sampled") for reading in reversed(line))
+    return next((value for value in known if value is not None), 0.0) >= warn.solved
+
+
+def _finding(
+    kind: Kind, line: Line, metric: str, value: float, threshold: float, said: str
+) -> Finding:
+    return Finding(kind, line[-1].policy, metric, value, threshold, said, ADVICE[kind])

@@ -1,0 +1,55 @@
+"""The warnings of all policies, as the report shows them: one for each kind, with whom it concerns.
+
+A policy that has collapsed has descendants that have, too. Each kind is said once, in the words of
+the policy that params.yaml names last, so that a long run does not drown the page in repetitions.
+"""
+
+from dataclasses import dataclass
+
+from stages.contracts.warn import WarnParams
+from stages.health import Finding, Kind, Reading, judge_family
+from stages.reporting.evidence import Evidence
+from stages.reporting.family import Family
+
+_MOST_NAMES = 6
+
+
+@dataclass(frozen=True)
+class Concern:
+    """One kind of warning."""
+
+    kind: Kind
+    title: str
+    policies: tuple[str, ...]
+    last: Finding
+    """That of the last of the policies."""
+
+    @property
+    def names(self) -> str:
+        """The policies, or as many as fit in a line."""
+        if len(self.policies) <= _MOST_NAMES:
+            return ", ".join(self.policies)
+        return f"{self.policies[0]}, …, {self.policies[-1]} ({len(self.policies)} policies)"
+
+
+def collect(family: Family, evidence: Evidence, warn: WarnParams) -> list[Concern]:
+    """Judge every policy by its held-out numbers and by how it was trained."""
+    readings = {
+        policy: Reading(policy, {**_training(policy, evidence), **evidence.evaluations[policy]})
+        for policy in family.policies
+    }
+    found = judge_family(family.parents, readings, warn)
+    concerns = []
+    for kind in Kind:
+        of_kind = [finding for finding in found if finding.kind is kind]
+        if of_kind:
+            policies = tuple(finding.policy for finding in of_kind)
+            title = kind.words[:1].upper() + kind.words[1:]
+            concerns.append(Concern(kind, title, policies, of_kind[-1]))
+    return concerns
+
+
+def _training(policy: str, evidence: Evidence) -> dict[str, float]:
+    """The one number of training that held-out prompts cannot tell."""
+    update = evidence.training.get(policy, {}).get("policy_update", {})
+    return {name: update[name] for name in ("zero_variance_share",) if name in update}

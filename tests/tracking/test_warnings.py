@@ -1,0 +1,234 @@
+"""Warnings while a stage runs and after it: progress line, `lockstep status`, tags in MLflow."""
+
+import json
+import time
+
+import pytest
+from fake_clone import FakeClone
+from mlflow.entities import Run
+
+from pipelines.console import describe_progress
+from pipelines.health import Health
+from pipelines.ledger import Entry
+from pipelines.status import render, stage_statuses
+from stages.health import Finding
+
+SFT = {"entropy": 1.0, "kl_to_reference": 0.0, "accuracy_sampled": 0.5}
+GOOD = {"entropy": 0.8, "kl_to_reference": 0.02, "accuracy_sampled": 0.6}
+COLLAPSED = {"entropy": 0.05, "kl_to_reference": 0.03, "accuracy_sampled": 0.4}
+
+
+def log_steps(entry: Entry, count: int, **metrics: float) -> None:
+    """Steps of a job, appended as it does."""
+    path = entry.folder / "metrics.jsonl"
+    done = len(path.read_text().splitlines()) if path.exists() else 0
+    with path.open("a") as file:
+        for step in range(done + 1, done + count + 1):
+            row = {"step": step, "time": time.time(), "metrics": metrics}
+            file.write(json.dumps(row) + "\n")
+
+
+def warned(run: Run) -> dict[str, str]:
+    return {
+        key.removeprefix("lockstep.warning."): value
+        for key, value in run.data.tags.items()
+        if key.startswith("lockstep.warning.")
+    }
+
+
+def iteration_run(clone: FakeClone, name: str) -> Run:
+    [run] = clone.runs(
+        f"tags.`lockstep.kind` = 'iteration' and tags.`lockstep.iteration` = '{name}'"
+    )
+    return run
+
+
+def look(clone: FakeClone, entry: Entry) -> tuple[Finding, ...]:
+    return Health(clone.root).of(entry.stage, entry)
+
+
+@pytest.fixture
+def running(clone: FakeClone) -> Entry:
+    """An update that runs, after an SFT policy that was evaluated."""
+    clone.run("evaluate_sft", SFT)
+    entry = clone.entry("policy_update@iter_001")
+    clone.start(entry)
+    return entry
+
+
+def test_a_running_update_is_judged_by_its_last_steps(clone: FakeClone, running: Entry) -> None:
+    log_steps(running, 20, entropy=0.9, kl_to_reference=0.01)
+    assert look(clone, running) == ()
+    log_steps(running, 5, entropy=0.1, kl_to_reference=0.7)
+    assert [finding.kind for finding in look(clone, running)] == ["entropy_collapse", "kl_blow_up"]
+    log_steps(running, 5, entropy=0.5, kl_to_reference=0.1)
+    assert look(clone, running) == ()
+
+
+def test_the_progress_line_and_the_status_bear_a_mark(clone: FakeClone, running: Entry) -> None:
+    log_steps(running, 6, entropy=0.1, kl_to_reference=0.01)
+    progress = {"done": 6, "total": 9, "time": time.time(), "numbers": {"entropy": 0.1}}
+    shown = describe_progress(progress, time.time() - 3, look(clone, running))
+    assert shown.endswith("entropy 0.1  ! entropy collapse")
+
+    statuses = stage_statuses(clone.repository)
+    by_stage = {status.stage: status for status in statuses}
+    [finding] = by_stage["policy_update@iter_001"].warnings
+    assert not by_stage["evaluate_sft"].warnings
+    table = render(statuses).splitlines()
+    [row] = [line for line in table if line.startswith("policy_update@iter_001  ")]
+    assert row.endswith("! entropy collapse")
+    assert (
+        f"policy_update@iter_001: warning: {finding.sentence} (to try: {finding.advice})" in table
+    )
+    told = json.loads(json.dumps(by_stage["policy_update@iter_001"].as_json()))["warnings"]
+    assert told == [
+        {
+            "kind": "entropy_collapse",
+            "policy": "iter_001",
+            "metric": "entropy",
+            "value": pytest.approx(0.1),
+            "threshold": pytest.approx(0.2),
+            "sentence": finding.sentence,
+            "advice": finding.advice,
+        }
+    ]
+
+
+def test_the_first_steps_are_too_few_to_tell(clone: FakeClone, running: Entry) -> None:
+    log_steps(running, 4, entropy=0.01, kl_to_reference=1.0)
+    assert look(clone, running) == ()
+
+
+def test_without_an_evaluation_the_stage_is_judged_by_its_own_start(clone: FakeClone) -> None:
+    entry = clone.entry("policy_update@iter_001")
+    clone.start(entry)
+    log_steps(entry, 5, entropy=0.8)
+    log_steps(entry, 5, entropy=0.17)
+    assert look(clone, entry) == ()
+    log_steps(entry, 5, entropy=0.15)
+    [finding] = look(clone, entry)
+    assert "sft's 0.8" in finding.sentence
+
+
+def test_entropy_on_other_texts_than_its_own_is_judged_by_the_stages_own_start(
+    clone: FakeClone,
+) -> None:
+    (clone.root / "params.yaml").write_text("rl: {preferences: {dpo: {policy: sft}}}\n")
+    clone.run("evaluate_sft", {"entropy": 4.0})
+    entry = clone.entry("preference@dpo")
+    clone.start(entry)
+    log_steps(entry, 10, entropy=0.5)
+    assert look(clone, entry) == ()
+
+
+def test_a_long_file_is_read_at_its_ends_alone(clone: FakeClone, running: Entry) -> None:
+    log_steps(running, 3000, entropy=0.9, kl_to_reference=0.01)
+    log_steps(running, 5, entropy=0.9, kl_to_reference=0.8)
+    assert (running.folder / "metrics.jsonl").stat().st_size > 2 * 64 * 1024
+    assert [finding.value for finding in look(clone, running)] == [pytest.approx(0.8)]
+
+
+def test_nothing_is_read_twice_within_a_second(clone: FakeClone, running: Entry) -> None:
+    health = Health(clone.root)
+    assert health.of(running.stage, running) == ()
+    log_steps(running, 9, entropy=0.1)
+    assert health.of(running.stage, running) == ()
+    assert health.of(running.stage, running, now=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("params.yaml", "seed: [\n"),
+        ("params.yaml", None),
+        ("metrics/evaluations/sft.json", '{"entr'),
+        ("metrics.jsonl", "torn\n" * 9),
+        ("metrics.jsonl", "{}\n" * 9),
+    ],
+)
+def test_a_look_never_fails(clone: FakeClone, running: Entry, file: str, text: str | None) -> None:
+    log_steps(running, 9, entropy=0.1)
+    assert look(clone, running)
+    path = (running.folder if file == "metrics.jsonl" else clone.root) / file
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    assert look(clone, running) == ()
+
+
+def test_what_another_job_left_is_not_taken_for_what_dvc_restored(clone: FakeClone) -> None:
+    clone.run("evaluate_sft", SFT)
+    entry = clone.entry("policy_update@iter_001")
+    clone.start(entry)
+    log_steps(entry, 9, entropy=0.1)
+    clone.finish(entry, {"entropy": 0.1})
+    assert look(clone, entry)
+    metrics = clone.root / entry.spec.metrics
+    metrics.unlink()
+    metrics.write_text(json.dumps({"entropy": 0.9}))
+    assert look(clone, entry) == ()
+
+
+def test_runs_of_stage_iteration_and_invocation_are_tagged(clone: FakeClone) -> None:
+    clone.run("evaluate_sft", SFT)
+    clone.run("evaluate@iter_001", GOOD)
+    clone.run("evaluate@iter_002", COLLAPSED)
+    clone.sync()
+    [sentence] = warned(clone.run_of("evaluate@iter_002")).values()
+    assert sentence.startswith("entropy of iter_002 is 0.05, less than 0.2 of sft's 1")
+    for run in (iteration_run(clone, "iter_002"), clone.parent()):
+        assert warned(run) == {"entropy_collapse": sentence}
+    for run in (iteration_run(clone, "iter_001"), clone.run_of("evaluate_sft")):
+        assert warned(run) == {}
+
+
+def test_a_warning_that_comes_while_a_stage_runs_goes_with_its_cause(
+    clone: FakeClone, running: Entry
+) -> None:
+    log_steps(running, 5, entropy=0.9, kl_to_reference=0.6)
+    clone.sync()
+    for run in (clone.run_of(running.stage), iteration_run(clone, "iter_001"), clone.parent()):
+        assert warned(run).keys() == {"kl_blow_up"}
+    log_steps(running, 5, entropy=0.1, kl_to_reference=0.1)
+    clone.sync()
+    assert warned(clone.run_of(running.stage)).keys() == {"entropy_collapse"}
+    log_steps(running, 5, entropy=0.8, kl_to_reference=0.1)
+    clone.finish(running)
+    clone.sync()
+    for run in (clone.run_of(running.stage), iteration_run(clone, "iter_001"), clone.parent()):
+        assert warned(run) == {}
+
+
+def test_a_threshold_that_was_changed_mends_the_runs_found_up_to_date(clone: FakeClone) -> None:
+    clone.run("evaluate_sft", SFT)
+    last = clone.run("evaluate@iter_001", COLLAPSED)
+    clone.sync()
+    assert warned(clone.run_of(last.stage)).keys() == {"entropy_collapse"}
+    (clone.root / "params.yaml").write_text("seed: 17\nwarn: {kl: 0.02, entropy_share: null}\n")
+    record_in_lock(clone, last)
+    clone.run("report", {"num_warnings": 1}, invocation="another")
+    clone.sync()
+    assert warned(clone.run_of(last.stage)).keys() == {"kl_blow_up"}
+    [later] = clone.runs(
+        "tags.`lockstep.invocation` = 'another' and tags.`lockstep.kind` = 'invocation'"
+    )
+    assert warned(later).keys() == {"kl_blow_up"}
+
+
+def record_in_lock(clone: FakeClone, entry: Entry) -> None:
+    """What DVC notes of a stage that it has run."""
+    outs = [{"path": path, "md5": digest} for path, digest in (entry.record or {})["outs"].items()]
+    lock = {"schema": "2.0", "stages": {entry.stage: {"cmd": "x", "outs": outs}}}
+    (clone.root / "dvc.lock").write_text(json.dumps(lock))
+
+
+def test_a_run_that_somebody_deleted_holds_up_no_tags(clone: FakeClone) -> None:
+    clone.run("evaluate_sft", SFT)
+    entry = clone.entry("evaluate@iter_001")
+    clone.start(entry)
+    clone.sync()
+    clone.client.delete_run(clone.run_of("evaluate_sft").info.run_id)
+    clone.finish(entry, COLLAPSED)
+    assert clone.sync() is None
+    assert warned(clone.parent()).keys() == {"entropy_collapse"}
