@@ -54,7 +54,10 @@ def seconds(value: float) -> str:
 def describe_progress(
     progress: dict[str, Any] | None, started: float, warnings: Iterable[Finding] = ()
 ) -> str:
-    """Step, rate, time left and the numbers that matter, from a job's progress.json; marks."""
+    """Step, rate, time left and the numbers that matter, from a job's progress.json.
+
+    Warnings come first: a narrow terminal cuts the end.
+    """
     if not progress:
         return "starting"
     done, total = progress["done"], progress["total"]
@@ -63,7 +66,7 @@ def describe_progress(
     left = seconds((total - done) / rate) if rate and total > done else ""
     numbers = "  ".join(f"{name} {value:.4g}" for name, value in progress["numbers"].items())
     parts = [f"{done}/{total}", f"{rate:.1f}/s", f"{left} left" if left else "", numbers]
-    return "  ".join(part for part in [*parts, describe_warnings(warnings)] if part)
+    return "  ".join(part for part in [describe_warnings(warnings), *parts] if part)
 
 
 def describe_warnings(warnings: Iterable[Finding]) -> str:

@@ -47,6 +47,7 @@ from pipelines.shipper import problem, start_shipper
 from pipelines.stage import render_stage
 from pipelines.tracking import ship_all
 from pipelines.wishes import Wish, make_wish
+from stages.health import Finding
 
 POLL_S = 0.1
 OUTPUT_TAIL = 30
@@ -106,9 +107,11 @@ def run_pipeline(
             trouble = problem(repository)
             if trouble:
                 console.line(trouble)
-        console.line(
-            f"all {len(plan)} stages are up to date, after {seconds(time.monotonic() - started)}"
-        )
+        found = [finding for stage in plan for finding in run.warnings(stage.address)]
+        count = "1 warning" if len(found) == 1 else f"{len(found)} warnings"
+        see = f"; {count}, see `lockstep status`" if found else ""
+        taken = seconds(time.monotonic() - started)
+        console.line(f"all {len(plan)} stages are up to date, after {taken}{see}")
 
 
 @dataclass
@@ -198,6 +201,10 @@ class PipelineRun:
                 f"failed: {', '.join(failed)}; mend the cause and run the same command"
             )
 
+    def warnings(self, address: str) -> tuple[Finding, ...]:
+        """What there is to warn of at a stage that has ended."""
+        return self.health.of(address, self.ledger.latest(address).get(address), now=True)
+
     def _ending(self, failed: list[str]) -> bool:
         return bool(failed or self.interrupts.received)
 
@@ -226,7 +233,7 @@ class PipelineRun:
             self.finished += 1
             count = f"[{self.finished:>{len(str(total))}}/{total}]"
             self.console.line(f"{count} {address}: {self._outcome(entry, job)} ({taken})")
-            for finding in self.health.of(address, entry, now=True):
+            for finding in self.warnings(address):
                 self.console.line(f"    warning: {finding}")
             return True
         state = entry.state() if entry else None

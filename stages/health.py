@@ -43,8 +43,8 @@ ADVICE = {
         "rollout.samples, a higher policy_update.learning_rate or harder prompts; or stop here"
     ),
     Kind.LENGTH_DRIFT: (
-        "read samples: the reward may favour length itself; score.overlong_penalty, or "
-        "policy_update.aggregation that does not weigh by length, work against it"
+        "read samples: the reward may favour long or short responses as such; against length work "
+        "score.overlong_penalty and a policy_update.aggregation that does not weigh by it"
     ),
     Kind.TRUNCATION: (
         "raise rollout.max_new_tokens (and model.max_length), or have long responses cost "

@@ -64,7 +64,6 @@ def test_repro_ran_every_stage_once_and_a_second_one_runs_nothing(finished: Any)
         ({"evaluate__samples": 2}, {"evaluate_sft", "evaluate@iter_001", "report"}),
         ({"preference__beta": 0.3}, {"report"}),
         ({"report__samples": 1}, {"report"}),
-        ({"warn__kl": None}, {"report"}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -73,6 +72,16 @@ def test_a_param_makes_exactly_its_dependents_stale(
 ) -> None:
     finished.set_params(**change)
     assert stale(finished) == expected
+
+
+def test_a_threshold_of_the_warnings_reruns_the_report_alone(finished: Any) -> None:
+    before = jobs(finished)
+    finished.set_params(warn__truncation=1e-6)
+    assert stale(finished) == {"report"}
+    assert "see `lockstep status`" in finished.run("lockstep", "run").stdout
+    assert ran(finished, before) == {"report"}
+    assert "! truncation" in finished.run("lockstep", "status").stdout
+    assert "Warning: Truncation" in (finished.root / "artifacts/report/summary.md").read_text()
 
 
 def test_a_verifier_does_not_wait_for_the_reward_model(finished: Any) -> None:

@@ -29,6 +29,7 @@ document.getElementById("page").onload = event => {
     headline: page.querySelector("h1").innerText,
     charts: [...page.querySelectorAll("svg.chart")].map(size),
     graph: [...page.querySelectorAll("svg.graph")].map(size),
+    warnings: [...page.querySelectorAll(".warnings li")].map(size),
     labels: [...page.querySelectorAll("svg.chart text.value")].map(text => text.getBBox().width),
     scripts: page.scripts.length,
     overflow: root.scrollWidth - root.clientWidth,
@@ -86,6 +87,9 @@ def test_everything_is_drawn_and_fits_the_screen(
         rows = pq.read_table(path).to_pylist()
         rows[0] |= {"response": attack, "reward": reward, "correct": right}
         pq.write_table(pa.Table.from_pylist(rows), path)
+    metrics = run.inputs["evaluation_metrics"] / "iter_003.json"
+    collapsed = {**json.loads(metrics.read_text()), "entropy": 0.001, "truncation_rate": 0.9}
+    metrics.write_text(json.dumps(collapsed))
     run.report()
     harness = run.root / "harness.html"
     harness.write_text(HARNESS.replace("WIDTH", str(width)))
@@ -100,6 +104,8 @@ def test_everything_is_drawn_and_fits_the_screen(
         assert 250 < chart_width < width
         assert chart_height > 150
     assert found["graph"][0][0] >= 900, "the graph scrolls rather than shrink past reading"
+    assert len(found["warnings"]) == 2
+    assert all(250 < box[0] < width and box[1] > 40 for box in found["warnings"])
     assert len(found["labels"]) >= 20
     assert min(found["labels"]) > 0
     assert found["scripts"] == 0

@@ -91,6 +91,11 @@ class FakeClone:
 
     def finish(self, entry: Entry, metrics: dict[str, float] | None = None) -> None:
         """Outputs, last word, and publication."""
+        self.complete(entry, metrics)
+        publish(self.root, entry)
+
+    def complete(self, entry: Entry, metrics: dict[str, float] | None = None) -> None:
+        """Outputs and last word, as a worker leaves them to its driver."""
         spec = entry.spec
         for name in spec.outs:
             (entry.out / name).mkdir(parents=True)
@@ -99,7 +104,6 @@ class FakeClone:
         atomic.write_json(entry.out / "metrics", metrics)
         outs = {path: f"{abs(hash(path)):032x}"[:32] + ".dir" for path in spec.outs.values()}
         self.end(entry, "completed", outs=outs, metrics=metrics)
-        publish(self.root, entry)
 
     def run(self, stage: str, metrics: dict[str, float] | None = None, **options: Any) -> Entry:
         """A whole job, from submission to publication."""

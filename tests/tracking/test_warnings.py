@@ -1,15 +1,23 @@
 """Warnings while a stage runs and after it: progress line, `lockstep status`, tags in MLflow."""
 
+import io
 import json
+import re
+import threading
 import time
 
 import pytest
 from fake_clone import FakeClone
 from mlflow.entities import Run
 
-from pipelines.console import describe_progress
+from pipelines import atomic
+from pipelines.console import Console, describe_progress
+from pipelines.driver import Driver
+from pipelines.executors import make_executor
 from pipelines.health import Health
+from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry
+from pipelines.profiles import ExecutorKind
 from pipelines.status import render, stage_statuses
 from stages.health import Finding
 
@@ -69,7 +77,7 @@ def test_the_progress_line_and_the_status_bear_a_mark(clone: FakeClone, running:
     log_steps(running, 6, entropy=0.1, kl_to_reference=0.01)
     progress = {"done": 6, "total": 9, "time": time.time(), "numbers": {"entropy": 0.1}}
     shown = describe_progress(progress, time.time() - 3, look(clone, running))
-    assert shown.endswith("entropy 0.1  ! entropy collapse")
+    assert shown.startswith("! entropy collapse  6/9 ")
 
     statuses = stage_statuses(clone.repository)
     by_stage = {status.stage: status for status in statuses}
@@ -93,6 +101,48 @@ def test_the_progress_line_and_the_status_bear_a_mark(clone: FakeClone, running:
             "advice": finding.advice,
         }
     ]
+
+
+class Terminal(io.StringIO):
+    """Keeps what a person would see."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_driver_tells_of_a_warning_when_it_comes_and_at_the_end(
+    clone: FakeClone, running: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_TRACKING", "off")
+    progress = {"done": 6, "total": 9, "time": time.time(), "numbers": {}}
+    atomic.write_json(running.folder / "progress.json", progress)
+    log_steps(running, 6, entropy=0.1, kl_to_reference=0.01)
+    screen = Terminal()
+    driver = Driver(
+        repository=clone.repository,
+        entry=running,
+        executors=lambda kind: make_executor(kind, clone.repository),
+        launch={"executor": ExecutorKind.DEBUG},  # which leaves signals alone
+        invocation=new_invocation("test"),
+        console=Console(screen),
+        identity=lambda: running.spec.fingerprint,
+        health=Health(clone.root),
+    )
+    summary = {"entropy": 0.4, "zero_variance_share": 0.95}
+    ending = threading.Timer(1.5, clone.complete, (running, summary))
+    ending.start()
+    driver.run()
+    ending.join()
+    said = re.split(r"[\r\n]", screen.getvalue())
+    end = next(i for i, line in enumerate(said) if ": done in " in line)
+    warnings = [(i > end, line) for i, line in enumerate(said) if ": warning: " in line]
+    assert [(late, "entropy of iter_001" in line) for late, line in warnings] == [
+        (False, True),
+        (True, True),
+        (True, False),
+    ]
+    assert "95% of the prompts that iter_001 learnt from" in warnings[-1][1]
+    assert any("policy_update@iter_001: ! entropy collapse  6/9" in line for line in said)
 
 
 def test_the_first_steps_are_too_few_to_tell(clone: FakeClone, running: Entry) -> None:
