@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from stages.health import Finding
+from stages.health import Symptom
 
 
 class Console:
@@ -52,7 +52,7 @@ def seconds(value: float) -> str:
 
 
 def describe_progress(
-    progress: dict[str, Any] | None, started: float, warnings: Iterable[Finding] = ()
+    progress: dict[str, Any] | None, started: float, warnings: Iterable[Symptom] = ()
 ) -> str:
     """Step, rate, time left and the numbers that matter, from a job's progress.json.
 
@@ -69,9 +69,9 @@ def describe_progress(
     return "  ".join(part for part in [describe_warnings(warnings), *parts] if part)
 
 
-def describe_warnings(warnings: Iterable[Finding]) -> str:
+def describe_warnings(warnings: Iterable[Symptom]) -> str:
     """Marks for a line that has no room for more."""
-    return "  ".join(f"! {finding.kind.words}" for finding in warnings)
+    return "  ".join(f"! {symptom.kind.words}" for symptom in warnings)
 
 
 _TELLING = (

@@ -285,10 +285,10 @@ class Driver:
         if tracking.get("run_id") and not self.said.get("run"):
             self.said["run"] = True
             self._say(f"MLflow run {tracking.get('url') or tracking['run_id']}")
-        for finding in self.health.of(self.entry.stage, self.entry):
-            if not self.said.get(finding.kind):
-                self.said[finding.kind] = True
-                self._say(f"warning: {finding}")
+        for symptom in self.health.of(self.entry.stage, self.entry):
+            if not self.said.get(symptom.kind):
+                self.said[symptom.kind] = True
+                self._say(f"warning: {symptom}")
         if not executor.leaves_jobs:
             return
         self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
@@ -327,8 +327,8 @@ class Driver:
         self._say(f"done in {taken}: {describe_metrics(record['metrics'])}")
         for path, digest in record["outs"].items():
             self._say(f"  {path}  {digest}")
-        for finding in self.health.of(self.entry.stage, self.entry, now=True):
-            self._say(f"warning: {finding}")
+        for symptom in self.health.of(self.entry.stage, self.entry, now=True):
+            self._say(f"warning: {symptom}")
 
     def _say(self, text: str) -> None:
         self.console.line(f"{self.entry.stage}: {text}")

@@ -23,7 +23,7 @@ from stages.contracts.evaluate import EVALUATE, EVALUATE_PREFERENCE, EVALUATE_SF
 from stages.contracts.params import Params
 from stages.contracts.policy_update import POLICY_UPDATE
 from stages.contracts.preference import PREFERENCE
-from stages.health import Finding, Reading, ancestry, judge
+from stages.health import Reading, Symptom, ancestry, judge
 
 INTERVAL_S = 1.0
 RECENT = 5
@@ -51,10 +51,10 @@ class Health:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._kept: dict[str, tuple[float, tuple[Finding, ...]]] = {}
+        self._kept: dict[str, tuple[float, tuple[Symptom, ...]]] = {}
         self._files: dict[Path, tuple[tuple[int, int, int], Any]] = {}
 
-    def of(self, address: str, entry: Entry | None, *, now: bool = False) -> tuple[Finding, ...]:
+    def of(self, address: str, entry: Entry | None, *, now: bool = False) -> tuple[Symptom, ...]:
         """What to warn of at a stage; `entry` is its latest, whose job may be running."""
         asked, found = self._kept.get(address, (0.0, ()))
         clock = time.monotonic()
@@ -67,7 +67,7 @@ class Health:
         self._kept[address] = (clock, found)
         return found
 
-    def _judge(self, address: str, entry: Entry | None) -> tuple[Finding, ...]:
+    def _judge(self, address: str, entry: Entry | None) -> tuple[Symptom, ...]:
         name = address.partition("@")[0]
         if name not in (*_EVALUATIONS, *_MAKERS):
             return ()

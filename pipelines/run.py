@@ -47,7 +47,7 @@ from pipelines.shipper import problem, start_shipper
 from pipelines.stage import render_stage
 from pipelines.tracking import ship_all
 from pipelines.wishes import Wish, make_wish
-from stages.health import Finding
+from stages.health import Symptom
 
 POLL_S = 0.1
 OUTPUT_TAIL = 30
@@ -107,7 +107,7 @@ def run_pipeline(
             trouble = problem(repository)
             if trouble:
                 console.line(trouble)
-        found = [finding for stage in plan for finding in run.warnings(stage.address)]
+        found = [symptom for stage in plan for symptom in run.warnings(stage.address)]
         count = "1 warning" if len(found) == 1 else f"{len(found)} warnings"
         see = f"; {count}, see `lockstep status`" if found else ""
         taken = seconds(time.monotonic() - started)
@@ -201,7 +201,7 @@ class PipelineRun:
                 f"failed: {', '.join(failed)}; mend the cause and run the same command"
             )
 
-    def warnings(self, address: str) -> tuple[Finding, ...]:
+    def warnings(self, address: str) -> tuple[Symptom, ...]:
         """What there is to warn of at a stage that has ended."""
         return self.health.of(address, self.ledger.latest(address).get(address), now=True)
 
@@ -233,8 +233,8 @@ class PipelineRun:
             self.finished += 1
             count = f"[{self.finished:>{len(str(total))}}/{total}]"
             self.console.line(f"{count} {address}: {self._outcome(entry, job)} ({taken})")
-            for finding in self.warnings(address):
-                self.console.line(f"    warning: {finding}")
+            for symptom in self.warnings(address):
+                self.console.line(f"    warning: {symptom}")
             return True
         state = entry.state() if entry else None
         if self.wish is Wish.DETACH and state is not None and state.alive:

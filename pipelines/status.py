@@ -15,7 +15,7 @@ from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.verdict import verdict_on
 from stages.contracts.catalog import bind_all
-from stages.health import Finding
+from stages.health import Symptom
 
 RECORDED = "recorded"
 """dvc.lock has the stage's outputs, made by a job that this clone knows nothing of."""
@@ -45,7 +45,7 @@ class StageStatus:
     mlflow_run: str | None = None
     mlflow_url: str | None = None
     log: str | None = None
-    warnings: tuple[Finding, ...] = ()
+    warnings: tuple[Symptom, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -151,7 +151,7 @@ def render(statuses: list[StageStatus]) -> str:
             lines.append(f"{status.stage}: log {status.log}")
             if status.mlflow_url or status.mlflow_run:
                 lines.append(f"{status.stage}: MLflow {status.mlflow_url or status.mlflow_run}")
-        lines += [f"{status.stage}: warning: {finding}" for finding in status.warnings]
+        lines += [f"{status.stage}: warning: {symptom}" for symptom in status.warnings]
     return "\n".join(lines)
 
 

@@ -60,7 +60,7 @@ class WarningTags:
 
     def _judge(self, stage: str, entry: Entry | None) -> Tags:
         found = self._health.of(stage, entry, now=True)
-        return {PREFIX + finding.kind: finding.sentence for finding in found}
+        return {PREFIX + symptom.kind: symptom.sentence for symptom in found}
 
     def _set(self, run: str, tags: Tags, *, steady: bool) -> None:
         """Send what has changed; of a number that still moves, only whether there is a warning."""

@@ -71,7 +71,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Symptom:
     """A warning: which policy, which number against which threshold, in words."""
 
     kind: Kind
@@ -91,20 +91,20 @@ Line = Sequence[Reading]
 """A policy's ancestry: the SFT policy first, the policy itself last."""
 
 
-def judge(line: Line, warn: WarnParams) -> tuple[Finding, ...]:
+def judge(line: Line, warn: WarnParams) -> tuple[Symptom, ...]:
     """What to warn of in the last of the line, in the order of the kinds."""
     found = (rule(line, warn) for rule in RULES)
-    return tuple(finding for finding in found if finding is not None)
+    return tuple(symptom for symptom in found if symptom is not None)
 
 
 def judge_family(
     parents: Mapping[str, str], readings: Mapping[str, Reading], warn: WarnParams
-) -> list[Finding]:
+) -> list[Symptom]:
     """What to warn of in each policy that was measured, along the branch it is on."""
     return [
-        finding
+        symptom
         for policy in readings
-        for finding in judge(
+        for symptom in judge(
             [readings.get(name, Reading(name, {})) for name in ancestry(policy, parents)], warn
         )
     ]
@@ -118,7 +118,7 @@ def ancestry(policy: str, parents: Mapping[str, str]) -> list[str]:
     return names[::-1]
 
 
-def _entropy_collapse(line: Line, warn: WarnParams) -> Finding | None:
+def _entropy_collapse(line: Line, warn: WarnParams) -> Symptom | None:
     """A policy that is right knows what to say, and is as decided as one that has collapsed."""
     start = _start(line, "entropy")
     value = line[-1].get("entropy")
@@ -132,17 +132,17 @@ def _entropy_collapse(line: Line, warn: WarnParams) -> Finding | None:
         f"entropy of {line[-1].policy} is {value:.3g}, less than {warn.entropy_share:g} of "
         f"{start.policy}'s {before:.3g}: it hardly explores any more"
     )
-    return _finding(Kind.ENTROPY_COLLAPSE, line, "entropy", value, limit, said)
+    return _symptom(Kind.ENTROPY_COLLAPSE, line, "entropy", value, limit, said)
 
 
-def _kl_blow_up(line: Line, warn: WarnParams) -> Finding | None:
+def _kl_blow_up(line: Line, warn: WarnParams) -> Symptom | None:
     value = line[-1].get("kl_to_reference")
     if value is None:
         return None
     is_so = f"KL of {line[-1].policy} to the reference is {value:.3g} nats per token"
     if warn.kl is not None and value > warn.kl:
         said = f"{is_so}, above {warn.kl:g}"
-        return _finding(Kind.KL_BLOW_UP, line, "kl_to_reference", value, warn.kl, said)
+        return _symptom(Kind.KL_BLOW_UP, line, "kl_to_reference", value, warn.kl, said)
     # The first step away from SFT, where KL is 0, is growth by any factor.
     before = line[-2].get("kl_to_reference") if len(line) > 2 else None
     if warn.kl_growth is None or before is None or value <= warn.kl_floor:
@@ -151,10 +151,10 @@ def _kl_blow_up(line: Line, warn: WarnParams) -> Finding | None:
     if value <= limit:
         return None
     said = f"{is_so}, more than {warn.kl_growth:g} times {line[-2].policy}'s {before:.3g}"
-    return _finding(Kind.KL_BLOW_UP, line, "kl_to_reference", value, limit, said)
+    return _symptom(Kind.KL_BLOW_UP, line, "kl_to_reference", value, limit, said)
 
 
-def _reward_standing_still(line: Line, warn: WarnParams) -> Finding | None:
+def _reward_standing_still(line: Line, warn: WarnParams) -> Symptom | None:
     measured = [reading for reading in line if reading.get("reward_mean") is not None]
     count = warn.reward_iterations
     if count is None or len(measured) <= count or measured[-1] is not line[-1]:
@@ -173,10 +173,10 @@ def _reward_standing_still(line: Line, warn: WarnParams) -> Finding | None:
         f"those before {before:.3g}: no rise by more than {warn.reward_gain:g} of its spread "
         f"{spread:.3g}"
     )
-    return _finding(Kind.REWARD_STANDING_STILL, line, "reward_mean", best, limit, said)
+    return _symptom(Kind.REWARD_STANDING_STILL, line, "reward_mean", best, limit, said)
 
 
-def _length_drift(line: Line, warn: WarnParams) -> Finding | None:
+def _length_drift(line: Line, warn: WarnParams) -> Symptom | None:
     start = _start(line, "response_length")
     value = line[-1].get("response_length")
     if warn.length_ratio is None or start is None or value is None:
@@ -192,20 +192,20 @@ def _length_drift(line: Line, warn: WarnParams) -> Finding | None:
         f"{start.policy}'s {before:.3g}"
     )
     limit = longest if is_long else shortest
-    return _finding(Kind.LENGTH_DRIFT, line, "response_length", value, limit, said)
+    return _symptom(Kind.LENGTH_DRIFT, line, "response_length", value, limit, said)
 
 
-def _truncation(line: Line, warn: WarnParams) -> Finding | None:
+def _truncation(line: Line, warn: WarnParams) -> Symptom | None:
     value = line[-1].get("truncation_rate")
     if warn.truncation is None or value is None or value <= warn.truncation:
         return None
     said = (
         f"{value:.0%} of {line[-1].policy}'s responses are cut off, more than {warn.truncation:.0%}"
     )
-    return _finding(Kind.TRUNCATION, line, "truncation_rate", value, warn.truncation, said)
+    return _symptom(Kind.TRUNCATION, line, "truncation_rate", value, warn.truncation, said)
 
 
-def _flat_groups(line: Line, warn: WarnParams) -> Finding | None:
+def _flat_groups(line: Line, warn: WarnParams) -> Symptom | None:
     value = line[-1].get("zero_variance_share")
     if warn.flat_groups is None or value is None or value <= warn.flat_groups:
         return None
@@ -215,7 +215,7 @@ def _flat_groups(line: Line, warn: WarnParams) -> Finding | None:
         f"{value:.0%} of the prompts that {line[-1].policy} learnt from have responses of one and "
         f"the same reward, more than {warn.flat_groups:.0%}: they teach nothing"
     )
-    return _finding(Kind.FLAT_GROUPS, line, "zero_variance_share", value, warn.flat_groups, said)
+    return _symptom(Kind.FLAT_GROUPS, line, "zero_variance_share", value, warn.flat_groups, said)
 
 
 RULES = (
@@ -244,7 +244,7 @@ def _is_solved(line: Line, warn: WarnParams) -> bool:
     return next((value for value in known if value is not None), 0.0) >= warn.solved
 
 
-def _finding(
+def _symptom(
     kind: Kind, line: Line, metric: str, value: float, threshold: float, said: str
-) -> Finding:
-    return Finding(kind, line[-1].policy, metric, value, threshold, said, ADVICE[kind])
+) -> Symptom:
+    return Symptom(kind, line[-1].policy, metric, value, threshold, said, ADVICE[kind])

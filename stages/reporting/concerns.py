@@ -7,7 +7,7 @@ the policy that params.yaml names last, so that a long run does not drown the pa
 from dataclasses import dataclass
 
 from stages.contracts.warn import WarnParams
-from stages.health import Finding, Kind, Reading, judge_family
+from stages.health import Kind, Reading, Symptom, judge_family
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import Family
 
@@ -21,7 +21,7 @@ class Concern:
     kind: Kind
     title: str
     policies: tuple[str, ...]
-    last: Finding
+    last: Symptom
     """That of the last of the policies."""
 
     @property
@@ -41,9 +41,9 @@ def collect(family: Family, evidence: Evidence, warn: WarnParams) -> list[Concer
     found = judge_family(family.parents, readings, warn)
     concerns = []
     for kind in Kind:
-        of_kind = [finding for finding in found if finding.kind is kind]
+        of_kind = [symptom for symptom in found if symptom.kind is kind]
         if of_kind:
-            policies = tuple(finding.policy for finding in of_kind)
+            policies = tuple(symptom.policy for symptom in of_kind)
             title = kind.words[:1].upper() + kind.words[1:]
             concerns.append(Concern(kind, title, policies, of_kind[-1]))
     return concerns

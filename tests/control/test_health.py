@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stages.contracts.params import Params
 from stages.contracts.warn import WarnParams
-from stages.health import ADVICE, Finding, Kind, Reading, judge, judge_family
+from stages.health import ADVICE, Kind, Reading, Symptom, judge, judge_family
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT = WarnParams()
@@ -34,8 +34,8 @@ def series(metric: str, *values: float, **others: float) -> list[Reading]:
     return line(*({metric: value, **others} for value in values))
 
 
-def kinds(findings: tuple[Finding, ...] | list[Finding]) -> list[Kind]:
-    return [finding.kind for finding in findings]
+def kinds(symptoms: tuple[Symptom, ...] | list[Symptom]) -> list[Kind]:
+    return [symptom.kind for symptom in symptoms]
 
 
 QUIET_AND_LOUD = [
@@ -87,21 +87,21 @@ def test_each_warning_begins_at_its_threshold_and_can_be_switched_off(
     kind: Kind, quiet: list[Reading], loud: list[Reading]
 ) -> None:
     assert judge(quiet, DEFAULT) == ()
-    [finding] = judge(loud, DEFAULT)
-    assert finding.kind is kind
-    assert finding.policy == loud[-1].policy
-    assert finding.advice == ADVICE[kind]
-    assert loud[-1].policy in finding.sentence
+    [symptom] = judge(loud, DEFAULT)
+    assert symptom.kind is kind
+    assert symptom.policy == loud[-1].policy
+    assert symptom.advice == ADVICE[kind]
+    assert loud[-1].policy in symptom.sentence
     off = DEFAULT.model_copy(update=OFF[kind])
     assert judge(loud, off) == ()
 
 
 @pytest.mark.parametrize("loud", [loud for _, _, loud in QUIET_AND_LOUD])
 def test_what_was_compared_with_what_is_named(loud: list[Reading]) -> None:
-    """A value that is at the threshold a finding names would not have been warned of."""
-    [finding] = judge(loud, DEFAULT)
-    assert finding.value == loud[-1].metrics[finding.metric]
-    at = Reading(finding.policy, {**loud[-1].metrics, finding.metric: finding.threshold})
+    """A value that is at the threshold a symptom names would not have been warned of."""
+    [symptom] = judge(loud, DEFAULT)
+    assert symptom.value == loud[-1].metrics[symptom.metric]
+    at = Reading(symptom.policy, {**loud[-1].metrics, symptom.metric: symptom.threshold})
     slack = DEFAULT.model_copy(update={"reward_gain": 0.0499})
     assert judge([*loud[:-1], at], slack) == ()
 
@@ -184,8 +184,8 @@ def test_what_was_not_measured_is_not_judged() -> None:
 
 def test_a_missing_ancestor_is_passed_over() -> None:
     gap = line({}, {"entropy": 1.0}, {}, {"entropy": 0.1})
-    [finding] = judge(gap, DEFAULT)
-    assert "iter_001's 1" in finding.sentence
+    [symptom] = judge(gap, DEFAULT)
+    assert "iter_001's 1" in symptom.sentence
 
 
 METRICS = (
@@ -205,8 +205,8 @@ readings = st.dictionaries(st.sampled_from(METRICS), st.floats(), max_size=len(M
 def test_any_numbers_can_be_judged_and_none_that_is_not_finite_is(
     policies: list[dict[str, float]],
 ) -> None:
-    for finding in judge(line(*policies), DEFAULT):
-        assert math.isfinite(finding.value)
+    for symptom in judge(line(*policies), DEFAULT):
+        assert math.isfinite(symptom.value)
 
 
 @given(

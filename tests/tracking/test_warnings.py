@@ -19,7 +19,7 @@ from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry
 from pipelines.profiles import ExecutorKind
 from pipelines.status import render, stage_statuses
-from stages.health import Finding
+from stages.health import Symptom
 
 SFT = {"entropy": 1.0, "kl_to_reference": 0.0, "accuracy_sampled": 0.5}
 GOOD = {"entropy": 0.8, "kl_to_reference": 0.02, "accuracy_sampled": 0.6}
@@ -51,7 +51,7 @@ def iteration_run(clone: FakeClone, name: str) -> Run:
     return run
 
 
-def look(clone: FakeClone, entry: Entry) -> tuple[Finding, ...]:
+def look(clone: FakeClone, entry: Entry) -> tuple[Symptom, ...]:
     return Health(clone.root).of(entry.stage, entry)
 
 
@@ -68,7 +68,7 @@ def test_a_running_update_is_judged_by_its_last_steps(clone: FakeClone, running:
     log_steps(running, 20, entropy=0.9, kl_to_reference=0.01)
     assert look(clone, running) == ()
     log_steps(running, 5, entropy=0.1, kl_to_reference=0.7)
-    assert [finding.kind for finding in look(clone, running)] == ["entropy_collapse", "kl_blow_up"]
+    assert [symptom.kind for symptom in look(clone, running)] == ["entropy_collapse", "kl_blow_up"]
     log_steps(running, 5, entropy=0.5, kl_to_reference=0.1)
     assert look(clone, running) == ()
 
@@ -81,13 +81,13 @@ def test_the_progress_line_and_the_status_bear_a_mark(clone: FakeClone, running:
 
     statuses = stage_statuses(clone.repository)
     by_stage = {status.stage: status for status in statuses}
-    [finding] = by_stage["policy_update@iter_001"].warnings
+    [symptom] = by_stage["policy_update@iter_001"].warnings
     assert not by_stage["evaluate_sft"].warnings
     table = render(statuses).splitlines()
     [row] = [line for line in table if line.startswith("policy_update@iter_001  ")]
     assert row.endswith("! entropy collapse")
     assert (
-        f"policy_update@iter_001: warning: {finding.sentence} (to try: {finding.advice})" in table
+        f"policy_update@iter_001: warning: {symptom.sentence} (to try: {symptom.advice})" in table
     )
     told = json.loads(json.dumps(by_stage["policy_update@iter_001"].as_json()))["warnings"]
     assert told == [
@@ -97,8 +97,8 @@ def test_the_progress_line_and_the_status_bear_a_mark(clone: FakeClone, running:
             "metric": "entropy",
             "value": pytest.approx(0.1),
             "threshold": pytest.approx(0.2),
-            "sentence": finding.sentence,
-            "advice": finding.advice,
+            "sentence": symptom.sentence,
+            "advice": symptom.advice,
         }
     ]
 
@@ -157,8 +157,8 @@ def test_without_an_evaluation_the_stage_is_judged_by_its_own_start(clone: FakeC
     log_steps(entry, 5, entropy=0.17)
     assert look(clone, entry) == ()
     log_steps(entry, 5, entropy=0.15)
-    [finding] = look(clone, entry)
-    assert "sft's 0.8" in finding.sentence
+    [symptom] = look(clone, entry)
+    assert "sft's 0.8" in symptom.sentence
 
 
 def test_entropy_on_other_texts_than_its_own_is_judged_by_the_stages_own_start(
@@ -176,7 +176,7 @@ def test_a_long_file_is_read_at_its_ends_alone(clone: FakeClone, running: Entry)
     log_steps(running, 3000, entropy=0.9, kl_to_reference=0.01)
     log_steps(running, 5, entropy=0.9, kl_to_reference=0.8)
     assert (running.folder / "metrics.jsonl").stat().st_size > 2 * 64 * 1024
-    assert [finding.value for finding in look(clone, running)] == [pytest.approx(0.8)]
+    assert [symptom.value for symptom in look(clone, running)] == [pytest.approx(0.8)]
 
 
 def test_nothing_is_read_twice_within_a_second(clone: FakeClone, running: Entry) -> None:
