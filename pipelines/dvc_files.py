@@ -49,6 +49,42 @@ def mend_dvc_files(repository: Repository, say: Callable[[str], None]) -> None:
                 atomic.remove(path)
 
 
+class Watch:
+    """Mends what a killed dvc left torn as soon as it is seen, for a process that runs anyway.
+
+    A plain `dvc repro` has nobody who looks before it does.
+    """
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._seen: list[tuple[int, int] | None] = []
+
+    def look(self) -> None:
+        lock, busy = self._repository.root / "dvc.lock", self._repository.root / ".dvc/tmp/rwlock"
+        now = [_stamp(lock), _stamp(busy)]
+        if now == self._seen:
+            return
+        if (now[0] and not _is_whole(lock)) or (now[1] and not _is_json(busy)):
+            mend_dvc_files(self._repository, print)
+        self._seen = now
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text())
+    except (ValueError, FileNotFoundError):
+        return not path.exists()
+    return True
+
+
 def _half_copied(repository: Repository) -> list[Path]:
     """What DVC was copying into the clone's own cache; one shared between clones is left alone."""
     cache = repository.root / ".dvc/cache"
@@ -96,11 +132,20 @@ def _is_dvc(noted: dict[str, Any]) -> bool:
 
 
 def _is_whole(lock: Path) -> bool:
-    """Whether DVC could read it; an empty one it takes for a project where nothing has run."""
+    """Whether DVC could read it; an empty one it takes for a project where nothing has run.
+
+    The first part of a file may well be YAML, with something left out at its end.
+    """
     try:
-        return isinstance(load_yaml(lock, pure=False).get("stages"), dict)
-    except LockstepError:
+        stages = load_yaml(lock, pure=False)["stages"]
+        named = [item["path"] for stage in stages.values() for item in _files_of(stage)]
+        return lock.read_text().endswith("\n") and all(isinstance(path, str) for path in named)
+    except (LockstepError, OSError, LookupError, AttributeError, TypeError):
         return False
+
+
+def _files_of(stage: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*stage.get("deps", ()), *stage.get("outs", ())]
 
 
 def _kept(repository: Repository) -> Path:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pipelines import atomic
 from pipelines.debris import clear_debris
+from pipelines.dvc_files import Watch
 from pipelines.ledger import hold_lock, is_locked
 from pipelines.redact import RedactedStream
 from pipelines.repository import Repository
@@ -114,12 +115,13 @@ def run_shipper(repository: Repository, patience: float) -> None:
 
 
 def _ship(repository: Repository) -> End:
-    scanner = Scanner(repository)
+    scanner, watch = Scanner(repository), Watch(repository)
     tracker: Tracker | None = None
     pause = INTERVAL_S
     worked = progressed = time.monotonic()
     while _is_wanted(repository):
         Scheduler(repository).look()
+        watch.look()
         if _busy(scanner):
             worked = time.monotonic()
             tracker = tracker or _make_tracker(repository)

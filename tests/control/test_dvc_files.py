@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.debris import clear_debris
-from pipelines.dvc_files import keep_lock, mend_dvc_files
+from pipelines.dvc_files import Watch, keep_lock, mend_dvc_files
 from pipelines.repository import Repository
 
 WHOLE = """\
@@ -30,20 +30,34 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path)
 
 
-@pytest.mark.parametrize("torn", ["", "schema: '2.0'\n", "schema: '2.0'\nstages:\n  sft: {cmd: ["])
+@pytest.mark.parametrize("length", [0, 7, 14, 23, 29, 41, 52, 64, 66])
 def test_a_torn_lock_becomes_what_it_was_when_it_was_last_whole(
-    repository: Repository, torn: str
+    repository: Repository, length: int
 ) -> None:
     lock, said = repository.root / "dvc.lock", list[str]()
     lock.write_text(WHOLE)
     keep_lock(repository)
     mend_dvc_files(repository, said.append)
     assert (lock.read_text(), said) == (WHOLE, [])
-    lock.write_text(torn)
+    lock.write_text(WHOLE[:length])
     keep_lock(repository)
     mend_dvc_files(repository, said.append)
     assert lock.read_text() == WHOLE
     assert "dvc.lock is torn" in said[0]
+
+
+def test_a_process_that_runs_anyway_mends_what_it_sees_torn(repository: Repository) -> None:
+    lock, busy = repository.root / "dvc.lock", repository.root / ".dvc/tmp/rwlock"
+    watch = Watch(repository)
+    watch.look()
+    lock.write_text(WHOLE)
+    keep_lock(repository)
+    watch.look()
+    lock.write_text("")
+    busy.write_text("{")
+    watch.look()
+    assert lock.read_text() == WHOLE
+    assert not busy.exists()
 
 
 def test_a_torn_lock_that_was_never_whole_goes(repository: Repository) -> None:
