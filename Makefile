@@ -7,11 +7,12 @@ PYTEST := $(BIN)/python -m pytest
 # Tests mostly wait for processes, so one more of them than there are cores.
 JOBS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) < 7 ? $$(nproc 2>/dev/null || echo 2) + 1 : 8 )))
 
-.PHONY: help demo test quick check format venv up down slurm-up slurm-down clean
+.PHONY: help demo test quick chaos check format venv up down slurm-up slurm-down clean
 
 help:
 	@echo "make demo    the whole pipeline on this machine, then a summary"
 	@echo "make test    all checks and tests;  make quick: without the slow ones"
+	@echo "make chaos   kills at random moments, failing disks, wrong clocks;  KILLS=300 SEED=17"
 	@echo "make up      MLflow and Prefect on loopback;  make down stops them"
 	@echo "make slurm-up   a small Slurm cluster on this machine;  make slurm-down stops it"
 	@echo "make venv    only the environment;  make clean removes it and all results"
@@ -31,6 +32,10 @@ test: check
 
 quick: check
 	$(PYTEST) -m "not slow"
+
+KILLS ?= 200
+chaos: $(VENV)/.dev
+	LOCKSTEP_CHAOS_KILLS=$(KILLS) LOCKSTEP_CHAOS_SEED=$(SEED) $(PYTEST) tests/chaos -s
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,0 +1,88 @@
+"""A small pipeline whose every stage takes long enough to be hit, and what it makes in peace."""
+
+import importlib.util
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("clones", Path(__file__).parents[1] / "conftest.py")
+assert _spec is not None
+assert _spec.loader is not None
+clones: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(clones)
+
+SMALL = {
+    **clones.TINY,
+    "sft__epochs": 60,
+    "reward_model__epochs": 40,
+    "policy_update__epochs": 8,
+}
+PROFILE = """\
+description: This machine; checkpoints all the time, so that a kill is followed by a resume.
+executor: local
+parallel: 2
+defaults: {cpus_per_task: 1, checkpoint_seconds: 0.2}
+"""
+
+
+@pytest.fixture(scope="session")
+def fresh_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone in which nothing has run."""
+    clone = clones.copy_tree(tmp_path_factory.mktemp("fresh") / "clone")
+    clone.set_params(**SMALL)
+    (clone.root / "slurm_profiles/local.yaml").write_text(PROFILE)
+    clone.commit("small")
+    root: Path = clone.root
+    return root
+
+
+@pytest.fixture(scope="session")
+def peaceful_root(fresh_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A copy of it in which the whole pipeline has run, and nobody has disturbed it."""
+    clone = copy_of(fresh_root, tmp_path_factory.mktemp("peaceful") / "clone")
+    began = time.monotonic()
+    clone.run("lockstep", "run")
+    (clone.root.parent / "seconds").write_text(str(time.monotonic() - began))
+    clone.run("lockstep", "sync")
+    yield clone.root
+    for process in clone.processes():
+        process.kill()
+
+
+@pytest.fixture(scope="session")
+def prepared_root(fresh_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of it in which only `prepare` has run."""
+    clone = copy_of(fresh_root, tmp_path_factory.mktemp("prepared") / "clone")
+    clone.without_tracking()
+    clone.run("dvc", "repro", "--single-item", "prepare")
+    root: Path = clone.root
+    return root
+
+
+@pytest.fixture
+def fresh(fresh_root: Path, tmp_path: Path) -> Iterator[Any]:
+    """A copy to torment."""
+    with copy_to_torment(fresh_root, tmp_path / "clone") as clone:
+        yield clone
+
+
+@contextmanager
+def copy_to_torment(source: Path, target: Path) -> Iterator[Any]:
+    """A copy whose last process ends with the block; what is left of a failure can be looked at."""
+    shutil.rmtree(target, ignore_errors=True)
+    clone = copy_of(source, target)
+    try:
+        yield clone
+    finally:
+        for process in clone.processes():
+            process.kill()
+
+
+def copy_of(source: Path, target: Path) -> Any:
+    shutil.copytree(source, target, symlinks=True)
+    return clones.Clone(target)

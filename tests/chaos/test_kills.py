@@ -1,0 +1,62 @@
+"""Any process may die at any moment: the same command again ends with the same bytes.
+
+The seed is fresh in each session and printed; LOCKSTEP_CHAOS_SEED gives it again, and
+LOCKSTEP_CHAOS_KILLS says how many kills. `make chaos` is the long form.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.conftest import copy_to_torment
+from tests.chaos.monkey import (
+    Monkey,
+    differences,
+    leftovers,
+    number_of_kills,
+    pace_of,
+    results,
+    rounds,
+    stage_runs,
+    the_seed,
+    wait_for_quiet,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
+
+ROUND = 15
+"""Kills in one clone; more of them, and nothing would ever get done. Also how many are usual."""
+
+
+@pytest.mark.parametrize(
+    "command", [("lockstep", "run"), ("dvc", "repro")], ids=["lockstep run", "dvc repro"]
+)
+def test_whatever_is_killed_the_same_command_ends_with_the_same_bytes(
+    fresh_root: Path, peaceful_root: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    seed = the_seed()
+    print(f"LOCKSTEP_CHAOS_SEED={seed}")
+    for number, kills in enumerate(rounds(number_of_kills(ROUND), ROUND)):
+        with copy_to_torment(fresh_root, tmp_path / "clone") as clone:
+            monkey = Monkey(clone, seed, kills, pace_of(peaceful_root, kills), number=number)
+            monkey.torment(*command)
+            clone.run(*command)
+            clone.run("lockstep", "sync")
+            assert_as_if_nothing_had_happened(clone, peaceful_root, monkey)
+
+
+def assert_as_if_nothing_had_happened(clone: Any, peaceful_root: Path, monkey: Monkey) -> None:
+    """The same files, and nothing beside them: no process, no rest, no second run."""
+    problems = [f"still runs: {line}" for line in wait_for_quiet(clone)]
+    problems += differences(results(clone.root), results(peaceful_root))
+    problems += [f"left: {path}" for path in leftovers(clone.root)]
+    shown = stage_runs(clone.root)
+    expected = {address: curve for address, _, curve in stage_runs(peaceful_root)}
+    problems += [f"{address} is {status}" for address, status, _ in shown if status != "FINISHED"]
+    addresses = [address for address, _, _ in shown]
+    if sorted(addresses) != sorted(expected):
+        problems.append(f"runs: {sorted(addresses)}")
+    for address, _, curve in shown:
+        problems += [f"{address}: {what}" for what in differences(curve, expected.get(address, {}))]
+    assert not problems, monkey.story("\n".join(problems))
