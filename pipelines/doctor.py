@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import LockstepError
+from pipelines.openlineage import is_configured
 from pipelines.params import load_params
 from pipelines.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.redact import redact, without_credentials
@@ -46,6 +47,7 @@ def examine(repository: Repository) -> list[Finding]:
         _files,
         _disk,
         _tracking,
+        _lineage,
         _slurm,
     ]
     return [finding for check in checks for finding in check(repository)]
@@ -148,6 +150,15 @@ def _tracking(_: Repository) -> Iterator[Finding]:
     except (OSError, ValueError, http.client.HTTPException) as error:
         remedy = "start it, or unset MLFLOW_TRACKING_URI; runs go on and are shipped later"
         yield Finding("mlflow server", False, redact(f"{uri}: {error}"), remedy)
+
+
+def _lineage(repository: Repository) -> Iterator[Finding]:
+    if is_configured(repository):
+        try:
+            yield Finding("openlineage", True, metadata.version("openlineage-python"))
+        except metadata.PackageNotFoundError:
+            remedy = "pip install -c constraints.txt -e '.[openlineage]'"
+            yield Finding("openlineage", False, "configured, but not installed", remedy)
 
 
 def _slurm(repository: Repository) -> Iterator[Finding]:

@@ -8,30 +8,27 @@ starts another.
 """
 
 import os
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines import atomic
+from pipelines import openlineage
+from pipelines.background import PATIENCE_S, Background
 from pipelines.debris import clear_debris
 from pipelines.dvc_files import Watch
-from pipelines.ledger import hold_lock, is_locked
 from pipelines.redact import RedactedStream
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.tracking_cursor import (
     Scanner,
     note_problem,
-    problem,
     store_address,
     unshipped,
 )
+from pipelines.tracking_cursor import problem as mlflow_problem
 
 if TYPE_CHECKING:
     from pipelines.tracking import Tracker
@@ -44,52 +41,24 @@ LINGER_S = 5.0
 """How long to stay after the last work: bridges the gap between two stages."""
 GIVE_UP_S = 25.0
 LONGEST_PAUSE_S = 15.0
-PATIENCE_S = 0.3
-"""How long to try for the lock: somebody may be probing it just now."""
-HANDOVER_PATIENCE_S = 60.0
-LARGEST_LOG = 256 * 1024
-
-_started: list[subprocess.Popen[bytes]] = []
 
 
 def is_switched_off() -> bool:
-    """Whether the user wants nothing shipped."""
+    """Whether the user wants nothing shipped to MLflow."""
     return os.environ.get(SWITCH, "").lower() in ("off", "0", "false", "no")
 
 
 def start_shipper(repository: Repository) -> None:
-    """See to it that a shipper runs; returns at once and never fails its caller."""
-    if is_switched_off():
-        return
-    # Reaped here, because a caller that lives long would collect dead children.
-    _started[:] = [process for process in _started if process.poll() is None]
-    try:
-        address = store_address(repository)
-        wanted = _wanted_store(repository)
-        if wanted == address and is_locked(_lock(repository)):
-            return
-        if wanted != address:
-            atomic.write_json(_wish(repository), {"store": address})
-        # A shipper to another MLflow has to finish first; nobody else is worth a wait.
-        patience = PATIENCE_S if wanted in (None, address) else HANDOVER_PATIENCE_S
-        command = [sys.executable, "-m", "pipelines.shipper", str(repository.root), str(patience)]
-        source = str(Path(__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-        with _log(repository).open("ab") as log:
-            _started.append(
-                subprocess.Popen(
-                    command,
-                    cwd=repository.root,
-                    env={**os.environ, "PYTHONPATH": path},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
-    except OSError:
-        # A full disk or no process to be had: the stage itself meets that too, and says so better.
-        return
+    """See to it that a shipper runs, and what tells OpenLineage; returns at once, never fails."""
+    openlineage.start_emitter(repository)
+    if not is_switched_off():
+        _process(repository).start()
+
+
+def problem(repository: Repository) -> str | None:
+    """What is in the way of MLflow or OpenLineage, in words for people."""
+    found = [mlflow_problem(repository), openlineage.problem(repository)]
+    return "\n".join(filter(None, found)) or None
 
 
 class End(Enum):
@@ -103,23 +72,24 @@ class End(Enum):
 
 def run_shipper(repository: Repository, patience: float) -> None:
     """Ship until there is nothing left to do, unless somebody else does already."""
+    process = _process(repository)
     while True:
-        with _only_one(_lock(repository), patience) as held:
+        with process.alone(patience) as held:
             if not held:
                 return
             clear_debris(repository)
-            end = _ship(repository)
+            end = _ship(repository, process)
         if end is not End.IDLE or not repository.home.is_dir() or not _busy(Scanner(repository)):
             return
         patience = PATIENCE_S
 
 
-def _ship(repository: Repository) -> End:
+def _ship(repository: Repository, process: Background) -> End:
     scanner, watch = Scanner(repository), Watch(repository)
     tracker: Tracker | None = None
     pause = INTERVAL_S
     worked = progressed = time.monotonic()
-    while _is_wanted(repository):
+    while process.is_wanted():
         Scheduler(repository).look()
         watch.look()
         if _busy(scanner):
@@ -152,46 +122,12 @@ def _make_tracker(repository: Repository) -> "Tracker | None":
         return None
 
 
-def _is_wanted(repository: Repository) -> bool:
-    address = store_address(repository)
-    return repository.home.is_dir() and _wanted_store(repository) in (None, address)
-
-
 def _busy(scanner: Scanner) -> bool:
     return any(group.busy for group in scanner.groups())
 
 
-@contextmanager
-def _only_one(path: Path, patience: float) -> Iterator[bool]:
-    deadline = time.monotonic() + patience
-    while True:
-        with hold_lock(path) as held:
-            if held or time.monotonic() > deadline:
-                yield held
-                return
-        time.sleep(0.02)
-
-
-def _lock(repository: Repository) -> Path:
-    return repository.home / "shipper.lock"
-
-
-def _wish(repository: Repository) -> Path:
-    return repository.home / "shipper.json"
-
-
-def _wanted_store(repository: Repository) -> str | None:
-    """Which MLflow the latest command named."""
-    wish = atomic.read_json(_wish(repository)) or {}
-    return wish.get("store")
-
-
-def _log(repository: Repository) -> Path:
-    path = repository.home / "shipper.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size > LARGEST_LOG:
-        path.replace(path.with_suffix(".log.old"))
-    return path
+def _process(repository: Repository) -> Background:
+    return Background(repository, "shipper", "pipelines.shipper", store_address(repository))
 
 
 def main(arguments: list[str]) -> None:

@@ -10,6 +10,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
+from pipelines import openlineage
 from pipelines.ledger import Entry, State
 from pipelines.repository import Repository
 from pipelines.shipper import is_switched_off, start_shipper
@@ -153,16 +154,18 @@ class Tracker:
 def ship_all(
     repository: Repository, timeout: float = 60.0, ended: str | None = None
 ) -> list[Entry]:
-    """Have everything shipped now, and wait for it; returns what could not be.
+    """Have everything shipped now, and wait for it; returns what MLflow could not have.
 
     `ended` is the id of the caller's own invocation, whose runs are closed though it still lives.
     """
     if ended is not None:
         end_invocation(repository, ended)
+    before, deadline = noted_problem(repository), time.monotonic() + timeout
+    lineage_before = openlineage.noted_problem(repository)
+    start_shipper(repository)
+    openlineage.wait_until_told(repository, deadline, lineage_before)
     if is_switched_off():
         return []
-    before, deadline = noted_problem(repository), time.monotonic() + timeout
-    start_shipper(repository)
     scanner = Scanner(repository)
     while any(group.waiting or (group.over and not group.closed) for group in scanner.groups()):
         noted = noted_problem(repository)

@@ -142,7 +142,7 @@ class Scanner:
                 invocation = invocation_of(entry)
                 state = entry.state()
                 if state is State.NEW:
-                    if entry.has_driver() or _is_young(entry):
+                    if entry.has_driver() or is_young(entry):
                         alive.add(entry.folder)
                     else:
                         continue
@@ -189,7 +189,7 @@ class Scanner:
         )
 
 
-def _is_young(entry: Entry) -> bool:
+def is_young(entry: Entry) -> bool:
     """Whether it was made just now; not one from before the clock was set back."""
     created = float(entry.info.get("created", 0.0))
     return 0 <= time.time() - created < START_GRACE_S

@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[1]
+_OF_THE_MACHINE = ("MLFLOW_", "PREFECT_", "LOCKSTEP_", "DVC_", "OPENLINEAGE_")
 ONE_PROCESS_EACH = ("slurm", "chaos", "pipeline", "lineage", "prefect", "tracking")
 """Folders whose tests share something that takes long to make, the longest to run first."""
 ALONE = ("test_default_pipeline.py", "test_kills.py")
@@ -47,7 +48,7 @@ class Clone:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("MLFLOW_", "PREFECT_", "LOCKSTEP_", "DVC_"))
+            if not name.startswith(_OF_THE_MACHINE)
         }
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
         return {**kept, "PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true", **self.variables}

@@ -26,7 +26,7 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the machine's own tracking gets in, and nothing that a tracker sets gets out."""
     for name in list(os.environ):
-        if name.startswith(("MLFLOW_", "LOCKSTEP_")):
+        if name.startswith(("MLFLOW_", "LOCKSTEP_", "OPENLINEAGE_")):
             monkeypatch.delenv(name)
     for name in (
         "DO_NOT_TRACK",

@@ -1,0 +1,104 @@
+"""A process of a clone that works behind the commands: started by any of them, alone, and talking
+to whom the latest of them named.
+
+At most one of a kind works at a time. It holds a lock; a command that names another address leaves
+word, so that the one at work makes room, and waits longer for the lock than others do.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines import atomic
+from pipelines.ledger import hold_lock, is_locked
+from pipelines.repository import Repository
+
+PATIENCE_S = 0.3
+"""How long to try for the lock: somebody may be probing it just now."""
+HANDOVER_PATIENCE_S = 60.0
+LARGEST_LOG = 256 * 1024
+
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass(frozen=True)
+class Background:
+    """One kind of background process of a clone."""
+
+    repository: Repository
+    name: str
+    """Of its lock, its log and the latest command's word, under `.lockstep`."""
+    module: str
+    """What it runs, with the clone and the patience as arguments."""
+    address: str
+    """Whom this command, or this process, talks to."""
+
+    def start(self) -> None:
+        """See to it that one runs; returns at once and never fails its caller."""
+        # Reaped here, because a caller that lives long would collect dead children.
+        _started[:] = [process for process in _started if process.poll() is None]
+        try:
+            wanted = self._wanted()
+            if wanted == self.address and is_locked(self._path(".lock")):
+                return
+            if wanted != self.address:
+                atomic.write_json(self._path(".json"), {"address": self.address})
+            # One that talks to another has to finish first; nobody else is worth a wait.
+            patience = PATIENCE_S if wanted in (None, self.address) else HANDOVER_PATIENCE_S
+            self._spawn(patience)
+        except OSError:
+            # A full disk or no process to be had: the stage itself meets that too, and says so
+            # better.
+            return
+
+    def is_wanted(self) -> bool:
+        """Whether the clone is still there and no newer command names another address."""
+        return self.repository.home.is_dir() and self._wanted() in (None, self.address)
+
+    @contextmanager
+    def alone(self, patience: float) -> Iterator[bool]:
+        """Hold the lock; yields whether it could be had in time."""
+        deadline = time.monotonic() + patience
+        while True:
+            with hold_lock(self._path(".lock")) as held:
+                if held or time.monotonic() > deadline:
+                    yield held
+                    return
+            time.sleep(0.02)
+
+    def _spawn(self, patience: float) -> None:
+        root = self.repository.root
+        source = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        with self._log().open("ab") as log:
+            _started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", self.module, str(root), str(patience)],
+                    cwd=root,
+                    env={**os.environ, "PYTHONPATH": path},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+
+    def _wanted(self) -> str | None:
+        """Whom the latest command named."""
+        word = atomic.read_json(self._path(".json")) or {}
+        return word.get("address")
+
+    def _log(self) -> Path:
+        path = self._path(".log")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > LARGEST_LOG:
+            path.replace(path.with_suffix(".log.old"))
+        return path
+
+    def _path(self, ending: str) -> Path:
+        return self.repository.home / f"{self.name}{ending}"
