@@ -6,10 +6,12 @@ keeps resume state only in `ctx.scratch`, draws randomness only from `ctx.seed`,
 files that somebody else reads: a job opens no database.
 """
 
+import errno
 import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,7 @@ class Context:
     graph: Sequence[Mapping[str, Any]] = ()
     """For a stage that wants it: the nodes upstream with the hashes of their outputs."""
     _stop: list[bool] = field(default_factory=lambda: [False])
+    _unwritten: list[str] = field(default_factory=list)
     _last_progress: float = 0.0
 
     @property
@@ -83,21 +86,52 @@ class Context:
         return self._stop[0]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one step's metrics, once a step; `resume_at` drops those past a checkpoint."""
+        """Append one step's metrics, once a step; `resume_at` drops those past a checkpoint.
+
+        A row that cannot be written, as on a full disk, waits for the next one or `write_metrics`.
+        """
         if self.rank:
             return
-        row = {"step": step, "time": time.time(), "metrics": dict(metrics)}
-        with (self.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self._unwritten.append(_metrics_line(step, metrics))
+        with suppress(OSError):
+            self.write_metrics()
 
-    def resume_at(self, step: int) -> None:
-        """Forget metrics of steps past `step`: they are going to be computed again."""
-        path = self.folder / "metrics.jsonl"
-        if self.rank or not path.exists():
+    def write_metrics(self) -> None:
+        """Write the rows that wait; OSError where that is still impossible."""
+        if not self._unwritten:
             return
-        kept = [line for line in path.read_text().splitlines() if _logged_step(line) <= step]
+        data = "".join(self._unwritten).encode()
+        with (self.folder / "metrics.jsonl").open("ab", buffering=0) as file:
+            before = os.fstat(file.fileno()).st_size
+            try:
+                if file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+            except OSError:
+                file.truncate(before)  # half a line would spoil the next one, too
+                raise
+        self._unwritten.clear()
+
+    def resume_at(self, step: int, history: Sequence[Mapping[str, float]] = ()) -> None:
+        """Bring the metrics to exactly the steps up to `step`: the others are computed again.
+
+        `history` has the metrics of these steps; rows that the file has lost are written from it.
+        """
+        path = self.folder / "metrics.jsonl"
+        if self.rank:
+            return
+        self._unwritten.clear()
+        there: dict[int, str] = {}
+        for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+            if (logged := _logged_step(line)) is not None and logged <= step:
+                there.setdefault(logged, line + "\n")
+        for lost, metrics in enumerate(history[:step], 1):
+            if lost not in there:
+                there[lost] = _metrics_line(lost, metrics)
         aside = path.with_suffix(".tmp")
-        aside.write_text("".join(line + "\n" for line in kept))
+        with aside.open("w") as file:
+            file.write("".join(there[logged] for logged in sorted(there)))
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(aside, path)
 
     def progress(self, done: int, total: int, **numbers: float) -> None:
@@ -107,10 +141,11 @@ class Context:
             return
         self._last_progress = now
         aside = self.folder / f"progress.json.{self.shard}.tmp"
-        aside.write_text(
-            json.dumps({"done": done, "total": total, "time": time.time(), "numbers": numbers})
-        )
-        os.replace(aside, self.folder / "progress.json")
+        said = {"done": done, "total": total, "time": time.time(), "numbers": numbers}
+        # Nothing depends on it: on a full disk, nobody hears how far the stage is.
+        with suppress(OSError):
+            aside.write_text(json.dumps(said))
+            os.replace(aside, self.folder / "progress.json")
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a small table, such as sample generations, for the run comparison."""
@@ -123,9 +158,14 @@ class Context:
         os.replace(aside, folder / f"{name}.json")
 
 
-def _logged_step(line: str) -> float:
-    """The step of a metrics line; a torn last line counts as past everything."""
+def _metrics_line(step: int, metrics: Mapping[str, float]) -> str:
+    return json.dumps({"step": step, "time": time.time(), "metrics": dict(metrics)}) + "\n"
+
+
+def _logged_step(line: str) -> int | None:
+    """The step of a metrics line; None of one that is torn."""
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return float("inf")
+        row = json.loads(line)
+        return int(row["step"]) if isinstance(row["metrics"], dict) else None
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -3,6 +3,9 @@
 The source is either the arithmetic task, made from the seed, or a user's JSON lines. Both become
 the same `Corpus` of texts; from there on there is one path. Texts are rendered to token ids here
 and nowhere else. The held-out prompts are in no training set, whatever the source.
+
+A kill costs all of it: it reads each file once and trains nothing, so it is short beside what
+follows.
 """
 
 from collections.abc import Mapping

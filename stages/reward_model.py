@@ -24,7 +24,7 @@ from stages.algorithms.reward_loss import (
     regression_loss,
     tokens_that_differ,
 )
-from stages.context import Context, StageError
+from stages.context import Context, StageError, Stopped
 from stages.contracts.objectives import RewardObjective
 from stages.contracts.reward_model import Compared, RewardModelConfig, RewardModelParams
 from stages.data.artifacts import read_parquet, write_json
@@ -229,9 +229,15 @@ def _scale_rewards(model: Any, pairs: Data, ctx: Context) -> None:
 def _all_pair_rewards(
     model: Any, rule: RewardRule, pairs: Data, ctx: Context
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N] rewards of the chosen and of the rejected responses."""
+    """[N] rewards of the chosen and of the rejected responses.
+
+    A kill costs this pass again, and the training since the last checkpoint: it is forward only,
+    over pairs that are few beside those of training.
+    """
     parts = []
     for start in range(0, len(pairs), ctx.micro_batch):
+        if ctx.should_stop():
+            raise Stopped(f"stopped after rating {start} of {len(pairs)} pairs")
         batch = paired_batch(model, pairs[start : start + ctx.micro_batch], ctx.device)
         rewards = rule.rewards(model, batch).chunk(2)
         for side, values in zip(("chosen", "rejected"), rewards, strict=True):

@@ -1,5 +1,7 @@
 """Scoring given responses without gradients, micro-batch by micro-batch."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +12,7 @@ from stages.context import Context, Stopped
 from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, sample_name
 from stages.engines.models import pad_id
-from stages.engines.parts import Compute, Pass
+from stages.engines.parts import Compute, Pass, collect, fill
 
 UNIT_ROWS = 256
 """About how many rows a unit has: what a kill may cost, and the least that a shard takes on."""
@@ -35,6 +37,37 @@ def over_responses(
         results += values
         ctx.progress(len(results), len(rows))
     return results
+
+
+def kept_over_responses(
+    ctx: Context,
+    name: str,
+    rows: Sequence[Row],
+    load: Callable[[], Any],
+    compute: Callable[[Any, Batch], torch.Tensor],
+    what: str,
+) -> list[Any]:
+    """`over_responses` by the model that `load` loads, in parts that outlive a kill.
+
+    They lie under `name` and a hash of the rows and of the policy that sampled them: a stage that
+    samples more than once never reads what it measured of another policy. Ranks each compute all
+    rows, and keep nothing: who reads what another one wrote would depend on who was faster.
+    """
+    if ctx.world > 1:
+        model = load()
+        return over_responses(ctx, model, rows, partial(compute, model), what)
+    work = response_pass(ctx, f"{name}-{_digest(rows)}", rows, load, compute, what)
+    fill(ctx, work)
+    return collect(ctx, work)
+
+
+def _digest(rows: Sequence[Row]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(
+            json.dumps([row["policy_hash"], row["prompt_ids"], row["response_ids"]]).encode()
+        )
+    return digest.hexdigest()[:16]
 
 
 def response_pass(

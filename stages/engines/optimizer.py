@@ -75,6 +75,16 @@ class Learner:
         weights = {f"weight.{name}": value.data for name, value in self._parameters.items()}
         return weights | {f"moment.{name}": value for name, value in self.moments().items()}
 
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of all that `tensors` may have."""
+        weights = {f"weight.{name}": value.shape for name, value in self._parameters.items()}
+        moments = {
+            f"moment.{moment}.{name}": torch.Size() if moment == "step" else value.shape
+            for name, value in self._parameters.items()
+            for moment in _MOMENTS
+        }
+        return weights | moments
+
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for name, parameter in self._parameters.items():
             parameter.data.copy_(tensors[f"weight.{name}"])

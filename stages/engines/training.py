@@ -4,24 +4,34 @@ Always true of it:
 - The order of rows depends on (seed, epoch) only.
 - Losses are divided by counts of the whole optimizer step (algorithms/loss.py), so gradients and
   metrics do not depend on how the step is split, into micro-batches or over ranks.
-- State that matters is a function of the step: killed at any moment and resumed from its
-  checkpoint, the loop ends with the bytes of an undisturbed run.
+- State that matters is in the checkpoint or is a function of the step (the order of rows, the
+  learning rate, every random generator): killed at any moment and resumed, the loop ends with the
+  bytes of an undisturbed run.
 - A number that is not finite stops it, and the rows that made it so are named.
 - Ranks that train together take the same steps; rank 0 alone saves and logs.
 """
 
 import math
+import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from stages.algorithms.loss import Counts, Loss, Metric, Per
-from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from stages.checkpoint import (
+    Checkpoint,
+    drop_checkpoints_after,
+    load_checkpoint,
+    save_checkpoint,
+)
 from stages.context import Context, StageError, Stopped
 from stages.contracts.optimizer import OptimizerParams
 from stages.data.seeds import shuffled, stable_hash
@@ -128,14 +138,14 @@ def train(
         raise Stopped(f"stopped before the first step{name}")
     history = _resume(scratch, learners, ranks)
     if not before:
-        ctx.resume_at(len(history))
+        ctx.resume_at(len(history), history)
     saved_at = time.monotonic()
     for learner in learners.values():
         learner.model.train(dropout)
     for step in range(len(history), plan.num_steps):
         if ranks.agree_to_stop(ctx.should_stop(), f"step {step + 1}{name}"):
             if not ranks.rank:
-                _save(scratch, learners, history)
+                _save_if_possible(scratch, learners, history)
             raise Stopped(f"stopped after step {step} of {plan.num_steps}")
         started = time.monotonic()
         counts = work.counts(plan.rows(step))
@@ -148,10 +158,11 @@ def train(
         ctx.progress(step + 1, plan.num_steps, **{name: metrics[name] for name in shown})
         due = time.monotonic() - saved_at >= ctx.checkpoint_seconds and step + 1 < plan.num_steps
         if due and not ranks.rank:
-            _save(scratch, learners, history)
+            _save_if_possible(scratch, learners, history)
             saved_at = time.monotonic()
     for learner in learners.values():
         learner.model.eval()
+    ctx.write_metrics()
     return history
 
 
@@ -166,7 +177,7 @@ def _step(
 ) -> Metrics:
     own = [ranks.rank] if ranks.rank else []
     seed = stable_hash(plan.seed, "dropout", step, *own)
-    torch.manual_seed(seed)
+    seed_all(seed)
     share = ranks.share(plan.rows(step))
     micro_batches = [
         share[start : start + ctx.micro_batch] for start in range(0, len(share), ctx.micro_batch)
@@ -208,6 +219,13 @@ def _step(
     return metrics
 
 
+def seed_all(seed: int) -> None:
+    """Every generator that a loss might draw from, on the CPU and on all GPUs."""
+    torch.manual_seed(seed)
+    numpy.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
 def _survey(ranks: Ranks, work: Work, micro_batches: Sequence[Rows]) -> dict[str, float]:
     """The survey's sums over all micro-batches and ranks."""
     if work.survey is None:
@@ -238,6 +256,23 @@ def _put_together(metrics: Parts, parts: Parts) -> None:
         metrics[name] = (value, per)
 
 
+def _save_if_possible(
+    scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]
+) -> None:
+    """A checkpoint that cannot be written is no reason to stop: the one before it still holds."""
+    try:
+        _save(scratch, learners, history)
+    except OSError as error:
+        # The log may be on the same full disk.
+        with suppress(OSError):
+            print(
+                f"warning: no checkpoint of step {len(history)} ({error}): a kill now costs the "
+                "work since the one before; make room on the disk that holds .lockstep",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
 def _save(scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]) -> None:
     tensors = {
         f"{name}/{key}": tensor
@@ -250,7 +285,10 @@ def _save(scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]
 
 def _resume(scratch: Path, learners: Mapping[str, Learner], ranks: Ranks) -> list[Metrics]:
     """Go on from the newest checkpoint that rank 0 finds whole; the history up to there."""
-    found = None if ranks.rank else load_checkpoint(scratch)
+    found = None
+    if not ranks.rank:
+        found = load_checkpoint(scratch, lambda checkpoint: _fits(checkpoint, learners))
+        drop_checkpoints_after(scratch, found.step if found else 0)
     history: list[Metrics]
     history, tensors = ranks.from_first(
         list(found.values["history"]) if found else [], found.tensors if found else {}
@@ -261,6 +299,23 @@ def _resume(scratch: Path, learners: Mapping[str, Learner], ranks: Ranks) -> lis
             {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         )
     return history
+
+
+def _fits(checkpoint: Checkpoint, learners: Mapping[str, Learner]) -> bool:
+    """Whether these very learners can go on from it, after as many steps as its history has."""
+    history = checkpoint.values.get("history")
+    if not isinstance(history, list) or len(history) != checkpoint.step:
+        return False
+    if not all(isinstance(step, dict) for step in history):
+        return False
+    left = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    for name, learner in learners.items():
+        for key, shape in learner.shapes().items():
+            found = left.pop(f"{name}/{key}", None)
+            # A parameter that has not had a gradient yet has no moments.
+            if found != shape and (found is not None or key.startswith("weight.")):
+                return False
+    return not left
 
 
 def cosine_plan(params: OptimizerParams, num_rows: int, seed: int) -> Plan:

@@ -16,7 +16,7 @@ from stages.context import StageError, Stopped
 from stages.data.batching import pad
 from stages.data.finite import check_finite, sample_name
 from stages.data.tokenizer import Decoder
-from stages.engines.inference import over_responses
+from stages.engines.inference import kept_over_responses
 from stages.engines.logprobs import logprobs_of, response_logprobs, response_topk
 from stages.engines.lora import is_adapter_folder
 from stages.engines.models import load_policy
@@ -63,12 +63,12 @@ def _learn_samples(
 
 
 def _teacher_logprobs(update: Update) -> torch.Tensor:
-    teacher, temperature = _load_teacher(update), update.config.temperature
-    rows = over_responses(
+    rows = kept_over_responses(
         update.ctx,
-        teacher,
+        "teacher",
         update.rollouts,
-        lambda batch: response_logprobs(teacher, batch, temperature).logprobs,
+        lambda: _load_teacher(update),
+        lambda model, batch: response_logprobs(model, batch, update.config.temperature).logprobs,
         "the teacher's log-prob",
     )
     return pad(rows, 0.0)
@@ -100,7 +100,11 @@ def _learn_distributions(update: Update, rows: Sequence[int]) -> list[Metrics]:
 
 
 def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.Tensor]]:
-    """For each row the teacher's likeliest tokens, [T, K] ids and log-probs."""
+    """For each row the teacher's likeliest tokens, [T, K] ids and log-probs.
+
+    A kill costs this pass again: its results are K times the size of all others, and computing
+    them is one forward pass where the update itself is several, forward and backward.
+    """
     found: list[Mapping[str, torch.Tensor]] = []
     teacher = _load_teacher(update)
     # A vocabulary may be padded to another size; past the smaller one there are no tokens.

@@ -29,7 +29,7 @@ from stages.contracts.objectives import KlPlace
 from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
 from stages.contracts.rl import Algorithm
 from stages.data.batching import pad
-from stages.engines.inference import over_responses
+from stages.engines.inference import kept_over_responses
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import response_values
 from stages.learning.update import Rollouts, Update
@@ -102,11 +102,12 @@ def measure(ctx: Context, policy: Any, rollouts: Rollouts, config: PolicyUpdateC
     """Trainer log-probs beside the sampler's and the reference's; StageError if too far apart."""
     params = config.policy_update
     logprobs = pad(
-        over_responses(
+        kept_over_responses(
             ctx,
-            policy,
+            "trainer",
             rollouts,
-            lambda batch: response_logprobs(policy, batch, config.temperature).logprobs,
+            lambda: policy,
+            lambda model, batch: response_logprobs(model, batch, config.temperature).logprobs,
             "the trainer's log-prob",
         ),
         0.0,
@@ -198,8 +199,8 @@ def token_penalties(measured: Measured, params: PolicyUpdateParams, kl_coef: flo
 
 def critic_values(ctx: Context, critic: Any, rollouts: Rollouts) -> Tensor:
     """[N, T] what the critic expects before each token."""
-    said = over_responses(
-        ctx, critic, rollouts, lambda batch: response_values(critic, batch), "the critic's value"
+    said = kept_over_responses(
+        ctx, "critic", rollouts, lambda: critic, response_values, "the critic's value"
     )
     return pad(said, 0.0)
 

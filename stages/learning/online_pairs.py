@@ -15,7 +15,7 @@ from stages.contracts.objectives import REFERENCE_FREE
 from stages.contracts.policy_update import Chosen, DpoReference
 from stages.data.artifacts import read_parquet
 from stages.data.finite import sample_name
-from stages.engines.inference import over_responses
+from stages.engines.inference import kept_over_responses
 from stages.engines.logprobs import response_logprobs
 from stages.engines.training import Metrics
 from stages.learning.experience import measure
@@ -31,7 +31,9 @@ def learn_from_own_pairs(update: Update) -> Outcome:
         chosen, rejected = best_and_worst(update.rollouts)
     else:
         chosen, rejected = _demonstrated(update)
-    references = zip(_reference(update, chosen), _reference(update, rejected), strict=True)
+    references = zip(
+        _reference(update, "chosen", chosen), _reference(update, "rejected", rejected), strict=True
+    )
     pairs = [
         {
             "prompt_id": loser["prompt_id"],
@@ -111,7 +113,7 @@ def _demonstrated(update: Update) -> tuple[list[Mapping[str, Any]], list[Mapping
     return chosen, rejected
 
 
-def _reference(update: Update, responses: Sequence[Mapping[str, Any]]) -> list[float]:
+def _reference(update: Update, side: str, responses: Sequence[Mapping[str, Any]]) -> list[float]:
     """The sum of the reference's log-probs of each response; zeros where the loss has none."""
     params = update.config.policy_update
     if params.dpo_loss in REFERENCE_FREE:
@@ -121,11 +123,12 @@ def _reference(update: Update, responses: Sequence[Mapping[str, Any]]) -> list[f
     policy, temperature = update.policy.model, update.config.temperature
     return [
         sum(values)
-        for values in over_responses(
+        for values in kept_over_responses(
             update.ctx,
-            policy,
+            f"reference-{side}",
             responses,
-            lambda batch: response_logprobs(policy, batch, temperature).logprobs,
+            lambda: policy,
+            lambda model, batch: response_logprobs(model, batch, temperature).logprobs,
             "the reference's log-prob",
         )
     ]

@@ -1,0 +1,274 @@
+"""Killed anywhere, on any disk, a stage goes on to the very same bytes, with one row a step."""
+
+import json
+import random
+import resource
+import shutil
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+
+from stages.algorithms.loss import Counts, Loss
+from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from stages.context import Context, Stopped
+from stages.engines import inference
+from stages.engines.optimizer import Learner
+from stages.engines.schedules import warmup_then_cosine
+from stages.engines.training import Plan, Work, train
+from tests.stages.test_algorithms import by
+
+NUM_STEPS = 12
+UPDATE = "policy_update@iter_001"
+
+
+class Told(Context):
+    """Does something after each step."""
+
+    after = None
+
+    def log(self, step, metrics):
+        super().log(step, metrics)
+        if self.after:
+            self.after(self, step)
+
+
+def context(folder, after=None):
+    folder.mkdir(exist_ok=True)
+    ctx = Told(stage="test", key=None, seed=3, folder=folder, checkpoint_seconds=0)
+    ctx.after = after
+    return ctx
+
+
+def fit(ctx, width=4, drawn=None):
+    """Weights that follow noise from all generators; what training leaves."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(width, 1, dtype=torch.float64)
+
+    def loss(rows, step):
+        noise = torch.randn(width, dtype=torch.float64)
+        noise += torch.tensor(numpy.random.standard_normal(width))
+        noise += random.random()
+        if drawn is not None:
+            drawn.append(noise.tolist())
+        return Loss((model.weight[0] - noise).square().sum() * len(rows) / step.counts.sequences)
+
+    plan = Plan(23, 8, 4, seed=5, learning_rate=warmup_then_cosine(0.1))
+    learner = Learner(model, learning_rate=0.05, max_grad_norm=1.0)
+    work = Work(lambda rows: Counts(len(rows), len(rows)), loss)
+    history = train(ctx, {"model": learner}, plan, work, shown=["loss"])
+    return {name: value.clone() for name, value in learner.tensors().items()}, history
+
+
+def die(_, step):
+    if step == 7:
+        raise KeyboardInterrupt
+
+
+def killed(folder):
+    """A folder of a training that died after its seventh step, with checkpoints of 5 and 6."""
+    with pytest.raises(KeyboardInterrupt):
+        fit(context(folder, die))
+    return folder
+
+
+def assert_same(one, two):
+    (weights, history), (others, other_history) = one, two
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert history == other_history
+
+
+def logged(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_generator_is_where_it_would_have_been(tmp_path):
+    """Torch's, numpy's and Python's own; each kind of noise is in every step's loss."""
+    drawn = []
+    undisturbed = fit(context(tmp_path / "a"), drawn=drawn)
+    assert len({tuple(noise) for noise in drawn}) == NUM_STEPS
+    killed(tmp_path / "b")
+    for generator in (torch.manual_seed, numpy.random.seed, random.seed):
+        generator(99)
+    assert_same(undisturbed, fit(context(tmp_path / "b")))
+
+
+LOSSES = {
+    "nothing": lambda lines: lines,
+    "all": lambda _: [],
+    "the middle": lambda lines: lines[:2] + lines[5:],
+    "half a line at the end": lambda lines: [*lines[:4], lines[4][:20]],
+    "half a line in between": lambda lines: [*lines[:2], lines[2][:9] + lines[3], *lines[4:]],
+    "a row twice": lambda lines: [*lines, lines[1]],
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_metrics_have_one_row_a_step_whatever_the_file_lost(tmp_path, name):
+    _, history = fit(context(tmp_path / "a"))
+    folder = killed(tmp_path / "b")
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 7
+    path.write_text("".join(LOSSES[name](lines)))
+    fit(context(folder))
+    rows = logged(folder)
+    assert [row["step"] for row in rows] == list(range(1, NUM_STEPS + 1))
+    for row, expected in zip(rows, history, strict=True):
+        assert {key: row["metrics"][key] for key in expected} == expected
+        assert row["time"] > 0
+    kept = [row for row in rows[:6] if "tokens_per_second" in row["metrics"]]
+    assert len(kept) == {"nothing": 6, "a row twice": 6, "all": 0}.get(name, len(kept))
+
+
+def test_a_deleted_metrics_file_is_written_back_too(tmp_path):
+    folder = killed(tmp_path)
+    (folder / "metrics.jsonl").unlink()
+    fit(context(folder))
+    assert [row["step"] for row in logged(folder)] == list(range(1, NUM_STEPS + 1))
+
+
+def newest(folder):
+    return max((folder / "scratch").glob("checkpoint-*"))
+
+
+def tear(folder):
+    path = newest(folder) / "tensors.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def flip_a_bit(folder):
+    path = newest(folder) / "tensors.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(data)
+
+
+def rewrite(folder, change):
+    """A checkpoint that is whole by its hashes and still no good."""
+    scratch = folder / "scratch"
+    found = load_checkpoint(scratch)
+    tensors, values = dict(found.tensors), dict(found.values)
+    step = change(tensors, values) or found.step
+    shutil.rmtree(newest(folder))
+    save_checkpoint(scratch, Checkpoint(step, tensors, values))
+
+
+BREAKS = {
+    "torn": tear,
+    "a flipped bit": flip_a_bit,
+    "no tensors": lambda folder: (newest(folder) / "tensors.safetensors").unlink(),
+    "no manifest": lambda folder: (newest(folder) / "manifest.json").unlink(),
+    "an empty manifest": lambda folder: (newest(folder) / "manifest.json").write_text("{}"),
+    "not a folder": lambda folder: (folder / "scratch/checkpoint-00000099").write_text("?"),
+    "not a number": lambda folder: (folder / "scratch/checkpoint-last").mkdir(),
+    "a wrong shape": lambda folder: rewrite(
+        folder, lambda tensors, _: tensors.update({"model/weight.bias": torch.zeros(2)})
+    ),
+    "a missing weight": lambda folder: rewrite(
+        folder, lambda tensors, _: tensors.pop("model/weight.bias") and None
+    ),
+    "a strange tensor": lambda folder: rewrite(
+        folder, lambda tensors, _: tensors.update({"critic/weight.bias": torch.zeros(1)})
+    ),
+    "no history": lambda folder: rewrite(folder, lambda _, values: values.clear()),
+    "too short a history": lambda folder: rewrite(
+        folder, lambda _, values: values["history"].pop() and None
+    ),
+    "a debris folder": lambda folder: (folder / "scratch/.checkpoint-00000009.tmp").mkdir(),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_checkpoint_that_is_no_good_is_passed_over_for_the_one_before(tmp_path, name):
+    undisturbed = fit(context(tmp_path / "a"))
+    folder = killed(tmp_path / "b")
+    BREAKS[name](folder)
+    first = []
+    assert_same(undisturbed, fit(context(folder, lambda _, step: first.append(step))))
+    whole = name in ("not a folder", "not a number", "a debris folder")
+    assert first[0] == (7 if whole else 6)
+
+
+def test_where_no_checkpoint_is_any_good_training_starts_afresh(tmp_path):
+    undisturbed = fit(context(tmp_path / "a"))
+    folder = killed(tmp_path / "b")
+    for _ in range(2):
+        tear(folder)
+        newest(folder).rename(folder / "scratch" / newest(folder).name.replace("-", "-0"))
+    first = []
+    assert_same(undisturbed, fit(context(folder, lambda _, step: first.append(step))))
+    assert first == list(range(1, NUM_STEPS + 1))
+
+
+@pytest.fixture
+def disk():
+    """A real failure of the lowest kind: no file may grow past the size that it is filled to."""
+    free = resource.getrlimit(resource.RLIMIT_FSIZE)
+    set_to = lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, free[1]))  # noqa: E731
+    yield SimpleNamespace(fill=set_to, free=lambda: set_to(free[0]))
+    set_to(free[0])
+
+
+def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(tmp_path, capsys, disk):
+    undisturbed = fit(context(tmp_path / "a"))
+    checkpoints = []
+
+    def fill_and_free(ctx, step):
+        if step == 3:
+            disk.fill((ctx.folder / "metrics.jsonl").stat().st_size + 9)
+        if step == 8:
+            checkpoints.extend(path.name for path in (ctx.folder / "scratch").iterdir())
+            disk.free()
+
+    assert_same(undisturbed, fit(context(tmp_path / "b", fill_and_free)))
+    assert sorted(checkpoints) == ["checkpoint-00000001", "checkpoint-00000002"]
+    assert "no checkpoint of step 3" in capsys.readouterr().err
+    assert load_checkpoint(tmp_path / "b/scratch").step == NUM_STEPS - 1
+    assert [row["step"] for row in logged(tmp_path / "b")] == list(range(1, NUM_STEPS + 1))
+
+
+def test_told_to_stop_on_a_full_disk_it_goes_on_later_from_the_checkpoint_before(tmp_path, disk):
+    undisturbed = fit(context(tmp_path / "a"))
+
+    def stop(ctx, step):
+        if step == 5:
+            disk.fill(100)
+            ctx.request_stop()
+
+    with pytest.raises(Stopped):
+        fit(context(tmp_path / "b", stop))
+    disk.free()
+    assert load_checkpoint(tmp_path / "b/scratch").step == 4
+    assert_same(undisturbed, fit(context(tmp_path / "b")))
+    assert len(logged(tmp_path / "b")) == NUM_STEPS
+
+
+def test_metrics_that_can_never_be_written_fail_the_stage(tmp_path, disk):
+    ctx = context(tmp_path, lambda _, step: disk.fill(100) if step == 9 else None)
+    with pytest.raises(OSError, match="File too large"):
+        fit(ctx)
+
+
+def test_what_was_measured_before_a_kill_is_not_measured_again(go_on, monkeypatch):
+    monkeypatch.setattr(inference, "UNIT_ROWS", 4)
+    whole, metrics = go_on("whole", [UPDATE], by("ppo"), micro_batch=4)
+    again, _ = go_on("again", [], by("ppo"))
+    ctx = again.context(UPDATE, micro_batch=4)
+    measured = lambda: set((ctx.scratch / "parts").glob("trainer-*/*.json"))  # noqa: E731
+    monkeypatch.setattr(ctx, "should_stop", lambda: len(measured()) == 2)
+    with pytest.raises(Stopped):
+        again.run(UPDATE, ctx)
+    before = {path: path.stat().st_mtime_ns for path in measured()}
+    assert len(before) == 2
+    ctx = again.context(UPDATE, micro_batch=4)
+    seen = []
+    look = lambda *_, **__: seen.append({path: path.stat().st_mtime_ns for path in before})  # noqa: E731
+    monkeypatch.setattr(ctx, "progress", look)
+    assert again.run(UPDATE, ctx) == metrics
+    assert seen
+    assert all(times == before for times in seen)
+    for name, path in whole.paths(UPDATE)[1].items():
+        assert again.contents(again.paths(UPDATE)[1][name]) == whole.contents(path), name
