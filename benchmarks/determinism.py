@@ -1,8 +1,8 @@
 """Whether two runs on a GPU make the same bytes, and what it costs to be sure of it.
 
-SFT, reward model, rollout, score and policy update of the shipped pipeline run one after another,
-with a model of another size, in a process of their own for each run: with `deterministic` and
-without, in turn. Outputs are compared by hash and times as a ratio within the run.
+The stages of the shipped pipeline, a DPO run and a GRPO update run one after another, with less
+data and a model of 106 million weights, in a process of their own for each run: with
+`deterministic` and without, in turn. Outputs are compared by hash, times as a ratio within the run.
 
     python benchmarks/determinism.py [--device cuda] [--rounds 2] [--write]
 
@@ -28,7 +28,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 PREPARATION = ("prepare",)
-MEASURED = ("sft", "reward_model", "rollout@iter_001", "score@iter_001", "policy_update@iter_001")
+MEASURED = (
+    "sft",
+    "reward_model",
+    "reference_logprobs@dpo",
+    "preference@dpo",
+    "rollout@iter_001",
+    "score@iter_001",
+    "policy_update@iter_001",
+)
 ALGORITHMS = ("ppo", "grpo")
 CHANGES: dict[str, dict[str, Any]] = {
     "model": {
@@ -38,9 +46,11 @@ CHANGES: dict[str, dict[str, Any]] = {
         "num_heads": 9,
         "num_kv_heads": 3,
     },
+    "prepare": {"demonstrations": 1024, "preferences": 640, "prompts": 512},
     "sft": {"epochs": 1, "learning_rate": 3.0e-4},
     "reward_model": {"learning_rate": 2.0e-4},
-    "policy_update": {"max_kl": 100.0, "learning_rate": 1.0e-5},
+    "rollout": {"prompts": 64},
+    "policy_update": {"max_kl": 100.0, "learning_rate": 1.0e-5, "epochs": 1},
 }
 
 
@@ -60,6 +70,7 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for deterministic in (True, False):
             runs[deterministic].append(in_a_process(arguments, deterministic))
+            print(deterministic, runs[deterministic][-1], file=sys.stderr, flush=True)
     result = compare(runs) | {
         "device": device_name(arguments.device),
         "machine": platform.machine(),
@@ -90,16 +101,29 @@ def run_stages(
     folder: Path, arguments: argparse.Namespace, deterministic: bool
 ) -> dict[str, dict[str, Any]]:
     """Seconds of each stage, and a hash over its outputs."""
+<<<<<<< HEAD
     from stages.context import Context
     from stages.contracts.catalog import bind
     from stages.contracts.params import Params
     from stages.engines.determinism import set_determinism
+=======
 
-    set_determinism(deterministic)
+    from stages.context import Context
+    from stages.contracts.catalog import bind
+    from stages.contracts.params import Params
+    from stages.engines import determinism
+>>>>>>> 5d03c60 (What determinism costs on a GPU, and that two runs then make the same bytes)
+
+    if deterministic:
+        determinism.before_import()
+    importlib.import_module("torch")
+    if deterministic:
+        determinism.after_import()
     found: dict[str, dict[str, Any]] = {}
     changes = {} if arguments.small else CHANGES
     for algorithm in ALGORITHMS:
-        values = {**changes, "rl": {"algorithm": algorithm}}
+        tree = {"algorithm": algorithm, "preferences": {"dpo": {"policy": "sft"}}}
+        values = {**changes, "rl": tree}
         if algorithm == "grpo":
             update = {**changes.get("policy_update", {}), "kl_in": "loss", "kl_estimator": "k3"}
             values["policy_update"] = update
