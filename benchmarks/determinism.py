@@ -101,18 +101,11 @@ def run_stages(
     folder: Path, arguments: argparse.Namespace, deterministic: bool
 ) -> dict[str, dict[str, Any]]:
     """Seconds of each stage, and a hash over its outputs."""
-<<<<<<< HEAD
-    from stages.context import Context
-    from stages.contracts.catalog import bind
-    from stages.contracts.params import Params
-    from stages.engines.determinism import set_determinism
-=======
 
     from stages.context import Context
     from stages.contracts.catalog import bind
     from stages.contracts.params import Params
     from stages.engines import determinism
->>>>>>> 5d03c60 (What determinism costs on a GPU, and that two runs then make the same bytes)
 
     if deterministic:
         determinism.before_import()
