@@ -42,11 +42,20 @@ def mend_dvc_files(repository: Repository, say: Callable[[str], None]) -> None:
     if busy.exists():
         with _lock_of_dvc(repository, "rwlock.lock"):
             _free_paths(busy, say)
-    # While DVC's own lock is held, no other dvc of this clone writes to its cache.
-    if _half_copied(repository):
-        with _lock_of_dvc(repository, "lock"):
-            for path in _half_copied(repository):
-                atomic.remove(path)
+    clear_cache(repository)
+
+
+def clear_cache(repository: Repository) -> None:
+    """Remove what DVC left half done in its cache.
+
+    A folder of the run cache without a run in it makes DVC fail whenever it comes to that stage.
+    """
+    if not _half_done(repository):
+        return
+    # While it is held, no other dvc of this clone writes to its cache.
+    with _lock_of_dvc(repository, "lock"):
+        for path in _half_done(repository):
+            atomic.remove(path)
 
 
 class Watch:
@@ -61,6 +70,7 @@ class Watch:
 
     def look(self) -> None:
         lock, busy = self._repository.root / "dvc.lock", self._repository.root / ".dvc/tmp/rwlock"
+        clear_cache(self._repository)
         now = [_stamp(lock), _stamp(busy)]
         if now == self._seen:
             return
@@ -85,11 +95,19 @@ def _is_json(path: Path) -> bool:
     return True
 
 
-def _half_copied(repository: Repository) -> list[Path]:
-    """What DVC was copying into the clone's own cache; one shared between clones is left alone."""
+def _half_done(repository: Repository) -> list[Path]:
+    """In the clone's own cache; one that clones share is left alone."""
     cache = repository.root / ".dvc/cache"
-    places = ("files/md5/.*.tmp", "files/md5/*/.*.tmp", "runs/*/*/.*.tmp")
-    return [path for place in places for path in cache.glob(place)]
+    copies = [*cache.glob("files/md5/.*.tmp"), *cache.glob("files/md5/*/.*.tmp")]
+    runs = [run for run in cache.glob("runs/*/*") if not _has_a_run(run)]
+    return [*copies, *runs, *cache.glob("runs/*/*/.*.tmp")]
+
+
+def _has_a_run(folder: Path) -> bool:
+    try:
+        return any(not path.name.endswith(".tmp") for path in folder.iterdir())
+    except OSError:
+        return True  # gone meanwhile
 
 
 def _replace_lock(repository: Repository, lock: Path, say: Callable[[str], None]) -> None:

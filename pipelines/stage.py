@@ -11,7 +11,7 @@ from pipelines import atomic
 from pipelines.console import Console
 from pipelines.debris import clear_debris
 from pipelines.driver import Driver
-from pipelines.dvc_files import keep_lock
+from pipelines.dvc_files import clear_cache, keep_lock
 from pipelines.errors import LockstepError
 from pipelines.executors import make_executor
 from pipelines.hashing import HashCache
@@ -72,6 +72,7 @@ def make_order(
     drop_recorded(repository.root, ledger)
     clear_debris(repository)
     keep_lock(repository)
+    clear_cache(repository)
     code = take_snapshot(repository)
     hashes = HashCache(repository.home / "hashes.json")
     spec = make_spec(repository.root, bound, hashes, code)

@@ -25,7 +25,10 @@ SEED_VARIABLE, KILLS_VARIABLE = "LOCKSTEP_CHAOS_SEED", "LOCKSTEP_CHAOS_KILLS"
 AFTER_EVENT_S = 0.04
 LONGEST_RUN_S = 900.0
 POLL_S = 0.002
-_TORN = re.compile(r"dvc\.lock', YAML file|dvc\.lock' validation failed|Unable to read RWLock")
+_TORN = re.compile(
+    r"dvc\.lock', YAML file|dvc\.lock' validation failed|Unable to read RWLock|not 'NoneType'"
+)
+"""What DVC says of its own files after a kill; the last of a run cache with an empty folder."""
 _ENTRY = ".lockstep/jobs/*/[!.]*"
 EVENTS = {
     "an entry": _ENTRY,

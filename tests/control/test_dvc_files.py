@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.debris import clear_debris
-from pipelines.dvc_files import Watch, keep_lock, mend_dvc_files
+from pipelines.dvc_files import Watch, clear_cache, keep_lock, mend_dvc_files
 from pipelines.repository import Repository
 
 WHOLE = """\
@@ -58,6 +58,22 @@ def test_a_process_that_runs_anyway_mends_what_it_sees_torn(repository: Reposito
     watch.look()
     assert lock.read_text() == WHOLE
     assert not busy.exists()
+
+
+def test_what_dvc_left_half_done_in_its_cache_goes(repository: Repository) -> None:
+    cache = repository.root / ".dvc/cache"
+    whole = [cache / "runs/aa/aa1/b2", cache / "files/md5/aa/b3"]
+    torn = [cache / "runs/aa/aa1/.x.tmp", cache / "runs/cc/cc1/.y.tmp", cache / "files/md5/.z.tmp"]
+    for path in (*whole, *torn):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    empty = cache / "runs/dd/dd1"
+    empty.mkdir(parents=True)
+    clear_cache(repository)
+    assert all(path.exists() for path in whole)
+    assert not any(path.exists() for path in torn)
+    assert not empty.exists()
+    assert not (cache / "runs/cc/cc1").exists()
 
 
 def test_a_torn_lock_that_was_never_whole_goes(repository: Repository) -> None:
