@@ -87,8 +87,10 @@ def stage(root: Path) -> None:
 def stage_is_whole(root: Path) -> str | None:
     """What of a disturbed stage passes for whole and is not."""
     for path in root.rglob("*.json"):
-        if not path.name.startswith("."):
-            json.loads(path.read_text())
+        try:
+            json.loads(path.read_text() if not path.name.startswith(".") else "0")
+        except ValueError:
+            return f"{path} is there and is not whole"
     for entry in Ledger(root / ".lockstep/jobs").entries():
         for out in (entry.out, *(root / path for path in entry.spec.outs.values())):
             files = [path for path in sorted(out.rglob("*")) if path.is_file()]
