@@ -13,35 +13,26 @@ Always true of it:
 
 import math
 import random
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 
 from stages.algorithms.loss import Counts, Loss, Metric, Per
-from stages.checkpoint import (
-    Checkpoint,
-    drop_checkpoints_after,
-    load_checkpoint,
-    save_checkpoint,
-)
 from stages.context import Context, StageError, Stopped
 from stages.contracts.optimizer import OptimizerParams
 from stages.data.seeds import shuffled, stable_hash
 from stages.engines.faults import explain
 from stages.engines.optimizer import Learner
 from stages.engines.ranks import ALONE, Ranks
+from stages.engines.resume import Metrics, resume, save_if_possible
 from stages.engines.schedules import warmup_then_cosine
 
 Rows = Sequence[int]
-Metrics = dict[str, float]
 Parts = dict[str, tuple[float, Per]]
 
 
@@ -136,7 +127,7 @@ def train(
     name = f" of {before}" if before else ""
     if ranks.agree_to_stop(ctx.should_stop(), f"the first step{name}"):
         raise Stopped(f"stopped before the first step{name}")
-    history = _resume(scratch, learners, ranks)
+    history = resume(scratch, learners, ranks)
     if not before:
         ctx.resume_at(len(history), history)
     saved_at = time.monotonic()
@@ -145,7 +136,7 @@ def train(
     for step in range(len(history), plan.num_steps):
         if ranks.agree_to_stop(ctx.should_stop(), f"step {step + 1}{name}"):
             if not ranks.rank:
-                _save_if_possible(scratch, learners, history)
+                save_if_possible(scratch, learners, history)
             raise Stopped(f"stopped after step {step} of {plan.num_steps}")
         started = time.monotonic()
         counts = work.counts(plan.rows(step))
@@ -158,7 +149,7 @@ def train(
         ctx.progress(step + 1, plan.num_steps, **{name: metrics[name] for name in shown})
         due = time.monotonic() - saved_at >= ctx.checkpoint_seconds and step + 1 < plan.num_steps
         if due and not ranks.rank:
-            _save_if_possible(scratch, learners, history)
+            save_if_possible(scratch, learners, history)
             saved_at = time.monotonic()
     for learner in learners.values():
         learner.model.eval()
@@ -254,68 +245,6 @@ def _put_together(metrics: Parts, parts: Parts) -> None:
         else:
             value = so_far + value
         metrics[name] = (value, per)
-
-
-def _save_if_possible(
-    scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]
-) -> None:
-    """A checkpoint that cannot be written is no reason to stop: the one before it still holds."""
-    try:
-        _save(scratch, learners, history)
-    except OSError as error:
-        # The log may be on the same full disk.
-        with suppress(OSError):
-            print(
-                f"warning: no checkpoint of step {len(history)} ({error}): a kill now costs the "
-                "work since the one before; make room on the disk that holds .lockstep",
-                file=sys.stderr,
-                flush=True,
-            )
-
-
-def _save(scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]) -> None:
-    tensors = {
-        f"{name}/{key}": tensor
-        for name, learner in learners.items()
-        for key, tensor in learner.tensors().items()
-    }
-    values: dict[str, Any] = {"history": history}
-    save_checkpoint(scratch, Checkpoint(len(history), tensors, values))
-
-
-def _resume(scratch: Path, learners: Mapping[str, Learner], ranks: Ranks) -> list[Metrics]:
-    """Go on from the newest checkpoint that rank 0 finds whole; the history up to there."""
-    found = None
-    if not ranks.rank:
-        found = load_checkpoint(scratch, lambda checkpoint: _fits(checkpoint, learners))
-        drop_checkpoints_after(scratch, found.step if found else 0)
-    history: list[Metrics]
-    history, tensors = ranks.from_first(
-        list(found.values["history"]) if found else [], found.tensors if found else {}
-    )
-    for name, learner in learners.items() if tensors else ():
-        prefix = f"{name}/"
-        learner.load_tensors(
-            {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        )
-    return history
-
-
-def _fits(checkpoint: Checkpoint, learners: Mapping[str, Learner]) -> bool:
-    """Whether these very learners can go on from it, after as many steps as its history has."""
-    history = checkpoint.values.get("history")
-    if not isinstance(history, list) or len(history) != checkpoint.step:
-        return False
-    if not all(isinstance(step, dict) for step in history):
-        return False
-    left = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    for name, learner in learners.items():
-        for key, shape in learner.shapes().items():
-            found = left.pop(f"{name}/{key}", None)
-            # A parameter that has not had a gradient yet has no moments.
-            if found != shape and (found is not None or key.startswith("weight.")):
-                return False
-    return not left
 
 
 def cosine_plan(params: OptimizerParams, num_rows: int, seed: int) -> Plan:

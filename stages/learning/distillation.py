@@ -20,7 +20,8 @@ from stages.engines.inference import kept_over_responses
 from stages.engines.logprobs import logprobs_of, response_logprobs, response_topk
 from stages.engines.lora import is_adapter_folder
 from stages.engines.models import load_policy
-from stages.engines.training import Metrics, Rows, Step, Work, counted
+from stages.engines.resume import Metrics
+from stages.engines.training import Rows, Step, Work, counted
 from stages.learning.experience import Experience, Measured, measure
 from stages.learning.policy_gradient import ascend, response_batch, rows_to_learn_from
 from stages.learning.update import Outcome, Role, Update, trained_on

@@ -17,7 +17,7 @@ from stages.data.artifacts import read_parquet
 from stages.data.finite import sample_name
 from stages.engines.inference import kept_over_responses
 from stages.engines.logprobs import response_logprobs
-from stages.engines.training import Metrics
+from stages.engines.resume import Metrics
 from stages.learning.experience import measure
 from stages.learning.pairs import preference
 from stages.learning.update import Outcome, Role, Rollouts, Update, trained_on

@@ -32,7 +32,8 @@ from stages.data.finite import sample_name
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import pad_id, response_values
 from stages.engines.optimizer import Learner
-from stages.engines.training import Metrics, Rows, Step, Work, counted, train
+from stages.engines.resume import Metrics
+from stages.engines.training import Rows, Step, Work, counted, train
 from stages.learning.critic import load_critic
 from stages.learning.experience import (
     Experience,

@@ -12,9 +12,10 @@ from stages.context import Context
 from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
 from stages.engines.optimizer import Learner
 from stages.engines.ranks import Ranks
+from stages.engines.resume import Metrics
 from stages.engines.rl_state import RlState
 from stages.engines.schedules import scheduled
-from stages.engines.training import Metrics, Plan, Work, train
+from stages.engines.training import Plan, Work, train
 
 Rollouts = Sequence[Mapping[str, Any]]
 

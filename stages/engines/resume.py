@@ -1,0 +1,85 @@
+"""How training goes on after a kill: what a checkpoint holds, and whom it fits.
+
+It holds what is no function of the step: the weights and moments of every learner, and the metrics
+of the steps so far. One that does not fit the learners, in names or shapes, or whose history is not
+as long as its step, counts as broken.
+"""
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stages.checkpoint import (
+    Checkpoint,
+    drop_checkpoints_after,
+    load_checkpoint,
+    save_checkpoint,
+)
+from stages.engines.optimizer import Learner
+from stages.engines.ranks import Ranks
+
+Metrics = dict[str, float]
+
+
+def save_if_possible(
+    scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]
+) -> None:
+    """A checkpoint that cannot be written is no reason to stop: the one before it still holds."""
+    try:
+        _save(scratch, learners, history)
+    except OSError as error:
+        # The log may be on the same full disk.
+        with suppress(OSError):
+            print(
+                f"warning: no checkpoint of step {len(history)} ({error}): a kill now costs the "
+                "work since the one before; make room on the disk that holds .lockstep",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _save(scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]) -> None:
+    tensors = {
+        f"{name}/{key}": tensor
+        for name, learner in learners.items()
+        for key, tensor in learner.tensors().items()
+    }
+    values: dict[str, Any] = {"history": history}
+    save_checkpoint(scratch, Checkpoint(len(history), tensors, values))
+
+
+def resume(scratch: Path, learners: Mapping[str, Learner], ranks: Ranks) -> list[Metrics]:
+    """Go on from the newest checkpoint that rank 0 finds whole; the history up to there."""
+    found = None
+    if not ranks.rank:
+        found = load_checkpoint(scratch, lambda checkpoint: _fits(checkpoint, learners))
+        drop_checkpoints_after(scratch, found.step if found else 0)
+    history: list[Metrics]
+    history, tensors = ranks.from_first(
+        list(found.values["history"]) if found else [], found.tensors if found else {}
+    )
+    for name, learner in learners.items() if tensors else ():
+        prefix = f"{name}/"
+        learner.load_tensors(
+            {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        )
+    return history
+
+
+def _fits(checkpoint: Checkpoint, learners: Mapping[str, Learner]) -> bool:
+    """Whether these very learners can go on from it, after as many steps as its history has."""
+    history = checkpoint.values.get("history")
+    if not isinstance(history, list) or len(history) != checkpoint.step:
+        return False
+    if not all(isinstance(step, dict) for step in history):
+        return False
+    left = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    for name, learner in learners.items():
+        for key, shape in learner.shapes().items():
+            found = left.pop(f"{name}/{key}", None)
+            # A parameter that has not had a gradient yet has no moments.
+            if found != shape and (found is not None or key.startswith("weight.")):
+                return False
+    return not left
