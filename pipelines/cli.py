@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from pipelines.errors import LockstepError
+from pipelines.lineage.options import add_options
 
 _DESCRIPTION = """\
 An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, policy updates.
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
             "(default: LOCKSTEP_PROFILE, else local)",
         )
 
-    def add_json(command: argparse._ActionsContainer) -> None:
+    def add_json(command: argparse.ArgumentParser) -> None:
         command.add_argument("--json", action="store_true", help="JSON, for programs")
 
     plan = add("plan", _plan, "Say what would run, why it is stale, and on which resources.")
@@ -125,34 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         _lineage,
         "Say what made an artifact, what was made from it, or why two differ.",
     )
-    lineage.add_argument(
-        "words",
-        nargs="+",
-        metavar="ARTIFACT | diff A B",
-        help="a path, a hash, an MLflow run, a stage, policy@iter_003 or prompt:ID, with REV: "
-        "before it if not of the workspace; `diff A B` exits 0 if they are equal, 1 if not",
-    )
-    lineage.add_argument("--down", action="store_true", help="what was made from it instead")
-    lineage.add_argument("--depth", type=int, metavar="N", help="no more than N steps away")
-    lineage.add_argument(
-        "--rows", action="store_true", help="the rows it learnt from; with diff, those that differ"
-    )
-    lineage.add_argument("--prompt", metavar="ID", help="only the rows of this prompt")
-    lineage.add_argument(
-        "--limit", type=int, default=20, metavar="N", help="rows to show (default: 20; 0: all)"
-    )
-    lineage.add_argument(
-        "--params", action="store_true", help="all params, also those at their defaults"
-    )
-    form = lineage.add_mutually_exclusive_group()
-    form.add_argument(
-        "--format", choices=("text", "mermaid", "dot", "html"), default="text", help="(text)"
-    )
-    add_json(form)
-    lineage.add_argument("--output", metavar="FILE", help="write the answer there")
-    lineage.add_argument(
-        "--no-mlflow", action="store_true", help="ask no MLflow server for what is not known here"
-    )
+    add_options(lineage)
+    add_json(lineage)
 
     preset = add("preset", _preset, "List presets, or merge some into params.yaml.")
     preset.add_argument(
@@ -300,22 +275,10 @@ def _logs(arguments: argparse.Namespace) -> None:
 
 
 def _lineage(arguments: argparse.Namespace) -> int:
-    from pipelines.lineage.command import Format, Question, lineage
+    from pipelines.lineage.command import lineage
+    from pipelines.lineage.options import question_of
 
-    return lineage(
-        Question(
-            words=arguments.words,
-            format=Format.JSON if arguments.json else Format(arguments.format),
-            output=arguments.output,
-            down=arguments.down,
-            depth=arguments.depth,
-            rows=arguments.rows,
-            prompt=arguments.prompt,
-            limit=arguments.limit or None,
-            all_params=arguments.params,
-            ask_mlflow=not arguments.no_mlflow,
-        )
-    )
+    return lineage(question_of(arguments))
 
 
 def _preset(arguments: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 
 from pipelines.lineage.evidence import Artifact
@@ -51,6 +52,7 @@ class _Drawing:
         self._tree = tree
         self._all_params = all_params
         self._seen: set[str] = set()
+        self._times = Counter(node.label for node in tree.nodes.values())
         self._environments: dict[str, str] = {}
         self._width = max(shutil.get_terminal_size((100, 24)).columns, _LEAST_WIDTH)
 
@@ -82,10 +84,9 @@ class _Drawing:
         if node.making is None:
             assert node.given is not None
             return f"{node.given.path} (given)"
-        others = [item for item in self._tree.nodes.values() if item.label == node.label]
         which = f" [{short_hash(next(iter(node.making.outs.values()), ''))}]"
         more = f" (the same bytes were made in {node.others} more ways)" if node.others else ""
-        return node.making.stage + (which if len(others) > 1 else "") + more
+        return node.making.stage + (which if self._times[node.label] > 1 else "") + more
 
     def _once(self, word: str, text: str, stage: str) -> str:
         """A long environment is spelt out once; stages that share it refer to the first."""

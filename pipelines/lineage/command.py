@@ -3,55 +3,38 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
 from pipelines.errors import LockstepError
-from pipelines.lineage import as_text, compare, drawing, prompts, rows, tree
-from pipelines.lineage.content import Content, Gone
+from pipelines.hashing import HashCache
+from pipelines.lineage import (
+    as_text,
+    compare,
+    compare_json,
+    drawing,
+    prompts,
+    row_changes,
+    rows,
+    tree,
+)
+from pipelines.lineage.content import Content
 from pipelines.lineage.evidence import Evidence, gather
 from pipelines.lineage.history import History
 from pipelines.lineage.making import Making
+from pipelines.lineage.options import Format, Question
 from pipelines.lineage.runs import Runs
 from pipelines.lineage.target import PROMPT, Resolver, Target
 from pipelines.repository import Repository
 
 EQUAL, DIFFERENT = 0, 1
-
-
-class Format(StrEnum):
-    """The form of an answer."""
-
-    TEXT = "text"
-    JSON = "json"
-    MERMAID = "mermaid"
-    DOT = "dot"
-    HTML = "html"
-
-
-@dataclass(frozen=True)
-class Question:
-    """What the user typed."""
-
-    words: Sequence[str]
-    format: Format = Format.TEXT
-    output: str | None = None
-    down: bool = False
-    depth: int | None = None
-    rows: bool = False
-    prompt: str | None = None
-    limit: int | None = None
-    all_params: bool = False
-    ask_mlflow: bool = True
+LARGEST_LOOK = 64 << 20
+"""Bytes that are hashed to see whether an artifact in the workspace was changed by hand."""
 
 
 def lineage(question: Question) -> int:
     """Answer one question; returns the exit status, which for a comparison is that of `diff`."""
-    if question.depth is not None and question.depth < 0:
-        raise LockstepError("--depth is a number of steps: 0 or more")
     session = _Session(Repository.find(), question)
     if question.words[0] == "diff" and len(question.words) == 3:
         return session.diff(*question.words[1:])
@@ -78,6 +61,7 @@ class _Session:
         if name.startswith(PROMPT):
             return self._show_prompt(text)
         target = self._find(text)
+        self._warn_of_changes(target)
         if self._question.rows or self._question.prompt is not None:
             return self._show_rows(target)
         way = tree.Way.DOWN if self._question.down else tree.Way.UP
@@ -119,8 +103,8 @@ class _Session:
             return "\n\n".join(parts)
 
         def as_json() -> dict[str, Any]:
-            found = {} if changed is None else {"rows": rows.changes_json(changed, limit)}
-            return {**compare.as_json(compared), **found}
+            found = {} if changed is None else {"rows": row_changes.changes_json(changed, limit)}
+            return {**compare_json.as_json(compared), **found}
 
         self._answer(
             {
@@ -129,21 +113,24 @@ class _Session:
                 Format.MERMAID: lambda: drawing.mermaid(drawing.draw_comparison(compared)),
                 Format.DOT: lambda: drawing.dot(drawing.draw_comparison(compared)),
                 Format.HTML: lambda: _page().diff_page(
-                    compared, self._history, changed, self._evidence.notes
+                    compared,
+                    self._history,
+                    None if changed is None else changed[:limit],
+                    self._evidence.notes,
                 ),
             }
         )
         return EQUAL if compared.equal else DIFFERENT
 
-    def _row_changes(self, targets: Sequence[Target]) -> list[rows.RowChange]:
+    def _row_changes(self, targets: Sequence[Target]) -> list[row_changes.RowChange]:
         sides = [self._rows(target) for target in targets]
-        return rows.compare_rows(*sides)
+        return row_changes.compare_rows(*sides)
 
     def _rows(self, target: Target) -> rows.Rows:
         if target.making is None:
             raise LockstepError(f"{target.text} was given, not made: it has no rows of training")
         found = rows.rows_of(self._content, target.making)
-        self._evidence.notes.extend(found.notes)
+        self._evidence.notes += [n for n in found.notes if n not in self._evidence.notes]
         return found
 
     def _show_rows(self, target: Target) -> int:
@@ -191,6 +178,20 @@ class _Session:
             self._evidence.add(made)
             return self._resolver.find(text)
 
+    def _warn_of_changes(self, target: Target) -> None:
+        """Say so where the workspace's file is not the one that is told about; if it is small."""
+        artifact = target.artifact
+        if artifact is None or target.lock is not self._evidence.workspace:
+            return
+        path = self._repository.root / artifact.path
+        files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
+        small = sum(item.stat().st_size for item in files) <= LARGEST_LOOK
+        if path.exists() and small and HashCache().of(path) != artifact.hash:
+            self._evidence.notes.append(
+                f"{artifact.path} in the workspace is not what dvc.lock records: this is about "
+                "what is recorded; see `dvc status`"
+            )
+
     def _made_by_run(self, text: str) -> Making | None:
         """What an MLflow run made that no record here knows."""
         is_id = len(text) == 32 and all(char in "0123456789abcdef" for char in text)
@@ -214,7 +215,7 @@ class _Session:
         answer = forms[wanted]()
         if wanted is Format.JSON:
             answer = json.dumps({**answer, "notes": self._evidence.notes}, indent=2, default=str)
-        for note in dict.fromkeys(self._evidence.notes):
+        for note in self._evidence.notes:
             print(f"lockstep: {note}", file=sys.stderr)
         if self._question.output:
             atomic.write_text(Path(self._question.output), answer.rstrip("\n") + "\n")
@@ -239,6 +240,3 @@ def _page() -> Any:
     from pipelines.lineage import page
 
     return page
-
-
-__all__ = ["Format", "Gone", "Question", "lineage"]

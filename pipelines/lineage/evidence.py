@@ -10,12 +10,13 @@ job's, then the newest commit's.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from pipelines.lineage.history import LOCK_FILE, Commit, History
 from pipelines.lineage.jobs import code_of, ran, read_ledger
 from pipelines.lineage.locks import LockReader
-from pipelines.lineage.making import Job, Lock, Making
+from pipelines.lineage.making import Job, Lock, Making, unique
 from pipelines.repository import Repository
 
 WORKSPACE = "workspace"
@@ -48,7 +49,6 @@ class Evidence:
         self._made: dict[Artifact, list[Making]] = defaultdict(list)
         self._read: dict[Artifact, list[Making]] = defaultdict(list)
         self._kept_in: dict[int, list[Lock]] = defaultdict(list)
-        self._folder_readers: dict[str, list[Making]] = defaultdict(list)
         self._by_stage: dict[str, list[Making]] = defaultdict(list)
         for lock in ([self.workspace] if self.workspace else []) + list(self.locks.values()):
             for making in lock.stages.values():
@@ -87,7 +87,6 @@ class Evidence:
             self._made[Artifact(path, digest)].append(making)
         for path, digest in making.inputs.items():
             self._read[Artifact(path, digest)].append(making)
-            self._folder_readers[path].append(making)
 
     def makers(self, artifact: Artifact, beside: Lock | None = None) -> list[Making]:
         """Who made it, the likeliest first: `beside` is the lock that its reader was found in."""
@@ -124,13 +123,17 @@ class Evidence:
 
     def readers(self, artifact: Artifact) -> list[Making]:
         """Who read it, by itself or as a part of a folder."""
-        found = list(self._read.get(artifact, []))
-        parts = artifact.path.split("/")
-        for end in range(1, len(parts)):
-            folder = "/".join(parts[:end])
-            for making in self._folder_readers.get(folder, []):
-                if artifact in self.inside(making, folder) and making not in found:
-                    found.append(making)
+        return unique([*self._read.get(artifact, []), *self._parts_read.get(artifact, [])])
+
+    @cached_property
+    def _parts_read(self) -> dict[Artifact, list[Making]]:
+        """Who read what as a part of a folder."""
+        found: dict[Artifact, list[Making]] = defaultdict(list)
+        for making in self.makings:
+            for path, digest in making.inputs.items():
+                if Artifact(path, digest) not in self._made:
+                    for part in self.inside(making, path):
+                        found[part].append(making)
         return found
 
     def lock_of(self, making: Making, beside: Lock | None = None) -> Lock | None:

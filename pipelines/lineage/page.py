@@ -13,7 +13,8 @@ from pipelines.lineage.history import History
 from pipelines.lineage.making import Making, short_hash
 from pipelines.lineage.naming import role_of
 from pipelines.lineage.prompts import Influence, Touched
-from pipelines.lineage.rows import COLUMNS, Row, RowChange, Rows
+from pipelines.lineage.row_changes import RowChange
+from pipelines.lineage.rows import COLUMNS, Row, Rows
 from pipelines.lineage.target import Target
 from pipelines.lineage.tree import Node, Tree, Way
 from stages.reporting.family import Family
@@ -30,6 +31,9 @@ summary { cursor: pointer; font-weight: 620; }
 summary code { margin-left: 10px; color: var(--soft); font-weight: 400; }
 details[open] summary { margin-bottom: 8px; }
 details table { font-size: 13px; }
+details .scroll { border: 0; }
+details h3 { margin-top: 14px; color: var(--soft); }
+h2 + .scroll, h2 + details { margin-top: 14px; }
 details th { width: 15em; color: var(--soft); font-weight: 500; }
 details td { overflow-wrap: anywhere; }
 .loud { padding: 12px 16px; border: 2px solid var(--wrong); border-radius: 8px; margin-top: 18px;
@@ -47,7 +51,9 @@ def tree_page(tree: Tree, target: Target, notes: Sequence[str]) -> str:
     given = [node for node in tree.nodes.values() if node.given is not None]
     sections = [
         _section("graph", "Graph", element("div", _graph(tree), class_="scroll")) if made else None,
-        _section("stages", "Stages", [_stage(node) for node in made]) if made else None,
+        _section("stages", "Stages", [_stage(node, node.id == tree.root) for node in made])
+        if made
+        else None,
         _section("given", "Given data", _given(given)) if given else None,
     ]
     return _page(title, lead, notes, sections)
@@ -68,11 +74,11 @@ def diff_page(
         _section("causes", "Root causes, A → B", element("ul", causes, class_="caveats"))
         if causes
         else None,
-        _section("sides", "The two", _table((), [_side(comparison.old), _side(comparison.new)])),
+        _section("sides", "The two", _table([_side(comparison.old), _side(comparison.new)])),
         _section("pairs", "Stage by stage", [_pair(pair, history) for pair in different])
         if different
         else None,
-        _section("rows", "Rows that differ", _table((), [_row_change(item) for item in rows]))
+        _section("rows", "Rows that differ", _table([_row_change(item) for item in rows]))
         if rows
         else None,
     ]
@@ -110,7 +116,7 @@ def prompt_page(influence: Influence, notes: Sequence[str]) -> str:
         ],
     }
     sections = [
-        _section(f"s{index}", name, _table((), lines))
+        _section(f"s{index}", name, _table(lines))
         for index, (name, lines) in enumerate(parts.items())
         if lines
     ]
@@ -170,12 +176,12 @@ def _graph(tree: Tree) -> Markup:
     return draw(graph, Family(dict.fromkeys(order, "") or {"": ""}))
 
 
-def _stage(node: Node) -> Markup:
+def _stage(node: Node, is_open: bool) -> Markup:
     making = node.making
     assert making is not None
     lines = [(word, text) for word, text in facts(making) if word not in ("params", "outs")]
     tables = [
-        _table((), [_pair_row(word, text) for word, text in lines]),
+        _table([_pair_row(word, text) for word, text in lines]),
         _hashes("Outputs", making, making.outs, among_inputs=False),
         _hashes("Inputs", making, making.inputs, among_inputs=True),
         _folded("Params", [(key, value_text(value)) for key, value in making.params.items()]),
@@ -183,7 +189,11 @@ def _stage(node: Node) -> Markup:
     ]
     outs = " ".join(short_hash(digest) for digest in list(making.outs.values())[:3])
     return element(
-        "details", element("summary", making.stage, element("code", outs)), tables, id=f"m{node.id}"
+        "details",
+        element("summary", making.stage, element("code", outs)),
+        tables,
+        id=f"m{node.id}",
+        open="open" if is_open else None,
     )
 
 
@@ -198,17 +208,17 @@ def _hashes(title: str, making: Making, items: object, *, among_inputs: bool) ->
         )
         for path, digest in items.items()
     ]
-    return join(element("h3", title), _table((), rows))
+    return join(element("h3", title), _table(rows))
 
 
 def _folded(title: str, items: Sequence[tuple[str, str]]) -> Markup:
     rows = [_pair_row(key, value) for key, value in items]
-    return element("details", element("summary", f"{title} ({len(items)})"), _table((), rows))
+    return element("details", element("summary", f"{title} ({len(items)})"), _table(rows))
 
 
 def _given(nodes: Sequence[Node]) -> Markup:
     items = [node.given for node in nodes if node.given is not None]
-    return _table((), [_pair_row(item.path, item.hash) for item in items])
+    return _table([_pair_row(item.path, item.hash) for item in items])
 
 
 def _side(target: Target) -> Markup:
@@ -224,7 +234,7 @@ def _side(target: Target) -> Markup:
 def _pair(pair: Pair, history: History) -> Markup:
     rows = [_pair_row(word, text) for word, text in pair_lines(pair, history)]
     mark = element("code", "a root cause" if pair.found else "follows from its inputs")
-    return element("details", element("summary", pair.title, mark), _table((), rows), open="open")
+    return element("details", element("summary", pair.title, mark), _table(rows), open="open")
 
 
 def _row_change(change: RowChange) -> Markup:
@@ -258,11 +268,8 @@ def _pair_row(word: str, text: str) -> Markup:
     return element("tr", element("th", word), element("td", text))
 
 
-def _table(head: Sequence[str], rows: Sequence[Markup]) -> Markup:
-    cells = (
-        element("thead", element("tr", [element("th", word) for word in head])) if head else None
-    )
-    return element("table", cells, element("tbody", rows))
+def _table(rows: Sequence[Markup]) -> Markup:
+    return element("div", element("table", element("tbody", rows)), class_="scroll")
 
 
 def _cell(value: object) -> Child:

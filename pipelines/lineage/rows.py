@@ -13,7 +13,7 @@ from typing import Any
 from pipelines.errors import LockstepError
 from pipelines.lineage.content import Content
 from pipelines.lineage.evidence import Artifact
-from pipelines.lineage.making import Making, short_hash
+from pipelines.lineage.making import Making
 from pipelines.lineage.naming import role_of
 
 Row = dict[str, Any]
@@ -30,8 +30,6 @@ COLUMNS = (
     "policy_hash",
 )
 """Of a row, in order; None where the stage has nothing of the kind."""
-_COMPARED = tuple(column for column in COLUMNS if column != "policy_hash")
-"""What was learnt from; a new policy with the old responses is no other row."""
 _REWARD_DATA = {"regression": "feedback", "process": "steps"}
 
 
@@ -241,46 +239,6 @@ def select(rows: Rows, prompt: str | None, limit: int | None) -> tuple[list[Row]
     return found[:limit], len(found)
 
 
-@dataclass(frozen=True)
-class RowChange:
-    """A row that two makings do not share, or not alike."""
-
-    prompt_id: str
-    sample_index: int | None
-    role: str | None
-    old: Row | None
-    new: Row | None
-    fields: tuple[str, ...]
-    """What differs, where both have it."""
-
-
-def compare_rows(old: Rows, new: Rows) -> list[RowChange]:
-    """The rows that are not the same on both sides, in order."""
-    sides = [_numbered(rows.rows) for rows in (old, new)]
-    found = []
-    for key in sorted({*sides[0], *sides[1]}):
-        one, other = sides[0].get(key), sides[1].get(key)
-        differing = tuple(c for c in _COMPARED if one and other and one[c] != other[c])
-        if one is None or other is None or differing:
-            row = one or other or {}
-            found.append(
-                RowChange(row["prompt_id"], row["sample_index"], row["role"], one, other, differing)
-            )
-    return found
-
-
-def _numbered(rows: Sequence[Row]) -> dict[tuple[str, int, str, int], Row]:
-    """By prompt, sample and role; the data may have a prompt several times."""
-    found: dict[tuple[str, int, str, int], Row] = {}
-    for row in rows:
-        index = -1 if row["sample_index"] is None else row["sample_index"]
-        number = 0
-        while (key := (row["prompt_id"], index, row["role"] or "", number)) in found:
-            number += 1
-        found[key] = row
-    return found
-
-
 def as_json(rows: Rows, shown: Sequence[Row], total: int) -> dict[str, Any]:
     """The shape that docs/lineage.md describes."""
     return {
@@ -291,16 +249,3 @@ def as_json(rows: Rows, shown: Sequence[Row], total: int) -> dict[str, Any]:
         "rows": list(shown),
         "notes": rows.notes,
     }
-
-
-def changes_json(changes: Sequence[RowChange], limit: int | None) -> dict[str, Any]:
-    return {
-        "only_in_old": sum(change.new is None for change in changes),
-        "only_in_new": sum(change.old is None for change in changes),
-        "changed": sum(bool(change.fields) for change in changes),
-        "rows": [{**vars(change), "fields": list(change.fields)} for change in changes[:limit]],
-    }
-
-
-def describe_policy(digest: str | None) -> str:
-    return short_hash(digest) if digest else ""

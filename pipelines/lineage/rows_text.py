@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from pipelines.lineage.making import Making, short_hash
 from pipelines.lineage.prompts import Influence, Touched
-from pipelines.lineage.rows import Row, RowChange, Rows
+from pipelines.lineage.row_changes import RowChange
+from pipelines.lineage.rows import Row, Rows
 from stages.reporting.markup import printable
 
 _FEW = 4

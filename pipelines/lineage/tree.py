@@ -4,9 +4,10 @@ A making is one node, however many ways lead to it. Data that nothing here made 
 that every input ends somewhere. An edge goes from who made an artifact to who read it.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from pipelines.lineage.evidence import Artifact, Evidence
@@ -63,15 +64,22 @@ class Tree:
 
     def next_to(self, node: str) -> list[tuple[Edge, str]]:
         """The edges that lead on from a node, with where they lead."""
-        if self.way is Way.UP:
-            return [(edge, edge.maker) for edge in self.edges if edge.reader == node]
-        return [(edge, edge.reader) for edge in self.edges if edge.maker == node]
+        return self._steps.get(node, [])
+
+    @cached_property
+    def _steps(self) -> dict[str, list[tuple[Edge, str]]]:
+        found: dict[str, list[tuple[Edge, str]]] = defaultdict(list)
+        for edge in self.edges:
+            here, there = (edge.reader, edge.maker)[:: 1 if self.way is Way.UP else -1]
+            found[here].append((edge, there))
+        return found
 
 
 def grow(evidence: Evidence, target: Target, way: Way, depth: int | None = None) -> Tree:
     """Everything above or below the target, to a depth if one is given."""
     root = _root(target)
     tree = Tree(way, root.id, {root.id: root})
+    edges: dict[Edge, None] = {}
     queue = deque([(root, 0)])
     while queue:
         node, distance = queue.popleft()
@@ -84,9 +92,8 @@ def grow(evidence: Evidence, target: Target, way: Way, depth: int | None = None)
                 tree.nodes[other.id] = other
                 queue.append((other, distance + 1))
             ends = (other.id, node.id) if way is Way.UP else (node.id, other.id)
-            edge = Edge(*ends, artifact)
-            if edge not in tree.edges:
-                tree.edges.append(edge)
+            edges[Edge(*ends, artifact)] = None
+    tree.edges = list(edges)
     return tree
 
 

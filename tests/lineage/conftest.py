@@ -51,7 +51,15 @@ class Asker:
 @pytest.fixture(scope="session")
 def history_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Three commits with results, tagged `first`, `faster` and `kinder`. Read it, do not write."""
-    clone = copy_tree(tmp_path_factory.mktemp("history") / "clone")
+    clone = make_history(tmp_path_factory.mktemp("history") / "clone")
+    yield clone.root
+    for process in clone.processes():
+        process.kill()
+
+
+def make_history(root: Path) -> Clone:
+    """The pipeline for two iterations, again with another param, and one stage with new code."""
+    clone = copy_tree(root)
     two = {"iter_001": {"policy": "sft"}, "iter_002": {"policy": "iter_001"}}
     clone.set_params(**{**TINY, "rl__iterations": two})
     clone.commit("tiny")
@@ -71,9 +79,7 @@ def history_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     clone.run("lockstep", "sync")
     clone.commit("results of kinder scores")
     clone.run("git", "tag", "kinder")
-    yield clone.root
-    for process in clone.processes():
-        process.kill()
+    return clone
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,17 @@
 """Makings and evidence by hand, for the logic that needs no pipeline."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from pipelines.hashing import HashCache
+from pipelines.lineage.content import Content
 from pipelines.lineage.evidence import Artifact, Evidence
 from pipelines.lineage.making import Job, Lock, Making
 from pipelines.lineage.target import Target
+from pipelines.repository import Repository
+from stages.data.artifacts import write_parquet
+from stages.data.seeds import content_id
 
 HERE = {"cpu": "Neoverse", "threads": "1", "host": "a", "packages": {"torch": "2.13.0"}}
 
@@ -77,3 +83,83 @@ def chain(
         {"artifacts/evaluations/sft": digest(f"eval{data}{learning_rate}{mark}")},
     )
     return prepare, sft, evaluation
+
+
+class Files:
+    """A clone's folder with Parquet files in it, which are named by their hashes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.hashes: dict[str, str] = {}
+
+    def write(self, path: str, rows: list[dict[str, Any]], schema: Any) -> str:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_parquet(file, rows, schema)
+        self.hashes[path] = HashCache().of(file)
+        return self.hashes[path]
+
+    def of(self, *paths: str) -> dict[str, str]:
+        return {path: self.hashes[path] for path in paths}
+
+    def content(self, found: Evidence) -> Content:
+        return Content(Repository(self.root), found)
+
+
+def rollout_row(prompt: str, index: int, response: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "prompt_id": content_id(prompt),
+        "sample_index": index,
+        "greedy": False,
+        "prompt": prompt,
+        "response": response,
+        "answer": None,
+        "prompt_ids": [1],
+        "response_ids": [2, 3],
+        "logprobs": [-0.5, -0.25],
+        "support": None,
+        "seed": 100 + index,
+        "finish_reason": "stop",
+        "policy_hash": "f" * 64,
+        **changes,
+    }
+
+
+def score_row(prompt: str, index: int, reward: float) -> dict[str, Any]:
+    return {
+        "prompt_id": content_id(prompt),
+        "sample_index": index,
+        "reward": reward,
+        "by_source": [("reward_model", reward - 1)],
+        "ref_logprobs": [-0.5, -0.25],
+    }
+
+
+def experience_row(prompt: str, index: int, role: str, **changes: Any) -> dict[str, Any]:
+    given = {"reward": 1.0, "advantages": [0.5, -0.5], **changes}
+    return {"prompt_id": content_id(prompt), "sample_index": index, "role": role, **given}
+
+
+def demonstration_row(prompt: str, completion: str) -> dict[str, Any]:
+    return {
+        "prompt_id": content_id(prompt),
+        "prompt": prompt,
+        "completion": completion,
+        "answer": None,
+        "prompt_ids": [1],
+        "completion_ids": [2],
+    }
+
+
+def preference_row(prompt: str, chosen: str, rejected: str) -> dict[str, Any]:
+    return {
+        "prompt_id": content_id(prompt),
+        "prompt": prompt,
+        "chosen": chosen,
+        "rejected": rejected,
+        "answer": None,
+        "margin": None,
+        "prompt_ids": [1],
+        "chosen_ids": [2],
+        "rejected_ids": [3],
+    }

@@ -1,0 +1,48 @@
+"""A comparison for programs, in the shape that docs/lineage.md describes."""
+
+from typing import Any
+
+from pipelines.lineage.compare import Comparison, Pair
+from pipelines.lineage.target import Target
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """The whole comparison."""
+    return {
+        "equal": comparison.equal,
+        "broken_promise": comparison.broken,
+        "old": _target_json(comparison.old),
+        "new": _target_json(comparison.new),
+        "root_causes": [
+            {"cause": root.cause.value, **root.change.as_json(), "stages": list(root.stages)}
+            for root in comparison.roots
+        ],
+        "pairs": [_pair_json(pair) for pair in comparison.pairs],
+    }
+
+
+def _target_json(target: Target) -> dict[str, Any]:
+    artifact, making = target.artifact, target.making
+    return {
+        "name": target.text,
+        "path": artifact.path if artifact else None,
+        "hash": artifact.hash if artifact else None,
+        "stage": making.stage if making else None,
+        "id": making.id if making else None,
+        "commit": making.commit if making else None,
+    }
+
+
+def _pair_json(pair: Pair) -> dict[str, Any]:
+    return {
+        "id": pair.id,
+        "old": pair.old.stage,
+        "new": pair.new.stage,
+        "params": [change.as_json() for change in pair.params],
+        "inputs": [change.as_json() for change in pair.inputs],
+        "code": None if pair.code is None else [change.as_json() for change in pair.code],
+        "environment": [change.as_json() for change in pair.environment],
+        "information": [change.as_json() for change in pair.information],
+        "outs": [change.as_json() for change in pair.outs],
+        "causes": [{"cause": f.cause.value, **f.change.as_json()} for f in pair.found],
+    }

@@ -1,0 +1,59 @@
+"""Which rows two trainings do not share, or do not share alike."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.lineage.rows import COLUMNS, Row, Rows
+
+_COMPARED = tuple(column for column in COLUMNS if column != "policy_hash")
+"""What was learnt from; a new policy with the old responses is no other row."""
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """A row that two makings do not share, or not alike."""
+
+    prompt_id: str
+    sample_index: int | None
+    role: str | None
+    old: Row | None
+    new: Row | None
+    fields: tuple[str, ...]
+    """What differs, where both have it."""
+
+
+def compare_rows(old: Rows, new: Rows) -> list[RowChange]:
+    """The rows that are not the same on both sides, in order."""
+    sides = [_numbered(rows.rows) for rows in (old, new)]
+    found = []
+    for key in sorted({*sides[0], *sides[1]}):
+        one, other = sides[0].get(key), sides[1].get(key)
+        differing = tuple(c for c in _COMPARED if one and other and one[c] != other[c])
+        if one is None or other is None or differing:
+            row = one or other or {}
+            found.append(
+                RowChange(row["prompt_id"], row["sample_index"], row["role"], one, other, differing)
+            )
+    return found
+
+
+def _numbered(rows: Sequence[Row]) -> dict[tuple[str, int, str, int], Row]:
+    """By prompt, sample and role; the data may have a prompt several times."""
+    found: dict[tuple[str, int, str, int], Row] = {}
+    for row in rows:
+        index = -1 if row["sample_index"] is None else row["sample_index"]
+        number = 0
+        while (key := (row["prompt_id"], index, row["role"] or "", number)) in found:
+            number += 1
+        found[key] = row
+    return found
+
+
+def changes_json(changes: Sequence[RowChange], limit: int | None) -> dict[str, Any]:
+    return {
+        "only_in_old": sum(change.new is None for change in changes),
+        "only_in_new": sum(change.old is None for change in changes),
+        "changed": sum(bool(change.fields) for change in changes),
+        "rows": [{**vars(change), "fields": list(change.fields)} for change in changes[:limit]],
+    }
