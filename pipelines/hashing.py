@@ -32,26 +32,35 @@ class HashCache:
 
     def of(self, path: Path) -> str:
         """The DVC hash of a file or folder."""
-        return self._folder(path) if path.is_dir() else self._file(path)
+        if not path.is_dir():
+            return self._hashes([path])[path]
+        files = _files(path)
+        hashes = self._hashes(list(files.values()))
+        return _of_folder({name: hashes[file] for name, file in files.items()})
 
     def save(self) -> None:
         if self._path and self._changed:
             atomic.write_json(self._path, self._known)
             self._changed = False
 
-    def _folder(self, folder: Path) -> str:
-        return _of_folder({name: self._file(path) for name, path in _files(folder).items()})
-
-    def _file(self, path: Path) -> str:
-        stat = path.stat()
-        signature: list[int | str] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-        known = self._known.get(str(path))
-        if known and known[:3] == signature:
-            return str(known[3])
-        digest = _of_file(path)
-        self._known[str(path)] = [*signature, digest]
-        self._changed = True
-        return digest
+    def _hashes(self, paths: list[Path]) -> dict[Path, str]:
+        """Each file's hash; those that are not known are read side by side."""
+        found: dict[Path, str] = {}
+        unknown: dict[Path, list[int | str]] = {}
+        for path in paths:
+            stat = path.stat()
+            signature: list[int | str] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+            known = self._known.get(str(path))
+            if known and known[:3] == signature:
+                found[path] = str(known[3])
+            else:
+                unknown[path] = signature
+        with ThreadPoolExecutor(min(_READERS, max(len(unknown), 1))) as pool:
+            for path, digest in zip(unknown, pool.map(_of_file, unknown), strict=True):
+                found[path] = digest
+                self._known[str(path)] = [*unknown[path], digest]
+                self._changed = True
+        return found
 
 
 class Interrupted(Exception):
