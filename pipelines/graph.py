@@ -1,5 +1,6 @@
 """The graph, read through DVC's own index: there is no second copy of it."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,18 @@ def stages_in_order(repo: Any) -> list[Any]:
 def nodes_of(stages: list[Any], graph: Any) -> dict[str, Node]:
     """DVC's stages by address, each with the addresses of those right before it."""
     return {
-        stage.addressing: Node(
-            stage.addressing, tuple(sorted(up.addressing for up in graph.successors(stage)))
+        address_of(stage): Node(
+            address_of(stage), tuple(sorted(address_of(up) for up in graph.successors(stage)))
         )
         for stage in stages
     }
+
+
+def address_of(stage: Any) -> str:
+    """A stage's name as dvc spells it at the root; DVC's own `addressing` is seen from here."""
+    path = Path(os.path.relpath(stage.path, stage.repo.root_dir)).as_posix()
+    name = getattr(stage, "name", None)
+    return str(name) if name and path == "dvc.yaml" else f"{path}:{name}" if name else path
 
 
 def read_graph(root: Path) -> dict[str, Node]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import LockstepError
-from pipelines.graph import nodes_of, open_repo, restrict, stages_in_order
+from pipelines.graph import address_of, nodes_of, open_repo, restrict, stages_in_order
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,13 @@ def make_plan(root: Path, targets: list[str] | None = None) -> list[PlannedStage
 
 
 def _plan(repo: Any, targets: list[str] | None) -> list[PlannedStage]:
-    stages = {stage.addressing: stage for stage in stages_in_order(repo)}
+    stages = {address_of(stage): stage for stage in stages_in_order(repo)}
     nodes = nodes_of(list(stages.values()), repo.index.graph)
     planned: dict[str, PlannedStage] = {}
     for address, node in (restrict(nodes, targets) if targets else nodes).items():
         waits_for = [up for up in node.upstream if planned[up].stale]
-        reasons = _reasons(stages[address].status().get(address, []), stages[address])
+        stage = stages[address]
+        reasons = _reasons(stage.status().get(stage.addressing, []), stage)
         cached = bool(reasons) and not waits_for and _in_run_cache(repo, stages[address])
         reasons = reasons or [f"after {up}" for up in waits_for]
         planned[address] = PlannedStage(address, node.upstream, bool(reasons), reasons, cached)

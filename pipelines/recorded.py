@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import LockstepError
+from pipelines.graph import address_of
 from pipelines.strict_yaml import load_yaml
 
 _FOLDER = ".dir"
@@ -51,7 +52,7 @@ def read_outputs(root: Path, repo: Any) -> list[Output]:
     outputs = []
     try:
         for stage in repo.index.stages:
-            address = _address(root, stage)
+            address = address_of(stage)
             for out in stage.outs:
                 path = Path(os.path.relpath(out.fs_path, repo.root_dir)).as_posix()
                 md5 = str(out.hash_info.value) if out.hash_info else None
@@ -65,13 +66,6 @@ def read_outputs(root: Path, repo: Any) -> list[Output]:
                 md5 = str(out["md5"]) if "md5" in out else None
                 outputs.append(Output(stage, out["path"], md5, in_cache=True, current=False))
     return outputs
-
-
-def _address(root: Path, stage: Any) -> str:
-    """As dvc spells it at the root; what DVC's own object says depends on the current folder."""
-    path = Path(os.path.relpath(stage.path, root)).as_posix()
-    name = getattr(stage, "name", None)
-    return name if name and path == "dvc.yaml" else f"{path}:{name}" if name else path
 
 
 def _locked(root: Path) -> dict[str, Any]:

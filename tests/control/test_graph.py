@@ -50,6 +50,13 @@ def test_sft_and_reward_model_do_not_wait_for_one_another() -> None:
     assert graph["reward_model"].upstream == ("prepare",)
 
 
+def test_stages_have_the_same_names_in_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = read_graph(ROOT)
+    monkeypatch.chdir(ROOT / "docs")
+    assert read_graph(ROOT) == here
+    assert [stage.address for stage in make_plan(ROOT, ["sft"])] == ["prepare", "sft"]
+
+
 def test_each_iteration_follows_its_parent() -> None:
     graph = read_graph(ROOT)
     assert set(graph["rollout@iter_002"].upstream) == {"policy_update@iter_001", "prepare"}
