@@ -10,17 +10,29 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+from safetensors.torch import load_file
 from torch import Tensor
 
 KEPT = 2
+_BLOCK = 1 << 24
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls them."""
 TENSORS, VALUES, MANIFEST = "tensors.safetensors", "values.json", "manifest.json"
 
 
@@ -38,19 +50,16 @@ def save_checkpoint(scratch: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint aside and put it in place; what is half written is removed again."""
     final = scratch / f"checkpoint-{checkpoint.step:08d}"
     aside = scratch / f".{final.name}.tmp"
-    tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
-    contents = {
-        TENSORS: save_tensors(tensors),
-        VALUES: json.dumps(dict(checkpoint.values)).encode(),
-    }
-    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
-    contents[MANIFEST] = json.dumps(hashes).encode()
+    values = json.dumps(dict(checkpoint.values)).encode()
     for left in scratch.glob(".checkpoint-*.tmp"):
         shutil.rmtree(left, ignore_errors=True)
     try:
         aside.mkdir()
-        for name, data in contents.items():
-            _write_synced(aside / name, data)
+        hashes = {
+            TENSORS: _write_synced(aside / TENSORS, _as_safetensors(checkpoint.tensors)),
+            VALUES: _write_synced(aside / VALUES, [values]),
+        }
+        _write_synced(aside / MANIFEST, [json.dumps(hashes).encode()])
         _sync_folder(aside)
         if final.exists():
             shutil.rmtree(final)
@@ -87,13 +96,12 @@ def _read(folder: Path) -> Checkpoint | None:
     try:
         step = int(folder.name.rpartition("-")[2])
         hashes = json.loads((folder / MANIFEST).read_bytes())
-        data = {name: (folder / name).read_bytes() for name in (TENSORS, VALUES)}
-        if {name: hashlib.sha256(part).hexdigest() for name, part in data.items()} != hashes:
+        if {name: _hash(folder / name) for name in (TENSORS, VALUES)} != hashes:
             return None
-        values = json.loads(data[VALUES])
+        values = json.loads((folder / VALUES).read_bytes())
         if not isinstance(values, dict):
             return None
-        return Checkpoint(step, load_tensors(data[TENSORS]), values)
+        return Checkpoint(step, load_file(folder / TENSORS), values)
     except (OSError, ValueError, SafetensorError):
         return None
 
@@ -102,11 +110,39 @@ def _newest_first(scratch: Path) -> list[Path]:
     return sorted(scratch.glob("checkpoint-*"), reverse=True)
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def _as_safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, a tensor at a time: a model is never in memory twice."""
+    header, start = {}, 0
+    for name, tensor in tensors.items():
+        end = start + tensor.nbytes
+        shape = list(tensor.shape)
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
+        start = end
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    yield len(encoded).to_bytes(8, "little") + encoded
+    for tensor in tensors.values():
+        yield memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def _write_synced(path: Path, blocks: Iterable[bytes | memoryview]) -> str:
+    """Write, and return the hash of what was written."""
+    digest = hashlib.sha256()
     with path.open("wb") as file:
-        file.write(data)
+        for block in blocks:
+            digest.update(block)
+            file.write(block)
         file.flush()
         os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,11 +4,14 @@ import json
 import random
 import resource
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from stages.algorithms.loss import Counts, Loss
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -272,3 +275,46 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(go_on, monkeypatc
     assert all(times == before for times in seen)
     for name, path in whole.paths(UPDATE)[1].items():
         assert again.contents(again.paths(UPDATE)[1][name]) == whole.contents(path), name
+
+
+def test_a_checkpoint_is_an_ordinary_safetensors_file_of_any_tensors(tmp_path):
+    tensors = {
+        "matrix": torch.randn(3, 4),
+        "transposed": torch.randn(4, 3).T,
+        "number": torch.tensor(3.0),
+        "nothing": torch.zeros(0, 2),
+        "half": torch.randn(5).bfloat16(),
+        "counts": torch.arange(3),
+        "flags": torch.tensor([True, False]),
+    }
+    save_checkpoint(tmp_path, Checkpoint(7, tensors, {}))
+    found = load_checkpoint(tmp_path)
+    for there in (found.tensors, load_file(tmp_path / "checkpoint-00000007/tensors.safetensors")):
+        assert there.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert there[name].dtype == tensor.dtype
+            assert there[name].shape == tensor.shape
+            assert torch.equal(there[name], tensor)
+
+
+def test_going_on_from_a_checkpoint_does_not_change_it(tmp_path):
+    save_checkpoint(tmp_path, Checkpoint(7, {"moment": torch.zeros(1000)}, {}))
+    load_checkpoint(tmp_path).tensors["moment"].add_(1)
+    assert load_checkpoint(tmp_path).tensors["moment"].sum() == 0
+
+
+def test_a_checkpoint_is_written_without_a_second_copy_of_the_model(tmp_path):
+    script = (
+        "import resource, sys, torch\n"
+        "from pathlib import Path\n"
+        "from stages.checkpoint import Checkpoint, save_checkpoint\n"
+        "tensors = {str(i): torch.ones(4_000_000) for i in range(16)}\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "save_checkpoint(Path(sys.argv[1]), Checkpoint(1, tensors, {}))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    # 256 MB of tensors, of which one has 16; ru_maxrss is in KiB.
+    assert int(done.stdout) < 64 * 1024
