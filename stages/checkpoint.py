@@ -122,7 +122,7 @@ def _as_safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryvie
     encoded += b" " * (-len(encoded) % 8)
     yield len(encoded).to_bytes(8, "little") + encoded
     for tensor in tensors.values():
-        yield memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        yield tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _write_synced(path: Path, blocks: Iterable[bytes | memoryview]) -> str:
