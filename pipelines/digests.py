@@ -31,15 +31,23 @@ class Digest:
 class Unreadable:
     """Why a file could not be read."""
 
-    reason: str
+    error: OSError
+
+    @property
+    def reason(self) -> str:
+        return self.error.strerror or str(self.error)
 
 
 def digests(
-    paths: Iterable[Path], progress: Callable[[int, int], None] | None = None
+    paths: Iterable[Path],
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    from_disk: bool = False,
 ) -> dict[Path, Digest | Unreadable]:
-    """Every file's digest, from its bytes on disk; files that do not exist are left out.
+    """Every file's digest; files that do not exist are left out.
 
-    `progress` is called now and then with the bytes done and the bytes in all.
+    `progress` is called now and then with the bytes done and the bytes in all, and may raise.
+    `from_disk` has the disk asked, not the memory that remembers what was once written to it.
     """
     found: dict[Path, Digest | Unreadable] = {}
     names: dict[tuple[int, int], list[Path]] = {}
@@ -50,7 +58,7 @@ def digests(
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            found[path] = Unreadable(error.strerror or str(error))
+            found[path] = Unreadable(error)
             continue
         identity = (stat.st_dev, stat.st_ino)
         names.setdefault(identity, []).append(path)
@@ -59,7 +67,7 @@ def digests(
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         # The largest first, so that the last to end is a small one.
         order = sorted(names, key=lambda identity: -sizes[identity])
-        futures = {pool.submit(_digest, names[i][0], i, done): i for i in order}
+        futures = {pool.submit(_digest, names[i][0], i, done, from_disk): i for i in order}
         waiting: set[Future[Digest | Unreadable]] = set(futures)
         try:
             while waiting:
@@ -88,24 +96,26 @@ class _Counter:
             self.value += count
 
 
-def _digest(path: Path, identity: tuple[int, int], done: _Counter) -> Digest | Unreadable:
+def _digest(
+    path: Path, identity: tuple[int, int], done: _Counter, from_disk: bool
+) -> Digest | Unreadable:
     hasher = hashlib.md5(usedforsecurity=False)
     block = memoryview(bytearray(_BLOCK))
     size = 0
     try:
         with path.open("rb", buffering=0) as file:
-            _forget_pages(file.fileno())
+            if from_disk:
+                _forget_pages(file.fileno())
             while not done.stopped and (count := file.readinto(block)):
                 hasher.update(block[:count])
                 size += count
                 done.add(count)
     except OSError as error:
-        return Unreadable(error.strerror or str(error))
+        return Unreadable(error)
     return Digest(hasher.hexdigest(), size, identity)
 
 
 def _forget_pages(descriptor: int) -> None:
-    """Have the disk asked, not the memory that remembers what was once written to it."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -5,20 +5,17 @@ with `.dir` behind it. Hashes of files are remembered by (size, mtime, inode), b
 large; `hash_bytes` remembers nothing, for whoever must know what is there now.
 """
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from threading import Event
 
 from pipelines import atomic
+from pipelines.digests import Unreadable, digests
 
-_CHUNK = 1 << 20
 _IGNORED = {"__pycache__"}
-_READERS = min(8, os.cpu_count() or 1)
-_LOOK_S = 0.5
 
 
 class HashCache:
@@ -55,11 +52,10 @@ class HashCache:
                 found[path] = str(known[3])
             else:
                 unknown[path] = signature
-        with ThreadPoolExecutor(min(_READERS, max(len(unknown), 1))) as pool:
-            for path, digest in zip(unknown, pool.map(_of_file, unknown), strict=True):
-                found[path] = digest
-                self._known[str(path)] = [*unknown[path], digest]
-                self._changed = True
+        for path, digest in _read(unknown).items():
+            found[path] = digest
+            self._known[str(path)] = [*unknown[path], digest]
+            self._changed = True
         return found
 
 
@@ -73,17 +69,29 @@ def hash_bytes(path: Path, should_stop: Callable[[], bool] = lambda: False) -> s
     What is remembered by size and time says nothing about bytes that rotted on the disk.
     """
     files = _files(path) if path.is_dir() else {path.name: path}
-    given_up = Event()
-    with ThreadPoolExecutor(min(_READERS, max(len(files), 1))) as pool:
-        hashes = {name: pool.submit(_of_file, file, given_up) for name, file in files.items()}
-        try:
-            while wait(hashes.values(), timeout=_LOOK_S).not_done:
-                if should_stop():
-                    raise Interrupted(f"while hashing {path}")
-            found = {name: future.result() for name, future in hashes.items()}
-        finally:
-            given_up.set()
+
+    def look(*_: int) -> None:
+        if should_stop():
+            raise Interrupted(f"while hashing {path}")
+
+    read = _read(files.values(), look)
+    found = {name: read[file] for name, file in files.items()}
     return _of_folder(found) if path.is_dir() else found[path.name]
+
+
+def _read(paths: Iterable[Path], look: Callable[[int, int], None] | None = None) -> dict[Path, str]:
+    """The md5 of each file; what cannot be read raises."""
+    wanted = list(paths)
+    found = digests(wanted, look)
+    read = {}
+    for path in wanted:
+        digest = found.get(path)
+        if digest is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if isinstance(digest, Unreadable):
+            raise digest.error
+        read[path] = digest.md5
+    return read
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -98,13 +106,3 @@ def _files(folder: Path) -> dict[str, Path]:
 def _of_folder(hashes: dict[str, str]) -> str:
     files = [{"md5": hashes[name], "relpath": name} for name in sorted(hashes)]
     return hashlib.md5(json.dumps(files, sort_keys=True).encode()).hexdigest() + ".dir"
-
-
-def _of_file(path: Path, given_up: Event | None = None) -> str:
-    digest = hashlib.md5()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            if given_up and given_up.is_set():
-                break
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -73,7 +73,8 @@ def verify(
     looks = [_look(root, cache, choice) for choice in chosen if choice.output.stage not in busy]
     looks = [look for look in looks if look.output.md5 or look.present or targets]
     objects = list(objects_in(cache)) if whole_cache else []
-    read = digests([*(path for look in looks for path in look.paths()), *objects], progress)
+    paths = [*(path for look in looks for path in look.paths()), *objects]
+    read = digests(paths, progress, from_disk=True)
     results = [finding for look in looks for finding in look.judge(read)]
     told = {finding.path for finding in results}
     results += [finding for finding in _rotted(objects, read) if finding.path not in told]

@@ -39,7 +39,8 @@ def test_a_file_with_two_names_is_read_once(tmp_path: Path) -> None:
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     found = digests([tmp_path, tmp_path / "loop"])
-    assert found[tmp_path] == Unreadable("Is a directory")
+    assert isinstance(found[tmp_path], Unreadable)
+    assert found[tmp_path].reason == "Is a directory"
     assert isinstance(found[tmp_path / "loop"], Unreadable)
 
 
