@@ -34,9 +34,9 @@ def keep_lock(repository: Repository) -> None:
 def mend_dvc_files(repository: Repository, say: Callable[[str], None]) -> None:
     """Put right what a killed dvc left torn; waits for a living one to finish what it writes."""
     lock = repository.root / "dvc.lock"
-    if lock.exists() and not _is_whole(lock):
+    if _is_torn(lock):
         with _lock_of_dvc(repository, "lock"):
-            if not _is_whole(lock):
+            if _is_torn(lock):
                 _replace_lock(repository, lock, say)
     busy = repository.root / ".dvc/tmp/rwlock"
     if busy.exists():
@@ -74,7 +74,7 @@ class Watch:
         now = [_stamp(lock), _stamp(busy)]
         if now == self._seen:
             return
-        if (now[0] and not _is_whole(lock)) or (now[1] and not _is_json(busy)):
+        if _is_torn(lock) or (now[1] and not _is_json(busy)):
             mend_dvc_files(self._repository, print)
         self._seen = now
 
@@ -112,6 +112,7 @@ def _has_a_run(folder: Path) -> bool:
 
 def _replace_lock(repository: Repository, lock: Path, say: Callable[[str], None]) -> None:
     kept = _kept(repository)
+    atomic.write_text(kept.with_name("dvc.lock.torn"), lock.read_text(errors="replace"))
     if _is_whole(kept):
         say("dvc.lock is torn: dvc was killed while it wrote it; putting back what it was before")
         atomic.write_text(lock, kept.read_text())
@@ -149,6 +150,13 @@ def _is_dvc(noted: dict[str, Any]) -> bool:
         return False
 
 
+def _is_torn(lock: Path) -> bool:
+    """Whether a kill may have made it unreadable; a conflict of git's is for people to resolve."""
+    if not lock.exists() or _is_whole(lock):
+        return False
+    return "\n<<<<<<< " not in "\n" + lock.read_text(errors="replace")
+
+
 def _is_whole(lock: Path) -> bool:
     """Whether DVC could read it; an empty one it takes for a project where nothing has run.
 
@@ -174,4 +182,5 @@ def _lock_of_dvc(repository: Repository, name: str) -> Any:
     from dvc.lock import make_lock
 
     folder = repository.root / ".dvc/tmp"
+    folder.mkdir(parents=True, exist_ok=True)
     return make_lock(str(folder / name), tmp_dir=str(folder), wait=True)

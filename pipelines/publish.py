@@ -95,8 +95,8 @@ def recorded_outs(root: Path) -> dict[str, dict[str, str]]:
             # DVC writes it in place, and may be at it for a stage that runs beside this one.
             if time.monotonic() > deadline:
                 raise LockstepError(
-                    f"{lock} is torn: dvc was killed while it wrote it; `lockstep record` puts "
-                    "back what it was before"
+                    f"{lock} cannot be read: dvc was killed while it wrote it, and `lockstep "
+                    "record` puts back what it was before; or git left a conflict in it"
                 ) from None
             time.sleep(0.1)
     return {}

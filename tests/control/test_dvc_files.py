@@ -46,6 +46,16 @@ def test_a_torn_lock_becomes_what_it_was_when_it_was_last_whole(
     assert "dvc.lock is torn" in said[0]
 
 
+def test_a_conflict_in_the_lock_is_left_to_people(repository: Repository) -> None:
+    lock = repository.root / "dvc.lock"
+    lock.write_text(WHOLE)
+    keep_lock(repository)
+    conflict = f"<<<<<<< HEAD\n{WHOLE}=======\n{WHOLE}>>>>>>> other\n"
+    lock.write_text(conflict)
+    mend_dvc_files(repository, print)
+    assert lock.read_text() == conflict
+
+
 def test_a_process_that_runs_anyway_mends_what_it_sees_torn(repository: Repository) -> None:
     lock, busy = repository.root / "dvc.lock", repository.root / ".dvc/tmp/rwlock"
     watch = Watch(repository)
