@@ -46,7 +46,7 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if arguments.write:
         path = ROOT / "benchmarks/results/demo.json"
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def measure(seed: int) -> dict[str, Any]:
@@ -84,10 +84,10 @@ def set_params(clone: Path, changes: dict[str, Any]) -> None:
 
 def outcome(clone: Path) -> dict[str, Any]:
     """What the pipeline says of itself, policy by policy."""
-    report = json.loads((clone / "metrics/report.json").read_text())
+    report = json.loads((clone / "metrics/report.json").read_text(encoding="utf-8"))
     policies = {}
     for path in sorted((clone / "metrics/evaluations").glob("*.json")):
-        metrics = json.loads(path.read_text())
+        metrics = json.loads(path.read_text(encoding="utf-8"))
         policies[path.stem] = {name: round(metrics[name], 4) for name in MEASURED}
     return {
         "accuracy_gain": round(report["accuracy_gain"], 4),
@@ -99,7 +99,9 @@ def outcome(clone: Path) -> dict[str, Any]:
 def stages(clone: Path) -> dict[str, float]:
     """Seconds of each job, from the ledger."""
     found = (clone / ".lockstep/jobs").glob("*/*/record.json")
-    records = sorted((json.loads(path.read_text()) for path in found), key=itemgetter("started"))
+    records = sorted(
+        (json.loads(path.read_text(encoding="utf-8")) for path in found), key=itemgetter("started")
+    )
     return {record["stage"]: round(record["ended"] - record["started"], 1) for record in records}
 
 

@@ -84,7 +84,7 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if arguments.write:
         path = ROOT / "benchmarks/results/determinism.json"
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def in_a_process(arguments: argparse.Namespace, deterministic: bool) -> dict[str, Any]:
@@ -92,7 +92,9 @@ def in_a_process(arguments: argparse.Namespace, deterministic: bool) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, __file__, "--child", folder, str(deterministic)]
         words += ["--device", arguments.device, *(["--small"] if arguments.small else [])]
-        done = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True)
+        done = subprocess.run(
+            words, stdout=subprocess.PIPE, check=True, encoding="utf-8", errors="replace"
+        )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

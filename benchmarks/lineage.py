@@ -53,14 +53,16 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {
             "python": platform.python_version(),
-            "git": subprocess.check_output(["git", "--version"], text=True).split()[-1],
+            "git": subprocess.check_output(
+                ["git", "--version"], encoding="utf-8", errors="replace"
+            ).split()[-1],
             **{name: metadata.version(name) for name in ("pydantic", "ruamel.yaml")},
         },
     }
     print(json.dumps(result, indent=2))
     if arguments.write:
         path = ROOT / "benchmarks/results/lineage.json"
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def add_history(clone: Path, commits: int) -> int:
@@ -87,7 +89,7 @@ def add_history(clone: Path, commits: int) -> int:
     subprocess.run(
         ["git", "fast-import", "--quiet"], cwd=clone, input="".join(stream).encode(), check=True
     )
-    (clone / "dvc.lock").write_text(text)
+    (clone / "dvc.lock").write_text(text, encoding="utf-8")
     return len(text)
 
 

@@ -57,20 +57,20 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if arguments.write:
         path = ROOT / "benchmarks/results/numerics.json"
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         write_tables(result)
 
 
 def write_tables(result: dict[str, list[dict[str, object]]]) -> None:
     """Put both tables between their marks in docs/numerics.md."""
     path = ROOT / "docs/numerics.md"
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     for name in ("equal", "different"):
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(start)
         after = rest.split(end)[1]
         text = before + start + table(result[name]) + end + after
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
 
 
 def table(rows: list[dict[str, object]]) -> str:

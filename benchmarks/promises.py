@@ -62,7 +62,7 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if arguments.write:
         path = ROOT / "benchmarks/results/promises.json"
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def time_checkpoints(folder: Path, rounds: int) -> dict[str, Any]:
@@ -159,9 +159,14 @@ def median_seconds(work: Callable[[], object], rounds: int) -> float:
 def time_restarts(folder: Path, rounds: int) -> dict[str, Any]:
     clone = make_clone(folder / "clone")
     params = clone / "params.yaml"
-    params.write_text(params.read_text().replace("  epochs: 4\n", "  epochs: 4000\n", 1))
+    params.write_text(
+        params.read_text(encoding="utf-8").replace("  epochs: 4\n", "  epochs: 4000\n", 1),
+        encoding="utf-8",
+    )
     profile = clone / "slurm_profiles/local.yaml"
-    profile.write_text(profile.read_text() + "  checkpoint_seconds: 1\n")
+    profile.write_text(
+        profile.read_text(encoding="utf-8") + "  checkpoint_seconds: 1\n", encoding="utf-8"
+    )
     run(clone, "prepare").wait()
     first = []
     killed = []
@@ -203,7 +208,7 @@ def run(clone: Path, stage: str) -> subprocess.Popen[bytes]:
 
 def steps(clone: Path) -> list[dict[str, Any]]:
     path = next((clone / ".lockstep/jobs/sft").glob("*/metrics.jsonl"), None)
-    lines = path.read_text().splitlines(keepends=True) if path else []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
@@ -215,7 +220,7 @@ def parts(clone: Path, started: float, *, after_step: int, since: float = 0.0) -
             break
         time.sleep(0.02)
     attempts = sorted((clone / ".lockstep/jobs/sft").glob("*/attempts/*/worker.json"))
-    worker = json.loads(attempts[-1].read_text())["time"]
+    worker = json.loads(attempts[-1].read_text(encoding="utf-8"))["time"]
     assert new[0]["step"] > after_step
     return {
         "to_the_job_s": worker - started,
@@ -227,7 +232,7 @@ def parts(clone: Path, started: float, *, after_step: int, since: float = 0.0) -
 
 def kill_worker(clone: Path) -> None:
     attempts = sorted((clone / ".lockstep/jobs/sft").glob("*/attempts/*/worker.json"))
-    os.kill(json.loads(attempts[-1].read_text())["pid"], signal.SIGKILL)
+    os.kill(json.loads(attempts[-1].read_text(encoding="utf-8"))["pid"], signal.SIGKILL)
 
 
 if __name__ == "__main__":

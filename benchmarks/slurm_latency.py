@@ -46,7 +46,7 @@ def main() -> None:
         cluster.up()
         try:
             clone = make_clone(Path(name) / "clone")
-            (clone / "stages/prepare.py").write_text(EMPTY_STAGE)
+            (clone / "stages/prepare.py").write_text(EMPTY_STAGE, encoding="utf-8")
             variables = {
                 **environment(),
                 **cluster.environment,
@@ -74,7 +74,7 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if arguments.write:
         path = ROOT / "benchmarks/results/slurm_latency.json"
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def summary(name: str, times: list[tuple[float, float]]) -> dict[str, float]:
@@ -94,7 +94,7 @@ def time_bare(folder: Path, variables: dict[str, str]) -> tuple[float, float]:
         check=True,
     )
     ended = time.time()
-    ran = float(note.read_text())
+    ran = float(note.read_text(encoding="utf-8"))
     return ran - submitted, ended - ran
 
 
@@ -109,8 +109,8 @@ def time_lockstep(clone: Path, variables: dict[str, str]) -> tuple[float, float]
     )
     ended = time.time()
     newest = max((clone / ".lockstep/jobs/prepare").glob("*/lines.txt"), key=os.path.getmtime)
-    first, last = map(float, newest.read_text().split())
-    launch = json.loads((newest.parent / "attempts/001/launch.json").read_text())
+    first, last = map(float, newest.read_text(encoding="utf-8").split())
+    launch = json.loads((newest.parent / "attempts/001/launch.json").read_text(encoding="utf-8"))
     return first - launch["time"], ended - last
 
 

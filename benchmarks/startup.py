@@ -70,15 +70,18 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if arguments.write:
         path = ROOT / "benchmarks/results/startup.json"
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def empty_clone(folder: Path) -> Path:
     """A clone with an empty `prepare`, and a bare stage beside it in dvc.yaml."""
     clone = make_clone(folder)
-    (clone / "stages/prepare.py").write_text(EMPTY_STAGE)
+    (clone / "stages/prepare.py").write_text(EMPTY_STAGE, encoding="utf-8")
     graph = clone / "dvc.yaml"
-    graph.write_text(graph.read_text() + "\n  bare:\n    cmd: 'true'\n    deps: [params.yaml]\n")
+    graph.write_text(
+        graph.read_text(encoding="utf-8") + "\n  bare:\n    cmd: 'true'\n    deps: [params.yaml]\n",
+        encoding="utf-8",
+    )
     return clone
 
 
@@ -104,7 +107,7 @@ def time_lockstep(clone: Path) -> tuple[float, float]:
     """Seconds before the stage's first line and after its last."""
     start, end = repro(clone, "prepare")
     newest = max((clone / ".lockstep/jobs/prepare").glob("*/lines.txt"), key=os.path.getmtime)
-    first, last = map(float, newest.read_text().split())
+    first, last = map(float, newest.read_text(encoding="utf-8").split())
     return first - start, end - last
 
 

@@ -14,7 +14,7 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = unique(path)
     try:
-        with aside.open("w") as file:
+        with aside.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -39,14 +39,14 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any | None:
     """The file's value, or None where there is no such file."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
 
 
 def load_json(path: Path) -> Any:
     """The value of a file that must be there."""
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def remove(path: Path) -> None:

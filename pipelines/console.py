@@ -4,9 +4,17 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 from stages.health import Symptom
+
+
+def say_anything() -> None:
+    """Let this process print any text, also where the locale has no letters for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class Console:

@@ -127,7 +127,7 @@ def _can_link(folder: Path) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     first, second = folder / ".link-a", folder / ".link-b"
     try:
-        first.write_text("")
+        first.write_text("", encoding="utf-8")
         second.unlink(missing_ok=True)
         os.link(first, second)
         return True
@@ -168,7 +168,11 @@ def _slurm(repository: Repository) -> Iterator[Finding]:
         yield Finding("slurm", not wanted, detail, "go to a login node, or `make slurm-up`")
         return
     done = subprocess.run(
-        ["sinfo", "--noheader", "--format", "%R %l"], capture_output=True, text=True, check=False
+        ["sinfo", "--noheader", "--format", "%R %l"],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )
     if done.returncode:
         detail = (done.stderr.strip() or "sinfo failed").splitlines()[-1]

@@ -26,8 +26,8 @@ def keep_lock(repository: Repository) -> None:
     lock, kept = repository.root / "dvc.lock", _kept(repository)
     if not _is_whole(lock):
         return
-    text = lock.read_text()
-    if not kept.is_file() or kept.read_text() != text:
+    text = lock.read_text(encoding="utf-8")
+    if not kept.is_file() or kept.read_text(encoding="utf-8") != text:
         atomic.write_text(kept, text)
 
 
@@ -89,7 +89,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _is_json(path: Path) -> bool:
     try:
-        json.loads(path.read_text())
+        json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, FileNotFoundError):
         return not path.exists()
     return True
@@ -115,7 +115,7 @@ def _replace_lock(repository: Repository, lock: Path, say: Callable[[str], None]
     atomic.write_text(kept.with_name("dvc.lock.torn"), lock.read_text(errors="replace"))
     if _is_whole(kept):
         say("dvc.lock is torn: dvc was killed while it wrote it; putting back what it was before")
-        atomic.write_text(lock, kept.read_text())
+        atomic.write_text(lock, kept.read_text(encoding="utf-8"))
     else:
         say("dvc.lock is torn: dvc was killed while it wrote it; DVC makes it anew")
         lock.unlink()
@@ -124,7 +124,7 @@ def _replace_lock(repository: Repository, lock: Path, say: Callable[[str], None]
 def _free_paths(busy: Path, say: Callable[[str], None]) -> None:
     """Drop the entries of processes that are gone, or were given the number of one that is."""
     try:
-        listed = json.loads(busy.read_text())
+        listed = json.loads(busy.read_text(encoding="utf-8"))
     except ValueError:
         say("DVC's list of busy paths is torn: dvc was killed while it wrote it; removing it")
         busy.unlink(missing_ok=True)
@@ -165,7 +165,9 @@ def _is_whole(lock: Path) -> bool:
     try:
         stages = load_yaml(lock, pure=False)["stages"]
         named = [item["path"] for stage in stages.values() for item in _files_of(stage)]
-        return lock.read_text().endswith("\n") and all(isinstance(path, str) for path in named)
+        return lock.read_text(encoding="utf-8").endswith("\n") and all(
+            isinstance(path, str) for path in named
+        )
     except (LockstepError, OSError, LookupError, AttributeError, TypeError):
         return False
 

@@ -55,7 +55,7 @@ def describe(context: Context, resources: dict[str, Any]) -> dict[str, Any]:
 def _cpu(cpuinfo: Path) -> dict[str, str]:
     """The first processor's name; on ARM, which has none, who made it and its part number."""
     try:
-        lines = cpuinfo.read_text().split("\n\n")[0].splitlines()
+        lines = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
         return {"cpu": platform.processor()}
     said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -91,7 +91,7 @@ def _torch(device: str) -> dict[str, Any]:
 
 def _driver() -> str | None:
     try:
-        return Path("/sys/module/nvidia/version").read_text().strip()
+        return Path("/sys/module/nvidia/version").read_text(encoding="utf-8").strip()
     except OSError:
         return None
 

@@ -35,7 +35,7 @@ def only_pipeline(
     """
     repository.home.mkdir(parents=True, exist_ok=True)
     holder_file = repository.home / "run.json"
-    with (repository.home / "run.lock").open("a") as lock:
+    with (repository.home / "run.lock").open("a", encoding="utf-8") as lock:
         _take(lock.fileno(), holder_file, say)
         word = {**this_process(), "time": time.time(), "command": redact(command)}
         atomic.write_json(holder_file, word)

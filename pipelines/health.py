@@ -137,7 +137,7 @@ def _from_the_start(line: Sequence[Reading], first: Metrics) -> list[Reading]:
 
 
 def _numbers(path: Path) -> Metrics:
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         return {}
     return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}

@@ -357,7 +357,7 @@ class Ledger:
 def hold_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Hold a lock that ends with this process, whatever ends it; yields whether it is held."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -374,7 +374,7 @@ def hold_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
 def is_locked(path: Path) -> bool:
     """Whether a living process holds the lock."""
     try:
-        with path.open("r") as file:
+        with path.open("r", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:

@@ -21,7 +21,7 @@ def order_lock(root: Path) -> None:
     try:
         with open_repo(root) as repo, repo.lock:
             place = {stage.name: i for i, stage in enumerate(stages_in_order(repo))}
-            content = parse_yaml_for_update(lock.read_text(), str(lock))
+            content = parse_yaml_for_update(lock.read_text(encoding="utf-8"), str(lock))
             stages = content.get("stages") or {}
             wanted = sorted(stages, key=lambda name: (place.get(name, len(place)), name))
             before = list(stages)

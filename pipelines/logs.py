@@ -46,13 +46,13 @@ def show_logs(
 
 def lines_of(path: Path) -> list[str]:
     """What a log says, without what the launcher says of itself."""
-    text = path.read_text(errors="replace")
+    text = path.read_text(errors="replace", encoding="utf-8")
     return [line for line in text.splitlines() if not line.startswith(LAUNCHER_PREFIX)]
 
 
 def _write_new(attempt: Attempt, written: dict[str, int], write: Callable[[str], object]) -> None:
     for path in attempt.logs():
-        with path.open(errors="replace") as file:
+        with path.open(errors="replace", encoding="utf-8") as file:
             file.seek(written.get(str(path), 0))
             if not written.get(str(path)):
                 write(f"==> attempt {attempt.folder.name}, {path.name}\n")

@@ -257,7 +257,8 @@ def _origin(root: Path) -> str | None:
         ["git", "remote", "get-url", "origin"],
         cwd=root,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         check=False,
     )
     return redact(without_credentials(done.stdout.strip())) or None

@@ -87,7 +87,7 @@ def merge(root: Path, presets: Sequence[Preset]) -> Merged:
     """params.yaml with the presets in it, later over earlier; LockstepError if that is invalid."""
     path = root / PARAMS_FILE
     before = load_yaml(path)
-    document = _round_trip().load(path.read_text())
+    document = _round_trip().load(path.read_text(encoding="utf-8"))
     if document is None:
         document = CommentedMap()
     keys: dict[tuple[str, ...], None] = {}
@@ -105,7 +105,7 @@ def merge(root: Path, presets: Sequence[Preset]) -> Merged:
         for key in keys
     ]
     changes = [change for change in compared if change.old != change.new]
-    return Merged(text if changes else path.read_text(), changes)
+    return Merged(text if changes else path.read_text(encoding="utf-8"), changes)
 
 
 def assignments(preset: Preset) -> list[tuple[tuple[str, ...], Any]]:
@@ -173,7 +173,7 @@ def _load(root: Path, name: str) -> Preset:
     path = root / FOLDER / f"{name}.yaml"
     description = load_model(path, _PresetFile).description
     # Values keep the notation that they have in the file: 1.0e-6, not 1e-06.
-    return Preset(name, description, _round_trip().load(path.read_text())["params"])
+    return Preset(name, description, _round_trip().load(path.read_text(encoding="utf-8"))["params"])
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:

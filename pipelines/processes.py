@@ -20,7 +20,7 @@ def start_of(pid: int) -> float:
     process that runs when somebody sets the clock.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
         return psutil.Process(pid).create_time()
     # The name, in brackets, may hold blanks and brackets itself; what follows it does not.
@@ -30,7 +30,7 @@ def start_of(pid: int) -> float:
 def boot() -> str:
     """Names this run of the machine, since its last start."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return str(int(psutil.boot_time()))
 

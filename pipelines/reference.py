@@ -125,8 +125,8 @@ def _default(field: FieldInfo) -> str:
 
 
 def write(folder: Path) -> None:
-    (folder / "params.md").write_text(params_reference())
-    (folder / "profiles.md").write_text(profiles_reference())
+    (folder / "params.md").write_text(params_reference(), encoding="utf-8")
+    (folder / "profiles.md").write_text(profiles_reference(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,11 @@ class Repository:
 
     def _git(self, *arguments: str) -> str | None:
         done = subprocess.run(
-            ["git", *arguments], cwd=self.root, capture_output=True, text=True, check=False
+            ["git", *arguments],
+            cwd=self.root,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
         )
         return done.stdout.strip() if done.returncode == 0 else None

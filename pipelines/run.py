@@ -245,7 +245,7 @@ class PipelineRun:
             return False
         self.console.line(f"{address}: FAILED after {taken}")
         if job.output:
-            lines = job.output.read_text(errors="replace").splitlines()
+            lines = job.output.read_text(errors="replace", encoding="utf-8").splitlines()
             for line in lines[-OUTPUT_TAIL:]:
                 self.console.line(f"    {line}")
         return False

@@ -275,7 +275,9 @@ def _is_well(server: Server) -> bool:
 
 
 def _tail(server: Server) -> str:
-    lines = redact(Path(server.log).read_text(errors="replace")).splitlines()[-LOG_TAIL:]
+    lines = redact(Path(server.log).read_text(errors="replace", encoding="utf-8")).splitlines()[
+        -LOG_TAIL:
+    ]
     return "".join(f"  | {line}\n" for line in lines) + f"full log: {server.log}"
 
 
@@ -286,7 +288,8 @@ def _deploy(repository: Repository, prefect: Server, schedules: bool) -> None:
         env=_environment(repository, prefect.api),
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         check=False,
     )
     if done.returncode:

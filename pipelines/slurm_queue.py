@@ -147,7 +147,12 @@ def _ask(command: list[str]) -> str:
     """Run one of Slurm's commands. LookupError: it does not know the job."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise SlurmSilent(f"{command[0]} gave no answer in {TIMEOUT_S:.0f} s") from None

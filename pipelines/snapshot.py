@@ -38,7 +38,7 @@ def uncommitted(repository: Repository) -> str:
         ["git", "diff", "HEAD", "--no-color", "--", *_PACKAGES, "params.yaml", "dvc.yaml"],
         cwd=repository.root,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         check=False,
     )

@@ -49,7 +49,7 @@ class Spec:
 
     @classmethod
     def read(cls, path: Path) -> "Spec":
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         values.pop("fingerprint")
         values["inputs"] = {name: Artifact(**item) for name, item in values["inputs"].items()}
         return cls(**values)

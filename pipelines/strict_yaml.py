@@ -34,7 +34,7 @@ def load_yaml(path: Path, *, pure: bool = True) -> dict[str, Any]:
     The pure loader explains mistakes better; the other is faster, for files programs write.
     """
     try:
-        values = YAML(typ="safe", pure=pure).load(path.read_text())
+        values = YAML(typ="safe", pure=pure).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise LockstepError(f"{path}: there is no such file") from None
     except (YAMLError, UnicodeDecodeError) as error:
@@ -108,7 +108,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 def _line_of(path: Path, location: Location) -> int | None:
     """The line of a key, found again with a loader that keeps positions."""
-    node = YAML(typ="rt").load(path.read_text())
+    node = YAML(typ="rt").load(path.read_text(encoding="utf-8"))
     line = None
     for part in location:
         if not hasattr(node, "lc") or part not in node:

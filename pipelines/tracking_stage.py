@@ -158,7 +158,7 @@ class StageShipper:
             return
         folder = entry.folder / "tables"
         changed = {
-            name: json.loads((folder / f"{name}.json").read_text())
+            name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
             for name, stamp in stamps.items()
             if cursor.tables.get(name) != stamp
         }
@@ -182,7 +182,9 @@ class StageShipper:
         self._store.put_yaml(cursor.run_id, "config.yaml", spec.config)
         for name in ("spec.json", "record.json"):
             if (entry.folder / name).exists():
-                self._store.put_text(cursor.run_id, name, (entry.folder / name).read_text())
+                self._store.put_text(
+                    cursor.run_id, name, (entry.folder / name).read_text(encoding="utf-8")
+                )
         if spec.name in _SHOWN_WHOLE and entry.record is not None:
             for name, path in spec.outs.items():
                 kept = entry.out / name

@@ -279,7 +279,9 @@ def _compute(
     for name, path in out.items():
         if not path.exists():
             raise AssertionError(f"{spec.stage} returned without writing its output {name!r}")
-    (aside / METRICS_OUT).write_text(json.dumps(metrics, indent=2, sort_keys=True) + "\n")
+    (aside / METRICS_OUT).write_text(
+        json.dumps(metrics, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
     atomic.sync_tree(aside)
     hashes = HashCache()
     found = {path: hashes.of(aside / name) for name, path in spec.outs.items()}

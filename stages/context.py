@@ -121,14 +121,16 @@ class Context:
             return
         self._unwritten.clear()
         there: dict[int, str] = {}
-        for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        for line in (
+            path.read_text(errors="replace", encoding="utf-8").splitlines() if path.exists() else ()
+        ):
             if (logged := _logged_step(line)) is not None and logged <= step:
                 there.setdefault(logged, line + "\n")
         for lost, metrics in enumerate(history[:step], 1):
             if lost not in there:
                 there[lost] = _metrics_line(lost, metrics)
         aside = path.with_suffix(".tmp")
-        with aside.open("w") as file:
+        with aside.open("w", encoding="utf-8") as file:
             file.write("".join(there[logged] for logged in sorted(there)))
             file.flush()
             os.fsync(file.fileno())
@@ -144,7 +146,7 @@ class Context:
         said = {"done": done, "total": total, "time": time.time(), "numbers": numbers}
         # Nothing depends on it: on a full disk, nobody hears how far the stage is.
         with suppress(OSError):
-            aside.write_text(json.dumps(said))
+            aside.write_text(json.dumps(said), encoding="utf-8")
             os.replace(aside, self.folder / "progress.json")
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -154,7 +156,7 @@ class Context:
         folder = self.folder / "tables"
         folder.mkdir(exist_ok=True)
         aside = folder / f"{name}.json.{self.shard}.tmp"
-        aside.write_text(json.dumps(list(rows), ensure_ascii=False))
+        aside.write_text(json.dumps(list(rows), ensure_ascii=False), encoding="utf-8")
         os.replace(aside, folder / f"{name}.json")
 
 

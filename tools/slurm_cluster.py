@@ -51,7 +51,7 @@ class Cluster:
         path = folder / "cluster.json"
         if not path.exists():
             raise ClusterError(f"{folder}: no cluster was started here; run `up` first")
-        return cls(Layout(**{**json.loads(path.read_text()), "folder": folder}))
+        return cls(Layout(**{**json.loads(path.read_text(encoding="utf-8")), "folder": folder}))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -64,7 +64,8 @@ class Cluster:
             words,
             env={**os.environ, **self.environment},
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=timeout,
             check=False,
         )
@@ -134,7 +135,9 @@ class Cluster:
                 if marks <= set((process / "environ").read_bytes().split(b"\0")):
                     doomed.add(int(process.name))
                     parent = _parent(process)
-                    if parent.name != "1" and "slurmstepd" in (parent / "comm").read_text():
+                    if parent.name != "1" and "slurmstepd" in (parent / "comm").read_text(
+                        encoding="utf-8"
+                    ):
                         doomed.add(int(parent.name))
             except OSError:
                 continue
@@ -155,13 +158,16 @@ class Cluster:
             key.write_bytes(os.urandom(1024))
         first = self.folder / "first_job"
         if not first.exists():
-            first.write_text(str(int(time.time()) % 50_000_000 + 1000))
+            first.write_text(str(int(time.time()) % 50_000_000 + 1000), encoding="utf-8")
         etc = self.layout.conf.parent
-        self.layout.conf.write_text(slurm_conf(self.layout, address, int(first.read_text())))
-        (etc / "gres.conf").write_text(gres_conf(self.layout))
-        (etc / "cgroup.conf").write_text(cgroup_conf())
+        self.layout.conf.write_text(
+            slurm_conf(self.layout, address, int(first.read_text(encoding="utf-8"))),
+            encoding="utf-8",
+        )
+        (etc / "gres.conf").write_text(gres_conf(self.layout), encoding="utf-8")
+        (etc / "cgroup.conf").write_text(cgroup_conf(), encoding="utf-8")
         values = {**asdict(self.layout), "folder": str(self.folder)}
-        (self.folder / "cluster.json").write_text(json.dumps(values, indent=2))
+        (self.folder / "cluster.json").write_text(json.dumps(values, indent=2), encoding="utf-8")
 
     def _start_munge(self) -> None:
         munge = self.folder / "munge"
@@ -193,7 +199,7 @@ class Cluster:
     def _start(self, *words: str) -> None:
         program = _find(words[0])
         log = self.folder / "log" / f"{words[0]}.start"
-        with log.open("w") as stream:
+        with log.open("w", encoding="utf-8") as stream:
             done = subprocess.run(
                 [program, *words[1:]],
                 env={**os.environ, **self.environment},
@@ -203,7 +209,9 @@ class Cluster:
                 check=False,
             )
         if done.returncode:
-            raise ClusterError(f"{words[0]} did not start:\n{log.read_text()}{self._log_tail()}")
+            raise ClusterError(
+                f"{words[0]} did not start:\n{log.read_text(encoding='utf-8')}{self._log_tail()}"
+            )
 
     def _wait(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         deadline = time.monotonic() + seconds
@@ -221,8 +229,8 @@ class Cluster:
     def _pid(self, file: str, program: str) -> int | None:
         """The process that a pid file names, if it lives and is what the file says."""
         try:
-            pid = int((self.folder / "run" / file).read_text())
-            status = Path(f"/proc/{pid}/status").read_text()
+            pid = int((self.folder / "run" / file).read_text(encoding="utf-8"))
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
         except (OSError, ValueError):
             return None
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -296,12 +304,12 @@ def _loopback_address() -> str:
 
 
 def _parent(process: Path) -> Path:
-    status = (process / "stat").read_text()
+    status = (process / "stat").read_text(encoding="utf-8")
     return process.parent / status.rpartition(")")[2].split()[1]
 
 
 def _last_lines(path: Path, count: int) -> list[str]:
-    return path.read_text(errors="replace").splitlines()[-count:]
+    return path.read_text(errors="replace", encoding="utf-8").splitlines()[-count:]
 
 
 def install() -> None:

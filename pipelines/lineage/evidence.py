@@ -180,7 +180,7 @@ def gather(repository: Repository) -> Evidence:
 def _workspace_records(repository: Repository, reader: LockReader, notes: list[str]) -> Records:
     path = repository.root / LOCK_FILE
     try:
-        return reader.read(path.read_text())
+        return reader.read(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         notes.append(f"the workspace has no {LOCK_FILE}: the ledger and the history answer")
     except (ValueError, OSError) as error:

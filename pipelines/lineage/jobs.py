@@ -49,7 +49,7 @@ class _Reader:
     def __call__(self, name: str) -> dict[str, Any]:
         path = self._folder / name
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except (ValueError, OSError) as error:

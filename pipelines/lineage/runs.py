@@ -115,7 +115,7 @@ class Runs:
         with tempfile.TemporaryDirectory() as folder:
             path = self._ask(lambda client: client.download_artifacts(run_id, name, folder))
             try:
-                values = json.loads(Path(path).read_text()) if path else None
+                values = json.loads(Path(path).read_text(encoding="utf-8")) if path else None
             except (OSError, ValueError):
                 return None
         return values if isinstance(values, dict) else None

@@ -28,7 +28,9 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
 
 def write_json(path: Path, value: Any) -> None:
     """Sorted keys, one key a line."""
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    path.write_text(
+        json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     path.chmod(FILE_MODE)
 
 

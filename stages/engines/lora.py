@@ -147,7 +147,7 @@ def _goes_on(lora: LoraParams, folder: Path) -> bool:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+    config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     return config
 
 

@@ -42,6 +42,6 @@ def _end_ids(folder: Path) -> set[int]:
     ends: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
-            value = json.loads((folder / name).read_text()).get("eos_token_id")
+            value = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
             ends.update([value] if isinstance(value, int) else value or [])
     return ends

@@ -42,7 +42,7 @@ def start_state(folder: Path) -> None:
 
 def load_state(folder: Path, lora: LoraParams, policy: Path) -> RlState:
     """The state beside the policy folder; moments of an adapter that does not go on are dropped."""
-    values = json.loads((folder / "state.json").read_text())
+    values = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     path = folder / "optimizer.safetensors"
     fits = path.exists() and carries_moments(lora, policy)
     return RlState(int(values["steps"]), values["kl_coef"], load_file(path) if fits else {})

@@ -171,13 +171,13 @@ class SignsOfLife:
         aside = self._folder / f".{name}.tmp"
         # A file system that fails for a moment must neither end the watch nor hide an error.
         with suppress(OSError):
-            aside.write_text(json.dumps(content))
+            aside.write_text(json.dumps(content), encoding="utf-8")
             os.replace(aside, self._folder / f"{name}.json")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return content

@@ -158,7 +158,9 @@ class _Stored:
 def _shards(files: ExitStack, folder: Path) -> list[Any]:
     names = [SINGLE]
     if (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
-        names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        names = sorted(
+            set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        )
     return [_opened(files, folder / name) for name in names]
 
 

@@ -30,7 +30,7 @@ class RewardRule:
 
     @classmethod
     def load(cls, folder: Path) -> "RewardRule":
-        rule = json.loads((folder / "reward.json").read_text())
+        rule = json.loads((folder / "reward.json").read_text(encoding="utf-8"))
         return cls(rule["step_token"], StepReward(rule["step_reward"]))
 
     def save(self, folder: Path) -> None:

@@ -22,7 +22,7 @@ class Verifier:
 
     @classmethod
     def load(cls, folder: Path) -> "Verifier":
-        rule = json.loads((folder / "verifier.json").read_text())
+        rule = json.loads((folder / "verifier.json").read_text(encoding="utf-8"))
         return cls(after=rule["after"])
 
     def save(self, folder: Path) -> None:
