@@ -58,3 +58,13 @@ def test_a_stage_for_one_process_leaves_the_others_idle(task: int) -> None:
 def test_restarts_are_counted() -> None:
     seat = find_seat(Processes.ONE, 1, environment=variables(SLURM_RESTART_COUNT="2"))
     assert seat.restart == 2
+
+
+def test_inputs_are_checked_once_a_node_by_ranks_and_by_every_shard() -> None:
+    of_node = lambda local: variables(5, 8) | {"SLURM_LOCALID": local}  # noqa: E731
+    for processes, expected in (
+        (Processes.TOGETHER, [True, False]),
+        (Processes.SHARDS, [True] * 2),
+    ):
+        seats = [find_seat(processes, 1, environment=of_node(local)) for local in "01"]
+        assert [seat.reads_for_its_node for seat in seats] == expected

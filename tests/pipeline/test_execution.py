@@ -28,10 +28,19 @@ def profile(clone: Any, name: str, **defaults: object) -> str:
     return name
 
 
-def newest_record(clone: Any, stage: str) -> dict[str, Any]:
+def newest(clone: Any, stage: str) -> Path:
     records = (clone.root / f".lockstep/jobs/{stage}").glob("*/record.json")
-    newest: Path = max(records, key=lambda path: path.stat().st_mtime)
-    return dict(json.loads(newest.read_text()))
+    return max(records, key=lambda path: path.stat().st_mtime)
+
+
+def newest_record(clone: Any, stage: str) -> dict[str, Any]:
+    return dict(json.loads(newest(clone, stage).read_text()))
+
+
+def worker_of(clone: Any, stage: str) -> dict[str, Any]:
+    """What the worker of the newest attempt said of itself at its start."""
+    attempt = max((newest(clone, stage).parent / "attempts").iterdir())
+    return dict(json.loads((attempt / "worker.json").read_text()))
 
 
 def test_an_input_that_rots_between_submission_and_start_fails_the_stage(finished: Any) -> None:
@@ -71,6 +80,7 @@ def test_on_the_cpu_determinism_changes_no_byte_and_the_record_says_which_it_was
         finished.run("dvc", "repro", "--single-item", "--force", stage, LOCKSTEP_PROFILE=name)
         after = newest_record(finished, stage)["environment"]
         assert (after["deterministic"], after["deterministic_algorithms"]) == (False, False)
+        assert worker_of(finished, stage)["environment"] == after, "known before the last word"
         changed = {key for key in before if before[key] != after[key]}
         assert changed == {"deterministic", "deterministic_algorithms"}
     assert (finished.root / "dvc.lock").read_bytes() == lock
