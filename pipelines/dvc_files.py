@@ -112,7 +112,9 @@ def _has_a_run(folder: Path) -> bool:
 
 def _replace_lock(repository: Repository, lock: Path, say: Callable[[str], None]) -> None:
     kept = _kept(repository)
-    atomic.write_text(kept.with_name("dvc.lock.torn"), lock.read_text(errors="replace"))
+    atomic.write_text(
+        kept.with_name("dvc.lock.torn"), lock.read_text(encoding="utf-8", errors="replace")
+    )
     if _is_whole(kept):
         say("dvc.lock is torn: dvc was killed while it wrote it; putting back what it was before")
         atomic.write_text(lock, kept.read_text(encoding="utf-8"))
@@ -154,7 +156,7 @@ def _is_torn(lock: Path) -> bool:
     """Whether a kill may have made it unreadable; a conflict of git's is for people to resolve."""
     if not lock.exists() or _is_whole(lock):
         return False
-    return "\n<<<<<<< " not in "\n" + lock.read_text(errors="replace")
+    return "\n<<<<<<< " not in "\n" + lock.read_text(encoding="utf-8", errors="replace")
 
 
 def _is_whole(lock: Path) -> bool:

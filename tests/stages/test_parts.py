@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 import stages.engines.sampling
 import stages.rewards.model
-import stages.rewards.source
 import stages.rollout
 import stages.score
 from stages.context import Context, ShareDone, Stopped
