@@ -13,8 +13,8 @@ from pipelines.lineage.making import INFORMATION_ONLY, Making, short_hash
 from pipelines.lineage.naming import role_of
 from stages.contracts.params import Params
 
-_LONG = ("system",)
-"""Keys of an environment that say little and take a line."""
+_LONG = ("system", "libc", "cpu_features", "blas", "matmul_precision", "cpu_capability")
+"""Keys of an environment that matter where they differ, and tell little by themselves."""
 
 
 @cache

@@ -5,6 +5,7 @@ It is the report's style and its drawing of the graph; what is said is what the 
 
 from collections.abc import Iterable, Sequence
 from graphlib import TopologicalSorter
+from typing import Any
 
 from pipelines.lineage.compare import Comparison, Pair
 from pipelines.lineage.compare_text import advice, pair_lines, root_lines, verdict
@@ -23,6 +24,7 @@ from stages.reporting.markup import Child, Markup, element, join
 from stages.reporting.style import STYLE
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_TEXTS = ("prompt", "response")
 _OWN_STYLE = """
 section.stage { margin-top: 26px; }
 details { border: 1px solid var(--rule); border-radius: 10px; background: var(--surface);
@@ -36,6 +38,9 @@ details h3 { margin-top: 14px; color: var(--soft); }
 h2 + .scroll, h2 + details { margin-top: 14px; }
 details th { width: 15em; color: var(--soft); font-weight: 500; }
 details td { overflow-wrap: anywhere; }
+.rows td, .rows .sample { white-space: nowrap; }
+.rows .text .sample { white-space: pre-wrap; }
+.rows td.text { min-width: 11em; white-space: normal; }
 .loud { padding: 12px 16px; border: 2px solid var(--wrong); border-radius: 8px; margin-top: 18px;
   color: var(--wrong); font-weight: 620; }
 """
@@ -87,7 +92,7 @@ def diff_page(
 
 def rows_page(rows: Rows, shown: Sequence[Row], total: int, notes: Sequence[str]) -> str:
     """The rows that a stage learnt from."""
-    cells = [[element("td", _cell(row[column])) for column in COLUMNS] for row in shown]
+    cells = [[_row_cell(column, row[column]) for column in COLUMNS] for row in shown]
     head = [element("th", column) for column in COLUMNS]
     table = element(
         "div",
@@ -96,7 +101,7 @@ def rows_page(rows: Rows, shown: Sequence[Row], total: int, notes: Sequence[str]
             element("thead", element("tr", head)),
             element("tbody", [element("tr", row) for row in cells]),
         ),
-        class_="scroll",
+        class_="scroll rows",
     )
     files = ", ".join(f"{item.path} {short_hash(item.hash)}" for item in rows.files)
     lead = f"{len(shown)} of {total} rows, from {files}"
@@ -186,6 +191,7 @@ def _stage(node: Node, is_open: bool) -> Markup:
         _hashes("Inputs", making, making.inputs, among_inputs=True),
         _folded("Params", [(key, value_text(value)) for key, value in making.params.items()]),
         _folded("Code", list(making.code.items())),
+        _folded("Environment", [(k, value_text(v)) for k, v in making.environment.items()]),
     ]
     outs = " ".join(short_hash(digest) for digest in list(making.outs.values())[:3])
     return element(
@@ -270,6 +276,18 @@ def _pair_row(word: str, text: str) -> Markup:
 
 def _table(rows: Sequence[Markup]) -> Markup:
     return element("div", element("table", element("tbody", rows)), class_="scroll")
+
+
+def _row_cell(column: str, value: Any) -> Markup:
+    """What is long and not to be read is cut short, and whole on hover."""
+    if column == "policy_hash" and value:
+        return element("td", element("code", short_hash(value)), title=value)
+    if column == "advantages" and value is not None:
+        mean = f"{sum(value) / len(value):.3g}" if value else "none"
+        return element("td", f"mean {mean} of {len(value)}", title=", ".join(map(str, value)))
+    if column in _TEXTS:
+        return element("td", _cell(value), class_="text")
+    return element("td", element("code", value) if isinstance(value, str) else _cell(value))
 
 
 def _cell(value: object) -> Child:
