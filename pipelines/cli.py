@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from pipelines.console import say_anything
 from pipelines.errors import LockstepError
 from pipelines.lineage.options import add_options
 
@@ -26,6 +27,7 @@ An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, po
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
+    say_anything()
     parser = _parser()
     arguments, left = parser.parse_known_args(argv)
     if left and (not hasattr(arguments, "words") or any(word.startswith("-") for word in left)):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import atomic, environment, link
+from pipelines.console import say_anything
 from pipelines.hashing import HashCache
 from pipelines.inputs import check_inputs
 from pipelines.ledger import (
@@ -51,6 +52,7 @@ _PASSING = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EBUSY)
 
 def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None = None) -> str:
     """Run this process's part of the attempt in `folder`; returns how it ended."""
+    say_anything()
     warning = warning or SlurmWarning()
     attempt = Attempt(Path(folder))
     stage = STAGES[attempt.entry.spec.name]
