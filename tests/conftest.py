@@ -20,7 +20,13 @@ ALONE = ("test_default_pipeline.py", "test_kills.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes share the tests (`-n`), say which belong together; longest first."""
+    """Leave out what needs a GPU where there is none, and say which tests belong together.
+
+    Where several processes share the tests (`-n`), the longest come first.
+    """
+    for item in items:
+        if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia").exists():
+            item.add_marker(pytest.mark.skip(reason="there is no GPU"))
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     groups = {item: _group(Path(item.path)) for item in items}
