@@ -34,3 +34,5 @@ class OptimizerParams(Section):
     """AdamW's decay of the mean of squared gradients."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
+    ema_decay: float = Field(default=0.0, ge=0, lt=1)
+    """Decay of a moving average of the weights, which is then what is saved; 0: no average."""

@@ -1,4 +1,4 @@
-"""A model that learns: the weights that do, AdamW's moments, and both as named tensors.
+"""A model that learns: its weights, AdamW's moments, a moving average, all as named tensors.
 
 Moments are named after the parameter they belong to, so that they can be written beside a model,
 read back for the next iteration, and inspected.
@@ -24,6 +24,7 @@ class Learner:
         max_grad_norm: float,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
+        ema_decay: float = 0.0,
     ) -> None:
         self.model = model
         self.learning_rate = learning_rate
@@ -32,6 +33,12 @@ class Learner:
             name: parameter
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
+        }
+        self._ema_decay = ema_decay
+        self._average = {
+            name: parameter.detach().clone()
+            for name, parameter in self._parameters.items()
+            if ema_decay > 0
         }
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), lr=learning_rate, betas=betas, weight_decay=weight_decay
@@ -51,6 +58,13 @@ class Learner:
             group["lr"] = self.learning_rate * factor
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        for name, average in self._average.items():
+            average.lerp_(self._parameters[name].detach(), 1 - self._ema_decay)
+
+    def settle(self) -> None:
+        """Put the moving average, where there is one, in the place of the weights."""
+        for name, average in self._average.items():
+            self._parameters[name].data.copy_(average)
 
     def moments(self) -> dict[str, Tensor]:
         """AdamW's state, by parameter."""
@@ -73,21 +87,26 @@ class Learner:
     def tensors(self) -> dict[str, Tensor]:
         """All that changes in training."""
         weights = {f"weight.{name}": value.data for name, value in self._parameters.items()}
-        return weights | {f"moment.{name}": value for name, value in self.moments().items()}
+        averages = {f"average.{name}": value for name, value in self._average.items()}
+        moments = {f"moment.{name}": value for name, value in self.moments().items()}
+        return weights | averages | moments
 
     def shapes(self) -> dict[str, torch.Size]:
         """Of all that `tensors` may have."""
         weights = {f"weight.{name}": value.shape for name, value in self._parameters.items()}
+        averages = {f"average.{name}": value.shape for name, value in self._average.items()}
         moments = {
             f"moment.{moment}.{name}": torch.Size() if moment == "step" else value.shape
             for name, value in self._parameters.items()
             for moment in _MOMENTS
         }
-        return weights | moments
+        return weights | averages | moments
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for name, parameter in self._parameters.items():
             parameter.data.copy_(tensors[f"weight.{name}"])
+        for name, average in self._average.items():
+            average.copy_(tensors[f"average.{name}"])
         prefix = "moment."
         self.load_moments(
             {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

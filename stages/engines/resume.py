@@ -1,8 +1,8 @@
 """How training goes on after a kill: what a checkpoint holds, and whom it fits.
 
-It holds what is no function of the step: the weights and moments of every learner, and the metrics
-of the steps so far. One that does not fit the learners, in names or shapes, or whose history is not
-as long as its step, counts as broken.
+It holds what is no function of the step: the weights, moments and averages of every learner, and
+the metrics of the steps so far. One that does not fit the learners, in names or shapes, or whose
+history is not as long as its step, counts as broken.
 """
 
 import sys
@@ -80,6 +80,6 @@ def _fits(checkpoint: Checkpoint, learners: Mapping[str, Learner]) -> bool:
         for key, shape in learner.shapes().items():
             found = left.pop(f"{name}/{key}", None)
             # A parameter that has not had a gradient yet has no moments.
-            if found != shape and (found is not None or key.startswith("weight.")):
+            if found != shape and (found is not None or not key.startswith("moment.")):
                 return False
     return not left

@@ -152,6 +152,7 @@ def train(
             save_if_possible(scratch, learners, history)
             saved_at = time.monotonic()
     for learner in learners.values():
+        learner.settle()
         learner.model.eval()
     ctx.write_metrics()
     return history
@@ -266,6 +267,7 @@ def fresh_learner(model: Any, params: OptimizerParams) -> Learner:
         max_grad_norm=params.max_grad_norm,
         weight_decay=params.weight_decay,
         betas=(params.beta1, params.beta2),
+        ema_decay=params.ema_decay,
     )
 
 

@@ -44,7 +44,7 @@ def context(folder, after=None):
     return ctx
 
 
-def fit(ctx, width=4, drawn=None):
+def fit(ctx, width=4, drawn=None, ema_decay=0.0):
     """Weights that follow noise from all generators; what training leaves."""
     torch.manual_seed(0)
     model = torch.nn.Linear(width, 1, dtype=torch.float64)
@@ -58,7 +58,7 @@ def fit(ctx, width=4, drawn=None):
         return Loss((model.weight[0] - noise).square().sum() * len(rows) / step.counts.sequences)
 
     plan = Plan(23, 8, 4, seed=5, learning_rate=warmup_then_cosine(0.1))
-    learner = Learner(model, learning_rate=0.05, max_grad_norm=1.0)
+    learner = Learner(model, learning_rate=0.05, max_grad_norm=1.0, ema_decay=ema_decay)
     work = Work(lambda rows: Counts(len(rows), len(rows)), loss)
     history = train(ctx, {"model": learner}, plan, work, shown=["loss"])
     return {name: value.clone() for name, value in learner.tensors().items()}, history
@@ -69,10 +69,10 @@ def die(_, step):
         raise KeyboardInterrupt
 
 
-def killed(folder):
+def killed(folder, **options):
     """A folder of a training that died after its seventh step, with checkpoints of 5 and 6."""
     with pytest.raises(KeyboardInterrupt):
-        fit(context(folder, die))
+        fit(context(folder, die), **options)
     return folder
 
 
@@ -96,6 +96,38 @@ def test_every_generator_is_where_it_would_have_been(tmp_path):
     for generator in (torch.manual_seed, numpy.random.seed, random.seed):
         generator(99)
     assert_same(undisturbed, fit(context(tmp_path / "b")))
+
+
+def test_a_moving_average_goes_on_where_it_was(tmp_path):
+    undisturbed = fit(context(tmp_path / "a"), ema_decay=0.8)
+    killed(tmp_path / "b", ema_decay=0.8)
+    assert_same(undisturbed, fit(context(tmp_path / "b"), ema_decay=0.8))
+
+
+def test_what_is_left_is_the_moving_average(tmp_path):
+    passed = []
+
+    def look(ctx, step):
+        newest = load_checkpoint(ctx.scratch)
+        if newest and newest.step == step - 1:
+            passed.append(newest.tensors["model/weight.weight"].clone())
+
+    torch.manual_seed(0)
+    average = torch.nn.Linear(4, 1, dtype=torch.float64).weight.detach()
+    left, _ = fit(context(tmp_path / "a", look), ema_decay=0.8)
+    assert len(passed) == NUM_STEPS - 1
+    for weights in passed:
+        average = 0.8 * average + 0.2 * weights
+    plain, _ = fit(context(tmp_path / "b"))
+    average = 0.8 * average + 0.2 * plain["weight.weight"]
+    assert torch.allclose(left["weight.weight"], average, rtol=1e-12)
+    assert not torch.equal(left["weight.weight"], plain["weight.weight"])
+
+
+def test_a_checkpoint_without_the_average_does_not_fit_who_has_one(tmp_path):
+    killed(tmp_path / "a")
+    undisturbed = fit(context(tmp_path / "b"), ema_decay=0.8)
+    assert_same(undisturbed, fit(context(tmp_path / "a"), ema_decay=0.8))
 
 
 LOSSES = {
