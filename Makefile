@@ -31,7 +31,7 @@ test: check
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
 
 quick: check
-	$(PYTEST) -m "not slow"
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup -m "not slow"
 
 KILLS ?= 200
 chaos: $(VENV)/.dev

@@ -9,13 +9,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import atomic
 from pipelines.ledger import hold_lock, is_locked
+from pipelines.redact import RedactedStream
 from pipelines.repository import Repository
 
 PATIENCE_S = 0.3
@@ -24,6 +26,18 @@ HANDOVER_PATIENCE_S = 60.0
 LARGEST_LOG = 256 * 1024
 
 _started: list[subprocess.Popen[bytes]] = []
+
+
+def run_in_background(work: Callable[[Repository, float], None], arguments: list[str]) -> None:
+    """The life of such a process: modest, discreet, and with its last word in its log."""
+    root, patience = arguments
+    os.nice(10)
+    sys.stdout = RedactedStream(sys.stdout)  # type: ignore[assignment]
+    sys.stderr = RedactedStream(sys.stderr)  # type: ignore[assignment]
+    try:
+        work(Repository(Path(root)), float(patience))
+    except Exception:
+        traceback.print_exc()
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,15 @@ import importlib.util
 import os
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines import atomic
-from pipelines.background import PATIENCE_S, Background
+from pipelines.background import PATIENCE_S, Background, run_in_background
 from pipelines.ledger import Entry, Ledger, State
-from pipelines.redact import RedactedStream, redact
+from pipelines.redact import redact
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.tracking_cursor import is_young
@@ -280,16 +279,5 @@ def _process(repository: Repository) -> Background:
     return Background(repository, "openlineage", "pipelines.openlineage", address)
 
 
-def main(arguments: list[str]) -> None:
-    root, patience = arguments
-    os.nice(10)
-    sys.stdout = RedactedStream(sys.stdout)  # type: ignore[assignment]
-    sys.stderr = RedactedStream(sys.stderr)  # type: ignore[assignment]
-    try:
-        run_emitter(Repository(Path(root)), float(patience))
-    except Exception:
-        traceback.print_exc()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_in_background(run_emitter, sys.argv[1:])

@@ -10,16 +10,13 @@ starts another.
 import os
 import sys
 import time
-import traceback
 from enum import Enum, auto
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import openlineage
-from pipelines.background import PATIENCE_S, Background
+from pipelines.background import PATIENCE_S, Background, run_in_background
 from pipelines.debris import clear_debris
 from pipelines.dvc_files import Watch
-from pipelines.redact import RedactedStream
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.tracking_cursor import (
@@ -130,16 +127,5 @@ def _process(repository: Repository) -> Background:
     return Background(repository, "shipper", "pipelines.shipper", store_address(repository))
 
 
-def main(arguments: list[str]) -> None:
-    root, patience = arguments
-    os.nice(10)
-    sys.stdout = RedactedStream(sys.stdout)  # type: ignore[assignment]
-    sys.stderr = RedactedStream(sys.stderr)  # type: ignore[assignment]
-    try:
-        run_shipper(Repository(Path(root)), float(patience))
-    except Exception:
-        traceback.print_exc()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_in_background(run_shipper, sys.argv[1:])
