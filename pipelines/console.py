@@ -5,9 +5,10 @@ import sys
 import time
 from collections.abc import Iterable
 from io import TextIOWrapper
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from stages.health import Symptom
+if TYPE_CHECKING:
+    from stages.health import Symptom
 
 
 def say_anything() -> None:
@@ -60,7 +61,7 @@ def seconds(value: float) -> str:
 
 
 def describe_progress(
-    progress: dict[str, Any] | None, started: float, warnings: Iterable[Symptom] = ()
+    progress: dict[str, Any] | None, started: float, warnings: "Iterable[Symptom]" = ()
 ) -> str:
     """Step, rate, time left and the numbers that matter, from a job's progress.json.
 
@@ -77,7 +78,7 @@ def describe_progress(
     return "  ".join(part for part in [describe_warnings(warnings), *parts] if part)
 
 
-def describe_warnings(warnings: Iterable[Symptom]) -> str:
+def describe_warnings(warnings: "Iterable[Symptom]") -> str:
     """Marks for a line that has no room for more."""
     return "  ".join(f"! {symptom.kind.words}" for symptom in warnings)
 

@@ -31,8 +31,6 @@ _PLACES = (
     "jobs/*/[!.]*/attempts/*/tasks",
 )
 """Where files and folders are written aside, below `.lockstep`."""
-OF_RECORDED = "out.recorded"
-"""Outputs that DVC has, on their way out."""
 
 
 def clear_debris(repository: Repository) -> None:
@@ -42,7 +40,6 @@ def clear_debris(repository: Repository) -> None:
             if _is_abandoned(path):
                 _discard(path)
     for entry in repository.jobs.glob("*/[!.]*"):
-        _discard(entry / OF_RECORDED)
         if (entry / "record.json").exists():
             # Published: its stage is over, whoever was killed before it could tidy up.
             _discard(entry / "scratch")

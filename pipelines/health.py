@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipelines.errors import LockstepError
 from pipelines.ledger import Entry
 from pipelines.params import PARAMS_FILE, load_params
 from stages.contracts.catalog import bind
@@ -62,8 +61,10 @@ class Health:
             return found
         try:
             found = self._judge(address, entry)
-        except (LockstepError, OSError, ValueError, KeyError):
-            found = ()  # a file in the middle of its making, or params.yaml of its editing
+        except Exception:
+            # A file in the middle of its making, or params.yaml of its editing; whatever it is, it
+            # is for who runs the stage to meet, and no reason to end a driver.
+            found = ()
         self._kept[address] = (clock, found)
         return found
 

@@ -35,7 +35,7 @@ LINGER_S = 5.0
 """How long to stay after the last work: bridges the gap between two stages."""
 GIVE_UP_S = 25.0
 LONGEST_PAUSE_S = 15.0
-_POLL_S = 0.1
+_POLL_S = 0.3
 START, RUNNING, COMPLETE, FAIL, ABORT = "START", "RUNNING", "COMPLETE", "FAIL", "ABORT"
 _LAST_WORD = {
     State.COMPLETED: COMPLETE,
@@ -160,7 +160,8 @@ def wait_until_told(repository: Repository, deadline: float, before: Any) -> boo
 
     `before` is the problem that was noted before anybody tried, and need not be one any more.
     """
-    while is_configured(repository) and any(Scan(repository).owing()):
+    scan = Scan(repository)
+    while is_configured(repository) and any(scan.owing()):
         noted = noted_problem(repository)
         if time.monotonic() > deadline or (noted and noted != before):
             return False

@@ -8,11 +8,11 @@ between the stage's end and DVC's bookkeeping, costs no computation.
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
-from pipelines.debris import OF_RECORDED
 from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
 from pipelines.ledger import METRICS_OUT, Entry, Ledger
@@ -77,9 +77,10 @@ def drop_recorded(root: Path, ledger: Ledger) -> None:
         record = entry.record
         if record and record["outs"].items() <= recorded.get(entry.stage, {}).items():
             # Renamed first: half a folder must never pass for the outputs.
-            doomed = out.with_name(OF_RECORDED)
+            doomed = atomic.unique(out)
             shutil.rmtree(doomed, ignore_errors=True)
-            os.replace(out, doomed)
+            with suppress(FileNotFoundError):  # a stage that starts beside this one was faster
+                os.replace(out, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
 

@@ -294,6 +294,6 @@ def _found(digest: Digest | Unreadable | None) -> str:
 def _git_blob_md5(root: Path, path: str) -> str | None:
     """The md5 of what git would check out."""
     done = subprocess.run(
-        ["git", "cat-file", "blob", f":{path}"], cwd=root, capture_output=True, check=False
+        ["git", "cat-file", "blob", f":./{path}"], cwd=root, capture_output=True, check=False
     )
     return hashlib.md5(done.stdout).hexdigest() if done.returncode == 0 else None

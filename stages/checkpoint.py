@@ -81,6 +81,7 @@ def load_checkpoint(
         found = _read(folder)
         if found is not None and fits(found):
             return found
+        print(f"{folder.name} is damaged or not of this training: passed over", flush=True)
     return None
 
 
@@ -102,7 +103,8 @@ def _read(folder: Path) -> Checkpoint | None:
         if not isinstance(values, dict):
             return None
         return Checkpoint(step, load_file(folder / TENSORS), values)
-    except (OSError, ValueError, SafetensorError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, SafetensorError):
+        # An error of the disk is none of these: it may pass, and the checkpoint is worth keeping.
         return None
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pipelines.cache_objects import object_path
 from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
 from pipelines.lineage.evidence import Artifact, Evidence
@@ -59,7 +60,7 @@ class Content:
     def _in_cache(self, artifact: Artifact) -> Path | None:
         if artifact.hash.endswith(".dir"):
             return None
-        path = self._cache / "files" / "md5" / artifact.hash[:2] / artifact.hash[2:]
+        path = object_path(self._cache / "files" / "md5", artifact.hash)
         return path if path.is_file() else None
 
     def _in_ledger(self, artifact: Artifact) -> Path | None:

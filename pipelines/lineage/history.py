@@ -37,7 +37,7 @@ class History:
             "log", "--all", "--full-history", "--date-order", "--format=%H%x00%ct%x00%s",
             "--", LOCK_FILE,
         )  # fmt: skip
-        rows = [line.split("\0", 2) for line in (lines or "").splitlines()]
+        rows = [line.split("\0", 2) for line in (lines or "").split("\n") if line]
         return [Commit(sha, float(time), subject) for sha, time, subject in rows]
 
     def lock_blobs(self, commits: Iterable[str]) -> dict[str, str]:

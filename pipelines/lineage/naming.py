@@ -67,10 +67,6 @@ def role_of(stage: str, path: str, *, among_inputs: bool) -> str:
     return path
 
 
-def is_policy(path: str) -> bool:
-    return short_name(path).startswith("policy@")
-
-
 def _key_of(template: str, path: str) -> str | None:
     """The key that makes a template this path; empty where it has no hole; None: another path."""
     holes = set(_HOLE.findall(template))

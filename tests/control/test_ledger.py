@@ -242,3 +242,31 @@ def test_a_worker_that_died_after_its_outputs_leaves_what_made_them(
     record = publish(tmp_path, entry)
     assert (record["environment"], record["started"]) == (made_by, 5.0)
     assert record["outs"]["artifacts/model"].endswith(".dir")
+
+
+def test_stages_that_start_together_may_both_drop_what_is_recorded(tmp_path: Path) -> None:
+    """Each looks, then renames: whoever is second finds nothing there, which is fine."""
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom pipelines.ledger import Ledger\n"
+        "from pipelines.publish import drop_recorded\nroot = Path(sys.argv[1])\n"
+        "while not (root / 'go').exists(): time.sleep(0.001)\n"
+        "drop_recorded(root, Ledger(root / 'jobs'))\n"
+    )
+    lock = {"schema": "2.0", "stages": {}}
+    for number in range(40):
+        stage, folder = f"s{number}", tmp_path / f"jobs/s{number}/f-001"
+        (folder / "out/model").mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps({"outs": {f"a/{stage}": "0"}}))
+        outs = [{"path": f"a/{stage}", "md5": "0"}]
+        lock["stages"][stage] = {"cmd": "true", "outs": outs}  # type: ignore[index]
+    (tmp_path / "dvc.lock").write_text(json.dumps(lock) + "\n")
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    time.sleep(1)
+    (tmp_path / "go").touch()
+    assert ["".join(process.communicate()[1]) for process in running] == [""] * 4
+    assert not list(tmp_path.glob("jobs/*/*/out*"))

@@ -1,5 +1,6 @@
 """Killed anywhere, on any disk, a stage goes on to the very same bytes, with one row a step."""
 
+import errno
 import json
 import random
 import resource
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from stages import checkpoint
 from stages.algorithms.loss import Counts, Loss
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, Stopped
@@ -350,3 +352,19 @@ def test_a_checkpoint_is_written_without_a_second_copy_of_the_model(tmp_path):
     )
     # 256 MB of tensors, of which one has 16; ru_maxrss is in KiB.
     assert int(done.stdout) < 64 * 1024
+
+
+def test_an_error_of_the_disk_is_no_reason_to_drop_a_checkpoint(tmp_path, monkeypatch):
+    folder = killed(tmp_path / "a")
+    kept = sorted(path.name for path in (folder / "scratch").glob("checkpoint-*"))
+
+    def stale(_):
+        # A real file system gives ESTALE only when a server has gone and come back.
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "_hash", stale)
+        with pytest.raises(OSError, match="Stale"):
+            fit(context(folder))
+    assert sorted(path.name for path in (folder / "scratch").glob("checkpoint-*")) == kept
+    assert_same(fit(context(tmp_path / "b")), fit(context(folder)))

@@ -49,6 +49,29 @@ def folder(request, tmp_path):
     return path
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("gpt2", "transformer.h.0.attn.bias"),
+        ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+    ],
+)
+def test_what_older_libraries_stored_and_newer_ones_compute_may_be_in_the_file(
+    tmp_path, kind, name
+):
+    path = tmp_path / "policy"
+    if kind == "gpt2":
+        config = GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=20)
+        GPT2LMHeadModel(config).save_pretrained(path)
+    else:
+        write_base(path)
+    tensors = load_file(path / "model.safetensors")
+    save_file(
+        {**tensors, name: torch.ones(1, 1, 4, 4)}, path / "model.safetensors", {"format": "pt"}
+    )
+    load_policy(path)
+
+
 def test_a_folder_of_any_form_is_loaded_and_one_changed_bit_is_seen(folder):
     model = load_policy(folder)
     for name, tensor in model.state_dict().items():
