@@ -25,9 +25,8 @@ def publish(root: Path, entry: Entry) -> dict[str, Any]:
     """Put the outputs where DVC expects them and close the entry; returns its record."""
     spec = entry.spec
     place_outputs(entry, root, entry.folder / "publishing")
-    result = entry.attempts()[-1].result or {}
-    if "outs" not in result:
-        result = _reconstructed(entry)
+    words = [attempt.result or {} for attempt in reversed(entry.attempts())]
+    result = next((word for word in words if "outs" in word), None) or _reconstructed(entry)
     record = {
         "stage": spec.stage,
         "fingerprint": spec.fingerprint,
@@ -59,11 +58,13 @@ def _reconstructed(entry: Entry) -> dict[str, Any]:
     """The result of a worker that was stopped after its last rename and before its last word."""
     hashes = HashCache()
     ended = entry.out.stat().st_mtime
-    worker = entry.attempts()[-1].worker or {}
+    # An attempt that found all done, or that never got far, does not know what made it.
+    words = [attempt.worker or {} for attempt in reversed(entry.attempts())]
+    worker: dict[str, Any] = next((word for word in words if word.get("environment")), {})
     return {
         "outs": {path: hashes.of(entry.out / name) for name, path in entry.spec.outs.items()},
         "metrics": atomic.read_json(entry.out / METRICS_OUT),
-        "started": worker.get("time", ended),
+        "started": min(worker.get("time", ended), ended),
         "ended": ended,
         "environment": worker.get("environment", {}),
     }

@@ -69,16 +69,18 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
         redirect_stdout(RedactedStream(sys.stdout)),  # type: ignore[type-var]
         redirect_stderr(RedactedStream(sys.stderr)),  # type: ignore[type-var]
     ):
-        _say_hello(attempt, seat)
         outcome: dict[str, Any]
-        if attempt.entry.out.exists() or attempt.entry.record is not None:
+        # Slurm may bring back a job that is done, after a node's failure say: its word stands.
+        done = attempt.entry.out.exists() or attempt.entry.record is not None
+        _say_hello(attempt, seat, done)
+        if done:
             outcome = {"state": State.COMPLETED}
         elif attempt.was_cancelled:
             # Slurm has brought back a job that nobody wants any more.
             outcome = {"state": State.CANCELLED, "error": "cancelled before it began"}
         else:
             outcome = _run(attempt, launch, seat, warning)
-        _say_goodbye(attempt, seat, outcome)
+        _say_goodbye(attempt, seat, outcome, keep=done)
     return str(outcome["state"])
 
 
@@ -92,13 +94,15 @@ def _alive(attempt: Attempt, seat: Seat) -> Iterator[None]:
         yield
 
 
-def _say_hello(attempt: Attempt, seat: Seat) -> None:
+def _say_hello(attempt: Attempt, seat: Seat, done: bool) -> None:
     me = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
     if seat.job is not None:
         _say(attempt, seat, {"state": TaskState.RUNNING})
-        if seat.restart and seat.leads:
-            # The word of an earlier life of the same job no longer holds.
-            (attempt.folder / "result.json").unlink(missing_ok=True)
+    if done:
+        return
+    if seat.job is not None and seat.restart and seat.leads:
+        # The word of an earlier life of the same job no longer holds.
+        (attempt.folder / "result.json").unlink(missing_ok=True)
     if seat.leads and not (seat.num_shards > 1 and attempt.worker):
         atomic.write_json(attempt.folder / "worker.json", {**me, "restart": seat.restart})
 
@@ -111,12 +115,13 @@ def _note_environment(attempt: Attempt, made_by: dict[str, Any]) -> None:
         atomic.write_json(attempt.folder / "worker.json", word)
 
 
-def _say_goodbye(attempt: Attempt, seat: Seat, outcome: dict[str, Any]) -> None:
+def _say_goodbye(attempt: Attempt, seat: Seat, outcome: dict[str, Any], *, keep: bool) -> None:
+    """With `keep`, a word that is there already stays: it says more than this process knows."""
     if seat.job is not None:
         _say(attempt, seat, {key: outcome.get(key) for key in ("state", "error")})
     final = outcome["state"] in (State.COMPLETED, State.CANCELLED, State.FAILED)
     shares = seat.num_shards > 1 and outcome["state"] != State.COMPLETED
-    if final and seat.leads and not shares:
+    if final and seat.leads and not shares and not (keep and attempt.result):
         atomic.write_json(attempt.folder / "result.json", outcome)
 
 
