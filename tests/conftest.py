@@ -19,6 +19,7 @@ ALONE = ("test_default_pipeline.py", "test_kills.py")
 """Long tests that share nothing with their folder."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what needs a GPU where there is none, and say which tests belong together.
 
