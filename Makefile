@@ -28,10 +28,10 @@ demo: $(VENV)/.demo
 	@echo "  dvc metrics diff; lockstep status; lockstep logs sft"
 
 test: check
-	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --no-loadscope-reorder
 
 quick: check
-	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup -m "not slow"
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --no-loadscope-reorder -m "not slow"
 
 KILLS ?= 200
 chaos: $(VENV)/.dev

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,26 +20,39 @@ ALONE = ("test_default_pipeline.py", "test_kills.py")
 """Long tests that share nothing with their folder."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave out what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia").exists():
+        item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU where there is none, and say which tests belong together.
-
-    Where several processes share the tests (`-n`), the longest come first.
-    """
-    for item in items:
-        if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia").exists():
-            item.add_marker(pytest.mark.skip(reason="there is no GPU"))
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    groups = {item: _group(Path(item.path)) for item in items}
+    """Where several processes share the tests (`-n`), the longest come first."""
     first = (*ALONE, *ONE_PROCESS_EACH)
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: first.index(groups[item]) if groups[item] in first else len(first))
+
+    def place(item: pytest.Item) -> int:
+        group = _group(item.nodeid)
+        return first.index(group) if group in first else len(first)
+
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=place)
 
 
-def _group(path: Path) -> str:
-    folder = path.relative_to(ROOT / "tests").parts[0]
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that belong together run in one process; `--no-loadscope-reorder` keeps their order."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class TogetherInOneProcess(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return TogetherInOneProcess(config, log)
+
+
+def _group(nodeid: str) -> str:
+    path = Path(nodeid.partition("::")[0])
+    folder = path.parent.name
     return folder if folder in ONE_PROCESS_EACH and path.name not in ALONE else path.name
 
 
