@@ -4,17 +4,10 @@ Slurm says so in the environment of each process; a job without Slurm has one pr
 """
 
 import os
-import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from pipelines import atomic
 from stages.contracts.base import Processes
-
-RENDEZVOUS_S = 1800.0
-"""Rank 0 hashes its inputs before it says where to meet, and those may be large."""
 
 
 @dataclass(frozen=True)
@@ -79,35 +72,3 @@ def find_seat(
         array_task = first_shard + int(environment.get("SLURM_ARRAY_TASK_ID", 0))
         return replace(seat, shard=array_task * tasks + task, num_shards=num_array_tasks * tasks)
     return replace(seat, idle=task > 0)
-
-
-def export_distributed(seat: Seat, folder: Path) -> None:
-    """Set what torch.distributed reads; rank 0 picks a port and leaves word in `folder`.
-
-    A port derived from the job's number, as is usual, may be taken by another job on the node.
-    """
-    word = folder / "rendezvous.json"
-    if seat.rank == 0:
-        name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            atomic.write_json(word, {"address": name, "port": probe.getsockname()[1]})
-    found = _wait_for(word)
-    os.environ |= {
-        "RANK": str(seat.rank),
-        "WORLD_SIZE": str(seat.world),
-        "LOCAL_RANK": str(seat.local_rank),
-        "LOCAL_WORLD_SIZE": os.environ.get("SLURM_NTASKS_PER_NODE", str(seat.world)),
-        "MASTER_ADDR": found["address"],
-        "MASTER_PORT": str(found["port"]),
-    }
-
-
-def _wait_for(word: Path) -> dict[str, str]:
-    deadline = time.monotonic() + RENDEZVOUS_S
-    while time.monotonic() < deadline:
-        found: dict[str, str] | None = atomic.read_json(word)
-        if found:
-            return found
-        time.sleep(0.1)
-    raise TimeoutError(f"rank 0 has not said where to meet within {RENDEZVOUS_S:.0f} s ({word})")

@@ -37,7 +37,8 @@ from pipelines.ledger import (
     hold_lock,
 )
 from pipelines.redact import RedactedStream, redact
-from pipelines.seat import Seat, export_distributed, find_seat
+from pipelines.rendezvous import meet, on_the_way
+from pipelines.seat import Seat, find_seat
 from pipelines.slurm_script import REQUEUE_MARK
 from pipelines.slurm_warning import SlurmWarning
 from pipelines.spec import Spec
@@ -156,7 +157,7 @@ def _run(
         made_by = environment.describe(context, launch["resources"])
         _note_environment(attempt, made_by)
         _refuse_endless_restarts(launch, seat)
-        with _on_terminate(_stop_at_once, seat):
+        with _on_terminate(_stop_at_once, seat), _among_ranks(seat, context) as meet_all:
             if launch["resources"]["deterministic"]:
                 determinism.before_import()
             run = importlib.import_module(STAGES[spec.name].module).run
@@ -166,9 +167,7 @@ def _run(
             _note_environment(attempt, made_by)
             if seat.reads_for_its_node:
                 check_inputs(spec, Path(launch["root"]), context.should_stop)
-            if seat.world > 1:
-                assert context.signs_of_life is not None
-                export_distributed(seat, context.signs_of_life)
+            meet_all()
         with _on_terminate(context.request_stop, seat):
             outs, metrics = _compute(run, entry, spec, context, Path(launch["root"]), seat.label)
         outcome = {"state": State.COMPLETED, "outs": outs, "metrics": metrics}
@@ -195,6 +194,18 @@ def _run(
                 "retryable": isinstance(error, OSError) and error.errno in _PASSING,
             }
     return {**outcome, "started": started, "ended": time.time(), "environment": made_by}
+
+
+@contextmanager
+def _among_ranks(seat: Seat, context: Context) -> Iterator[Callable[[], None]]:
+    """Around what comes before the stage; yields what waits until all ranks have come so far."""
+    if seat.world == 1:
+        yield lambda: None
+        return
+    folder = context.signs_of_life
+    assert folder is not None
+    with on_the_way(seat, folder, context.collective_seconds) as signs:
+        yield lambda: os.environ.update(meet(seat, folder, signs, context.should_stop))
 
 
 def _in_words(error: Exception, entry: Entry) -> str:

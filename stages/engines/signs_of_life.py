@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -65,17 +65,29 @@ class SignsOfLife:
         finally:
             self._waiting = False
 
-    def write_failure(self, error: str) -> None:
+    def write_failure(self, error: str, *, stopped: bool = False) -> None:
         """Say why this rank ends, so that the others need not wait for it."""
         known = {"rank": self._rank, "host": self._host, "error": error, "time": time.time()}
-        self._write(f"failure-{self._rank}", known)
+        self._write(f"failure-{self._rank}", {**known, "stopped": stopped})
+
+    def left(self) -> Mapping[str, Any] | None:
+        """What a rank that has ended said of it: its `error`, and whether it was `stopped`."""
+        for path in sorted(self._folder.glob("failure-*.json")):
+            if found := _read(path):
+                return found
+        return None
 
     def failure(self) -> str | None:
         """Why another rank ended, where it said so."""
-        for path in sorted(self._folder.glob("failure-*.json")):
-            if found := _read(path):
-                return str(found["error"])
-        return None
+        left = self.left()
+        return str(left["error"]) if left else None
+
+    def watch(self) -> "Watch":
+        """For ranks that are waited for outside a collective."""
+        return Watch(self, self._patience_s)
+
+    def sign_of(self, rank: int) -> Mapping[str, Any] | None:
+        return _read(self._folder / f"rank-{rank}.json")
 
     def find_lost(self) -> str | None:
         """After a broken connection: the error of the rank that caused it, if one can be found."""
@@ -173,6 +185,34 @@ class SignsOfLife:
         with suppress(OSError):
             aside.write_text(json.dumps(content), encoding="utf-8")
             os.replace(aside, self._folder / f"{name}.json")
+
+
+class Watch:
+    """How long some ranks have been silent, by what one that waits for them has seen.
+
+    As long as they give signs of life they may take their time.
+    """
+
+    def __init__(self, signs: SignsOfLife, patience_s: float) -> None:
+        self._signs, self._patience_s = signs, patience_s
+        self._last = time.monotonic()
+        self._beats: dict[int, int | None] = {}
+        self._silent_s: dict[int, float] = {}
+
+    def look(self, ranks: Sequence[int], where: str) -> str | None:
+        """To be called time and again; who of them has been silent for too long, if one has."""
+        now = time.monotonic()
+        passed, self._last = min(now - self._last, 2 * BEAT_S), now
+        signs = {rank: sign for rank in ranks if (sign := self._signs.sign_of(rank))}
+        lost = []
+        for rank in ranks:
+            beat = signs[rank]["beat"] if rank in signs else None
+            silent = self._silent_s.get(rank, 0.0) + passed if beat == self._beats.get(rank) else 0
+            self._beats[rank], self._silent_s[rank] = beat, silent
+            if silent > self._patience_s:
+                said = _last_sign(signs[rank]) if rank in signs else "it has left no sign of life"
+                lost.append(f"{_name(rank, signs)} has not come to {where}; {said}")
+        return _tell(lost)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

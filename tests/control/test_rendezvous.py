@@ -1,0 +1,120 @@
+"""Ranks on their way to each other: slow ones are waited for, and nobody that has left is."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pipelines.rendezvous import meet, on_the_way
+from pipelines.seat import Seat
+from stages.context import RankLost, Stopped
+from stages.engines.signs_of_life import SignsOfLife
+
+LONG_S = 60.0
+"""No test waits for so long, unless the ranks do."""
+
+
+def come(
+    folder: Path,
+    rank: int,
+    check: Callable[[], object] = lambda: None,
+    patience_s: float = LONG_S,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, str]:
+    seat = Seat(rank=rank, world=3)
+    with on_the_way(seat, folder, patience_s) as signs:
+        check()
+        return meet(seat, folder, signs, should_stop)
+
+
+def all_come(
+    folder: Path, check: Callable[[int], object], **options: object
+) -> list[Future[dict[str, str]]]:
+    with ThreadPoolExecutor(3) as pool:
+        return [
+            pool.submit(come, folder, rank, lambda rank=rank: check(rank), **options)  # type: ignore[misc, arg-type]
+            for rank in range(3)
+        ]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_rank_that_hashes_for_longer_than_patience_is_waited_for(
+    tmp_path: Path, slow: int
+) -> None:
+    found = all_come(tmp_path, lambda rank: rank == slow and time.sleep(5), patience_s=2.5)
+    variables = [each.result() for each in found]
+    assert [each["RANK"] for each in variables] == ["0", "1", "2"]
+    assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in variables}) == 1
+
+
+def test_nobody_is_told_where_to_meet_before_all_are_ready(tmp_path: Path) -> None:
+    """Who is told begins to wait in the backend, which heeds no signal."""
+    ready = threading.Event()
+    done: list[int] = []
+
+    def check(rank: int) -> None:
+        if rank == 2:
+            time.sleep(1)
+            assert not done
+            ready.set()
+
+    def one(rank: int) -> None:
+        come(tmp_path, rank, lambda: check(rank))
+        assert ready.is_set()
+        done.append(rank)
+
+    with ThreadPoolExecutor(3) as pool:
+        for each in [pool.submit(one, rank) for rank in range(3)]:
+            each.result()
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_rank_that_is_told_to_stop_takes_the_others_with_it(tmp_path: Path, first: int) -> None:
+    def check(rank: int) -> None:
+        if rank == first:
+            raise Stopped("while hashing")
+
+    began = time.monotonic()
+    for each in all_come(tmp_path, check):
+        with pytest.raises(Stopped):
+            each.result()
+    assert time.monotonic() - began < LONG_S / 2
+
+
+def test_ranks_that_wait_heed_the_word_to_stop(tmp_path: Path) -> None:
+    """Rank 2 never comes, as one that hangs on its disk."""
+    stop = threading.Event()
+    threading.Timer(0.5, stop.set).start()
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(come, tmp_path, r, should_stop=stop.is_set) for r in range(2)]
+    for each in found:
+        with pytest.raises(Stopped):
+            each.result()
+    assert time.monotonic() - began < LONG_S / 2
+
+
+def test_an_error_on_the_way_is_that_of_all(tmp_path: Path) -> None:
+    def check(rank: int) -> None:
+        if rank == 1:
+            raise ValueError("not what it was submitted for")
+
+    errors = [each.exception() for each in all_come(tmp_path, check)]
+    assert isinstance(errors[1], ValueError)
+    for rank in (0, 2):
+        assert isinstance(errors[rank], RankLost)
+        assert "rank 1 failed before the start: not what it was" in str(errors[rank])
+
+
+def test_a_rank_that_gives_no_sign_of_life_is_named(tmp_path: Path) -> None:
+    lost = SignsOfLife(tmp_path, 2, 3, LONG_S)
+    lost.begin()
+    lost.end()
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(come, tmp_path, rank, patience_s=2.5) for rank in range(2)]
+    for each in found:
+        with pytest.raises(RankLost, match=r"rank 2 on .* has not come to the start; its last"):
+            each.result()
