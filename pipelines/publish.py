@@ -1,10 +1,12 @@
 """From a finished job into the workspace, and out of the ledger once DVC has recorded it.
 
-The workspace gets a second name (a hard link) for what lies in the entry's `out`, put in place by a
-rename. The entry keeps its own until dvc.lock names the same hashes. So a death at any moment, even
-between the stage's end and DVC's bookkeeping, costs no computation.
+The workspace gets a second name (a hard link; on another disk a copy) for what lies in the entry's
+`out`, put in place by a rename. The entry keeps its own until dvc.lock names the same hashes. So a
+death at any moment, even between the stage's end and DVC's bookkeeping, costs no computation.
 """
 
+import errno
+import glob
 import os
 import shutil
 import time
@@ -19,6 +21,8 @@ from pipelines.ledger import METRICS_OUT, Entry, Ledger
 from pipelines.strict_yaml import load_yaml
 
 LOCK_PATIENCE_S = 5.0
+_BESIDE = ".publishing"
+"""In the name of what is written beside an output that lies on another disk than the ledger."""
 
 
 def publish(root: Path, entry: Entry) -> dict[str, Any]:
@@ -110,12 +114,32 @@ def _hashes(values: dict[str, Any]) -> dict[str, str]:
 
 def _place(source: Path, target: Path, aside: Path) -> None:
     """Give `target` the content of `source` in one step; what was there before goes."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}{_BESIDE}.*.tmp"):
+        atomic.remove(left)  # by a process that was killed
+    try:
+        _swap(source, target, aside)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # `artifacts` is a link to another disk: the copy is made there, under a name of its own.
+        _swap(source, target, atomic.unique(target.with_name(target.name + _BESIDE)))
+
+
+def _swap(source: Path, target: Path, aside: Path) -> None:
+    """Whole or not at all, by renames; EXDEV and nothing done where `aside` is on another disk."""
     new, old = aside / "new", aside / "old"
     atomic.remove(aside)
-    atomic.link_tree(source, new)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # A rename where both are on one disk; a copy where `artifacts` is a link to another.
-    if target.is_dir():
-        shutil.move(target, old)
-    shutil.move(new, target)
+    try:
+        atomic.link_tree(source, new)
+        if aside.parent == target.parent:
+            atomic.sync_tree(new)
+        if target.is_dir() or (new.is_dir() and os.path.lexists(target)):
+            target.rename(old)
+        os.replace(new, target)
+    except BaseException:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        atomic.remove(aside)  # on a full disk, this also makes room
+        raise
     atomic.remove(aside)

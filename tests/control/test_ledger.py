@@ -1,11 +1,14 @@
 """The state of a job is read off its files and its lock, so no death needs a repair."""
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -219,6 +222,65 @@ def test_publishing_twice_replaces_what_was_there(ledger: Ledger, tmp_path: Path
     for _ in range(2):
         publish(tmp_path, entry)
         assert [p.name for p in (tmp_path / "artifacts/model").iterdir()] == ["weights"]
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+def test_outputs_on_another_disk_are_never_half_there_under_their_name(
+    ledger: Ledger, tmp_path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "artifacts").symlink_to(other_disk)
+    model = tmp_path / "artifacts/model"
+    model.mkdir()
+    (model / "stale").write_text("old")
+    entry = ledger.find_or_create(spec(), INFO)
+    finish(entry)
+    (entry.out / "model/tokenizer").write_text("t")
+    copied: list[str] = []
+    really_copy = shutil.copyfile
+
+    def killed_in_the_middle(source: str, target: str, **options: bool) -> str:
+        copied.append(target)
+        if len(copied) == 2:
+            os._exit(9)
+        return really_copy(source, target, **options)
+
+    killed = os.fork()
+    if not killed:
+        monkeypatch.setattr(shutil, "copyfile", killed_in_the_middle)
+        publish(tmp_path, entry)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == 9
+    assert [path.name for path in model.iterdir()] == ["stale"], "what was there is whole"
+    publish(tmp_path, entry)
+    assert sorted(path.name for path in model.iterdir()) == ["tokenizer", "weights"]
+    assert [path.name for path in other_disk.iterdir()] == ["model"]
+    assert not (entry.folder / "publishing").exists()
+
+
+def test_a_failed_publication_leaves_what_was_there(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "artifacts/model").mkdir(parents=True)
+    (tmp_path / "artifacts/model/stale").write_text("old")
+    entry = ledger.find_or_create(spec(), INFO)
+    finish(entry)
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fails)
+        with pytest.raises(OSError, match="broken"):
+            publish(tmp_path, entry)
+    assert (tmp_path / "artifacts/model/stale").read_text() == "old"
 
 
 def test_a_worker_killed_after_its_last_rename_is_harvested(ledger: Ledger, tmp_path: Path) -> None:
