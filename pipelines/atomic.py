@@ -8,6 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+_SPACE_OF_THE_HOST = "4026531836"
+"""Linux's number for the processes outside of all containers."""
+
 
 def write_text(path: Path, text: str) -> None:
     """Write aside, flush to disk, rename."""
@@ -29,7 +32,20 @@ def write_text(path: Path, text: str) -> None:
 
 def unique(path: Path) -> Path:
     """A name beside `path` that no other process of the cluster uses."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{here()}.{os.getpid()}.tmp")
+
+
+def here() -> str:
+    """This host; in a container that counts its processes on its own, that container.
+
+    Two processes of the same name and number would take each other for dead, or for themselves.
+    """
+    host = socket.gethostname()
+    try:
+        space = "".join(filter(str.isdigit, str(Path("/proc/self/ns/pid").readlink())))
+    except OSError:
+        return host
+    return host if space == _SPACE_OF_THE_HOST else f"{host}~{space}"
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -284,7 +284,7 @@ def _compute(
     config = STAGES[spec.name].config.model_validate(spec.config)
     for left in entry.folder.glob(f"out.{label}.*"):
         atomic.remove(left)  # by a process that was killed
-    aside = entry.folder / f"out.{label}.{socket.gethostname()}.{os.getpid()}"
+    aside = entry.folder / f"out.{label}.{atomic.here()}.{os.getpid()}"
     aside.mkdir()
     out = {name: aside / name for name in spec.outs}
     inputs = {name: root / artifact.path for name, artifact in spec.inputs.items()}

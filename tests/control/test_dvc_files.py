@@ -1,14 +1,12 @@
 """What a killed dvc leaves torn is put right, and what a living one is at is left alone."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pipelines.debris import clear_debris
 from pipelines.dvc_files import Watch, clear_cache, keep_lock, mend_dvc_files
 from pipelines.repository import Repository
 
@@ -113,30 +111,3 @@ def test_busy_paths_are_freed_unless_a_living_dvc_has_them(repository: Repositor
     busy.write_text("")
     mend_dvc_files(repository, print)
     assert not busy.exists()
-
-
-def test_debris_of_the_dead_goes_and_what_the_living_write_stays(repository: Repository) -> None:
-    host = os.uname().nodename
-    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        pass
-    home, entry = repository.home, repository.jobs / "sft/abc-001"
-    entry.mkdir(parents=True)
-    mine = entry / f".launch.json.{host}.{os.getpid()}.tmp"
-    theirs = [
-        home / f".hashes.json.{host}.{dead.pid}.tmp",
-        entry / f".tracking.json.{host}.{dead.pid}.tmp",
-        entry.with_name(f".def-001.{host}.{dead.pid}.tmp") / "entry.json",
-        entry / "out.recorded/model",
-    ]
-    for path in (mine, *theirs):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("")
-    scratch = entry / "scratch"
-    scratch.mkdir()
-    clear_debris(repository)
-    assert mine.exists()
-    assert scratch.exists(), "the stage is not over"
-    assert not any(path.exists() for path in theirs)
-    (entry / "record.json").write_text("{}")
-    clear_debris(repository)
-    assert not scratch.exists()
