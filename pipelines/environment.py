@@ -15,6 +15,8 @@ from typing import Any
 
 from stages.context import Context
 
+INFORMATION_ONLY = ("host",)
+"""Keys of an environment that cannot change a byte."""
 PACKAGES = (
     "torch",
     "transformers",
@@ -42,7 +44,8 @@ def describe(context: Context, resources: dict[str, Any]) -> dict[str, Any]:
         "libc": " ".join(platform.libc_ver()),
         "python": platform.python_version(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
-        "device": context.device,
+        # Which of a node's GPUs it was says nothing; what kind it is comes below.
+        "device": context.device.partition(":")[0],
         "deterministic": resources["deterministic"],
         "micro_batch": context.micro_batch,
         "world": context.world,

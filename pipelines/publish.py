@@ -18,6 +18,7 @@ from pipelines import atomic
 from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
 from pipelines.ledger import METRICS_OUT, Entry, Ledger
+from pipelines.lives import earlier_environments
 from pipelines.strict_yaml import load_yaml
 
 LOCK_PATIENCE_S = 5.0
@@ -44,6 +45,8 @@ def publish(root: Path, entry: Entry) -> dict[str, Any]:
         "environment": result["environment"],
         **{key: entry.info.get(key) for key in ("git_commit", "experiment", "invocation")},
     }
+    if earlier := earlier_environments(entry, result["environment"]):
+        record["earlier_environments"] = earlier
     atomic.write_json(entry.folder / "record.json", record)
     # Not before: a process that shares the work may still be looking through it.
     shutil.rmtree(entry.folder / "scratch", ignore_errors=True)

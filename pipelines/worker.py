@@ -36,6 +36,7 @@ from pipelines.ledger import (
     TaskState,
     hold_lock,
 )
+from pipelines.lives import note_life
 from pipelines.redact import RedactedStream, redact
 from pipelines.rendezvous import meet, on_the_way
 from pipelines.seat import Seat, find_seat
@@ -165,6 +166,8 @@ def _run(
                 determinism.after_import()
             made_by = environment.describe(context, launch["resources"])
             _note_environment(attempt, made_by)
+            if seat.leads:
+                note_life(attempt, seat, made_by)
             if seat.reads_for_its_node:
                 check_inputs(spec, Path(launch["root"]), context.should_stop)
             meet_all()

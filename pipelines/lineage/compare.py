@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from pipelines.environment import INFORMATION_ONLY
 from pipelines.lineage.evidence import Artifact, Evidence
 from pipelines.lineage.facts import defaults
-from pipelines.lineage.making import INFORMATION_ONLY, Lock, Making
+from pipelines.lineage.making import Lock, Making
 from pipelines.lineage.naming import role_of
 from pipelines.lineage.target import Target
 
@@ -269,9 +270,26 @@ def _code_changes(old: Making, new: Making) -> list[Change] | None:
 def _compare_environments(pair: Pair) -> None:
     if not (pair.old.environment and pair.new.environment):
         return
-    for change in changes(pair.old.environment, pair.new.environment):
-        known = pair.information if change.key in INFORMATION_ONLY else pair.environment
-        known.append(change)
+    old, new = pair.old.environments, pair.new.environments
+    for key in dict.fromkeys(key for each in (*old, *new) for key in each):
+        sides = _values(old, key), _values(new, key)
+        # Two that moved between the same machines may have done so at different steps.
+        if sides[0] != sides[1] or len(sides[0]) > 1:
+            known = pair.information if key in INFORMATION_ONLY else pair.environment
+            known.append(Change(key, *(_in_turn(values) for values in sides)))
+
+
+def _values(environments: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+    """Each once, in order."""
+    found: list[Any] = []
+    for environment in environments:
+        if environment.get(key) not in found:
+            found.append(environment.get(key))
+    return found
+
+
+def _in_turn(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else ", then ".join(map(str, values))
 
 
 def _own_causes(pair: Pair) -> list[Found]:

@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pipelines.console import seconds
-from pipelines.lineage.making import INFORMATION_ONLY, Making, short_hash
+from pipelines.environment import INFORMATION_ONLY
+from pipelines.lineage.making import Making, short_hash
 from pipelines.lineage.naming import role_of
 from stages.contracts.params import Params
 

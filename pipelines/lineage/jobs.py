@@ -91,6 +91,7 @@ def _making(folder: Path, read: _Reader) -> Making | None:
         command=(entry.get("invocation") or {}).get("command"),
         fingerprint=spec.get("fingerprint"),
         environment=outcome.get("environment") or {},
+        earlier_environments=tuple(outcome.get("earlier_environments") or ()),
         started=outcome.get("started"),
         ended=outcome.get("ended"),
         tries=tries,

@@ -15,8 +15,6 @@ from typing import Any
 
 SHORT = 8
 """How many characters of a hash people are shown."""
-INFORMATION_ONLY = ("host",)
-"""Keys of an environment that cannot change a byte."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,8 @@ class Job:
     command: str | None = None
     fingerprint: str | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
+    earlier_environments: tuple[Mapping[str, Any], ...] = ()
+    """Other kinds of machine that had a hand in it, before it was preempted or as a shard."""
     started: float | None = None
     ended: float | None = None
     tries: tuple[Try, ...] = ()
@@ -69,6 +69,7 @@ class Job:
             "command": self.command,
             "fingerprint": self.fingerprint,
             "environment": dict(self.environment),
+            "earlier_environments": [dict(each) for each in self.earlier_environments],
             "started": self.started,
             "ended": self.ended,
             "attempts": [each.as_json() for each in self.tries],
@@ -122,6 +123,12 @@ class Making:
     def environment(self) -> dict[str, Any]:
         """The machine's, by dotted name; empty where no record of the job is left."""
         return flatten(self.job.environment) if self.job else {}
+
+    @property
+    def environments(self) -> list[dict[str, Any]]:
+        """The same, of every kind of machine that had a hand in it, the last one last."""
+        earlier = self.job.earlier_environments if self.job else ()
+        return [*map(flatten, earlier), self.environment]
 
     @property
     def commit(self) -> str | None:

@@ -103,6 +103,7 @@ class Runs:
             command=(record.get("invocation") or {}).get("command"),
             fingerprint=tags.get("lockstep.fingerprint"),
             environment=record.get("environment") or {},
+            earlier_environments=tuple(record.get("earlier_environments") or ()),
             started=record.get("started"),
             ended=record.get("ended"),
             tries=(last,),

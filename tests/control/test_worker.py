@@ -1,32 +1,35 @@
 """What a job's process writes down about itself, whenever and however often Slurm starts it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipelines import atomic
 from pipelines.ledger import Attempt, Entry, Ledger
+from pipelines.lives import note_life
 from pipelines.publish import publish
+from pipelines.seat import Seat
 from pipelines.spec import Artifact, Spec
 from pipelines.worker import run_attempt
 
+SPEC = Spec(
+    stage="sft",
+    name="sft",
+    key=None,
+    config={"seed": 1},
+    code="abc",
+    inputs={"base": Artifact("artifacts/base", "h")},
+    outs={"model": "artifacts/model"},
+    metrics="metrics/sft.json",
+)
 MADE_BY = {"host": "node1", "cpu": "A"}
 
 
 @pytest.fixture
 def entry(tmp_path: Path) -> Entry:
     """A stage on Slurm, its outputs complete."""
-    spec = Spec(
-        stage="sft",
-        name="sft",
-        key=None,
-        config={"seed": 1},
-        code="abc",
-        inputs={"base": Artifact("artifacts/base", "h")},
-        outs={"model": "artifacts/model"},
-        metrics="metrics/sft.json",
-    )
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(spec, {})
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {})
     (entry.out / "model").mkdir(parents=True)
     (entry.out / "model/weights").write_text("w")
     (entry.out / "metrics").write_text("{}")
@@ -77,3 +80,44 @@ def test_an_attempt_that_finds_all_done_says_nothing_about_who_made_it(
     assert (record["environment"], record["started"]) == (MADE_BY, 1.0)
     assert record["started"] < record["ended"]
     assert record["attempts"] == 2
+
+
+def test_the_record_names_every_kind_of_machine_that_had_a_hand_in_it(
+    entry: Entry, tmp_path: Path
+) -> None:
+    first, second = new_attempt(entry), new_attempt(entry)
+    note_life(first, Seat(), {"host": "node1", "cpu": "A"})
+    note_life(first, Seat(restart=1), {"host": "node2", "cpu": "A"})
+    note_life(first, Seat(restart=2), {"host": "node3", "cpu": "B"})
+    note_life(second, Seat(), {"host": "node4", "cpu": "B"})
+    made_by = {"host": "node4", "cpu": "B"}
+    atomic.write_json(second.folder / "worker.json", {"time": 1.0, "environment": made_by})
+    record = publish(tmp_path, entry)
+    assert record["environment"] == made_by
+    assert record["earlier_environments"] == [{"host": "node1", "cpu": "A"}]
+
+
+def test_one_kind_of_machine_is_named_once(entry: Entry, tmp_path: Path) -> None:
+    attempt = new_attempt(entry)
+    for restart, host in enumerate(("node1", "node2")):
+        note_life(attempt, Seat(restart=restart), {**MADE_BY, "host": host})
+    atomic.write_json(attempt.folder / "worker.json", {"time": 1.0, "environment": MADE_BY})
+    assert "earlier_environments" not in publish(tmp_path, entry)
+
+
+def test_each_life_of_a_job_notes_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its input is gone, so each ends before it has begun to compute."""
+    report = replace(SPEC, stage="report", name="report")
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, {})
+    resources = {"device": "cpu", "deterministic": False, "requeues": 3, "micro_batch": 1}
+    resources |= {"collective_seconds": 1, "checkpoint_seconds": 1}
+    launch = {"executor": "slurm", "num_shards": 1, "root": str(tmp_path), "resources": resources}
+    attempt = entry.new_attempt(launch)
+    for restart in range(2):
+        assert start(attempt, monkeypatch, restart) == "failed"
+    assert "is gone since the stage was submitted" in (attempt.result or {})["error"]
+    notes = sorted((attempt.folder / "environments").iterdir())
+    assert [path.name for path in notes] == ["000.00000.json", "001.00000.json"]
+    assert [atomic.load_json(path) for path in notes] == [(attempt.result or {})["environment"]] * 2

@@ -67,6 +67,20 @@ def test_another_host_alone_explains_nothing() -> None:
     assert outcome.broken
 
 
+def test_a_machine_that_a_job_was_preempted_on_is_a_cause_too() -> None:
+    moved = chain(earlier=({**HERE, "cpu": "Xeon"},), mark="!")
+    for old, new in ((chain(), moved), (moved, chain())):
+        assert causes(compared(old, new)) == [("environment", "cpu")]
+    [root] = compared(chain(), moved).roots
+    assert (root.change.old, root.change.new) == ("Neoverse", "Xeon, then Neoverse")
+
+
+def test_jobs_that_moved_between_the_same_machines_may_have_done_so_at_other_steps() -> None:
+    earlier = ({**HERE, "cpu": "Xeon"},)
+    outcome = compared(chain(earlier=earlier), chain(earlier=earlier, mark="!"))
+    assert causes(outcome) == [("environment", "cpu")]
+
+
 def test_equal_in_everything_but_the_bytes_is_a_broken_promise() -> None:
     outcome = compared(chain(), chain(mark="!"))
     assert outcome.broken

@@ -29,8 +29,16 @@ def making(
     params: Mapping[str, Any] | None = None,
     code: Mapping[str, str] | None = None,
     environment: Mapping[str, Any] | None = HERE,
+    earlier: tuple[Mapping[str, Any], ...] = (),
 ) -> Making:
-    job = Job("entry", "published", "c0ffee", environment=environment or {}, ended=1.0)
+    job = Job(
+        "entry",
+        "published",
+        "c0ffee",
+        environment=environment or {},
+        earlier_environments=earlier,
+        ended=1.0,
+    )
     return Making(
         stage=stage,
         params=params or {"seed": 17},
