@@ -26,13 +26,14 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.debris import clear_debris
-from pipelines.dvc_files import keep_lock, mend_dvc_files
+from pipelines.dvc_files import mend_dvc_files
 from pipelines.dvc_process import dvc_environment, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Attempt, Ledger, State
 from pipelines.leftovers import remove_leftovers
+from pipelines.lock_file import keep_lock
 from pipelines.lock_order import order_lock
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan

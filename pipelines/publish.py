@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
-from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
 from pipelines.ledger import METRICS_OUT, Entry, Ledger
 from pipelines.lives import earlier_environments
-from pipelines.strict_yaml import load_yaml
+from pipelines.lock_file import read_stages
 
-LOCK_PATIENCE_S = 5.0
 _BESIDE = ".publishing"
 """In the name of what is written beside an output that lies on another disk than the ledger."""
 
@@ -94,21 +92,7 @@ def drop_recorded(root: Path, ledger: Ledger) -> None:
 
 def recorded_outs(root: Path) -> dict[str, dict[str, str]]:
     """What dvc.lock says each stage has made: path and hash."""
-    lock = root / "dvc.lock"
-    deadline = time.monotonic() + LOCK_PATIENCE_S
-    while lock.is_file():
-        try:
-            stages = load_yaml(lock, pure=False).get("stages") or {}
-            return {stage: _hashes(values) for stage, values in stages.items()}
-        except (LockstepError, AttributeError, KeyError, TypeError):
-            # DVC writes it in place, and may be at it for a stage that runs beside this one.
-            if time.monotonic() > deadline:
-                raise LockstepError(
-                    f"{lock} cannot be read: dvc was killed while it wrote it, and `lockstep "
-                    "record` puts back what it was before; or git left a conflict in it"
-                ) from None
-            time.sleep(0.1)
-    return {}
+    return {stage: _hashes(values) for stage, values in read_stages(root).items()}
 
 
 def _hashes(values: dict[str, Any]) -> dict[str, str]:

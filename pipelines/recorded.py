@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.errors import LockstepError
 from pipelines.graph import address_of
-from pipelines.strict_yaml import load_yaml
+from pipelines.lock_file import read_stages
 
 _FOLDER = ".dir"
 
@@ -60,17 +60,12 @@ def read_outputs(root: Path, repo: Any) -> list[Output]:
     except (DvcException, ContextError) as error:
         raise LockstepError(f"DVC cannot read what is recorded: {error}") from None
     named = {output.path for output in outputs}
-    for stage, values in _locked(root).items():
+    for stage, values in read_stages(root).items():
         for out in values.get("outs", ()):
             if out["path"] not in named:
                 md5 = str(out["md5"]) if "md5" in out else None
                 outputs.append(Output(stage, out["path"], md5, in_cache=True, current=False))
     return outputs
-
-
-def _locked(root: Path) -> dict[str, Any]:
-    lock = root / "dvc.lock"
-    return (load_yaml(lock, pure=False).get("stages") or {}) if lock.is_file() else {}
 
 
 def choose(root: Path, outputs: list[Output], targets: list[str]) -> list[Choice]:

@@ -21,7 +21,7 @@ from pipelines.console import Console, describe_metrics, describe_progress, seco
 from pipelines.debris import clear_debris
 from pipelines.detach import submit_ready
 from pipelines.driver import SECOND_THOUGHTS_S
-from pipelines.dvc_files import keep_lock, mend_dvc_files
+from pipelines.dvc_files import mend_dvc_files
 from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
@@ -30,6 +30,7 @@ from pipelines.interrupts import Interrupts
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry, Ledger, State
 from pipelines.leftovers import remove_leftovers
+from pipelines.lock_file import keep_lock
 from pipelines.lock_order import order_lock
 from pipelines.params import load_params
 from pipelines.plan import PlannedStage, make_plan

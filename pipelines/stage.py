@@ -11,7 +11,8 @@ from pipelines import atomic
 from pipelines.console import Console
 from pipelines.debris import clear_debris
 from pipelines.driver import Driver
-from pipelines.dvc_files import clear_cache, keep_lock
+from pipelines.dvc_files import mend_dvc_files
+from pipelines.dvc_locks import Wait
 from pipelines.errors import LockstepError
 from pipelines.executors import make_executor
 from pipelines.hashing import HashCache
@@ -19,6 +20,7 @@ from pipelines.health import Health
 from pipelines.invocation import current_invocation
 from pipelines.ledger import Entry, Ledger, State
 from pipelines.link import wait_for_link
+from pipelines.lock_file import keep_lock
 from pipelines.params import load_params
 from pipelines.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.publish import drop_recorded, recorded_outs
@@ -69,10 +71,10 @@ def make_order(
     params = load_params(repository.root)
     bound = bind_stage(address, params)
     ledger = Ledger(repository.jobs)
+    mend_dvc_files(repository, Console().line, Wait.NO)
+    keep_lock(repository)
     drop_recorded(repository.root, ledger)
     clear_debris(repository)
-    keep_lock(repository)
-    clear_cache(repository)
     code = take_snapshot(repository)
     hashes = HashCache(repository.home / "hashes.json")
     spec = make_spec(repository.root, bound, hashes, code)

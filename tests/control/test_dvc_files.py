@@ -1,13 +1,27 @@
 """What a killed dvc leaves torn is put right, and what a living one is at is left alone."""
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from pipelines.dvc_files import Watch, clear_cache, keep_lock, mend_dvc_files
+from pipelines.dvc_files import Watch, mend_dvc_files
+from pipelines.dvc_locks import Wait, hold
+from pipelines.errors import LockstepError
+from pipelines.half_done import COPY_AGE_S, RUN_AGE_S, clear_cache
+from pipelines.lock_file import keep_lock
+from pipelines.publish import recorded_outs
 from pipelines.repository import Repository
 
 WHOLE = """\
@@ -19,6 +33,13 @@ stages:
     - path: model
       md5: a1
 """
+MORE = """\
+  report:
+    cmd: report
+    outs:
+    - path: page
+      md5: b2
+"""
 
 
 @pytest.fixture
@@ -28,7 +49,7 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path)
 
 
-@pytest.mark.parametrize("length", [0, 7, 14, 23, 29, 41, 52, 64, 66])
+@pytest.mark.parametrize("length", [0, 7, 23, 29, 41, 52, 64, 66])
 def test_a_torn_lock_becomes_what_it_was_when_it_was_last_whole(
     repository: Repository, length: int
 ) -> None:
@@ -42,6 +63,99 @@ def test_a_torn_lock_becomes_what_it_was_when_it_was_last_whole(
     mend_dvc_files(repository, said.append)
     assert lock.read_text() == WHOLE
     assert "dvc.lock is torn" in said[0]
+    assert (repository.home / "dvc.lock.torn").read_text() == WHOLE[:length]
+
+
+def test_a_lock_that_was_cut_while_an_early_stage_changed_is_torn(repository: Repository) -> None:
+    lock = repository.root / "dvc.lock"
+    lock.write_text(WHOLE + MORE)
+    keep_lock(repository)
+    lock.write_text(WHOLE.replace("a1", "c3").rstrip("\n"))
+    mend_dvc_files(repository, print)
+    assert lock.read_text() == WHOLE + MORE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WHOLE.rstrip("\n"),
+        (WHOLE + MORE).rstrip("\n"),
+        WHOLE.replace("a1", "c3").rstrip("\n"),
+        "schema: '2.0'\n",
+        "schema: '2.0'\nstages: {}\n",
+        "schema: '2.0'\ndatasets:\n- name: prompts\n  type: url\n",
+        f"# by hand\n{WHOLE}",
+    ],
+)
+def test_a_whole_lock_is_left_alone_however_it_was_written(
+    repository: Repository, text: str
+) -> None:
+    lock = repository.root / "dvc.lock"
+    lock.write_text(WHOLE)
+    keep_lock(repository)
+    lock.write_text(text)
+    mend_dvc_files(repository, print)
+    assert lock.read_text() == text
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["in the index", "in the last commit"])
+def test_a_lock_that_git_has_is_not_torn(repository: Repository, committed: bool) -> None:
+    lock = repository.root / "dvc.lock"
+    lock.write_text(WHOLE)
+    keep_lock(repository)
+    lock.write_text("stages: [")
+    git = ["git", "-C", str(repository.root), "-c", "user.name=x", "-c", "user.email=x@example.com"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "dvc.lock"], check=True)
+    if committed:
+        subprocess.run([*git, "commit", "-q", "-m", "broken"], check=True)
+        subprocess.run([*git, "rm", "-q", "--cached", "dvc.lock"], check=True)
+    mend_dvc_files(repository, print)
+    assert lock.read_text() == "stages: ["
+
+
+def test_what_is_kept_is_what_was_found_whole(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, read = repository.root / "dvc.lock", Path.read_bytes
+    lock.write_text(WHOLE)
+
+    def read_before_dvc_writes(path: Path) -> bytes:
+        text = read(path)
+        if path == lock:
+            lock.write_text("")
+        return text
+
+    monkeypatch.setattr(Path, "read_bytes", read_before_dvc_writes)
+    keep_lock(repository)
+    assert (repository.home / "dvc.lock.whole").read_text() == WHOLE
+
+
+@pytest.mark.parametrize("cut", ["", WHOLE[:41], WHOLE[:66]], ids=["empty", "no outs", "no hash"])
+def test_hashes_are_read_from_a_whole_lock_alone(repository: Repository, cut: str) -> None:
+    lock = repository.root / "dvc.lock"
+    lock.write_text(cut)
+    writer = threading.Timer(0.5, lock.write_text, [WHOLE])
+    writer.start()
+    assert recorded_outs(repository.root) == {"sft": {"model": "a1"}}
+    writer.join()
+
+
+def test_a_lock_without_its_last_newline_is_read_when_nobody_writes(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.lock_file.SETTLED_S", 0.1)
+    (repository.root / "dvc.lock").write_text(WHOLE.rstrip("\n"))
+    assert recorded_outs(repository.root) == {"sft": {"model": "a1"}}
+
+
+def test_a_lock_that_stays_empty_is_not_read_as_one_without_stages(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.lock_file.PATIENCE_S", 0.2)
+    (repository.root / "dvc.lock").write_text("")
+    with pytest.raises(LockstepError, match="lockstep record"):
+        recorded_outs(repository.root)
 
 
 def test_a_conflict_in_the_lock_is_left_to_people(repository: Repository) -> None:
@@ -54,34 +168,128 @@ def test_a_conflict_in_the_lock_is_left_to_people(repository: Repository) -> Non
     assert lock.read_text() == conflict
 
 
-def test_a_process_that_runs_anyway_mends_what_it_sees_torn(repository: Repository) -> None:
+@pytest.mark.parametrize("hardlink", [False, True], ids=["usual locks", "hard links"])
+def test_locks_are_those_that_dvc_takes(repository: Repository, hardlink: bool) -> None:
+    from dvc.lock import LockError, make_lock
+
+    (repository.root / ".dvc/config").write_text(f"[core]\n    hardlink_lock = {hardlink}\n")
+    folder = repository.root / ".dvc/tmp"
+
+    def of_dvc() -> Any:
+        return make_lock(str(folder / "lock"), tmp_dir=str(folder), hardlink_lock=hardlink)
+
+    with hold(repository, "lock", Wait.YES, print) as held:
+        assert held
+        with pytest.raises(LockError):
+            of_dvc().lock()
+    with of_dvc(), hold(repository, "lock", Wait.NO, print) as held:
+        assert not held
+    with hold(repository, "lock", Wait.NO, print) as held:
+        assert held
+
+
+def test_who_waits_for_dvc_says_so_and_who_does_not_goes_on(repository: Repository) -> None:
+    lock, said = repository.root / "dvc.lock", list[str]()
+    lock.write_text("")
+    with hold(repository, "lock", Wait.YES, print):
+        mend_dvc_files(repository, said.append, Wait.NO)
+        assert (lock.exists(), said) == (True, [])
+        waiting = threading.Thread(target=mend_dvc_files, args=(repository, said.append))
+        waiting.start()
+        waiting.join(1)
+        assert waiting.is_alive()
+        assert lock.exists()
+        assert ".dvc/tmp/lock" in said[0]
+    waiting.join(10)
+    assert not lock.exists()
+
+
+def test_a_process_that_runs_anyway_mends_what_it_sees_torn_twice(repository: Repository) -> None:
     lock, busy = repository.root / "dvc.lock", repository.root / ".dvc/tmp/rwlock"
     watch = Watch(repository)
     watch.look()
     lock.write_text(WHOLE)
     keep_lock(repository)
     watch.look()
+    watch.look()
     lock.write_text("")
     busy.write_text("{")
+    watch.look()
+    assert (lock.read_text(), busy.read_text()) == ("", "{"), "DVC may be writing"
     watch.look()
     assert lock.read_text() == WHOLE
     assert not busy.exists()
 
 
-def test_what_dvc_left_half_done_in_its_cache_goes(repository: Repository) -> None:
-    cache = repository.root / ".dvc/cache"
-    whole = [cache / "runs/aa/aa1/b2", cache / "files/md5/aa/b3"]
+def test_a_process_that_runs_anyway_looks_through_the_cache_once_a_minute(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = repository.root / ".dvc/cache/files/md5/.z.tmp"
+    copy.parent.mkdir(parents=True)
+    watch = Watch(repository)
+    copy.write_text("")
+    watch.look()
+    assert not copy.exists()
+    copy.write_text("")
+    watch.look()
+    assert copy.exists()
+    monkeypatch.setattr("pipelines.dvc_files.CACHE_INTERVAL_S", 0.0)
+    watch.look()
+    assert not copy.exists()
+
+
+def half_done(cache: Path) -> list[Path]:
+    """What a killed dvc leaves in a cache, beside what is whole."""
     torn = [cache / "runs/aa/aa1/.x.tmp", cache / "runs/cc/cc1/.y.tmp", cache / "files/md5/.z.tmp"]
-    for path in (*whole, *torn):
+    for path in (cache / "runs/aa/aa1/b2", cache / "files/md5/aa/b3", *torn):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     empty = cache / "runs/dd/dd1"
     empty.mkdir(parents=True)
-    clear_cache(repository)
-    assert all(path.exists() for path in whole)
+    return [*torn, empty, cache / "runs/cc/cc1"]
+
+
+def test_what_dvc_left_half_done_in_its_cache_goes(repository: Repository) -> None:
+    cache = repository.root / ".dvc/cache"
+    torn = half_done(cache)
+    clear_cache(repository, Wait.NO, print)
+    assert (cache / "runs/aa/aa1/b2").exists()
+    assert (cache / "files/md5/aa/b3").exists()
     assert not any(path.exists() for path in torn)
-    assert not empty.exists()
-    assert not (cache / "runs/cc/cc1").exists()
+
+
+@pytest.mark.parametrize("who", ["a dvc", "an experiment", "a queued one", "another clone"])
+def test_what_somebody_may_be_at_stays_until_it_is_old(repository: Repository, who: str) -> None:
+    cache, tmp = repository.root / ".dvc/cache", repository.root / ".dvc/tmp"
+    if who == "an experiment":
+        (tmp / "exps/standalone/tmp1").mkdir(parents=True)
+    elif who == "a queued one":
+        (tmp / "exps/tmp1").mkdir(parents=True)
+    elif who == "another clone":
+        cache = repository.root / "elsewhere"
+        (repository.root / ".dvc/config").write_text("[cache]\n    dir = ../elsewhere\n")
+    torn = half_done(cache)
+
+    def clear() -> None:
+        if who == "a dvc":
+            with hold(repository, "lock", Wait.YES, print):
+                clear_cache(repository, Wait.NO, print)
+        else:
+            clear_cache(repository, Wait.YES, print)
+
+    clear()
+    assert all(path.exists() for path in torn)
+    _age(torn, RUN_AGE_S + 60)
+    clear()
+    assert [path.exists() for path in torn] == [True, True, True, False, True]
+    _age([path for path in torn if path.exists()], COPY_AGE_S + 60)
+    clear()
+    assert not any(path.exists() for path in torn)
+
+
+def _age(paths: list[Path], seconds: float) -> None:
+    for path in paths:
+        os.utime(path, (time.time() - seconds,) * 2)
 
 
 def test_a_torn_lock_that_was_never_whole_goes(repository: Repository) -> None:
@@ -91,23 +299,89 @@ def test_a_torn_lock_that_was_never_whole_goes(repository: Repository) -> None:
     assert not lock.exists()
 
 
-def test_busy_paths_are_freed_unless_a_living_dvc_has_them(repository: Repository) -> None:
+@contextmanager
+def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with these arguments."""
+    program = [sys.executable, "-c", "input()", *words]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_busy_paths_are_freed_unless_who_has_them_lives(repository: Repository) -> None:
     busy = repository.root / ".dvc/tmp/rwlock"
-    program = [sys.executable, "-c", "input()"]
-    with (
-        subprocess.Popen([*program, "dvc"], stdin=subprocess.PIPE) as living,
-        subprocess.Popen(program, stdin=subprocess.PIPE) as another,
-    ):
-        theirs = {"pid": living.pid, "cmd": "dvc repro"}
-        # A process that was given the number of a dvc that is dead.
-        dead = {"pid": another.pid, "cmd": "dvc repro"}
-        listed = {"write": {"/a": theirs, "/b": dead}, "read": {"/c": [dead], "/d": [dead, theirs]}}
+    mend_dvc_files(repository, print)
+    with running("repro", "-s", "sft") as dvc, running("plan") as plan, running("ls") as other:
+        with subprocess.Popen(["true"]) as ended:
+            pass
+        theirs = [
+            {"pid": dvc.pid, "cmd": "/a/bin/dvc repro -s sft"},
+            {"pid": dvc.pid, "cmd": "/a b/site-packages/dvc/__main__.py repro -s sft"},
+            {"pid": plan.pid, "cmd": "/a/bin/lockstep plan"},
+        ]
+        # A process that was given the number of a dvc that is dead; and a dvc that is gone.
+        dead = {"pid": other.pid, "cmd": "/a/bin/dvc repro -s sft"}
+        gone = {"pid": ended.pid, "cmd": "/a/bin/dvc repro -s sft"}
+        listed = {
+            "write": {"/a": theirs[0], "/b": dead, "/c": gone},
+            "read": {"/d": [dead], "/e": [dead, *theirs]},
+        }
         busy.write_text(json.dumps(listed))
         mend_dvc_files(repository, print)
-        wanted = {"write": {"/a": theirs}, "read": {"/d": [theirs]}}
+        wanted = {"write": {"/a": theirs[0]}, "read": {"/e": theirs}}
         assert json.loads(busy.read_text()) == wanted
-        living.communicate(b"\n")
-        another.communicate(b"\n")
+        os.kill(dvc.pid, signal.SIGKILL)
+        _wait_for_zombie(dvc.pid)
+        mend_dvc_files(repository, print)
+        assert json.loads(busy.read_text()) == {"write": {}, "read": {"/e": [theirs[2]]}}
     busy.write_text("")
     mend_dvc_files(repository, print)
     assert not busy.exists()
+
+
+def _wait_for_zombie(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_a_process_that_may_not_be_looked_at_lives(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(process: psutil.Process) -> list[str]:
+        raise psutil.AccessDenied(process.pid)
+
+    mend_dvc_files(repository, print)
+    monkeypatch.setattr(psutil.Process, "cmdline", refuse)
+    listed = {"write": {"/a": {"pid": os.getpid(), "cmd": "dvc repro"}}, "read": {}}
+    busy = repository.root / ".dvc/tmp/rwlock"
+    busy.write_text(json.dumps(listed))
+    mend_dvc_files(repository, print)
+    assert json.loads(busy.read_text()) == listed
+
+
+def test_nothing_is_concluded_about_processes_of_another_host(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, here = repository.root / ".dvc/tmp/rwlock", socket.gethostname()
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    listed = {"write": {"/a": {"pid": ended.pid, "cmd": "dvc repro"}}, "read": {}}
+    busy.write_text(json.dumps(listed))
+    for _ in range(2):  # nobody has taken notes yet
+        mend_dvc_files(repository, print)
+        assert json.loads(busy.read_text()) == listed
+    busy.unlink()
+    mend_dvc_files(repository, print)
+    busy.write_text(json.dumps(listed))
+    for host in ("another", "another", here):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        mend_dvc_files(repository, print)
+        assert json.loads(busy.read_text()) == listed, "processes of either may be in it"
+    busy.write_text("{}")
+    mend_dvc_files(repository, print)
+    busy.write_text(json.dumps(listed))
+    mend_dvc_files(repository, print)
+    assert json.loads(busy.read_text()) == {"write": {}, "read": {}}

@@ -208,7 +208,7 @@ def test_publishing_keeps_the_ledgers_copy_until_dvc_has_recorded_it(
     drop_recorded(tmp_path, ledger)
     assert ledger.find_or_create(spec(), INFO) == entry, "DVC has not recorded it: still to be had"
     lock = {"stages": {"sft": {"outs": [{"path": "artifacts/model", "md5": "m.dir"}]}}}
-    (tmp_path / "dvc.lock").write_text(json.dumps(lock))
+    (tmp_path / "dvc.lock").write_text(json.dumps(lock) + "\n")
     drop_recorded(tmp_path, ledger)
     assert not entry.out.exists()
     assert ledger.find_or_create(spec(), INFO) != entry, "recorded: a forced run computes again"

@@ -270,7 +270,7 @@ def record_in_lock(clone: FakeClone, entry: Entry) -> None:
     """What DVC notes of a stage that it has run."""
     outs = [{"path": path, "md5": digest} for path, digest in (entry.record or {})["outs"].items()]
     lock = {"schema": "2.0", "stages": {entry.stage: {"cmd": "x", "outs": outs}}}
-    (clone.root / "dvc.lock").write_text(json.dumps(lock))
+    (clone.root / "dvc.lock").write_text(json.dumps(lock) + "\n")
 
 
 def test_a_run_that_somebody_deleted_holds_up_no_tags(clone: FakeClone) -> None:
