@@ -27,8 +27,9 @@ LONGEST_RUN_S = 900.0
 POLL_S = 0.002
 _TORN = re.compile(
     r"dvc\.lock', YAML file|dvc\.lock' validation failed|Unable to read RWLock|not 'NoneType'"
+    r"|dvc\.lock cannot be read"
 )
-"""What DVC says of its own files after a kill; the last of a run cache with an empty folder."""
+"""What is said of DVC's own files after a kill; `NoneType` of a run cache with an empty folder."""
 _ENTRY = ".lockstep/jobs/*/[!.]*"
 EVENTS = {
     "an entry": _ENTRY,
