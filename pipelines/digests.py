@@ -15,6 +15,8 @@ from pathlib import Path
 
 _BLOCK = 1 << 20
 _TICK_S = 0.2
+_MOST_THREADS = 8
+"""More would only wait for the disk, and take cores from whoever works beside this."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def digests(
         names.setdefault(identity, []).append(path)
         sizes[identity] = stat.st_size
     done = _Counter()
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=_num_threads()) as pool:
         # The largest first, so that the last to end is a small one.
         order = sorted(names, key=lambda identity: -sizes[identity])
         futures = {pool.submit(_digest, names[i][0], i, done, from_disk): i for i in order}
@@ -81,6 +83,12 @@ def digests(
     for future, identity in futures.items():
         found |= dict.fromkeys(names[identity], future.result())
     return found
+
+
+def _num_threads() -> int:
+    """As many as this process may use cores, which a job's share of a node limits."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(own, _MOST_THREADS)
 
 
 class _Counter:

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,24 @@ def test_an_interrupt_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with pytest.raises(KeyboardInterrupt):
         digests([tmp_path / "huge"], interrupt)
+
+
+COUNT_THREADS = """
+import os, sys, threading
+from pathlib import Path
+from pipelines.digests import digests
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+seen = []
+digests(Path(sys.argv[1]).iterdir(), lambda *_: seen.append(threading.active_count() - 1))
+print(max(seen))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+def test_a_job_hashes_with_the_cores_it_was_given_not_with_all_of_the_node(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / str(number)).write_bytes(bytes(1 << 20))
+    command = [sys.executable, "-c", COUNT_THREADS, str(tmp_path)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert int(said) == 1
