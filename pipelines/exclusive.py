@@ -49,7 +49,7 @@ def _lives(holder: dict[str, Any]) -> bool:
     """A process on another host holds the lock, so it lives."""
     if holder.get("host") not in (None, socket.gethostname()):
         return True
-    return process_lives(holder["pid"], holder.get("started", 0.0))
+    return process_lives(holder["pid"], holder.get("started", ""))
 
 
 def _take(lock: int, holder_file: Path, say: Callable[[str], None]) -> None:

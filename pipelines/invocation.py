@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from pipelines.processes import boot, process_lives, start_of
+from pipelines.processes import process_lives, start_of
 from pipelines.redact import redact
 
 VARIABLE = "LOCKSTEP_INVOCATION"
@@ -30,7 +30,7 @@ class Invocation:
     command: str
     pid: int
     """The process behind it."""
-    pid_started: float
+    pid_started: str
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,9 +57,9 @@ def current_invocation() -> Invocation:
         return Invocation(**json.loads(handed_down))
     process = dvc_ancestor(outermost=True) or psutil.Process()
     # The stages of one dvc must find the same id, each on its own. A pid comes round again; with
-    # the time of its start, and the machine's, it does not.
+    # its start it does not.
     started = start_of(process.pid)
-    what = f"{socket.gethostname()} {boot()} {process.pid} {started}"
+    what = f"{socket.gethostname()} {process.pid} {started}"
     identity = hashlib.sha256(what.encode()).hexdigest()[:12]
     return Invocation(identity, redact(_command_line(process)), process.pid, started)
 

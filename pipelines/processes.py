@@ -13,18 +13,19 @@ TERMINATE_GRACE_S = 10.0
 POLL_S = 0.02
 
 
-def start_of(pid: int) -> float:
-    """When a process started, to tell it from a later one with its number.
+def start_of(pid: int) -> str:
+    """When a process started, to tell it from any other that ever has its number.
 
-    In seconds since the machine's start where the system tells: a time of day would change for a
-    process that runs when somebody sets the clock.
+    In ticks since the machine's start, and which start that was, where the system tells: a time of
+    day would change for a process that runs when somebody sets the clock, and what starts with the
+    machine may well have the same number and tick after the next start.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
-        return psutil.Process(pid).create_time()
+        return f"{psutil.Process(pid).create_time():.2f}"
     # The name, in brackets, may hold blanks and brackets itself; what follows it does not.
-    return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return f"{boot()} {stat.rpartition(')')[2].split()[19]}"
 
 
 def boot() -> str:
@@ -35,10 +36,10 @@ def boot() -> str:
         return str(int(psutil.boot_time()))
 
 
-def process_lives(pid: int, started: float) -> bool:
+def process_lives(pid: int, started: str) -> bool:
     """Whether the process that started at that time still runs; pids come round again."""
     try:
-        return lives(psutil.Process(pid)) and abs(start_of(pid) - started) < 0.02
+        return lives(psutil.Process(pid)) and start_of(pid) == started
     except psutil.NoSuchProcess:
         return False
 

@@ -46,7 +46,7 @@ class Server:
     name: str
     url: str
     pid: int
-    pid_started: float
+    pid_started: str
     log: str
 
     @property

@@ -127,7 +127,7 @@ def test_states_of_an_attempt(ledger: Ledger) -> None:
     launch = {"pid": os.getpid(), "pid_started": start_of(os.getpid())}
     atomic.write_json(attempt.folder / "launch.json", launch)
     assert entry.state() is State.STARTING
-    atomic.write_json(attempt.folder / "launch.json", {**launch, "pid_started": 1.0})
+    atomic.write_json(attempt.folder / "launch.json", {**launch, "pid_started": "another"})
     assert entry.state() is State.DIED, "the pid belongs to another process by now"
     with hold_lock(attempt.folder / "alive"):
         assert entry.state() is State.RUNNING
@@ -146,7 +146,7 @@ def test_a_submission_whose_driver_died_is_given_up_at_once_unless_its_job_is_th
     attempt = ledger.find_or_create(spec(), INFO).new_attempt({})
     assert attempt.state() is State.STARTING, "this process is about to submit it"
     launch = attempt.launch or {}
-    launch["submitter"]["started"] -= 1
+    launch["submitter"]["started"] += "1"
     atomic.write_json(attempt.folder / "launch.json", launch)
     assert attempt.state() is State.DIED
     assert attempt.never_started

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipelines import processes
 from pipelines.processes import boot, process_lives, start_of
 
 
@@ -15,7 +16,7 @@ def test_a_process_lives_until_it_ends_and_its_number_alone_does_not_count() -> 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         started = start_of(process.pid)
         assert process_lives(process.pid, started)
-        assert not process_lives(process.pid, started - 1)
+        assert not process_lives(process.pid, f"{started}1")
         process.communicate(b"\n")
     assert not process_lives(process.pid, started)
 
@@ -31,3 +32,13 @@ def test_a_process_still_lives_after_the_clock_was_set_back(
     assert abs(psutil.Process().create_time() - before) > 1000, "the time of day is another"
     assert process_lives(me, started)
     assert boot() == this_boot
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_the_same_number_and_tick_after_another_start_of_the_machine_is_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    me, started = os.getpid(), start_of(os.getpid())
+    assert process_lives(me, started)
+    monkeypatch.setattr(processes, "boot", lambda: "the next start")
+    assert not process_lives(me, started)
