@@ -16,11 +16,23 @@ from pathlib import Path
 
 from pipelines import atomic
 from pipelines.seat import Seat
-from stages.context import RankLost, Stopped
+from stages.context import Context, RankLost, Stopped
 from stages.engines.signs_of_life import SignsOfLife
 
 POLL_S = 0.3
 _WORD = "rendezvous.json"
+
+
+@contextmanager
+def among_ranks(seat: Seat, context: Context) -> Iterator[Callable[[], None]]:
+    """Around what comes before the stage; yields what waits until all ranks have come so far."""
+    if seat.world == 1:
+        yield lambda: None
+        return
+    folder = context.signs_of_life
+    assert folder is not None
+    with on_the_way(seat, folder, context.collective_seconds) as signs:
+        yield lambda: os.environ.update(meet(seat, folder, signs, context.should_stop))
 
 
 @contextmanager

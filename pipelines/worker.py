@@ -38,9 +38,9 @@ from pipelines.ledger import (
 )
 from pipelines.lives import note_life
 from pipelines.redact import RedactedStream, redact
-from pipelines.rendezvous import meet, on_the_way
+from pipelines.rendezvous import among_ranks
+from pipelines.restarts import refuse_endless_restarts, stop_or_requeue
 from pipelines.seat import Seat, find_seat
-from pipelines.slurm_script import REQUEUE_MARK
 from pipelines.slurm_warning import SlurmWarning
 from pipelines.spec import Spec
 from stages.context import Context, RankLost, ShareDone, StageError, Stopped
@@ -157,8 +157,8 @@ def _run(
     try:
         made_by = environment.describe(context, launch["resources"])
         _note_environment(attempt, made_by)
-        _refuse_endless_restarts(launch, seat)
-        with _on_terminate(_stop_at_once, seat), _among_ranks(seat, context) as meet_all:
+        refuse_endless_restarts(launch, seat)
+        with _on_terminate(_stop_at_once, seat), among_ranks(seat, context) as meet_all:
             if launch["resources"]["deterministic"]:
                 determinism.before_import()
             run = importlib.import_module(STAGES[spec.name].module).run
@@ -177,7 +177,7 @@ def _run(
     except ShareDone:
         outcome = {"state": TaskState.DONE}
     except (Stopped, KeyboardInterrupt):
-        outcome = _stopped(attempt, launch, seat)
+        outcome = stop_or_requeue(attempt, launch, seat)
     except RankLost as error:
         # The rank that is gone, or its node, is what failed; Slurm knows how and what comes next.
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -189,7 +189,7 @@ def _run(
         traceback.print_exc()
         if context.should_stop():
             # What was told to stop with the worker, a helper process, may go first.
-            outcome = _stopped(attempt, launch, seat)
+            outcome = stop_or_requeue(attempt, launch, seat)
         else:
             outcome = {
                 "state": State.FAILED,
@@ -199,58 +199,11 @@ def _run(
     return {**outcome, "started": started, "ended": time.time(), "environment": made_by}
 
 
-@contextmanager
-def _among_ranks(seat: Seat, context: Context) -> Iterator[Callable[[], None]]:
-    """Around what comes before the stage; yields what waits until all ranks have come so far."""
-    if seat.world == 1:
-        yield lambda: None
-        return
-    folder = context.signs_of_life
-    assert folder is not None
-    with on_the_way(seat, folder, context.collective_seconds) as signs:
-        yield lambda: os.environ.update(meet(seat, folder, signs, context.should_stop))
-
-
 def _in_words(error: Exception, entry: Entry) -> str:
     """The error, and where, if it does not say so itself: a failing write names no file."""
     text = f"{type(error).__name__}: {error}"
     nameless = isinstance(error, OSError) and error.filename is None
     return f"{text}, at work in {entry.folder}" if nameless else text
-
-
-def _refuse_endless_restarts(launch: dict[str, Any], seat: Seat) -> None:
-    restarts, most = _restarts(launch, seat), launch["resources"]["requeues"]
-    if seat.job is not None and restarts > most:
-        raise StageError(
-            f"Slurm has started this job again {restarts} times, and its profile allows {most} "
-            "(requeues); what is done is kept: run the same command to go on"
-        )
-
-
-def _stopped(attempt: Attempt, launch: dict[str, Any], seat: Seat) -> dict[str, Any]:
-    """What becomes of a stage that was told to stop, and did."""
-    if seat.job is None or attempt.was_cancelled:
-        error = "stopped at a step boundary"
-        return {"state": State.CANCELLED, "error": error, "retryable": True}
-    resources = launch["resources"]
-    if _restarts(launch, seat) >= resources["requeues"]:
-        return {
-            "state": State.FAILED,
-            "error": (
-                "Slurm ended the job, by preemption or at its time limit of "
-                f"{resources['time_minutes']} minutes, and its profile allows no more restarts "
-                f"(requeues: {resources['requeues']}). What is done is kept: run the same command "
-                "to go on, or raise requeues or time_minutes"
-            ),
-            "retryable": False,
-        }
-    (attempt.folder / f"{REQUEUE_MARK}{seat.job}.{seat.restart}").touch()
-    print("stopped at a step boundary, to go on after a restart", flush=True)
-    return {"state": TaskState.STOPPED}
-
-
-def _restarts(launch: dict[str, Any], seat: Seat) -> int:
-    return int(launch.get("restarts_before", 0)) + seat.restart
 
 
 def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -> Context:
