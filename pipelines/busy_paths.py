@@ -9,6 +9,7 @@ alone, or not known, entries are left as they are.
 
 import json
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import psutil
 
 from pipelines import atomic
-from pipelines.dvc_locks import Wait, hold
+from pipelines.dvc_locks import SETTLE_S, Wait, hold
 from pipelines.processes import lives
 from pipelines.repository import Repository
 
@@ -37,6 +38,7 @@ def is_list_torn(repository: Repository) -> bool:
 def free_paths(repository: Repository, wait: Wait, say: Callable[[str], None]) -> None:
     """Drop the entries of processes that are gone, and a list that is torn."""
     if _needs_care(repository):
+        time.sleep(SETTLE_S)
         with hold(repository, "rwlock.lock", wait, say) as held:
             if held and _needs_care(repository):
                 _put_right(repository, say)

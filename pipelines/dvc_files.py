@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipelines.busy_paths import busy_file, free_paths, is_list_torn
-from pipelines.dvc_locks import Wait, hold
+from pipelines.dvc_locks import SETTLE_S, Wait, hold
 from pipelines.errors import LockstepError
 from pipelines.half_done import clear_cache
 from pipelines.lock_file import is_torn, put_back
@@ -27,6 +27,7 @@ def mend_dvc_files(
 ) -> None:
     """Put right what a killed dvc left torn, not what a living one is writing just now."""
     if is_torn(repository):
+        time.sleep(SETTLE_S)
         with hold(repository, "lock", wait, say) as held:
             if held and is_torn(repository):
                 put_back(repository, say)

@@ -17,6 +17,8 @@ from pipelines.errors import LockstepError
 from pipelines.repository import Repository
 
 POLL_S = 0.2
+SETTLE_S = 0.3
+"""How long a file has to stay torn: such locks may not reach from one node to another."""
 
 
 class Wait(Enum):

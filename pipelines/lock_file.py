@@ -90,10 +90,7 @@ def _is_whole(text: bytes) -> bool:
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:
-    """Its values, or None for what DVC would not read.
-
-    An empty one DVC does read, as a project where nothing has run; it never writes that.
-    """
+    """Its values, or None where it is empty or stops at a place where DVC would not read it."""
     try:
         values = YAML(typ="safe", pure=False).load(text.decode())
         readable = isinstance(values.get("schema", ""), str) and all(

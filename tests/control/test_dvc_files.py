@@ -23,6 +23,7 @@ from pipelines.half_done import COPY_AGE_S, RUN_AGE_S, clear_cache
 from pipelines.lock_file import keep_lock
 from pipelines.publish import recorded_outs
 from pipelines.repository import Repository
+from tests.conftest import Clone
 
 WHOLE = """\
 schema: '2.0'
@@ -202,6 +203,22 @@ def test_who_waits_for_dvc_says_so_and_who_does_not_goes_on(repository: Reposito
         assert ".dvc/tmp/lock" in said[0]
     waiting.join(10)
     assert not lock.exists()
+
+
+def test_what_another_node_is_writing_is_not_torn(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.dvc_files.SETTLE_S", 1.0)
+    lock = repository.root / "dvc.lock"
+    lock.write_text(WHOLE)
+    keep_lock(repository)
+    lock.write_text("")
+    writer = threading.Timer(0.1, lock.write_text, [WHOLE + MORE])
+    writer.start()
+    mend_dvc_files(repository, print)
+    writer.join()
+    assert lock.read_text() == WHOLE + MORE
+    assert not (repository.home / "dvc.lock.torn").exists()
 
 
 def test_a_process_that_runs_anyway_mends_what_it_sees_torn_twice(repository: Repository) -> None:
@@ -385,3 +402,13 @@ def test_nothing_is_concluded_about_processes_of_another_host(
     busy.write_text(json.dumps(listed))
     mend_dvc_files(repository, print)
     assert json.loads(busy.read_text()) == {"write": {}, "read": {}}
+
+
+def test_a_stage_mends_what_it_is_about_to_read(clone: Clone) -> None:
+    repository, lock = Repository(clone.root), clone.root / "dvc.lock"
+    lock.write_text(WHOLE)
+    keep_lock(repository)
+    lock.write_text("")
+    shown = clone.run("lockstep", "stage", "sft", "--profile", "slurm", "--dry-run").stdout
+    assert "dvc.lock is torn" in shown
+    assert lock.read_text() == WHOLE
