@@ -32,7 +32,7 @@ def long_sft(finished: Any) -> Any:
 
 
 def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 3 * seconds  # the machine may be busy
     while time.monotonic() < deadline:
         value = condition()
         if value:
@@ -68,7 +68,7 @@ def kill_9_all_but_the_job(clone: Any, driver: subprocess.Popen[str], job: psuti
     killed = [process for process in workers(clone) if process.pid not in spared]
     for process in killed:
         process.kill()
-    driver.communicate(timeout=30)
+    driver.communicate(timeout=180)
     # DVC's locks count a process as living until somebody has waited for it.
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), what="processes gone")
 
@@ -87,7 +87,7 @@ def test_ctrl_c_in_dvc_repro_cancels_the_job(long_sft: Any) -> None:
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     training(long_sft)
     os.killpg(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=60)
+    output, _ = driver.communicate(timeout=180)
     assert driver.returncode != 0
     assert "SIGINT received; cancelling job" in output
     assert_nothing_half_written(long_sft)
@@ -97,7 +97,7 @@ def test_ctrl_c_in_lockstep_run_cancels_the_job(long_sft: Any) -> None:
     driver = long_sft.start("lockstep", "run", "sft")
     training(long_sft)
     os.kill(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=60)
+    output, _ = driver.communicate(timeout=180)
     assert driver.returncode == 2
     assert "the running stages were cancelled" in output
     assert_nothing_half_written(long_sft)
@@ -107,7 +107,7 @@ def test_lockstep_cancel_ends_the_job_of_another_command(long_sft: Any) -> None:
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     training(long_sft)
     assert "sft: cancelled job" in long_sft.run("lockstep", "cancel", "sft").stdout
-    output, _ = driver.communicate(timeout=60)
+    output, _ = driver.communicate(timeout=180)
     assert driver.returncode != 0
     assert "cancelled; run the same command to go on from there" in output
     assert_nothing_half_written(long_sft)
@@ -122,7 +122,7 @@ def test_kill_of_the_driver_leaves_no_job(long_sft: Any, command: tuple[str, ...
     driver = long_sft.start(*command)
     training(long_sft)
     os.kill(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=180)
     assert_nothing_half_written(long_sft)
 
 
@@ -136,7 +136,7 @@ def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -
     driver = finished.start("dvc", "repro", "--single-item", "--force", "sft")
     training(finished)
     os.killpg(driver.pid, signal.SIGINT)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=180)
     assert_nothing_half_written(finished)
     finished.run("dvc", "repro", "--single-item", "--force", "sft")
     assert status(finished)["attempts"] == 2
@@ -176,7 +176,7 @@ def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(finished: An
     row = training(finished)
     for process in psutil.Process(int(row["job"])).children(recursive=True):
         process.kill()
-    output, _ = driver.communicate(timeout=60)
+    output, _ = driver.communicate(timeout=180)
     assert "sft: died: its process is gone without a word" in output
     finished.run("dvc", "repro", "--single-item", "sft")
     assert status(finished)["attempts"] == 2
@@ -190,7 +190,7 @@ def test_a_second_pipeline_in_the_clone_is_refused_and_the_first_goes_on(long_sf
     assert "another pipeline runs in this clone: lockstep run" in second.stdout
     assert status(long_sft)["state"] == "running"
     os.kill(first.pid, signal.SIGTERM)
-    first.communicate(timeout=60)
+    first.communicate(timeout=180)
 
 
 def test_status_and_logs_answer_while_dvc_holds_its_locks(long_sft: Any) -> None:
@@ -203,4 +203,4 @@ def test_status_and_logs_answer_while_dvc_holds_its_locks(long_sft: Any) -> None
     assert "loss" in row["progress"]
     assert "attempt 1" in long_sft.run("lockstep", "logs", "sft").stdout
     os.killpg(driver.pid, signal.SIGINT)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=180)

@@ -152,7 +152,7 @@ class SlurmClone(clones.Clone):
         return next(row for row in rows if row["stage"] == stage)
 
     def until(self, condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + 3 * seconds  # the machine may be busy
         while time.monotonic() < deadline:
             value = condition()
             if value:

@@ -100,14 +100,14 @@ def test_status_shows_all_that_slurm_users_look_for(long_sft: Any) -> None:
     assert row["gpus"] == 1
     assert row["limit"] == 1800
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=180)
 
 
 def test_orphans_are_listed_and_ended(long_sft: Any) -> None:
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     first = long_sft.training()
     os.killpg(driver.pid, signal.SIGHUP)
-    driver.communicate(timeout=30)
+    driver.communicate(timeout=180)
     assert "no live job is unwanted" in long_sft.run("lockstep", "status", "--orphans").stdout
     long_sft.set_params(sft__epochs=19_999)
     long_sft.run("lockstep", "run", "--detach", "sft")
@@ -126,8 +126,8 @@ def test_logs_follow_across_attempts(long_sft: Any) -> None:
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
     long_sft.until(lambda: long_sft.status()["progress"], "at work")
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=60)
-    output, _ = follower.communicate(timeout=30)
+    driver.communicate(timeout=180)
+    output, _ = follower.communicate(timeout=180)
     assert "attempt 1, on" in output
     assert "attempt 1, restart 1, on" in output
     assert "stopped at a step boundary, to go on after a restart" in output

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def failed(driver: Any, timeout: float = 60) -> str:
+def failed(driver: Any, timeout: float = 180) -> str:
     """The last words of a driver that must fail."""
     output: str
     output, _ = driver.communicate(timeout=timeout)
@@ -82,7 +82,7 @@ def test_a_full_partition_shows_why_the_job_waits(long_sft: Any) -> None:
     assert row["state"] == "queued"
     assert row["reason"] in ("Resources", "Priority")
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=180)
     assert row["job"] not in long_sft.jobs()
 
 
@@ -108,7 +108,7 @@ def test_a_held_job_says_how_to_release_it(long_sft: Any) -> None:
     long_sft.cluster.run("scontrol", "release", row["job"])
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "running again", 90)
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=180)
 
 
 @pytest.mark.slow

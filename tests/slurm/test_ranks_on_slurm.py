@@ -75,7 +75,7 @@ def test_a_killed_rank_is_named_and_takes_the_job_along(two_nodes: Any) -> None:
     assert len(workers) == 2
     killed = time.monotonic()
     workers[1].kill()
-    output, _ = driver.communicate(timeout=60)
+    output, _ = driver.communicate(timeout=180)
     assert time.monotonic() - killed < 30
     assert driver.returncode != 0
     assert "rank 1 on 127.0.0.12: Killed" in output
@@ -88,7 +88,7 @@ def test_a_rank_that_hangs_is_named_within_the_time_allowed(two_nodes: Any) -> N
     stuck = two_nodes.workers()[1]
     stuck.send_signal(signal.SIGSTOP)
     since = time.monotonic()
-    output, _ = driver.communicate(timeout=90)
+    output, _ = driver.communicate(timeout=180)
     assert driver.returncode != 0
     assert time.monotonic() - since < 8 + 30
     assert "rank 1 on" in output

@@ -75,7 +75,7 @@ def test_preemption_of_a_worker_that_does_not_listen(long_sft: Any) -> None:
     steps = long_sft.steps()
     assert steps == list(range(1, len(steps) + 1)), "each step once"
     os.killpg(driver.pid, signal.SIGTERM)
-    output, _ = driver.communicate(timeout=60)
+    output, _ = driver.communicate(timeout=180)
     assert f"job {row['job']} was preempted" in output
     assert "going on in a new job (restart 1 of 3)" in output
 
@@ -105,7 +105,7 @@ def test_a_time_limit_is_survived_by_going_on(long_sft: Any) -> None:
     assert resumed == list(range(1, len(resumed) + 1))
     assert checkpoints(slurm_clone), "saved before the limit"
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=180)
 
 
 def test_the_warning_reaches_the_worker_and_not_its_helpers(long_sft: Any) -> None:
@@ -126,7 +126,7 @@ def test_the_warning_reaches_the_worker_and_not_its_helpers(long_sft: Any) -> No
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
     assert (long_sft.root / "helper").read_text() == "None ", "it lived when the stage saved"
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=180)
 
 
 def test_restarts_are_bounded(long_sft: Any) -> None:
@@ -137,7 +137,7 @@ def test_restarts_are_bounded(long_sft: Any) -> None:
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
     long_sft.training()
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
-    output, _ = driver.communicate(timeout=60)
+    output, _ = driver.communicate(timeout=180)
     assert driver.returncode != 0
     assert "its profile allows no more restarts (requeues: 1)" in output
     assert long_sft.status()["state"] == "failed"

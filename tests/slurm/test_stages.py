@@ -159,7 +159,7 @@ def test_a_job_that_comes_back_after_its_cancellation_does_nothing(long_sft: Any
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     row = long_sft.training()
     long_sft.run("lockstep", "cancel", "sft")
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=180)
     steps = long_sft.steps()
     long_sft.until(lambda: not long_sft.jobs(), "its end")
     long_sft.cluster.run("scontrol", "requeue", row["job"])
