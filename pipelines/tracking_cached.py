@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import LockstepError
+from pipelines.lock_file import read_stages
 from pipelines.params import load_params
 from pipelines.publish import recorded_outs
 from pipelines.strict_yaml import load_yaml
@@ -35,7 +36,7 @@ def up_to_date(root: Path, unfinished: set[str]) -> list[UpToDate]:
     try:
         nodes = bind_all(load_params(root))
         params = load_yaml(root / "params.yaml")
-        lock = load_yaml(root / "dvc.lock", pure=False).get("stages") or {}
+        lock = read_stages(root)
     except LockstepError:
         return []
     outs = recorded_outs(root)
