@@ -199,4 +199,5 @@ def test_a_second_pipeline_in_the_clone_is_refused(project: TinyProject) -> None
 def test_the_flow_leaves_nothing_behind_in_the_clone(project: TinyProject) -> None:
     assert run_flow(targets=["a"]).is_completed()
     assert not (project.root / ".lockstep/run.json").exists()
-    assert {path.name for path in Path(".lockstep").iterdir()} <= {"run.lock", "runs", "tracking"}
+    kept = {"run.lock", "runs", "tracking", "dvc.lock.whole", "dvc_hosts.json"}
+    assert {path.name for path in Path(".lockstep").iterdir()} <= kept
