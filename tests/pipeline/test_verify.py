@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines import atomic
 from pipelines.ledger import Ledger, hold_lock
 from pipelines.repository import Repository
 from pipelines.verify import Verdict, verify
@@ -286,8 +285,7 @@ def test_what_dvc_lock_does_not_record_and_what_dvc_yaml_no_longer_names(finishe
 def test_a_stage_that_runs_is_left_out(finished: Any) -> None:
     entry = Ledger(finished.root / ".lockstep/jobs").latest("sft")["sft"]
     (entry.folder / "record.json").unlink()
-    attempt = entry.new_attempt()
-    atomic.write_json(attempt.folder / "launch.json", {"executor": "local"})
+    attempt = entry.new_attempt({"executor": "local"})
     shutil.rmtree(finished.root / MODEL)
     with ExitStack() as lock:
         lock.enter_context(hold_lock(attempt.folder / "alive"))
