@@ -73,7 +73,7 @@ class _Session:
         return self._answer(
             {
                 Format.TEXT: lambda: as_text.render(grown, target, all_params=params),
-                Format.JSON: lambda: {"target": target_json(target), **tree.as_json(grown)},
+                Format.JSON: lambda: {"target": _target_json(target), **tree.as_json(grown)},
                 Format.MERMAID: lambda: drawing.mermaid(drawing.draw(grown)),
                 Format.DOT: lambda: drawing.dot(drawing.draw(grown)),
                 Format.HTML: lambda: _page().tree_page(grown, target, self._evidence.notes),
@@ -224,15 +224,9 @@ class _Session:
         return 0
 
 
-def target_json(target: Target) -> dict[str, Any]:
-    artifact, making = target.artifact, target.making
-    return {
-        "name": target.text,
-        "path": artifact.path if artifact else None,
-        "hash": artifact.hash if artifact else None,
-        "stage": making.stage if making else None,
-        "found_in": target.lock.name if target.lock else ("ledger" if making else None),
-    }
+def _target_json(target: Target) -> dict[str, Any]:
+    found_in = target.lock.name if target.lock else ("ledger" if target.making else None)
+    return {**target.as_json(), "found_in": found_in}
 
 
 def _page() -> Any:

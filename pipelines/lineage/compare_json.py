@@ -22,12 +22,9 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _target_json(target: Target) -> dict[str, Any]:
-    artifact, making = target.artifact, target.making
+    making = target.making
     return {
-        "name": target.text,
-        "path": artifact.path if artifact else None,
-        "hash": artifact.hash if artifact else None,
-        "stage": making.stage if making else None,
+        **target.as_json(),
         "id": making.id if making else None,
         "commit": making.commit if making else None,
     }

@@ -20,10 +20,9 @@ from pipelines.lineage.target import Target
 from pipelines.lineage.tree import Node, Tree, Way
 from stages.reporting.family import Family
 from stages.reporting.graph import draw
-from stages.reporting.markup import Child, Markup, element, join
+from stages.reporting.markup import Child, Markup, document, element, join
 from stages.reporting.style import STYLE
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _TEXTS = ("prompt", "response")
 _OWN_STYLE = """
 section.stage { margin-top: 26px; }
@@ -131,15 +130,6 @@ def prompt_page(influence: Influence, notes: Sequence[str]) -> str:
 
 def _page(title: str, lead: Child, notes: Sequence[str], sections: Iterable[Child]) -> str:
     caveats = [element("li", note) for note in notes]
-    head = join(
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
-        element("meta", name="color-scheme", content="light dark"),
-        element("link", rel="icon", href="data:,"),
-        element("title", f"{title} · Lockstep"),
-        element("style", Markup(STYLE + _OWN_STYLE)),
-    )
     header = element(
         "header",
         element("div", element("p", "Lockstep lineage", class_="brand"), class_="top"),
@@ -147,8 +137,7 @@ def _page(title: str, lead: Child, notes: Sequence[str], sections: Iterable[Chil
         element("div", lead, class_="lead"),
         element("ul", caveats, class_="caveats") if caveats else None,
     )
-    body = element("body", header, element("main", *sections))
-    return f"<!doctype html>\n{element('html', element('head', head), body, lang='en')}\n"
+    return document(title, STYLE + _OWN_STYLE, header, element("main", *sections))
 
 
 def _section(name: str, title: str, *children: Child) -> Markup:

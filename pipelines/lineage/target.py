@@ -11,6 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from pipelines.errors import LockstepError
 from pipelines.lineage.evidence import Artifact, Evidence
@@ -34,6 +35,14 @@ class Target:
     """None where nothing here made it: data that were given."""
     lock: Lock | None
     """Where it was found, if in a dvc.lock."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.text,
+            "path": self.artifact.path if self.artifact else None,
+            "hash": self.artifact.hash if self.artifact else None,
+            "stage": self.making.stage if self.making else None,
+        }
 
     @property
     def title(self) -> str:

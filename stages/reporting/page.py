@@ -1,7 +1,4 @@
-"""The page: one HTML file that needs nothing beside itself, no script and no network.
-
-Its policy header forbids both, so even markup that slipped through escaping could do nothing.
-"""
+"""The page: the whole report as one HTML file."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,12 +9,11 @@ from stages.reporting.comparison import Pair, choose
 from stages.reporting.concerns import Concern
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import ROOT, Family
-from stages.reporting.markup import Child, Markup, element, join
+from stages.reporting.markup import Child, Markup, document, element, join
 from stages.reporting.story import Story
 from stages.reporting.style import STYLE
 from stages.reporting.vocabulary import EVALUATION, Format, write, write_change
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _TERMS = {
     "Policy": "The language model that is being trained; each iteration makes a new one.",
     "SFT": "Supervised fine-tuning on demonstrations, which makes the policy that RL starts from.",
@@ -53,17 +49,7 @@ def render(
             element("p", "Written by Lockstep’s report stage. Same inputs, same bytes."),
         ),
     )
-    head = join(
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
-        element("meta", name="color-scheme", content="light dark"),
-        element("link", rel="icon", href="data:,"),
-        element("title", f"{story.headline} · Lockstep"),
-        element("style", Markup(STYLE)),
-    )
-    document = element("html", element("head", head), element("body", body), lang="en")
-    return f"<!doctype html>\n{document}\n"
+    return document(story.headline, STYLE, body)
 
 
 def _header(story: Story, concerns: Sequence[Concern]) -> Markup:

@@ -121,13 +121,17 @@ class FakeClone:
 
     def shippers(self) -> list[psutil.Process]:
         """The shippers of this clone that live."""
+        return self.processes_of("pipelines.shipper")
+
+    def processes_of(self, module: str) -> list[psutil.Process]:
+        """The living processes that run a module for this clone."""
         found = []
         for process in psutil.process_iter():
             try:
                 words = process.cmdline()
             except psutil.Error:
                 continue
-            if "pipelines.shipper" in words and str(self.root) in words:
+            if module in words and str(self.root) in words:
                 found.append(process)
         return found
 

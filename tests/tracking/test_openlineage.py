@@ -152,15 +152,7 @@ def until(true: Callable[[], bool], seconds: float = 90) -> None:
 
 
 def emitters(clone: FakeClone) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-        except psutil.Error:
-            continue
-        if "pipelines.openlineage" in words and str(clone.root) in words:
-            found.append(process)
-    return found
+    return clone.processes_of("pipelines.openlineage")
 
 
 def test_a_stage_is_a_run_with_its_inputs_and_outputs_by_hash(
