@@ -19,7 +19,7 @@ from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import sample_name
 from stages.data.tokenizer import Decoder
-from stages.engines.generation import Completion, Request, Sampling
+from stages.engines.generator import Completion, Request, Sampling
 from stages.engines.inference import response_pass
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import load_policy

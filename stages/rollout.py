@@ -17,7 +17,7 @@ from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import sample_name
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
-from stages.engines.generation import Request, Sampling
+from stages.engines.generator import Request, Sampling
 from stages.engines.sampling import generate_all, sample_seed
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from stages.context import Context, StageError
 from stages.data.finite import check_finite
 from stages.data.seeds import stable_hash
-from stages.engines.generation import Completion, Request, Sampling, generate
+from stages.engines.generation import generate
+from stages.engines.generator import Completion, Request, Sampling
 from stages.engines.models import content_hash, load_policy
 from stages.engines.parts import Pass, collect, fill, missing, pass_names
 

@@ -16,7 +16,8 @@ import pytest
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.tokenizer import Decoder
-from stages.engines.generation import Request, Sampling, generate
+from stages.engines.generation import generate
+from stages.engines.generator import Request, Sampling
 from stages.engines.models import load_policy
 from tests.convergence.runs import START, collate_one_off, continued, logprobs_by
 from tests.stages.conftest import Runner

@@ -11,7 +11,8 @@ from stages.engines import determinism
 determinism.before_import()
 determinism.after_import()
 from transformers import LlamaConfig, LlamaForCausalLM
-from stages.engines.generation import Request, Sampling, generate
+from stages.engines.generation import generate
+from stages.engines.generator import Request, Sampling
 from stages.data.batching import collate
 from stages.engines.logprobs import response_logprobs
 

@@ -21,7 +21,8 @@ from transformers import (
 from stages.context import StageError
 from stages.contracts.lora import LoraParams, LoraSave
 from stages.data.batching import collate
-from stages.engines.generation import Request, Sampling, generate
+from stages.engines.generation import generate
+from stages.engines.generator import Request, Sampling
 from stages.engines.logprobs import response_logprobs
 from stages.engines.lora import carries_moments, is_adapter_folder, open_for_training
 from stages.engines.models import (

@@ -1,0 +1,79 @@
+"""What a generator is asked, what it answers, and what any of them can do.
+
+Log-probs and entropies are those of the distribution that the token was drawn from: scaled by the
+temperature and, where unlikely tokens are cut off, renormalised over the rest, the *support*. A
+completion carries its supports, so that a trainer can compute the very same log-probs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn; the defaults cut nothing off.
+
+    As in vLLM, logits are first divided by the temperature, then cut: by min_p, then top_k, then
+    top_p, each on what the ones before have left, renormalised. Of equally likely tokens the one
+    with the lower id ranks first, so that a support depends on nothing but the distribution (vLLM
+    keeps all that are as likely as the k-th).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """Keep the likeliest tokens until together they have this probability; 1: off."""
+    top_k: int = 0
+    """Keep this many of the likeliest tokens; 0: off."""
+    min_p: float = 0.0
+    """Keep tokens at least this probable relative to the likeliest; 0: off."""
+
+    @property
+    def cuts(self) -> bool:
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and the seed of the sample; without a seed the likeliest token is taken."""
+
+    prompt_ids: Sequence[int]
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A sampled response; one that ended has the end-of-sequence token as its last id."""
+
+    ids: list[int]
+    logprobs: list[float]
+    entropy: float
+    """Sum over the tokens, in nats."""
+    finish_reason: Literal["stop", "length"]
+    support: list[list[int]] | None = None
+    """The ids, sorted, that each token was drawn from; None: the whole vocabulary."""
+
+
+class Generator(Protocol):
+    """A policy that answers requests, wherever its weights are."""
+
+    policy_hash: str
+    """Of the weights that it answers with."""
+
+    def load(self, folder: Path) -> None:
+        """Answer with the weights in a folder from now on; StageError if they did not arrive."""
+
+    def generate(
+        self, requests: Sequence[Request], *, max_new_tokens: int, sampling: Sampling
+    ) -> list[Completion]:
+        """Complete all requests, in their order."""
+
+    def sleep(self) -> None:
+        """Free the memory of the device, weights and cache."""
+
+    def wake(self) -> None:
+        """Be ready again, with the weights from before the sleep."""
+
+    def close(self) -> None:
+        """Let go of everything."""
