@@ -46,6 +46,7 @@ def run(
     answers = generate_all(
         ctx,
         inputs["policy"],
+        config.precision,
         requests,
         max_new_tokens=config.max_new_tokens,
         sampling=Sampling(config.temperature),
@@ -61,7 +62,7 @@ def run(
         ctx,
         f"reference-of-{answers.policy_hash}",
         sampled,
-        lambda: load_policy(inputs["reference"], ctx.device),
+        lambda: load_policy(inputs["reference"], ctx.device, config.precision),
         lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
         "the reference's log-prob",
     )
@@ -70,6 +71,7 @@ def run(
         f"rewards-of-{answers.policy_hash}",
         config.reward,
         inputs["reward"],
+        config.precision,
         [*greedy, *sampled],
     )
     fill(ctx, referring, rewarding)

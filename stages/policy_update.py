@@ -26,6 +26,7 @@ from stages.data.finite import check_finite, sample_name
 from stages.data.seeds import draw_order
 from stages.engines.lora import open_for_training
 from stages.engines.models import content_hash, load_policy, save_model
+from stages.engines.optimizer import Learner
 from stages.engines.ranks import join
 from stages.engines.rl_state import load_state, save_state
 from stages.learning.best_of_n import learn_from_the_best
@@ -55,12 +56,13 @@ def run(
     state = load_state(inputs["state"], config.lora, inputs["policy"])
     with join(ctx) as ranks:
         policy = open_for_training(load_policy, inputs["policy"], ctx.device, config.lora, ctx.seed)
-        _check_same_policy(policy, rollouts)
-        learner = continued_learner(policy, "policy", params.learning_rate, params, state)
+        learner = continued_learner(policy, "policy", params.learning_rate, config, state)
+        _check_same_policy(learner, rollouts)
         update = Update(config, inputs, ctx, ranks, state, learner, rollouts, greedy)
         outcome = UPDATES.get(config.algorithm, learn_by_policy_gradient)(update)
 
-    save_model(policy, out["model"], tokenizer_from=inputs["policy"], lora=config.lora)
+    with learner.full_precision() as whole:
+        save_model(whole, out["model"], tokenizer_from=inputs["policy"], lora=config.lora)
     save_state(
         out["state"],
         state.steps + len(outcome.history),
@@ -118,8 +120,10 @@ def _scored_rollouts(inputs: Mapping[str, Path]) -> list[dict[str, Any]]:
     return [row | score for row, score in zip(rollouts, scores, strict=True)]
 
 
-def _check_same_policy(policy: Any, rollouts: Sequence[Mapping[str, Any]]) -> None:
-    expected, sampled_by = content_hash(policy), {row["policy_hash"] for row in rollouts}
+def _check_same_policy(policy: Learner, rollouts: Sequence[Mapping[str, Any]]) -> None:
+    with policy.full_precision() as whole:
+        expected = content_hash(whole, policy.precision)
+    sampled_by = {row["policy_hash"] for row in rollouts}
     if sampled_by != {expected}:
         found = ", ".join(sorted(name[:12] for name in sampled_by))
         raise StageError(

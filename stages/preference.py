@@ -38,11 +38,12 @@ def run(
     with join(ctx) as ranks:
         policy = open_for_training(load_policy, inputs["policy"], ctx.device, config.lora, ctx.seed)
         work = (_unpaired if unpaired else _paired)(policy, rows, reference, params, ctx.device)
-        learners = {"policy": fresh_learner(policy, params)}
+        learner = fresh_learner(policy, params, config.precision)
         shown = ["loss", "label_accuracy" if unpaired else "preference_accuracy"]
-        history = train(ctx, learners, plan, work, shown=shown, ranks=ranks)
+        history = train(ctx, {"policy": learner}, plan, work, shown=shown, ranks=ranks)
 
-    save_model(policy, out["model"], tokenizer_from=inputs["policy"], lora=config.lora)
+    with learner.full_precision() as whole:
+        save_model(whole, out["model"], tokenizer_from=inputs["policy"], lora=config.lora)
     start_state(out["state"])
     return {
         **last_epoch_means(history, plan),

@@ -11,6 +11,7 @@ from typing import Any
 
 from stages.context import Context
 from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
+from stages.contracts.precision import Precision
 from stages.contracts.preference import ReferenceLogprobsConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
@@ -43,7 +44,8 @@ def run(
         sums: dict[str, list[float]] = {side: [0.0] * len(rows) for side in responses}
     else:
         passes = {
-            side: _pass(ctx, side, inputs["policy"], rows, of) for side, of in responses.items()
+            side: _pass(ctx, side, inputs["policy"], config.precision, rows, of)
+            for side, of in responses.items()
         }
         fill(ctx, *passes.values())
         sums = {
@@ -62,6 +64,7 @@ def _pass(
     ctx: Context,
     side: str,
     policy: Path,
+    precision: Precision,
     rows: Sequence[Mapping[str, Any]],
     responses: Sequence[Sequence[int]],
 ) -> Pass:
@@ -73,7 +76,7 @@ def _pass(
         ctx,
         side,
         asked,
-        lambda: load_policy(policy, ctx.device),
+        lambda: load_policy(policy, ctx.device, precision),
         lambda model, batch: response_logprobs(model, batch, temperature=1.0).logprobs,
         "the reference's log-prob",
         lambda row: str(row["name"]),

@@ -39,6 +39,7 @@ from stages.engines.models import (
     start_scalar_model,
     token_scores,
 )
+from stages.engines.optimizer import Learner
 from stages.engines.ranks import join
 from stages.engines.training import (
     Rows,
@@ -85,12 +86,14 @@ def run(
             start_scalar_model, inputs["base"], ctx.device, config.lora, ctx.seed
         )
         work = _WORK[params.objective](model, rows, params, ctx.device)
-        learners = {"reward_model": fresh_learner(model, params)}
+        learner = fresh_learner(model, params, config.precision)
         shown = ["loss", "grad_norm"]
-        history = train(ctx, learners, plan, work, shown=shown, dropout=True, ranks=ranks)
+        history = train(
+            ctx, {"reward_model": learner}, plan, work, shown=shown, dropout=True, ranks=ranks
+        )
 
     if params.objective is RewardObjective.BRADLEY_TERRY:
-        _scale_rewards(model, rows[:SCALED_BY], ctx)
+        _scale_rewards(learner, rows[:SCALED_BY], ctx)
     chosen, rejected = _all_pair_rewards(model, rule, held_out, ctx)
     quality = {
         "pairwise_accuracy": pairwise_accuracy(
@@ -98,7 +101,8 @@ def run(
         ),
         "reward_margin": float((chosen - rejected).mean()),
     }
-    save_model(model, out["model"], tokenizer_from=inputs["base"], lora=config.lora)
+    with learner.full_precision() as whole:
+        save_model(whole, out["model"], tokenizer_from=inputs["base"], lora=config.lora)
     rule.save(out["model"])
     write_json(out["model"] / "quality.json", quality)
     ctx.table(
@@ -217,12 +221,14 @@ def _scores_along(model: Any, batch: Batch) -> torch.Tensor:
     return token_scores(model, batch).gather(1, at)
 
 
-def _scale_rewards(model: Any, pairs: Data, ctx: Context) -> None:
+def _scale_rewards(learner: Learner, pairs: Data, ctx: Context) -> None:
     """Divide the head by the standard deviation of the rewards of training responses."""
-    scale = float(torch.cat(_all_pair_rewards(model, RewardRule(), pairs, ctx)).std(correction=0))
+    rewards = torch.cat(_all_pair_rewards(learner.model, RewardRule(), pairs, ctx))
+    scale = float(rewards.std(correction=0))
     if scale > 0:
-        for parameter in unwrapped(model).score.parameters():
-            parameter.data.div_(scale)
+        with learner.full_precision() as whole:
+            for parameter in unwrapped(whole).score.parameters():
+                parameter.data.div_(scale)
 
 
 @torch.no_grad()

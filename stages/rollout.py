@@ -47,6 +47,7 @@ def run(
     sampled = generate_all(
         ctx,
         inputs["policy"],
+        config.precision,
         [Request(row["prompt_ids"], seed) for (row, _), seed in zip(slots, seeds, strict=True)],
         max_new_tokens=params.max_new_tokens,
         sampling=Sampling(params.temperature, params.top_p, params.top_k, params.min_p),

@@ -45,14 +45,16 @@ def run(
     weights = config.score.weights or {config.reward.value: 1.0}
     folders = {config.reward.value: inputs["reward"], Reward.VERIFIER.value: inputs["verifier"]}
     rewarding = {
-        name: reward_pass(ctx, f"rewards-{name}", Reward(name), folders[name], rollouts)
+        name: reward_pass(
+            ctx, f"rewards-{name}", Reward(name), folders[name], config.precision, rollouts
+        )
         for name in weights
     }
     referring = response_pass(
         ctx,
         "reference",
         rollouts,
-        lambda: load_policy(inputs["reference"], ctx.device),
+        lambda: load_policy(inputs["reference"], ctx.device, config.precision),
         lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
         "the reference's log-prob",
     )

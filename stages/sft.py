@@ -35,11 +35,14 @@ def run(
             ctx.device,
             lambda i: row_name("demonstration", i, rows[i]),
         )
-        learners = {"policy": fresh_learner(model, config.sft)}
+        learner = fresh_learner(model, config.sft, config.precision)
         shown = ["loss", "grad_norm"]
-        history = train(ctx, learners, plan, work, shown=shown, dropout=True, ranks=ranks)
+        history = train(
+            ctx, {"policy": learner}, plan, work, shown=shown, dropout=True, ranks=ranks
+        )
 
-    save_model(model, out["model"], tokenizer_from=inputs["base"], lora=config.lora)
+    with learner.full_precision() as whole:
+        save_model(whole, out["model"], tokenizer_from=inputs["base"], lora=config.lora)
     start_state(out["state"])
     means = last_epoch_means(history, plan)
     return {

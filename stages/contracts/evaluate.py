@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from stages.contracts.base import Over, Section, Stage, StageConfig
+from stages.contracts.precision import Precision
 from stages.contracts.rl import Reward
 
 
@@ -19,6 +20,7 @@ class EvaluateConfig(StageConfig):
     """What evaluate sees of params.yaml."""
 
     seed: int
+    precision: Precision = Field(strict=False)
     evaluate: EvaluateParams
     reward: Reward = Field(alias="rl.reward", strict=False)
     max_new_tokens: int = Field(alias="rollout.max_new_tokens")

@@ -7,6 +7,7 @@ from stages.contracts.evaluate import EvaluateParams
 from stages.contracts.lora import LoraParams
 from stages.contracts.model import ModelParams
 from stages.contracts.policy_update import PolicyUpdateParams
+from stages.contracts.precision import Precision
 from stages.contracts.preference import PreferenceParams
 from stages.contracts.prepare import PrepareParams
 from stages.contracts.refusals import REFUSALS
@@ -30,6 +31,8 @@ class Params(Section):
 
     seed: int = Field(default=17, ge=0)
     """All randomness is drawn from this number."""
+    precision: Precision = Field(default=Precision.FLOAT32, strict=False)
+    """Models compute in `float32`, or in `bfloat16` beside float32 weights that learn."""
     model: ModelParams = ModelParams()
     """The base model that SFT and the reward model start from."""
     prepare: PrepareParams = PrepareParams()

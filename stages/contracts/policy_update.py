@@ -15,6 +15,7 @@ from stages.contracts.objectives import (
     PreferenceLoss,
 )
 from stages.contracts.optimizer import Schedule
+from stages.contracts.precision import Precision
 from stages.contracts.preference import check_loss_settings
 from stages.contracts.rl import Algorithm, Reward
 
@@ -188,6 +189,7 @@ class PolicyUpdateConfig(StageConfig):
     """What policy_update sees of params.yaml."""
 
     seed: int
+    precision: Precision = Field(strict=False)
     policy_update: PolicyUpdateParams
     algorithm: Algorithm = Field(alias="rl.algorithm", strict=False)
     reward: Reward = Field(alias="rl.reward", strict=False)

@@ -10,6 +10,7 @@ from stages.contracts.base import Over, Processes, Stage, StageConfig
 from stages.contracts.lora import LoraParams
 from stages.contracts.objectives import PreferenceLoss
 from stages.contracts.optimizer import OptimizerParams
+from stages.contracts.precision import Precision
 
 SMOOTHED = (PreferenceLoss.SIGMOID, PreferenceLoss.ROBUST)
 
@@ -68,6 +69,7 @@ class PreferenceConfig(StageConfig):
     """What preference sees of params.yaml."""
 
     seed: int
+    precision: Precision = Field(strict=False)
     preference: PreferenceParams
     lora: LoraParams
 
@@ -75,6 +77,7 @@ class PreferenceConfig(StageConfig):
 class ReferenceLogprobsConfig(StageConfig):
     """What reference_logprobs sees of params.yaml."""
 
+    precision: Precision = Field(strict=False)
     loss: PreferenceLoss = Field(alias="preference.loss", strict=False)
 
 

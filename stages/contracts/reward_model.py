@@ -8,6 +8,7 @@ from stages.contracts.base import Processes, Stage, StageConfig
 from stages.contracts.lora import LoraParams
 from stages.contracts.objectives import RewardObjective, StepReward
 from stages.contracts.optimizer import OptimizerParams
+from stages.contracts.precision import Precision
 
 
 class Compared(StrEnum):
@@ -42,6 +43,7 @@ class RewardModelConfig(StageConfig):
     """What reward_model sees of params.yaml."""
 
     seed: int
+    precision: Precision = Field(strict=False)
     reward_model: RewardModelParams
     lora: LoraParams
 

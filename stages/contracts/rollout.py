@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from stages.contracts.base import Over, Processes, Section, Stage, StageConfig
+from stages.contracts.precision import Precision
 
 
 class PromptSource(StrEnum):
@@ -50,6 +51,7 @@ class RolloutConfig(StageConfig):
     """What rollout sees of params.yaml."""
 
     seed: int
+    precision: Precision = Field(strict=False)
     rollout: RolloutParams
 
 

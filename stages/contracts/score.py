@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from stages.contracts.base import Over, Processes, Section, Stage, StageConfig
+from stages.contracts.precision import Precision
 from stages.contracts.rl import Reward
 
 
@@ -26,6 +27,7 @@ class ScoreParams(Section):
 class ScoreConfig(StageConfig):
     """What score sees of params.yaml."""
 
+    precision: Precision = Field(strict=False)
     score: ScoreParams
     reward: Reward = Field(alias="rl.reward", strict=False)
     temperature: float = Field(alias="rollout.temperature")

@@ -5,6 +5,7 @@ from pydantic import Field
 from stages.contracts.base import Processes, Stage, StageConfig
 from stages.contracts.lora import LoraParams
 from stages.contracts.optimizer import OptimizerParams
+from stages.contracts.precision import Precision
 
 
 class SftParams(OptimizerParams):
@@ -22,6 +23,7 @@ class SftConfig(StageConfig):
     """What sft sees of params.yaml."""
 
     seed: int
+    precision: Precision = Field(strict=False)
     sft: SftParams
     lora: LoraParams
 

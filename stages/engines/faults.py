@@ -84,7 +84,7 @@ def _wrong_with(
             return
     loss.value.backward()  # type: ignore[no-untyped-call]
     for learner in learners.values():
-        for name, parameter in learner.model.named_parameters():
+        for name, parameter in learner.named_parameters():
             if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
                 yield f"the gradient of {name} by it alone is not finite"
                 return

@@ -6,6 +6,8 @@ against the files, tensor by tensor (weights.py).
 
 import hashlib
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.lora import ALL_WEIGHTS, LoraParams, LoraSave
+from stages.contracts.precision import Precision
 from stages.data.artifacts import set_modes
 from stages.data.batching import Batch
 from stages.engines.lean_transformers import (
@@ -28,8 +31,11 @@ from stages.engines.lora import (
     save_adapter,
     unwrapped,
 )
+from stages.engines.precision import is_rounded, round_weights, rounded
 from stages.engines.weights import Part, check_weights
 
+HASHERS = 4
+"""Threads that hash weights side by side."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -40,20 +46,27 @@ TOKENIZER_FILES = (
 )
 
 
-def load_policy(folder: Path, device: str = "cpu") -> Any:
-    """A causal language model, float32, in evaluation mode."""
-    return _load(AutoModelForCausalLM, folder, device)
+def load_policy(folder: Path, device: str = "cpu", precision: Precision = Precision.FLOAT32) -> Any:
+    """A causal language model in evaluation mode."""
+    return _load(AutoModelForCausalLM, folder, device, precision)
 
 
-def load_scalar_model(folder: Path, device: str = "cpu") -> Any:
+def load_scalar_model(
+    folder: Path, device: str = "cpu", precision: Precision = Precision.FLOAT32
+) -> Any:
     """A reward model or critic: a backbone with a head of one number."""
-    return _load(AutoModelForSequenceClassification, folder, device)
+    return _load(AutoModelForSequenceClassification, folder, device, precision)
 
 
 def start_scalar_model(folder: Path, device: str = "cpu") -> Any:
     """The backbone of a language model under a new head that says 0 for everything."""
     model = _load(
-        AutoModelForSequenceClassification, folder, device, part=Part.BACKBONE, num_labels=1
+        AutoModelForSequenceClassification,
+        folder,
+        device,
+        Precision.FLOAT32,
+        part=Part.BACKBONE,
+        num_labels=1,
     )
     torch.nn.init.zeros_(model.score.weight)
     return model
@@ -80,16 +93,29 @@ def save_model(
     set_modes(folder)
 
 
-def content_hash(model: Any) -> str:
-    """A hash of the weights as they are in memory: names, shapes, types and bytes.
+def content_hash(model: Any, precision: Precision = Precision.FLOAT32) -> str:
+    """A hash of the weights that one computes with: names, shapes, types and bytes.
 
-    With an adapter, of the merged weights: what the folder that it is saved to will load.
+    With an adapter, of the merged weights: what the folder that it is saved to will load. Float32
+    weights that another `precision` is made of are rounded to it first.
     """
     digest = hashlib.sha256()
-    for name, tensor in named_weights(model):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest.update(raw.numpy().data)
+    buffers = {name for name, _ in unwrapped(model).named_buffers()}
+
+    def line(item: tuple[str, Tensor]) -> bytes:
+        name, tensor = item[0], item[1].detach()
+        if name not in buffers and is_rounded(model, name, tensor):
+            tensor = rounded(tensor, precision)
+        raw = tensor.cpu().contiguous().view(-1).view(torch.uint8)
+        of_bytes = hashlib.sha256(raw.numpy().data).hexdigest()
+        return f"{name} {tuple(tensor.shape)} {tensor.dtype} {of_bytes}\n".encode()
+
+    with ThreadPoolExecutor(HASHERS) as hashers:
+        weights = iter(named_weights(model))
+        # A few at a time: merged weights are made as they are asked for.
+        while some := list(islice(weights, HASHERS)):
+            for hashed in hashers.map(line, some):
+                digest.update(hashed)
     return digest.hexdigest()
 
 
@@ -129,7 +155,13 @@ def sequence_rewards(reward_model: Any, batch: Batch) -> Tensor:
 
 
 def _load(
-    auto_class: Any, folder: Path, device: str, *, part: Part = Part.ALL, **options: Any
+    auto_class: Any,
+    folder: Path,
+    device: str,
+    precision: Precision,
+    *,
+    part: Part = Part.ALL,
+    **options: Any,
 ) -> Any:
     adapted = is_adapter_folder(folder)
     model = auto_class.from_pretrained(
@@ -140,6 +172,7 @@ def _load(
     )
     if adapted:
         merge_folder(model, folder)
+    round_weights(model, precision)
     model = model.to(device).eval()
     check_weights(model, folder, part)
     return model

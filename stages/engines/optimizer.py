@@ -1,20 +1,29 @@
 """A model that learns: its weights, AdamW's moments, a moving average, all as named tensors.
 
+What learns are float32 weights, the *masters*. A model that computes in float32 has them as its
+parameters. One that computes in bfloat16 has a rounded copy of them: the gradient of each
+micro-batch is added up in float32, the optimizer moves the masters, and the copy is made anew after
+each step, so that a step too small for bfloat16 is not lost. What is saved is never the copy.
+
 Moments are named after the parameter they belong to, so that they can be written beside a model,
 read back for the next iteration, and inspected.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stages.contracts.precision import Precision
+from stages.engines.precision import is_rounded, rounded
+
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class Learner:
-    """One model with its optimizer."""
+    """One model with its optimizer. The model comes with float32 weights, whatever `precision`."""
 
     def __init__(
         self,
@@ -25,31 +34,72 @@ class Learner:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         ema_decay: float = 0.0,
+        precision: Precision = Precision.FLOAT32,
     ) -> None:
         self.model = model
         self.learning_rate = learning_rate
         self.max_grad_norm = max_grad_norm
-        self._parameters = {
-            name: parameter
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
+        self.precision = precision
+        self._copies: dict[str, tuple[Tensor, Tensor]] = {}
+        self._masters = self._split(precision)
         self._ema_decay = ema_decay
         self._average = {
-            name: parameter.detach().clone()
-            for name, parameter in self._parameters.items()
-            if ema_decay > 0
+            name: master.detach().clone() for name, master in self._masters.items() if ema_decay > 0
         }
+        on_gpu = any(master.is_cuda for master in self._masters.values())
         self._optimizer = torch.optim.AdamW(
-            self._parameters.values(), lr=learning_rate, betas=betas, weight_decay=weight_decay
+            self._masters.values(),
+            lr=learning_rate,
+            betas=betas,
+            weight_decay=weight_decay,
+            fused=on_gpu,
         )
 
+    def _split(self, precision: Precision) -> dict[str, Tensor]:
+        """Round the model's weights; the masters of those that learn, by name.
+
+        `_copies` has each rounded parameter with its float32 weight. Weights that do not learn
+        are only needed to be saved again, and theirs are kept on the CPU.
+        """
+        masters: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            if precision is Precision.FLOAT32 or not is_rounded(self.model, name, parameter):
+                if parameter.requires_grad:
+                    masters[name] = parameter
+                continue
+            whole = parameter.data
+            parameter.data = rounded(whole, precision)
+            if parameter.requires_grad:
+                masters[name] = whole.requires_grad_()
+                parameter.register_post_accumulate_grad_hook(_adding_to(whole))
+            else:
+                whole = whole.cpu()
+            self._copies[name] = (parameter, whole)
+        return masters
+
+    @contextmanager
+    def full_precision(self) -> Iterator[Any]:
+        """The model with its float32 weights in it, to be saved, hashed or scaled."""
+        low = {name: parameter.data for name, (parameter, _) in self._copies.items()}
+        for parameter, whole in self._copies.values():
+            parameter.data = whole.detach()
+        try:
+            yield self.model
+        finally:
+            for name, (parameter, _) in self._copies.items():
+                parameter.data = low[name]
+            self._round(self._copies)
+
     def parameters(self) -> Iterable[Tensor]:
-        return self._parameters.values()
+        """What learns, with its gradients, in float32."""
+        return self._masters.values()
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        return self._masters.items()
 
     def clip_gradients(self) -> float:
         """Scale the gradients down to the largest norm allowed; the norm before that."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.max_grad_norm)
         return float(norm)
 
     def step(self, factor: float) -> None:
@@ -58,56 +108,78 @@ class Learner:
             group["lr"] = self.learning_rate * factor
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        self._round(self._masters)
         for name, average in self._average.items():
-            average.lerp_(self._parameters[name].detach(), 1 - self._ema_decay)
+            average.lerp_(self._masters[name].detach(), 1 - self._ema_decay)
 
     def settle(self) -> None:
         """Put the moving average, where there is one, in the place of the weights."""
         for name, average in self._average.items():
-            self._parameters[name].data.copy_(average)
+            self._masters[name].data.copy_(average)
+        self._round(self._average)
+
+    def _round(self, names: Iterable[str]) -> None:
+        """Make the copies of these weights anew."""
+        pairs = [self._copies[name] for name in names if name in self._copies]
+        if pairs:
+            low, whole = zip(*((p.data, w.detach()) for p, w in pairs), strict=True)
+            torch._foreach_copy_(low, whole)
 
     def moments(self) -> dict[str, Tensor]:
         """AdamW's state, by parameter."""
         return {
-            f"{moment}.{name}": self._optimizer.state[parameter][moment]
-            for name, parameter in self._parameters.items()
+            f"{moment}.{name}": self._optimizer.state[master][moment]
+            for name, master in self._masters.items()
             for moment in _MOMENTS
-            if moment in self._optimizer.state[parameter]
+            if moment in self._optimizer.state[master]
         }
 
     def load_moments(self, moments: Mapping[str, Tensor]) -> None:
-        for name, parameter in self._parameters.items():
+        for name, master in self._masters.items():
             for moment in _MOMENTS:
                 if f"{moment}.{name}" in moments:
-                    # AdamW keeps its step counter on the CPU.
-                    device = "cpu" if moment == "step" else parameter.device
-                    value = moments[f"{moment}.{name}"].to(device)
-                    self._optimizer.state[parameter][moment] = value
+                    value = moments[f"{moment}.{name}"].to(master.device)
+                    self._optimizer.state[master][moment] = value
 
     def tensors(self) -> dict[str, Tensor]:
         """All that changes in training."""
-        weights = {f"weight.{name}": value.data for name, value in self._parameters.items()}
+        weights = {f"weight.{name}": value.data for name, value in self._masters.items()}
         averages = {f"average.{name}": value for name, value in self._average.items()}
         moments = {f"moment.{name}": value for name, value in self.moments().items()}
         return weights | averages | moments
 
     def shapes(self) -> dict[str, torch.Size]:
         """Of all that `tensors` may have."""
-        weights = {f"weight.{name}": value.shape for name, value in self._parameters.items()}
+        weights = {f"weight.{name}": value.shape for name, value in self._masters.items()}
         averages = {f"average.{name}": value.shape for name, value in self._average.items()}
         moments = {
             f"moment.{moment}.{name}": torch.Size() if moment == "step" else value.shape
-            for name, value in self._parameters.items()
+            for name, value in self._masters.items()
             for moment in _MOMENTS
         }
         return weights | averages | moments
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, parameter in self._parameters.items():
-            parameter.data.copy_(tensors[f"weight.{name}"])
+        for name, master in self._masters.items():
+            master.data.copy_(tensors[f"weight.{name}"])
+        self._round(self._masters)
         for name, average in self._average.items():
             average.copy_(tensors[f"average.{name}"])
         prefix = "moment."
         self.load_moments(
             {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         )
+
+
+def _adding_to(master: Tensor) -> Any:
+    """A hook that adds a parameter's fresh gradient to its master's."""
+
+    def add(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if master.grad is None:
+            master.grad = parameter.grad.to(master.dtype)
+        else:
+            master.grad += parameter.grad
+        parameter.grad = None
+
+    return add

@@ -66,6 +66,6 @@ def save_state(
     }
     save_file(tensors, folder / "optimizer.safetensors")
     if "critic" in learners:
-        critic = learners["critic"].model
-        save_model(critic, folder / "critic", tokenizer_from=tokenizer_from, lora=lora)
+        with learners["critic"].full_precision() as critic:
+            save_model(critic, folder / "critic", tokenizer_from=tokenizer_from, lora=lora)
     set_modes(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.context import Context, StageError
+from stages.contracts.precision import Precision
 from stages.data.finite import check_finite
 from stages.data.seeds import stable_hash
 from stages.engines.generation import generate
@@ -33,6 +34,7 @@ def sample_seed(run_seed: int, iteration: str, prompt_id: str, sample_index: int
 def generate_all(
     ctx: Context,
     folder: Path,
+    precision: Precision,
     requests: Sequence[Request],
     *,
     max_new_tokens: int,
@@ -61,7 +63,7 @@ def generate_all(
     found = pass_names(ctx, RESPONSES)
     work = responses(found[0] if len(found) == 1 else RESPONSES)
     if missing(ctx, work):
-        policy = load_policy(folder, ctx.device)
+        policy = load_policy(folder, ctx.device, precision)
         _check_context(policy, requests, max_new_tokens)
         work = responses(RESPONSES + content_hash(policy), policy)
         fill(ctx, work)

@@ -25,6 +25,7 @@ import torch
 from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.context import Context, StageError, Stopped
 from stages.contracts.optimizer import OptimizerParams
+from stages.contracts.precision import Precision
 from stages.data.seeds import shuffled, stable_hash
 from stages.engines.faults import explain
 from stages.engines.optimizer import Learner
@@ -259,7 +260,7 @@ def cosine_plan(params: OptimizerParams, num_rows: int, seed: int) -> Plan:
     )
 
 
-def fresh_learner(model: Any, params: OptimizerParams) -> Learner:
+def fresh_learner(model: Any, params: OptimizerParams, precision: Precision) -> Learner:
     """A model with an optimizer that has seen nothing yet."""
     return Learner(
         model,
@@ -268,6 +269,7 @@ def fresh_learner(model: Any, params: OptimizerParams) -> Learner:
         weight_decay=params.weight_decay,
         betas=(params.beta1, params.beta2),
         ema_decay=params.ema_decay,
+        precision=precision,
     )
 
 

@@ -148,4 +148,4 @@ def _load_teacher(update: Update) -> Any:
             f"rl.teacher {folder} has another tokenizer than the policy, or none: token by token "
             "the two could not be compared. Choose a teacher that shares the policy's tokenizer"
         )
-    return load_policy(folder, update.ctx.device)
+    return load_policy(folder, update.ctx.device, update.config.precision)

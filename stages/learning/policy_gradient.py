@@ -70,7 +70,7 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
     if config.algorithm is Algorithm.PPO:
         critic = load_critic(update.inputs, params.critic, config.reward, config.lora, update.ctx)
         learners["critic"] = continued_learner(
-            critic, "critic", params.critic_learning_rate, params, update.state
+            critic, "critic", params.critic_learning_rate, config, update.state
         )
         _fit_critic(update, learners["critic"], measured, kl_coef)
         values = critic_values(update.ctx, critic, update.rollouts)

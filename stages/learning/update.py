@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from stages.context import Context
-from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
+from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.engines.optimizer import Learner
 from stages.engines.ranks import Ranks
 from stages.engines.resume import Metrics
@@ -59,15 +59,17 @@ class Update:
 
 
 def continued_learner(
-    model: Any, name: str, learning_rate: float, params: PolicyUpdateParams, state: RlState
+    model: Any, name: str, learning_rate: float, config: PolicyUpdateConfig, state: RlState
 ) -> Learner:
     """A model that goes on with the moments that the iteration before left under the name."""
+    params = config.policy_update
     learner = Learner(
         model,
         learning_rate=learning_rate,
         max_grad_norm=params.max_grad_norm,
         weight_decay=params.weight_decay,
         betas=(params.beta1, params.beta2),
+        precision=config.precision,
     )
     learner.load_moments(state.moments(name))
     return learner

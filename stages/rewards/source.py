@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.context import Context, StageError
+from stages.contracts.precision import Precision
 from stages.contracts.rl import Reward
 from stages.data.finite import check_finite, sample_name
 from stages.engines.inference import UNIT_ROWS, response_pass
@@ -16,11 +17,13 @@ from stages.rewards.verifier import Verifier
 Rows = Sequence[Mapping[str, Any]]
 
 
-def reward_pass(ctx: Context, name: str, source: Reward, folder: Path, rows: Rows) -> Pass:
+def reward_pass(
+    ctx: Context, name: str, source: Reward, folder: Path, precision: Precision, rows: Rows
+) -> Pass:
     """One reward for each row of prompt_ids, response_ids, response, answer and finish_reason."""
     if source is Reward.REWARD_MODEL:
         rule = RewardRule.load(folder)
-        load = lambda: load_scalar_model(folder, ctx.device)  # noqa: E731
+        load = lambda: load_scalar_model(folder, ctx.device, precision)  # noqa: E731
         return response_pass(ctx, name, rows, load, rule.rewards, _what(source))
     for row in rows:
         if row["answer"] is None:

@@ -38,7 +38,10 @@ class Runner:
 
     def __init__(self, root: Path, **changes: dict) -> None:
         self.root = root
-        values = {key: {**TINY.get(key, {}), **changes.get(key, {})} for key in TINY | changes}
+        values = {
+            key: {**TINY.get(key, {}), **value} if isinstance(value, dict) else value
+            for key, value in {**{name: {} for name in TINY}, **changes}.items()
+        }
         self.params = Params.model_validate(values)
         for folder in ("data", "models"):
             (root / folder).mkdir(parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ def loaded(monkeypatch):
         load = getattr(importlib.import_module(module), name)
         monkeypatch.setattr(
             f"stages.{place}",
-            lambda folder, device, load=load: (names.append(folder.name), load(folder, device))[1],
+            lambda folder, *how, load=load: (names.append(folder.name), load(folder, *how))[1],
         )
     return names
 
