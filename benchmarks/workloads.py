@@ -1,0 +1,120 @@
+"""The models and data that speed is measured with: shapes that people use, weights at random.
+
+Time does not depend on what the weights say. The tokenizer has a word for every id, so that peers
+that only take text are given the same token ids as we are. Nothing ends a response before its
+limit: the model folders name no end-of-sequence token that can be drawn from the benchmark's point
+of view, and peers are told to ignore it.
+"""
+
+import json
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+MEAN_LENGTH = 221
+"""Tokens of a training sequence, on average."""
+SHAPES = {
+    # SmolLM2-135M: 30 narrow layers under a large, tied vocabulary.
+    "135m": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
+    # TinyLlama-1.1B.
+    "1.1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+        "tie_word_embeddings": False,
+    },
+    # For a machine without a GPU, to see that a script runs.
+    "tiny": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 512,
+        "tie_word_embeddings": True,
+    },
+}
+PAD, END = 0, 1
+FIRST_WORD = 2
+MAX_LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Prompts and two responses to each, as token ids."""
+
+    prompts: list[list[int]]
+    chosen: list[list[int]]
+    rejected: list[list[int]]
+
+
+def sequences(shape: str, count: int, seed: int = 17, prompt_length: int = 25) -> Sequences:
+    """Uneven lengths: log-normal around MEAN_LENGTH for a prompt and its response together."""
+    draw = random.Random(seed)
+    words = range(FIRST_WORD, SHAPES[shape]["vocab_size"])
+
+    def response() -> list[int]:
+        length = draw.lognormvariate(math.log(MEAN_LENGTH - prompt_length) - 0.18, 0.6)
+        return draw.choices(words, k=min(max(8, round(length)), 1000))
+
+    prompts = [draw.choices(words, k=draw.randint(20, 30)) for _ in range(count)]
+    return Sequences(prompts, [response() for _ in prompts], [response() for _ in prompts])
+
+
+def text(ids: list[int]) -> str:
+    """What the benchmark's tokenizer turns into these very ids."""
+    return " ".join(f"w{token}" for token in ids)
+
+
+def make_model(shape: str, folder: Path) -> None:
+    """A Hugging Face folder with weights at random, float32, and a tokenizer of numbered words."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **SHAPES[shape],
+        max_position_embeddings=MAX_LENGTH,
+        pad_token_id=PAD,
+        bos_token_id=None,
+        eos_token_id=END,
+        initializer_range=0.02,
+    )
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = LlamaForCausalLM(config)
+    model.to(torch.float32).save_pretrained(folder)
+    make_tokenizer(SHAPES[shape]["vocab_size"], folder)
+
+
+def make_tokenizer(vocab_size: int, folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    names = ["<pad>", "<end>"] + [f"w{token}" for token in range(FIRST_WORD, vocab_size)]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<pad>", "<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "pad_token": "<pad>",
+                "eos_token": "<end>",
+                "model_max_length": MAX_LENGTH,
+            }
+        ),
+        encoding="utf-8",
+    )
