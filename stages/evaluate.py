@@ -45,8 +45,7 @@ def run(
     ]
     answers = generate_all(
         ctx,
-        inputs["policy"],
-        config.precision,
+        lambda: load_policy(inputs["policy"], ctx.device, config.precision),
         requests,
         max_new_tokens=config.max_new_tokens,
         sampling=Sampling(config.temperature),

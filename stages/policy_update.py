@@ -11,6 +11,7 @@ At most two models are in memory: the policy and, for PPO, the critic.
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import check_finite, sample_name
 from stages.data.seeds import draw_order
+from stages.engines.loaders import FRESH, Loaders
 from stages.engines.lora import open_for_training
 from stages.engines.models import content_hash, load_policy, save_model
 from stages.engines.optimizer import Learner
-from stages.engines.ranks import join
-from stages.engines.rl_state import load_state, save_state
+from stages.engines.ranks import Ranks, join
+from stages.engines.rl_state import RlState, load_state, save_state
 from stages.learning.best_of_n import learn_from_the_best
+from stages.learning.critic import load_critic
 from stages.learning.distillation import learn_from_a_teacher
 from stages.learning.experience import group_numbers
 from stages.learning.online_pairs import learn_from_own_pairs
@@ -46,33 +49,78 @@ UPDATES = {
 def run(
     config: PolicyUpdateConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
+    scored = scored_rollouts(
+        read_parquet(inputs["rollouts"]),
+        read_parquet(inputs["scores"]),
+        f"{inputs['scores']} does not belong to {inputs['rollouts']}",
+    )
+    state = load_state(inputs["state"], config.lora, inputs["policy"])
+    with join(ctx) as ranks:
+        learners = open_learners(config, inputs, ctx, state)
+        check_sampled_by(sampling_hash(learners["policy"]), scored)
+        outcome, metrics = learn(config, inputs, ctx, ranks, state, learners, scored)
+    save(config, inputs, out, state.steps + len(outcome.history), learners, outcome.kl_coef)
+    write_parquet(out["experience"], outcome.experience, schema.EXPERIENCE)
+    return metrics
+
+
+def open_learners(
+    config: PolicyUpdateConfig, inputs: Mapping[str, Path], ctx: Context, state: RlState
+) -> dict[str, Learner]:
+    """The policy, and for PPO the critic, as the iteration before left them."""
     params = config.policy_update
-    scored = _scored_rollouts(inputs)
+    policy = open_for_training(load_policy, inputs["policy"], ctx.device, config.lora, ctx.seed)
+    learners = {"policy": continued_learner(policy, "policy", params.learning_rate, config, state)}
+    if config.algorithm is Algorithm.PPO:
+        critic = load_critic(inputs, params.critic, config.reward, config.lora, ctx)
+        learners["critic"] = continued_learner(
+            critic, "critic", params.critic_learning_rate, config, state
+        )
+    return learners
+
+
+def learn(
+    config: PolicyUpdateConfig,
+    inputs: Mapping[str, Path],
+    ctx: Context,
+    ranks: Ranks,
+    state: RlState,
+    learners: Mapping[str, Learner],
+    scored: Rollouts,
+    load: Loaders = FRESH,
+) -> tuple[Outcome, dict[str, float | int]]:
+    """What an iteration does to its learners, and its metrics."""
     greedy = {row["prompt_id"]: row["reward"] for row in scored if row["greedy"]}
     rollouts: Rollouts = [row for row in scored if not row["greedy"]]
     of_groups = _group_metrics(rollouts)
     if config.reserve:
         rollouts = with_variance(rollouts, config.prompts, ctx)
-    state = load_state(inputs["state"], config.lora, inputs["policy"])
-    with join(ctx) as ranks:
-        policy = open_for_training(load_policy, inputs["policy"], ctx.device, config.lora, ctx.seed)
-        learner = continued_learner(policy, "policy", params.learning_rate, config, state)
-        _check_same_policy(learner, rollouts)
-        update = Update(config, inputs, ctx, ranks, state, learner, rollouts, greedy)
-        outcome = UPDATES.get(config.algorithm, learn_by_policy_gradient)(update)
+    update = Update(config, inputs, ctx, ranks, state, learners, rollouts, greedy, load)
+    outcome = UPDATES.get(config.algorithm, learn_by_policy_gradient)(update)
+    return replace(outcome, experience=_in_order(outcome.experience)), (
+        _summary(outcome, rollouts) | of_groups
+    )
 
-    with learner.full_precision() as whole:
+
+def save(
+    config: PolicyUpdateConfig,
+    inputs: Mapping[str, Path],
+    out: Mapping[str, Path],
+    steps: int,
+    learners: Mapping[str, Learner],
+    kl_coef: float | None,
+) -> None:
+    """The policy, and what the next iteration needs beside it."""
+    with learners["policy"].full_precision() as whole:
         save_model(whole, out["model"], tokenizer_from=inputs["policy"], lora=config.lora)
     save_state(
         out["state"],
-        state.steps + len(outcome.history),
-        outcome.learners,
-        kl_coef=outcome.kl_coef,
+        steps,
+        learners,
+        kl_coef=kl_coef,
         lora=config.lora,
         tokenizer_from=inputs["policy"],
     )
-    write_parquet(out["experience"], _in_order(outcome.experience), schema.EXPERIENCE)
-    return _summary(outcome, rollouts) | of_groups
 
 
 def _in_order(experience: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -103,26 +151,29 @@ def _group_metrics(rollouts: Rollouts) -> dict[str, float | int]:
     return {"zero_variance_share": share_of_zero_variance(rewards, groups)}
 
 
-def _scored_rollouts(inputs: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Rollout rows with their reward and reference log-probs."""
-    rollouts, scores = read_parquet(inputs["rollouts"]), read_parquet(inputs["scores"])
+def scored_rollouts(
+    rollouts: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]], complaint: str
+) -> list[dict[str, Any]]:
+    """Rollout rows with their reward and reference log-probs; `complaint` if they do not fit."""
     keys = [
         [(row["prompt_id"], row["sample_index"]) for row in rows] for rows in (rollouts, scores)
     ]
     if keys[0] != keys[1]:
-        raise StageError(
-            f"{inputs['scores']} does not belong to {inputs['rollouts']}: their rows differ. "
-            "Run score again."
-        )
+        raise StageError(f"{complaint}: their rows differ. Run score again.")
     for row in scores:
         check_finite("the reward", sample_name(row), row["reward"], "run score again")
         check_finite("the reference's log-prob", sample_name(row), row["ref_logprobs"])
-    return [row | score for row, score in zip(rollouts, scores, strict=True)]
+    return [{**row, **score} for row, score in zip(rollouts, scores, strict=True)]
 
 
-def _check_same_policy(policy: Learner, rollouts: Sequence[Mapping[str, Any]]) -> None:
+def sampling_hash(policy: Learner) -> str:
+    """The hash under which a sampler answers that loads the policy as it is now."""
     with policy.full_precision() as whole:
-        expected = content_hash(whole, policy.precision)
+        return content_hash(whole, policy.precision)
+
+
+def check_sampled_by(expected: str, rollouts: Sequence[Mapping[str, Any]]) -> None:
+    """StageError where they come from another policy than the one of that hash."""
     sampled_by = {row["policy_hash"] for row in rollouts}
     if sampled_by != {expected}:
         found = ", ".join(sorted(name[:12] for name in sampled_by))

@@ -7,8 +7,9 @@ sample index).
 Shards share out the batches that are decoded together; the last to be done writes the rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stages.context import Context, StageError
 from stages.contracts.rollout import RolloutConfig
@@ -18,15 +19,31 @@ from stages.data.finite import sample_name
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
 from stages.engines.generator import Request, Sampling
+from stages.engines.models import load_policy
 from stages.engines.sampling import generate_all, sample_seed
 
 
 def run(
     config: RolloutConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
+    prompts = read_parquet(inputs["prompts"])
+    load = lambda: load_policy(inputs["policy"], ctx.device, config.precision)  # noqa: E731
+    rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), load, ctx)
+    write_parquet(out["rollouts"], rows, schema.ROLLOUTS)
+    return metrics
+
+
+def roll_out(
+    config: RolloutConfig,
+    data: Sequence[Mapping[str, Any]],
+    decoder: Decoder,
+    load: Callable[[], Any],
+    ctx: Context,
+) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
+    """Rows of schema.ROLLOUTS for the iteration that `ctx` is bound to, and their metrics."""
     params = config.rollout
     iteration = str(ctx.key)
-    prompts = {row["prompt_id"]: row for row in read_parquet(inputs["prompts"])}
+    prompts = {row["prompt_id"]: row for row in data}
     wanted = params.prompts + params.reserve
     if len(prompts) < wanted:
         raise StageError(
@@ -46,8 +63,7 @@ def run(
 
     sampled = generate_all(
         ctx,
-        inputs["policy"],
-        config.precision,
+        load,
         [Request(row["prompt_ids"], seed) for (row, _), seed in zip(slots, seeds, strict=True)],
         max_new_tokens=params.max_new_tokens,
         sampling=Sampling(params.temperature, params.top_p, params.top_k, params.min_p),
@@ -56,7 +72,6 @@ def run(
     )
     completions = sampled.completions
 
-    decoder = Decoder(inputs["policy"])
     rows = [
         {
             **{name: row[name] for name in ("prompt_id", "prompt", "answer", "prompt_ids")},
@@ -72,11 +87,10 @@ def run(
         }
         for (row, index), seed, completion in zip(slots, seeds, completions, strict=True)
     ]
-    write_parquet(out["rollouts"], rows, schema.ROLLOUTS)
     drawn_at_random = [c for c, seed in zip(completions, seeds, strict=True) if seed is not None]
     num_tokens = sum(len(completion.ids) for completion in drawn_at_random)
     num_cut = sum(completion.finish_reason == "length" for completion in drawn_at_random)
-    return {
+    return rows, {
         "response_length": num_tokens / len(drawn_at_random),
         "truncation_rate": num_cut / len(drawn_at_random),
         "entropy": sum(completion.entropy for completion in drawn_at_random) / num_tokens,

@@ -30,8 +30,8 @@ from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import check_finite, sample_name
 from stages.engines.inference import response_pass
+from stages.engines.loaders import FRESH, Loaders
 from stages.engines.logprobs import response_logprobs
-from stages.engines.models import load_policy
 from stages.engines.parts import collect, fill
 from stages.rewards.source import reward_pass
 
@@ -42,11 +42,24 @@ def run(
     config: ScoreConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     rollouts = read_parquet(inputs["rollouts"])
+    scores, metrics = score(config, inputs, rollouts, ctx)
+    write_parquet(out["scores"], scores, schema.SCORES)
+    return metrics
+
+
+def score(
+    config: ScoreConfig,
+    inputs: Mapping[str, Path],
+    rollouts: Sequence[Mapping[str, Any]],
+    ctx: Context,
+    load: Loaders = FRESH,
+) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
+    """Rows of schema.SCORES beside the rollouts, and their metrics."""
     weights = config.score.weights or {config.reward.value: 1.0}
     folders = {config.reward.value: inputs["reward"], Reward.VERIFIER.value: inputs["verifier"]}
     rewarding = {
         name: reward_pass(
-            ctx, f"rewards-{name}", Reward(name), folders[name], config.precision, rollouts
+            ctx, f"rewards-{name}", Reward(name), folders[name], config.precision, rollouts, load
         )
         for name in weights
     }
@@ -54,21 +67,23 @@ def run(
         ctx,
         "reference",
         rollouts,
-        lambda: load_policy(inputs["reference"], ctx.device, config.precision),
+        lambda: load.policy(inputs["reference"], ctx.device, config.precision),
         lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
         "the reference's log-prob",
     )
     fill(ctx, *rewarding.values(), referring)
     by_source = {name: collect(ctx, work) for name, work in rewarding.items()}
     ref_logprobs = collect(ctx, referring)
-    rewards = _shaped(
+    shaped = _shaped(
         {name: torch.tensor(values, dtype=torch.float64) for name, values in by_source.items()},
         weights,
         rollouts,
         config,
-    ).tolist()
-    for row, reward in zip(rollouts, torch.tensor(rewards, dtype=torch.float32), strict=True):
-        check_finite("the reward to learn from", sample_name(row), float(reward))
+    )
+    # As they are kept, so that who reads them here or from the file reads the same.
+    rewards = shaped.float().tolist()
+    for row, reward in zip(rollouts, rewards, strict=True):
+        check_finite("the reward to learn from", sample_name(row), reward)
 
     said = [
         dict(zip(by_source, values, strict=True))
@@ -86,13 +101,12 @@ def run(
             rollouts, rewards, said, ref_logprobs, strict=True
         )
     ]
-    write_parquet(out["scores"], scores, schema.SCORES)
     samples = [
         {"prompt": row["prompt"], "response": row["response"], "reward": reward}
-        for row, reward in zip(rollouts, rewards, strict=True)
+        for row, reward in zip(rollouts, shaped.tolist(), strict=True)
     ]
     ctx.table("samples", samples[:: max(1, len(samples) // SHOWN)][:SHOWN])
-    return _summary(rollouts, rewards, by_source, ref_logprobs)
+    return scores, _summary(rollouts, shaped.tolist(), by_source, ref_logprobs)
 
 
 def _shaped(

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from stages.context import Context, StageError
-from stages.contracts.precision import Precision
 from stages.data.finite import check_finite
 from stages.data.seeds import stable_hash
 from stages.engines.generation import generate
 from stages.engines.generator import Completion, Request, Sampling
-from stages.engines.models import content_hash, load_policy
+from stages.engines.models import content_hash
 from stages.engines.parts import Pass, collect, fill, missing, pass_names
 
 RESPONSES = "responses-"
@@ -33,8 +31,7 @@ def sample_seed(run_seed: int, iteration: str, prompt_id: str, sample_index: int
 
 def generate_all(
     ctx: Context,
-    folder: Path,
-    precision: Precision,
+    load: Callable[[], Any],
     requests: Sequence[Request],
     *,
     max_new_tokens: int,
@@ -42,7 +39,7 @@ def generate_all(
     batch_size: int,
     describe: Callable[[int], str],
 ) -> Samples:
-    """Complete all requests with the policy in `folder`; ShareDone where other shards owe some.
+    """Complete all requests with the policy that `load` loads; ShareDone if other shards owe some.
 
     Parts lie under the hash of the weights that sampled them, so those of two policies never mix.
     A process that finds its share done under the one hash there is takes that, and loads no policy.
@@ -63,7 +60,7 @@ def generate_all(
     found = pass_names(ctx, RESPONSES)
     work = responses(found[0] if len(found) == 1 else RESPONSES)
     if missing(ctx, work):
-        policy = load_policy(folder, ctx.device, precision)
+        policy = load()
         _check_context(policy, requests, max_new_tokens)
         work = responses(RESPONSES + content_hash(policy), policy)
         fill(ctx, work)

@@ -31,7 +31,7 @@ def learn_from_the_best(update: Update) -> Outcome:
         "kept_reward_mean": sum(rewards) / len(rewards),
     }
     used = trained_on(best, Role.IMITATED)
-    return Outcome(history, {"policy": update.policy}, used, metrics)
+    return Outcome(history, used, metrics)
 
 
 def the_best(rollouts: Rollouts, keep: int) -> list[Mapping[str, Any]]:

@@ -19,7 +19,6 @@ from stages.data.tokenizer import Decoder
 from stages.engines.inference import kept_over_responses
 from stages.engines.logprobs import logprobs_of, response_logprobs, response_topk
 from stages.engines.lora import is_adapter_folder
-from stages.engines.models import load_policy
 from stages.engines.resume import Metrics
 from stages.engines.training import Rows, Step, Work, counted
 from stages.learning.experience import Experience, Measured, measure
@@ -40,7 +39,7 @@ def learn_from_a_teacher(update: Update) -> Outcome:
     if params.distill_top_k:
         metrics["kl_to_reference"] = measured.kl_to_reference
     used = trained_on([update.rollouts[i] for i in rows], Role.DISTILLED, advantages)
-    return Outcome(history, {"policy": update.policy}, used, metrics)
+    return Outcome(history, used, metrics)
 
 
 def _learn_samples(
@@ -59,7 +58,7 @@ def _learn_samples(
         returns=nothing,
     )
     kl_coef = 0.0
-    history = ascend(update, {"policy": update.policy}, rows, experience, kl_coef)
+    history = ascend(update, rows, experience, kl_coef)
     return history, experience.advantages[list(rows)]
 
 
@@ -148,4 +147,4 @@ def _load_teacher(update: Update) -> Any:
             f"rl.teacher {folder} has another tokenizer than the policy, or none: token by token "
             "the two could not be compared. Choose a teacher that shares the policy's tokenizer"
         )
-    return load_policy(folder, update.ctx.device, update.config.precision)
+    return update.load.policy(folder, update.ctx.device, update.config.precision)

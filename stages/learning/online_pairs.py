@@ -70,7 +70,7 @@ def learn_from_own_pairs(update: Update) -> Outcome:
     if params.chosen is Chosen.BEST:
         # A demonstration is no sample: only what it was preferred to is listed.
         used += trained_on(chosen, Role.CHOSEN)
-    return Outcome(history, {"policy": update.policy}, used, metrics)
+    return Outcome(history, used, metrics)
 
 
 def best_and_worst(rollouts: Rollouts) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:

@@ -34,7 +34,6 @@ from stages.engines.models import pad_id, response_values
 from stages.engines.optimizer import Learner
 from stages.engines.resume import Metrics
 from stages.engines.training import Rows, Step, Work, counted, train
-from stages.learning.critic import load_critic
 from stages.learning.experience import (
     Experience,
     Measured,
@@ -50,7 +49,6 @@ from stages.learning.update import (
     Role,
     Rollouts,
     Update,
-    continued_learner,
     trained_on,
 )
 
@@ -65,21 +63,17 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
     if params.kl_target is not None and update.state.kl_coef is not None:
         kl_coef = update.state.kl_coef
     measured = measure(update.ctx, policy, update.rollouts, config)
-    learners = {"policy": update.policy}
     metrics: dict[str, float | int] = {"kl_coef": kl_coef}
     if config.algorithm is Algorithm.PPO:
-        critic = load_critic(update.inputs, params.critic, config.reward, config.lora, update.ctx)
-        learners["critic"] = continued_learner(
-            critic, "critic", params.critic_learning_rate, config, update.state
-        )
-        _fit_critic(update, learners["critic"], measured, kl_coef)
-        values = critic_values(update.ctx, critic, update.rollouts)
+        critic = update.learners["critic"]
+        _fit_critic(update, critic, measured, kl_coef)
+        values = critic_values(update.ctx, critic.model, update.rollouts)
         experience = experience_of(update, measured, kl_coef, values)
         metrics["explained_variance"] = how_well_explained(experience)
     else:
         experience = experience_of(update, measured, kl_coef)
     rows = rows_to_learn_from(update)
-    history = ascend(update, learners, rows, experience, kl_coef)
+    history = ascend(update, rows, experience, kl_coef)
     metrics |= measured.metrics() | experience.metrics()
     if params.kl_target is not None:
         kl_coef = next_kl_coef(
@@ -91,7 +85,7 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
         )
     learnt = [update.rollouts[i] for i in rows]
     used = trained_on(learnt, Role.POLICY_GRADIENT, experience.advantages[rows])
-    return Outcome(history, learners, used, metrics, kl_coef)
+    return Outcome(history, used, metrics, kl_coef)
 
 
 def rows_to_learn_from(update: Update) -> list[int]:
@@ -109,14 +103,10 @@ def rows_to_learn_from(update: Update) -> list[int]:
 
 
 def ascend(
-    update: Update,
-    learners: Mapping[str, Learner],
-    rows: Sequence[int],
-    experience: Experience,
-    kl_coef: float,
+    update: Update, rows: Sequence[int], experience: Experience, kl_coef: float
 ) -> list[Metrics]:
     """Train on `rows` of the experience; the critic too, where there is one."""
-    config = update.config
+    config, learners = update.config, update.learners
     work = _work(config, update.ctx.device, learners, update.rollouts, rows, experience, kl_coef)
     return train(
         update.ctx,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stages.context import Context
 from stages.contracts.policy_update import PolicyUpdateConfig
+from stages.engines.loaders import FRESH, Loaders
 from stages.engines.optimizer import Learner
 from stages.engines.ranks import Ranks
 from stages.engines.resume import Metrics
@@ -29,11 +30,18 @@ class Update:
     ctx: Context
     ranks: Ranks
     state: RlState
-    policy: Learner
+    learners: Mapping[str, Learner]
+    """The policy and, for PPO, the critic."""
     rollouts: Rollouts
     """Rollout rows with their scores; greedy ones are not among them."""
     greedy: Mapping[str, float]
     """The reward of each prompt's greedy response, where there is one."""
+    load: Loaders = FRESH
+    """Where other models come from, such as a teacher."""
+
+    @property
+    def policy(self) -> Learner:
+        return self.learners["policy"]
 
     def plan(self, num_rows: int, epochs: int | None = None) -> Plan:
         """Optimizer steps over so many rows, at rates that go on from the iteration before."""
@@ -54,8 +62,7 @@ class Update:
 
     def train(self, plan: Plan, work: Work, shown: Sequence[str]) -> list[Metrics]:
         """The policy alone, by the work."""
-        learners = {"policy": self.policy}
-        return train(self.ctx, learners, plan, work, shown=shown, ranks=self.ranks)
+        return train(self.ctx, {"policy": self.policy}, plan, work, shown=shown, ranks=self.ranks)
 
 
 def continued_learner(
@@ -111,7 +118,6 @@ class Outcome:
     """What an update has done."""
 
     history: Sequence[Metrics]
-    learners: Mapping[str, Learner]
     experience: Sequence[Mapping[str, Any]]
     """The samples that the policy was trained on, by `trained_on`."""
     metrics: Mapping[str, float | int] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from stages.contracts.precision import Precision
 from stages.contracts.rl import Reward
 from stages.data.finite import check_finite, sample_name
 from stages.engines.inference import UNIT_ROWS, response_pass
-from stages.engines.models import load_scalar_model
+from stages.engines.loaders import FRESH, Loaders
 from stages.engines.parts import Compute, Pass
 from stages.rewards.model import RewardRule
 from stages.rewards.verifier import Verifier
@@ -18,13 +18,19 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def reward_pass(
-    ctx: Context, name: str, source: Reward, folder: Path, precision: Precision, rows: Rows
+    ctx: Context,
+    name: str,
+    source: Reward,
+    folder: Path,
+    precision: Precision,
+    rows: Rows,
+    load: Loaders = FRESH,
 ) -> Pass:
     """One reward for each row of prompt_ids, response_ids, response, answer and finish_reason."""
     if source is Reward.REWARD_MODEL:
         rule = RewardRule.load(folder)
-        load = lambda: load_scalar_model(folder, ctx.device, precision)  # noqa: E731
-        return response_pass(ctx, name, rows, load, rule.rewards, _what(source))
+        model = lambda: load.scalar(folder, ctx.device, precision)  # noqa: E731
+        return response_pass(ctx, name, rows, model, rule.rewards, _what(source))
     for row in rows:
         if row["answer"] is None:
             raise StageError(
