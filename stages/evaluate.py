@@ -7,6 +7,7 @@ policy generates, the reference rates what was sampled, the reward model scores.
 
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import sample_name
 from stages.data.tokenizer import Decoder
 from stages.engines.generator import Completion, Request, Sampling
+from stages.engines.generators import open_generator
 from stages.engines.inference import response_pass
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import load_policy
@@ -45,11 +47,15 @@ def run(
     ]
     answers = generate_all(
         ctx,
-        lambda: load_policy(inputs["policy"], ctx.device, config.precision),
+        lambda: closing(
+            open_generator(
+                inputs["policy"], ctx.device, config.engine, config.precision, config.batch_size
+            )
+        ),
         requests,
         max_new_tokens=config.max_new_tokens,
         sampling=Sampling(config.temperature),
-        batch_size=config.batch_size,
+        slots=config.batch_size,
         describe=lambda i: sample_name(rows[i]),
     )
     completions = answers.completions

@@ -8,6 +8,7 @@ Shards share out the batches that are decoded together; the last to be done writ
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import sample_name
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
-from stages.engines.generator import Request, Sampling
-from stages.engines.models import load_policy
+from stages.engines.generator import Generator, Request, Sampling
+from stages.engines.generators import open_generator
 from stages.engines.sampling import generate_all, sample_seed
 
 
@@ -27,8 +28,12 @@ def run(
     config: RolloutConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     prompts = read_parquet(inputs["prompts"])
-    load = lambda: load_policy(inputs["policy"], ctx.device, config.precision)  # noqa: E731
-    rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), load, ctx)
+
+    def opened() -> AbstractContextManager[Generator]:
+        how = (config.rollout.engine, config.precision, config.rollout.batch_size)
+        return closing(open_generator(inputs["policy"], ctx.device, *how))
+
+    rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), opened, ctx)
     write_parquet(out["rollouts"], rows, schema.ROLLOUTS)
     return metrics
 
@@ -37,7 +42,7 @@ def roll_out(
     config: RolloutConfig,
     data: Sequence[Mapping[str, Any]],
     decoder: Decoder,
-    load: Callable[[], Any],
+    opened: Callable[[], AbstractContextManager[Generator]],
     ctx: Context,
 ) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
     """Rows of schema.ROLLOUTS for the iteration that `ctx` is bound to, and their metrics."""
@@ -63,11 +68,11 @@ def roll_out(
 
     sampled = generate_all(
         ctx,
-        load,
+        opened,
         [Request(row["prompt_ids"], seed) for (row, _), seed in zip(slots, seeds, strict=True)],
         max_new_tokens=params.max_new_tokens,
         sampling=Sampling(params.temperature, params.top_p, params.top_k, params.min_p),
-        batch_size=params.batch_size,
+        slots=params.batch_size,
         describe=lambda i: sample_name({**slots[i][0], "sample_index": slots[i][1]}),
     )
     completions = sampled.completions

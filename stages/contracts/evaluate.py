@@ -7,6 +7,7 @@ from pydantic import Field
 from stages.contracts.base import Over, Section, Stage, StageConfig
 from stages.contracts.precision import Precision
 from stages.contracts.rl import Reward
+from stages.contracts.rollout import Engine
 
 
 class EvaluateParams(Section):
@@ -25,6 +26,7 @@ class EvaluateConfig(StageConfig):
     reward: Reward = Field(alias="rl.reward", strict=False)
     max_new_tokens: int = Field(alias="rollout.max_new_tokens")
     temperature: float = Field(alias="rollout.temperature")
+    engine: Engine = Field(alias="rollout.engine", strict=False)
     batch_size: int = Field(alias="rollout.batch_size")
 
 

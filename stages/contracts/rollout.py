@@ -15,6 +15,15 @@ class PromptSource(StrEnum):
     DEMONSTRATIONS = "demonstrations"
 
 
+class Engine(StrEnum):
+    """What decodes."""
+
+    AUTO = "auto"
+    """torch on the CPU and for models of up to 3 billion weights; else vllm, where installed."""
+    TORCH = "torch"
+    VLLM = "vllm"
+
+
 class RolloutParams(Section):
     """Sampling responses to train on."""
 
@@ -38,6 +47,8 @@ class RolloutParams(Section):
     """Only so many of the likeliest tokens are sampled; 0: all."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
     """Only tokens at least this share as likely as the likeliest are sampled; 0: all."""
+    engine: Engine = Field(default=Engine.AUTO, strict=False)
+    """`torch`, `vllm`, or `auto`: vllm on a GPU for over 3 billion weights, where installed."""
     batch_size: int = Field(default=256, ge=1)
     """Sequences decoded together; floating-point rounding depends on it, so it bears identity."""
 

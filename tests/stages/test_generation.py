@@ -7,7 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.data.batching import collate
-from stages.engines.generation import generate, uniforms
+from stages.engines.drawing import uniforms
+from stages.engines.generation import generate
 from stages.engines.generator import Request, Sampling
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import end_ids

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-import stages.engines.sampling
 import stages.rewards.model
 import stages.rollout
 import stages.score
@@ -18,6 +17,7 @@ from stages.context import Context, ShareDone, Stopped
 from stages.contracts.catalog import bind
 from stages.data.artifacts import read_parquet
 from stages.engines import parts
+from stages.engines.torch_generator import TorchGenerator
 from tests.stages.conftest import Runner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,12 +78,12 @@ def all_parts(runner, address):
 def computed(monkeypatch):
     """The rows whose results are computed, as (pass, what identifies the row)."""
     rows: list = []
-    generate = stages.engines.sampling.generate
+    generate = TorchGenerator.generate
     rewards, logprobs = stages.rewards.model.sequence_rewards, stages.score.response_logprobs
 
-    def sampling(policy, requests, **options):
+    def sampling(generator, requests, **options):
         rows.extend(("responses", request.seed) for request in requests)
-        return generate(policy, requests, **options)
+        return generate(generator, requests, **options)
 
     def of_batch(name, function):
         def compute(model, batch, *options):
@@ -92,7 +92,7 @@ def computed(monkeypatch):
 
         return compute
 
-    monkeypatch.setattr("stages.engines.sampling.generate", sampling)
+    monkeypatch.setattr(TorchGenerator, "generate", sampling)
     monkeypatch.setattr("stages.rewards.model.sequence_rewards", of_batch("rewards", rewards))
     monkeypatch.setattr("stages.score.response_logprobs", of_batch("reference", logprobs))
     return rows
@@ -102,8 +102,8 @@ def computed(monkeypatch):
 def loaded(monkeypatch):
     """The models that are loaded, by their folder's name."""
     names: list = []
-    for place in ("engines.sampling.load_policy", "score.load_policy", "evaluate.load_policy",
-                  "rewards.source.load_scalar_model"):  # fmt: skip
+    for place in ("engines.torch_generator.load_policy", "score.load_policy",
+                  "evaluate.load_policy", "rewards.source.load_scalar_model"):  # fmt: skip
         module, _, name = f"stages.{place}".rpartition(".")
         load = getattr(importlib.import_module(module), name)
         monkeypatch.setattr(
@@ -188,14 +188,14 @@ def test_a_stopped_rollout_computes_only_what_is_left(
     wanted = expected(ROLLOUT)
     computed.clear()
     ctx = context(runner, ROLLOUT)
-    generate = stages.engines.sampling.generate
+    generate = TorchGenerator.generate
 
     def until_stopped(*args, **options):
         if len(computed) >= 4 * (stop_after - 1):
             ctx.request_stop()
         return generate(*args, **options)
 
-    monkeypatch.setattr("stages.engines.sampling.generate", until_stopped)
+    monkeypatch.setattr(TorchGenerator, "generate", until_stopped)
     with pytest.raises(Stopped):
         share(runner, ROLLOUT, tmp_path / "out", ctx)
     assert len(computed) == 4 * stop_after

@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stages.context import Context
 from stages.data.batching import collate
 from stages.engines import generation
-from stages.engines.generation import generate, within_support
+from stages.engines.drawing import within_support
+from stages.engines.generation import generate
 from stages.engines.generator import Request, Sampling
 from stages.engines.inference import over_responses
 from stages.engines.logprobs import logprobs_of, response_logprobs

@@ -1,0 +1,176 @@
+"""What every generator keeps to, whatever decodes: the same tests for each engine.
+
+An engine is a factory: `open_engine(folder, slots)` gives a generator with the weights of a folder.
+`logprob_bound` is how far its log-probs may be from the trainer's.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from stages.contracts.precision import Precision
+from stages.contracts.rollout import Engine
+from stages.data.batching import collate
+from stages.engines.generator import Request, Sampling
+from stages.engines.generators import open_generator
+from stages.engines.logprobs import response_logprobs
+from stages.engines.models import content_hash, load_policy
+
+LOGPROB_BOUND = {"torch": 1e-5}
+ENDS = [2, 3]
+PROMPTS = ([1, 5, 6], [1, 7, 8, 9, 10, 11], [1], [1, 4, 4, 4], [1, *range(4, 24), *range(4, 24)])
+REQUESTS = [Request(PROMPTS[i % len(PROMPTS)], seed=1000 + i) for i in range(15)]
+WARM = Sampling(temperature=1.5)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An engine with a policy's folder, and the same policy as the trainer has it."""
+
+    engine: str
+    folder: object
+    policy: object
+
+    def open(self, slots=4):
+        return open_generator(self.folder, "cpu", Engine(self.engine), Precision.FLOAT32, slots)
+
+
+def tiny_llama(folder, seed=0, **changes):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=24,
+        hidden_size=64,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=128,
+        bos_token_id=1,
+        pad_token_id=0,
+        eos_token_id=ENDS,
+        initializer_range=0.2,
+        **changes,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["torch"])
+def setting(request, tmp_path_factory):
+    folder = tiny_llama(tmp_path_factory.mktemp("policy"))
+    return Setting(request.param, folder, load_policy(folder))
+
+
+@pytest.fixture(scope="module")
+def generator(setting):
+    generator = setting.open()
+    yield generator
+    generator.close()
+
+
+def test_greedy_answers_are_those_of_plain_generate(setting, generator):
+    requests = [Request(prompt) for prompt in PROMPTS]
+    for request, completion in zip(
+        requests, generator.generate(requests, max_new_tokens=20, sampling=Sampling()), strict=True
+    ):
+        expected = setting.policy.generate(
+            torch.tensor([request.prompt_ids]), max_new_tokens=20, do_sample=False
+        )
+        assert completion.ids == expected[0, len(request.prompt_ids) :].tolist()
+
+
+@pytest.mark.parametrize("sampling", [WARM, Sampling(0.8, top_p=0.8, top_k=9, min_p=0.01)])
+def test_log_probs_and_entropies_are_the_trainers(setting, generator, sampling):
+    bound = LOGPROB_BOUND[setting.engine]
+    completions = generator.generate(REQUESTS, max_new_tokens=24, sampling=sampling)
+    for request, completion in zip(REQUESTS, completions, strict=True):
+        batch = collate(
+            [request.prompt_ids], [completion.ids], pad_id=0, supports=[completion.support]
+        )
+        with torch.no_grad():
+            expected = response_logprobs(setting.policy, batch, sampling.temperature)
+        assert completion.logprobs == pytest.approx(expected.logprobs[0].tolist(), abs=bound)
+        assert completion.entropy == pytest.approx(float(expected.entropies.sum()), abs=24 * bound)
+
+
+def test_an_answer_depends_on_its_seed_and_not_on_its_neighbours(setting, generator):
+    together = generator.generate(REQUESTS, max_new_tokens=24, sampling=WARM)
+    assert generator.generate(REQUESTS, max_new_tokens=24, sampling=WARM) == together
+    alone = setting.open(slots=1)
+    for request, expected in zip(REQUESTS, together, strict=True):
+        (completion,) = alone.generate([request], max_new_tokens=24, sampling=WARM)
+        assert completion.ids == expected.ids
+        assert completion.finish_reason == expected.finish_reason
+        assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    alone.close()
+
+
+def test_samples_of_one_prompt_differ_by_their_seeds(generator):
+    requests = [Request(PROMPTS[0], seed=i) for i in (*range(8), *range(8))]
+    said = [
+        tuple(completion.ids)
+        for completion in generator.generate(requests, max_new_tokens=12, sampling=WARM)
+    ]
+    assert len(set(said)) == 8
+    assert said[:8] == said[8:]
+
+
+def test_an_answer_ends_with_its_only_end_token_or_is_cut(generator):
+    completions = generator.generate(REQUESTS, max_new_tokens=12, sampling=Sampling(3.0))
+    assert {completion.finish_reason for completion in completions} == {"stop", "length"}
+    # Both end tokens do end answers.
+    assert {c.ids[-1] for c in completions if c.finish_reason == "stop"} == set(ENDS)
+    for completion in completions:
+        assert not set(ENDS) & set(completion.ids[:-1])
+        if completion.finish_reason == "length":
+            assert len(completion.ids) == 12
+            assert completion.ids[-1] not in ENDS
+        assert len(completion.logprobs) == len(completion.ids)
+
+
+def test_one_token_may_be_all(generator):
+    completions = generator.generate(REQUESTS, max_new_tokens=1, sampling=WARM)
+    assert [len(completion.ids) for completion in completions] == [1] * len(REQUESTS)
+    for completion in completions:
+        expected = "stop" if completion.ids[0] in ENDS else "length"
+        assert completion.finish_reason == expected
+
+
+def test_short_and_long_calls_follow_each_other(setting, generator):
+    fresh = setting.open()
+    short, long = REQUESTS[:2], [Request([1, *range(4, 24)] * 4, seed=5), *REQUESTS]
+    for requests, max_new_tokens in ((short, 3), (long, 40), (short, 3), (REQUESTS, 24)):
+        options = {"max_new_tokens": max_new_tokens, "sampling": WARM}
+        once = generator.generate(requests, **options)
+        again = fresh.generate(requests, **options)
+        assert [c.ids for c in once] == [c.ids for c in again]
+    fresh.close()
+
+
+def test_other_weights_give_other_answers_under_another_hash(setting, tmp_path):
+    other = tiny_llama(tmp_path / "other", seed=1)
+    generator = setting.open()
+    before = generator.generate(REQUESTS, max_new_tokens=12, sampling=WARM)
+    assert generator.policy_hash == content_hash(setting.policy)
+    generator.load(other)
+    after = generator.generate(REQUESTS, max_new_tokens=12, sampling=WARM)
+    assert generator.policy_hash == content_hash(load_policy(other))
+    assert [c.ids for c in after] != [c.ids for c in before]
+    generator.load(setting.folder)
+    again = generator.generate(REQUESTS, max_new_tokens=12, sampling=WARM)
+    assert [c.ids for c in again] == [c.ids for c in before]
+    generator.close()
+
+
+def test_sleep_and_wake_change_no_answer(setting):
+    generator = setting.open()
+    options = {"max_new_tokens": 12, "sampling": WARM}
+    before = generator.generate(REQUESTS, **options)
+    generator.sleep()
+    generator.wake()
+    assert generator.generate(REQUESTS, **options) == before
+    assert generator.policy_hash == content_hash(setting.policy)
+    generator.close()
