@@ -1,7 +1,7 @@
 """Decode steps on a GPU: Triton kernels, recorded once as CUDA graphs and replayed.
 
-A step of so many slots is one graph: embedding, layers, head, random draw, log-prob, entropy and the
-notes about what has ended. It reads and writes tensors that stay where they are, so the host only
+A step of so many slots is one graph: embedding, layers, head, draw, log-prob, entropy and the notes
+about what has ended. It reads and writes tensors that stay where they are, so the host only
 says "again"; a copy of the slots' state, made every few steps, tells it later what has ended.
 """
 
@@ -52,7 +52,7 @@ class GraphDecoder(LlamaDecoder):
     def look(self) -> Look:
         seen = torch.empty(self.slots, dtype=torch.int64, pin_memory=True)
         seen.copy_(self.board.state[:, REQUEST], non_blocking=True)
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
 
         def read() -> list[int]:
@@ -67,7 +67,7 @@ class GraphDecoder(LlamaDecoder):
         before = self.board.state.clone()
         # Nothing is decoded while kernels are compiled and libraries made ready.
         self.board.state[:, REQUEST] = -1
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._step(num_rows, cuts)

@@ -101,7 +101,12 @@ class TorchGenerator:
     def _make_decoder(self) -> None:
         if not is_known(self._model):
             return
-        self._decoder = LlamaDecoder(self._model, self._slots)
+        if self._device.startswith("cuda"):
+            from stages.engines.cuda_steps import GraphDecoder  # Triton comes with torch for CUDA
+
+            self._decoder = GraphDecoder(self._model, self._slots)
+        else:
+            self._decoder = LlamaDecoder(self._model, self._slots)
         if self._owned:
             hold_once(self._decoder.weights, self._model)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+import stages.engines.models
 import stages.rewards.model
 import stages.rollout
 import stages.score
@@ -102,14 +103,13 @@ def computed(monkeypatch):
 def loaded(monkeypatch):
     """The models that are loaded, by their folder's name."""
     names: list = []
-    for place in ("engines.torch_generator.load_policy", "score.load_policy",
-                  "evaluate.load_policy", "rewards.source.load_scalar_model"):  # fmt: skip
-        module, _, name = f"stages.{place}".rpartition(".")
-        load = getattr(importlib.import_module(module), name)
-        monkeypatch.setattr(
-            f"stages.{place}",
-            lambda folder, *how, load=load: (names.append(folder.name), load(folder, *how))[1],
-        )
+    load = stages.engines.models._load
+
+    def counted(auto_class, folder, *how, **options):
+        names.append(folder.name)
+        return load(auto_class, folder, *how, **options)
+
+    monkeypatch.setattr("stages.engines.models._load", counted)
     return names
 
 
