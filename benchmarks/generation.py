@@ -1,0 +1,154 @@
+"""Tokens a second of the torch generator: sampling, log-probs and entropies included.
+
+Random weights: time does not depend on what they say, and without an end token every answer has its
+full length, as in the peers' measurements. `--lengths uneven` lets answers end at random, as real
+ones do: that is what continuous batching is for.
+
+    python benchmarks/generation.py [--model 135m|1.1b|tiny] [--device cuda] [--write]
+
+`--write` records the result in benchmarks/results/generation.json, by model, slots and lengths.
+"""
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.workloads import FIRST_WORD, SHAPES
+from stages.contracts.precision import Precision
+from stages.engines.generator import Request, Sampling
+from stages.engines.precision import DTYPES
+from stages.engines.torch_generator import TorchGenerator
+
+MEAN_LENGTH = 128
+"""Of uneven answers, about, if they were not cut."""
+RESULTS = Path(__file__).parent / "results" / "generation.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=[p.value for p in Precision])
+    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--samples", type=int, default=8, help="requests with the same prompt")
+    parser.add_argument("--slots", type=int, default=512)
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--prompt-tokens", type=int, default=25)
+    parser.add_argument("--lengths", choices=["full", "uneven"], default="full")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="print where a GPU's time goes")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    result = measure(options)
+    print(json.dumps(result, indent=2))
+    if options.write:
+        known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        key = f"{options.model}, {options.slots} slots, {options.requests} {options.lengths}"
+        RESULTS.write_text(json.dumps({**known, key: result}, indent=2, sort_keys=True) + "\n")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    cuda = options.device.startswith("cuda")
+    precision = Precision(options.precision or ("bfloat16" if cuda else "float32"))
+    generator = TorchGenerator(options.device, precision, options.slots)
+    generator.take(_policy(options, precision), "random")
+    requests = _requests(options)
+    asked: dict[str, Any] = {"max_new_tokens": options.new_tokens, "sampling": Sampling()}
+
+    def timed() -> tuple[float, int]:
+        if cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        completions = generator.generate(requests, **asked)
+        return time.perf_counter() - start, sum(len(c.ids) for c in completions)
+
+    first, num_tokens = timed()
+    seconds = [timed()[0] for _ in range(options.rounds)]
+    best = min(seconds)
+    if options.profile:
+        _profile(generator, requests, asked)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
+    return {
+        "model": options.model,
+        "precision": precision.value,
+        "requests": len(requests),
+        "slots": options.slots,
+        "prompt_tokens": options.prompt_tokens,
+        "max_new_tokens": options.new_tokens,
+        "lengths": options.lengths,
+        "tokens": num_tokens,
+        "tokens_per_second": round(num_tokens / best),
+        "seconds": [round(value, 4) for value in seconds],
+        "seconds_first_time": round(first, 3),
+        "ms_per_round_of_slots": round(1000 * best * options.slots / num_tokens, 3),
+        "peak_gib": None if peak is None else round(peak, 2),
+        "hardware": torch.cuda.get_device_name() if cuda else platform.processor() or "CPU",
+        "versions": {
+            name: metadata.version(name) for name in ("torch", "transformers") + ("triton",) * cuda
+        },
+    }
+
+
+def _policy(options: argparse.Namespace, precision: Precision) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    length = options.prompt_tokens + options.new_tokens + 8
+    config = LlamaConfig(
+        **SHAPES[options.model],
+        max_position_embeddings=max(2048, length),
+        pad_token_id=0,
+        eos_token_id=1 if options.lengths == "uneven" else None,
+    )
+    with torch.device(options.device):
+        policy = LlamaForCausalLM(config).to(DTYPES[precision]).eval()
+    if options.lengths == "uneven":
+        _make_likely(policy, 1, config.vocab_size / MEAN_LENGTH)
+    return policy
+
+
+@torch.no_grad()
+def _make_likely(policy: LlamaForCausalLM, token: int, times: float) -> None:
+    """Give a token so many times the average probability, whatever came before.
+
+    One number of every hidden state is made much the same, so that the head can rely on it.
+    """
+    policy.model.embed_tokens.weight[:, 0] = 1.0
+    ids = torch.arange(256, device=policy.device)[None]
+    constant = float(policy.model(ids).last_hidden_state[..., 0].float().mean())
+    policy.lm_head.weight[token, 0] += math.log(times) / constant
+
+
+def _requests(options: argparse.Namespace) -> list[Request]:
+    draw = torch.Generator().manual_seed(17)
+    vocabulary = SHAPES[options.model]["vocab_size"]
+    requests = []
+    while len(requests) < options.requests:
+        spread = int(torch.randint(-5, 6, (), generator=draw))
+        length = max(1, options.prompt_tokens + spread)
+        prompt = torch.randint(FIRST_WORD, vocabulary, (length,), generator=draw).tolist()
+        for _ in range(options.samples):
+            requests.append(Request(prompt, seed=len(requests)))
+    return requests[: options.requests]
+
+
+def _profile(generator: TorchGenerator, requests: list[Request], asked: dict[str, Any]) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as taken:
+        generator.generate(requests, **{**asked, "max_new_tokens": 32})
+        torch.cuda.synchronize()
+    print(taken.key_averages().table(sort_by="cuda_time_total", row_limit=25))
+
+
+if __name__ == "__main__":
+    main()
