@@ -147,7 +147,14 @@ def _profile(generator: TorchGenerator, requests: list[Request], asked: dict[str
     with profile(activities=[ProfilerActivity.CUDA]) as taken:
         generator.generate(requests, **{**asked, "max_new_tokens": 32})
         torch.cuda.synchronize()
-    print(taken.key_averages().table(sort_by="cuda_time_total", row_limit=25))
+    rows = sorted(taken.key_averages(), key=lambda row: -row.self_device_time_total)
+    total = sum(row.self_device_time_total for row in rows)
+    print(f"{total / 1000:.1f} ms on the GPU")
+    for row in rows[:25]:
+        time_us = row.self_device_time_total
+        print(
+            f"{time_us / total:6.1%} {row.count:6} x {time_us / row.count:8.1f} us  {row.key[:90]}"
+        )
 
 
 if __name__ == "__main__":
