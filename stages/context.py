@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stages.contracts.sharding import Offload, Sharding
+
 PROGRESS_INTERVAL_S = 0.5
 
 
@@ -51,6 +53,10 @@ class Context:
     """Where tensors live."""
     micro_batch: int = 64
     """Sequences in one forward pass. Never changes a result beyond rounding."""
+    sharding: Sharding = Sharding.NONE
+    """What of a model that learns is spread over the ranks."""
+    offload: Offload = Offload.NONE
+    """What of that waits in the host's memory."""
     checkpoint_seconds: float = 30.0
     """How much work a kill may cost."""
     rank: int = 0
@@ -77,6 +83,11 @@ class Context:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
+    @property
+    def loads_on(self) -> str:
+        """Where a model that is to learn is loaded; one that is spread comes from the CPU."""
+        return "cpu" if self.sharding is not Sharding.NONE else self.device
+
     def request_stop(self) -> None:
         """Ask the stage to end at its next step boundary."""
         self._stop[0] = True
@@ -84,6 +95,13 @@ class Context:
     def should_stop(self) -> bool:
         """Whether somebody asked; a stage then saves its scratch and raises `Stopped`."""
         return self._stop[0]
+
+    def should_stop_alone(self) -> bool:
+        """The same where a rank may stop without the others, which a spread model allows nowhere.
+
+        The ranks then go on to the next step boundary and stop there together.
+        """
+        return self._stop[0] and (self.world == 1 or self.sharding is Sharding.NONE)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step's metrics, once a step; `resume_at` drops those past a checkpoint.

@@ -25,11 +25,11 @@ from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import check_finite, sample_name
 from stages.data.seeds import draw_order
+from stages.engines.learner import AnyLearner
 from stages.engines.loaders import FRESH, Loaders
 from stages.engines.lora import open_for_training
 from stages.engines.models import content_hash, load_policy, save_model
-from stages.engines.optimizer import Learner
-from stages.engines.ranks import Ranks, join
+from stages.engines.ranks import ALONE, Ranks, join
 from stages.engines.rl_state import RlState, load_state, save_state
 from stages.learning.best_of_n import learn_from_the_best
 from stages.learning.critic import load_critic
@@ -56,8 +56,8 @@ def run(
     )
     state = load_state(inputs["state"], config.lora, inputs["policy"])
     with join(ctx) as ranks:
-        learners = open_learners(config, inputs, ctx, state)
-        check_sampled_by(sampling_hash(learners["policy"]), scored)
+        learners = open_learners(config, inputs, ctx, ranks, state)
+        check_sampled_by(sampling_hash(learners["policy"], ranks), scored)
         outcome, metrics = learn(config, inputs, ctx, ranks, state, learners, scored)
     save(config, inputs, out, state.steps + len(outcome.history), learners, outcome.kl_coef)
     write_parquet(out["experience"], outcome.experience, schema.EXPERIENCE)
@@ -65,16 +65,24 @@ def run(
 
 
 def open_learners(
-    config: PolicyUpdateConfig, inputs: Mapping[str, Path], ctx: Context, state: RlState
-) -> dict[str, Learner]:
+    config: PolicyUpdateConfig,
+    inputs: Mapping[str, Path],
+    ctx: Context,
+    ranks: Ranks,
+    state: RlState,
+) -> dict[str, AnyLearner]:
     """The policy, and for PPO the critic, as the iteration before left them."""
     params = config.policy_update
-    policy = open_for_training(load_policy, inputs["policy"], ctx.device, config.lora, ctx.seed)
-    learners = {"policy": continued_learner(policy, "policy", params.learning_rate, config, state)}
+    policy = open_for_training(load_policy, inputs["policy"], ctx.loads_on, config.lora, ctx.seed)
+    learners = {
+        "policy": continued_learner(
+            ctx, ranks, policy, "policy", params.learning_rate, config, state
+        )
+    }
     if config.algorithm is Algorithm.PPO:
         critic = load_critic(inputs, params.critic, config.reward, config.lora, ctx)
         learners["critic"] = continued_learner(
-            critic, "critic", params.critic_learning_rate, config, state
+            ctx, ranks, critic, "critic", params.critic_learning_rate, config, state
         )
     return learners
 
@@ -85,7 +93,7 @@ def learn(
     ctx: Context,
     ranks: Ranks,
     state: RlState,
-    learners: Mapping[str, Learner],
+    learners: Mapping[str, AnyLearner],
     scored: Rollouts,
     load: Loaders = FRESH,
 ) -> tuple[Outcome, dict[str, float | int]]:
@@ -107,7 +115,7 @@ def save(
     inputs: Mapping[str, Path],
     out: Mapping[str, Path],
     steps: int,
-    learners: Mapping[str, Learner],
+    learners: Mapping[str, AnyLearner],
     kl_coef: float | None,
 ) -> None:
     """The policy, and what the next iteration needs beside it."""
@@ -166,10 +174,12 @@ def scored_rollouts(
     return [{**row, **score} for row, score in zip(rollouts, scores, strict=True)]
 
 
-def sampling_hash(policy: Learner) -> str:
+def sampling_hash(policy: AnyLearner, ranks: Ranks = ALONE) -> str:
     """The hash under which a sampler answers that loads the policy as it is now."""
     with policy.full_precision() as whole:
-        return content_hash(whole, policy.precision)
+        found = "" if ranks.rank else content_hash(whole, policy.precision)
+    said: str = ranks.from_first(found, {})[0]
+    return said
 
 
 def check_sampled_by(expected: str, rollouts: Sequence[Mapping[str, Any]]) -> None:

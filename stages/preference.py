@@ -36,9 +36,11 @@ def run(
     reference = _beside(rows, read_parquet(inputs["reference"]), inputs["reference"])
     plan = cosine_plan(params, len(rows), ctx.seed)
     with join(ctx) as ranks:
-        policy = open_for_training(load_policy, inputs["policy"], ctx.device, config.lora, ctx.seed)
+        policy = open_for_training(
+            load_policy, inputs["policy"], ctx.loads_on, config.lora, ctx.seed
+        )
         work = (_unpaired if unpaired else _paired)(policy, rows, reference, params, ctx.device)
-        learner = fresh_learner(policy, params, config.precision)
+        learner = fresh_learner(ctx, ranks, policy, params, config.precision)
         shown = ["loss", "label_accuracy" if unpaired else "preference_accuracy"]
         history = train(ctx, {"policy": learner}, plan, work, shown=shown, ranks=ranks)
 

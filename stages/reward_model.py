@@ -31,6 +31,7 @@ from stages.data.artifacts import read_parquet, write_json
 from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, row_name
 from stages.data.tokenizer import Decoder
+from stages.engines.learner import AnyLearner
 from stages.engines.lora import open_for_training, unwrapped
 from stages.engines.models import (
     pad_id,
@@ -39,7 +40,6 @@ from stages.engines.models import (
     start_scalar_model,
     token_scores,
 )
-from stages.engines.optimizer import Learner
 from stages.engines.ranks import join
 from stages.engines.training import (
     Rows,
@@ -83,15 +83,16 @@ def run(
     plan = cosine_plan(params, len(rows), ctx.seed)
     with join(ctx) as ranks:
         model = open_for_training(
-            start_scalar_model, inputs["base"], ctx.device, config.lora, ctx.seed
+            start_scalar_model, inputs["base"], ctx.loads_on, config.lora, ctx.seed
         )
         work = _WORK[params.objective](model, rows, params, ctx.device)
-        learner = fresh_learner(model, params, config.precision)
+        learner = fresh_learner(ctx, ranks, model, params, config.precision)
         shown = ["loss", "grad_norm"]
         history = train(
             ctx, {"reward_model": learner}, plan, work, shown=shown, dropout=True, ranks=ranks
         )
 
+    model.to(ctx.device)  # one that was spread over the ranks is on the CPU now
     if params.objective is RewardObjective.BRADLEY_TERRY:
         _scale_rewards(learner, rows[:SCALED_BY], ctx)
     chosen, rejected = _all_pair_rewards(model, rule, held_out, ctx)
@@ -221,7 +222,7 @@ def _scores_along(model: Any, batch: Batch) -> torch.Tensor:
     return token_scores(model, batch).gather(1, at)
 
 
-def _scale_rewards(learner: Learner, pairs: Data, ctx: Context) -> None:
+def _scale_rewards(learner: AnyLearner, pairs: Data, ctx: Context) -> None:
     """Divide the head by the standard deviation of the rewards of training responses."""
     rewards = torch.cat(_all_pair_rewards(learner.model, RewardRule(), pairs, ctx))
     scale = float(rewards.std(correction=0))

@@ -27,7 +27,7 @@ def run(
     completions = [row["completion_ids"] for row in rows]
     plan = cosine_plan(config.sft, len(rows), ctx.seed)
     with join(ctx) as ranks:
-        model = open_for_training(load_policy, inputs["base"], ctx.device, config.lora, ctx.seed)
+        model = open_for_training(load_policy, inputs["base"], ctx.loads_on, config.lora, ctx.seed)
         work = imitation(
             model,
             [row["prompt_ids"] for row in rows],
@@ -35,7 +35,7 @@ def run(
             ctx.device,
             lambda i: row_name("demonstration", i, rows[i]),
         )
-        learner = fresh_learner(model, config.sft, config.precision)
+        learner = fresh_learner(ctx, ranks, model, config.sft, config.precision)
         shown = ["loss", "grad_norm"]
         history = train(
             ctx, {"policy": learner}, plan, work, shown=shown, dropout=True, ranks=ranks

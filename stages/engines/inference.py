@@ -109,7 +109,7 @@ def _micro_batches(
     name_of: Callable[[Row], str],
 ) -> Iterator[list[Any]]:
     for start in range(0, len(rows), ctx.micro_batch):
-        if ctx.should_stop():
+        if ctx.should_stop_alone():
             raise Stopped(f"stopped after {start} of {len(rows)} responses")
         part = rows[start : start + ctx.micro_batch]
         batch = collate(

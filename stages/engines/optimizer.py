@@ -18,12 +18,18 @@ from torch import Tensor
 
 from stages.contracts.precision import Precision
 from stages.engines.precision import is_rounded, rounded
+from stages.engines.ranks import Ranks
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class Learner:
-    """One model with its optimizer. The model comes with float32 weights, whatever `precision`."""
+    """One model with its optimizer, all of it in this process.
+
+    The model comes with float32 weights, whatever `precision`.
+    """
+
+    lockstep = False
 
     def __init__(
         self,
@@ -97,6 +103,17 @@ class Learner:
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
         return self._masters.items()
 
+    def before_backward(self) -> float:
+        """What a loss has to be multiplied by."""
+        return 1.0
+
+    def sum_gradients(self, ranks: Ranks) -> None:
+        ranks.sum_gradients(self.parameters())
+
+    def weights_not_finite(self) -> list[str]:
+        weights = self.model.named_parameters()
+        return [name for name, weight in weights if not bool(weight.isfinite().all())]
+
     def clip_gradients(self) -> float:
         """Scale the gradients down to the largest norm allowed; the norm before that."""
         norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.max_grad_norm)
@@ -159,15 +176,16 @@ class Learner:
         }
         return weights | averages | moments
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        found = dict(tensors)
         for name, master in self._masters.items():
-            master.data.copy_(tensors[f"weight.{name}"])
+            master.data.copy_(found[f"weight.{name}"])
         self._round(self._masters)
         for name, average in self._average.items():
-            average.copy_(tensors[f"average.{name}"])
+            average.copy_(found[f"average.{name}"])
         prefix = "moment."
         self.load_moments(
-            {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
         )
 
 

@@ -10,7 +10,7 @@ The same number of ranks gives the same bytes again on the CPU. Another number a
 gradients up in another order, which differs by rounding.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -34,7 +34,9 @@ def join(ctx: Context) -> Iterator["Ranks"]:
     it and end with that error.
     """
     if ctx.world == 1:
-        yield ALONE
+        alone = Ranks()
+        yield alone
+        alone.finish()
         return
     assert ctx.signs_of_life is not None
     signs = SignsOfLife(ctx.signs_of_life, ctx.rank, ctx.world, ctx.collective_seconds)
@@ -43,6 +45,7 @@ def join(ctx: Context) -> Iterator["Ranks"]:
     try:
         ranks.connect(ctx.collective_seconds)
         yield ranks
+        ranks.finish()
         ranks.part()
     except Stopped:
         # Asked to stop on its own, between two loops: it says so where the others ask next.
@@ -71,6 +74,15 @@ class Ranks:
         self.rank, self.world = rank, world
         self._device = torch.device(device)
         self._signs = signs
+        self._at_end: list[Callable[[], None]] = []
+
+    def at_end(self, do: Callable[[], None]) -> None:
+        """What all ranks do once more together before they part for good."""
+        self._at_end.append(do)
+
+    def finish(self) -> None:
+        while self._at_end:
+            self._at_end.pop(0)()
 
     def connect(self, patience_s: float) -> None:
         options: dict[str, Any] = {"backend": "gloo"}
@@ -84,6 +96,8 @@ class Ranks:
 
     def part(self) -> None:
         """Leave the group, once every rank has all that it needs from the others."""
+        if self.world == 1:
+            return
         assert self._signs
         with self._signs.waiting(), suppress(RuntimeError):
             self._reduce(torch.zeros(1, device=self._device), dist.ReduceOp.SUM)
@@ -95,35 +109,43 @@ class Ranks:
 
     def agree_to_stop(self, asked: bool, at: str) -> bool:
         """Whether any rank was asked to stop before it came to `at`; they part if so."""
+        [stop] = self.agree(at, asked)
+        if stop:
+            self.part()
+        return stop
+
+    def agree(self, at: str, *asked: bool) -> Sequence[bool]:
+        """Of each thing that a rank may ask for, whether any has before it came to `at`."""
         if self.world == 1:
             return asked
         assert self._signs
         self._signs.at = at
-        said = torch.tensor([int(asked)], device=self._device)
+        said = torch.tensor([int(one) for one in asked], device=self._device)
         with self._collective():
-            [stop] = self._reduce(said, dist.ReduceOp.MAX)
-        if stop:
-            self.part()
-        return bool(stop)
+            return [bool(one) for one in self._reduce(said, dist.ReduceOp.MAX)]
 
     def from_first(
         self, value: Any, tensors: Mapping[str, Tensor]
-    ) -> tuple[Any, Mapping[str, Tensor]]:
-        """Rank 0's value and tensors, on every rank."""
+    ) -> tuple[Any, Iterator[tuple[str, Tensor]]]:
+        """Rank 0's value, and its tensors as they come, on every rank."""
         if self.world == 1:
-            return value, tensors
+            return value, iter(tensors.items())
         said = [(value, {name: (t.shape, t.dtype) for name, t in tensors.items()})]
         with self._collective():
             dist.broadcast_object_list(said, src=0)
         value, forms = said[0]
-        copies = {}
+        return value, self._copies(forms, tensors)
+
+    def _copies(
+        self, forms: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
         for name, (shape, dtype) in forms.items():
             mine = torch.empty(shape, dtype=dtype) if self.rank else tensors[name]
             copy = mine.to(self._device)
             with self._collective():
                 dist.broadcast(copy, src=0)
-                copies[name] = copy.cpu()
-        return value, copies
+                copied = copy.cpu()
+            yield name, copied
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Replace gradients by their sums over the ranks.
@@ -151,6 +173,19 @@ class Ranks:
         with self._collective():
             dist.all_gather_object(values, value)
         return values
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Around work that meets other ranks all along: a broken connection names its rank.
+
+        One that hangs is found only when the backend's own time limit ends.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if self._signs and (lost := self._signs.find_lost()):
+                raise RankLost(lost) from error
+            raise
 
     def _reduce(self, tensor: Tensor, how: Any, last: int = 0) -> list[Any]:
         """Reduce in place; the last numbers of the result, which makes a GPU wait for it."""

@@ -8,8 +8,11 @@ history is not as long as its step, counts as broken.
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from stages.checkpoint import (
     Checkpoint,
@@ -17,18 +20,26 @@ from stages.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from stages.engines.optimizer import Learner
+from stages.engines.learner import AnyLearner
 from stages.engines.ranks import Ranks
 
 Metrics = dict[str, float]
 
 
-def save_if_possible(
-    scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]
-) -> None:
+def gather(learners: Mapping[str, AnyLearner]) -> dict[str, Tensor]:
+    """What a checkpoint of the learners holds, on rank 0; all ranks call it."""
+    return {
+        f"{name}/{key}": tensor
+        for name, learner in learners.items()
+        for key, tensor in learner.tensors().items()
+    }
+
+
+def save_if_possible(scratch: Path, tensors: Mapping[str, Tensor], history: list[Metrics]) -> None:
     """A checkpoint that cannot be written is no reason to stop: the one before it still holds."""
+    values: dict[str, Any] = {"history": history}
     try:
-        _save(scratch, learners, history)
+        save_checkpoint(scratch, Checkpoint(len(history), tensors, values))
     except OSError as error:
         # The log may be on the same full disk.
         with suppress(OSError):
@@ -40,17 +51,7 @@ def save_if_possible(
             )
 
 
-def _save(scratch: Path, learners: Mapping[str, Learner], history: list[Metrics]) -> None:
-    tensors = {
-        f"{name}/{key}": tensor
-        for name, learner in learners.items()
-        for key, tensor in learner.tensors().items()
-    }
-    values: dict[str, Any] = {"history": history}
-    save_checkpoint(scratch, Checkpoint(len(history), tensors, values))
-
-
-def resume(scratch: Path, learners: Mapping[str, Learner], ranks: Ranks) -> list[Metrics]:
+def resume(scratch: Path, learners: Mapping[str, AnyLearner], ranks: Ranks) -> list[Metrics]:
     """Go on from the newest checkpoint that rank 0 finds whole; the history up to there."""
     found = None
     if not ranks.rank:
@@ -58,17 +59,16 @@ def resume(scratch: Path, learners: Mapping[str, Learner], ranks: Ranks) -> list
         drop_checkpoints_after(scratch, found.step if found else 0)
     history: list[Metrics]
     history, tensors = ranks.from_first(
-        list(found.values["history"]) if found else [], found.tensors if found else {}
+        list(found.values["history"]) if found else [],
+        dict(sorted(found.tensors.items())) if found else {},
     )
-    for name, learner in learners.items() if tensors else ():
-        prefix = f"{name}/"
-        learner.load_tensors(
-            {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        )
+    # One tensor at a time: no rank has to have room for all that the ranks hold together.
+    for name, of_learner in groupby(tensors, lambda item: item[0].partition("/")[0]):
+        learners[name].load_tensors((key.partition("/")[2], value) for key, value in of_learner)
     return history
 
 
-def _fits(checkpoint: Checkpoint, learners: Mapping[str, Learner]) -> bool:
+def _fits(checkpoint: Checkpoint, learners: Mapping[str, AnyLearner]) -> bool:
     """Whether these very learners can go on from it, after as many steps as its history has."""
     history = checkpoint.values.get("history")
     if not isinstance(history, list) or len(history) != checkpoint.step:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from stages.contracts.lora import LoraParams
 from stages.data.artifacts import set_modes, write_json
+from stages.engines.learner import AnyLearner
 from stages.engines.lora import carries_moments
 from stages.engines.models import save_model
-from stages.engines.optimizer import Learner
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def load_state(folder: Path, lora: LoraParams, policy: Path) -> RlState:
 def save_state(
     folder: Path,
     steps: int,
-    learners: Mapping[str, Learner],
+    learners: Mapping[str, AnyLearner],
     *,
     kl_coef: float | None,
     lora: LoraParams,

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
 from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.context import Context, StageError, Stopped
@@ -28,9 +29,10 @@ from stages.contracts.optimizer import OptimizerParams
 from stages.contracts.precision import Precision
 from stages.data.seeds import shuffled, stable_hash
 from stages.engines.faults import explain
-from stages.engines.optimizer import Learner
+from stages.engines.learner import AnyLearner
+from stages.engines.learners import open_learner
 from stages.engines.ranks import ALONE, Ranks
-from stages.engines.resume import Metrics, resume, save_if_possible
+from stages.engines.resume import Metrics, gather, resume, save_if_possible
 from stages.engines.schedules import warmup_then_cosine
 
 Rows = Sequence[int]
@@ -104,7 +106,7 @@ def _epoch_order(num_rows: int, seed: int, epoch: int) -> list[int]:
 
 def train(
     ctx: Context,
-    learners: Mapping[str, Learner],
+    learners: Mapping[str, AnyLearner],
     plan: Plan,
     work: Work,
     *,
@@ -131,13 +133,19 @@ def train(
     history = resume(scratch, learners, ranks)
     if not before:
         ctx.resume_at(len(history), history)
-    saved_at = time.monotonic()
+    saved_at, due = time.monotonic(), False
     for learner in learners.values():
         learner.model.train(dropout)
     for step in range(len(history), plan.num_steps):
-        if ranks.agree_to_stop(ctx.should_stop(), f"step {step + 1}{name}"):
-            if not ranks.rank:
-                save_if_possible(scratch, learners, history)
+        stop, save = ranks.agree(f"step {step + 1}{name}", ctx.should_stop(), due)
+        tensors = gather(learners) if stop or save else {}
+        if stop:
+            ranks.part()
+        if tensors and not ranks.rank:
+            save_if_possible(scratch, tensors, history)
+            saved_at = time.monotonic()
+        del tensors
+        if stop:
             raise Stopped(f"stopped after step {step} of {plan.num_steps}")
         started = time.monotonic()
         counts = work.counts(plan.rows(step))
@@ -148,10 +156,7 @@ def train(
             rate = counts.tokens / max(time.monotonic() - started, 1e-9)
             ctx.log(step + 1, {**metrics, "tokens_per_second": rate})
         ctx.progress(step + 1, plan.num_steps, **{name: metrics[name] for name in shown})
-        due = time.monotonic() - saved_at >= ctx.checkpoint_seconds and step + 1 < plan.num_steps
-        if due and not ranks.rank:
-            save_if_possible(scratch, learners, history)
-            saved_at = time.monotonic()
+        due = not ranks.rank and time.monotonic() - saved_at >= ctx.checkpoint_seconds
     for learner in learners.values():
         learner.settle()
         learner.model.eval()
@@ -162,7 +167,7 @@ def train(
 def _step(
     ctx: Context,
     ranks: Ranks,
-    learners: Mapping[str, Learner],
+    learners: Mapping[str, AnyLearner],
     plan: Plan,
     step: int,
     work: Work,
@@ -175,22 +180,26 @@ def _step(
     micro_batches = [
         share[start : start + ctx.micro_batch] for start in range(0, len(share), ctx.micro_batch)
     ]
-    told = Step(counts, _survey(ranks, work, micro_batches))
+    empty = _empty_turns(ranks, learners, len(micro_batches)) * [plan.rows(step)[:1]]
+    told = Step(counts, _survey(ranks, work, micro_batches, empty))
     of_share: Parts = {}
-    for rows in micro_batches:
-        loss = work.loss(rows, told)
-        loss.value.backward()  # type: ignore[no-untyped-call]
-        parts = {"loss": Metric(loss.value, Per.STEP), **loss.metrics}
-        _put_together(
-            of_share, {name: (float(m.share(counts)), m.per) for name, m in parts.items()}
-        )
+    with ranks.exchanging():
+        for rows in micro_batches:
+            loss = work.loss(rows, told)
+            _backward(learners, loss.value)
+            parts = {"loss": Metric(loss.value, Per.STEP), **loss.metrics}
+            _put_together(
+                of_share, {name: (float(m.share(counts)), m.per) for name, m in parts.items()}
+            )
+        for rows in empty:
+            _backward(learners, work.loss(rows, told).value * 0.0)
     of_step: Parts = {}
     for of_rank in ranks.gather(of_share):
         _put_together(of_step, of_rank)
     metrics: Metrics = {name: value for name, (value, _) in of_step.items()}
     factor = plan.learning_rate(step, plan.num_steps)
     for name, learner in learners.items():
-        ranks.sum_gradients(learner.parameters())
+        learner.sum_gradients(ranks)
         key = "grad_norm" if len(learners) == 1 or name == "policy" else f"{name}_grad_norm"
         metrics[key] = learner.clip_gradients()
     for name, value in metrics.items():
@@ -212,6 +221,20 @@ def _step(
     return metrics
 
 
+def _empty_turns(ranks: Ranks, learners: Mapping[str, AnyLearner], turns: int) -> int:
+    """Turns that this rank goes through for nothing, since another one needs it to take part."""
+    if not any(learner.lockstep for learner in learners.values()):
+        return 0
+    most: int = max(ranks.gather(turns))
+    return most - turns
+
+
+def _backward(learners: Mapping[str, AnyLearner], loss: Tensor) -> None:
+    factors = {learner.before_backward() for learner in learners.values()}
+    assert len(factors) == 1, "learners that share a loss are of one kind"
+    (loss * factors.pop()).backward()  # type: ignore[no-untyped-call]
+
+
 def seed_all(seed: int) -> None:
     """Every generator that a loss might draw from, on the CPU and on all GPUs."""
     torch.manual_seed(seed)
@@ -219,13 +242,17 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
-def _survey(ranks: Ranks, work: Work, micro_batches: Sequence[Rows]) -> dict[str, float]:
+def _survey(
+    ranks: Ranks, work: Work, micro_batches: Sequence[Rows], empty: Sequence[Rows]
+) -> dict[str, float]:
     """The survey's sums over all micro-batches and ranks."""
     if work.survey is None:
         return {}
     sums: dict[str, float] = {}
-    with torch.no_grad():
+    with torch.no_grad(), ranks.exchanging():
         parts = [dict(work.survey(rows)) for rows in micro_batches]
+        for rows in empty:
+            work.survey(rows)
     for of_rank in ranks.gather(parts):
         for part in of_rank:
             for name, value in part.items():
@@ -260,9 +287,13 @@ def cosine_plan(params: OptimizerParams, num_rows: int, seed: int) -> Plan:
     )
 
 
-def fresh_learner(model: Any, params: OptimizerParams, precision: Precision) -> Learner:
+def fresh_learner(
+    ctx: Context, ranks: Ranks, model: Any, params: OptimizerParams, precision: Precision
+) -> AnyLearner:
     """A model with an optimizer that has seen nothing yet."""
-    return Learner(
+    return open_learner(
+        ctx,
+        ranks,
         model,
         learning_rate=params.learning_rate,
         max_grad_norm=params.max_grad_norm,

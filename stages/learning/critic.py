@@ -18,9 +18,9 @@ def load_critic(
     """The critic of the iteration before, ready to learn; the first starts as `start` says."""
     previous = inputs["state"] / "critic"
     if previous.exists():
-        return open_for_training(load_scalar_model, previous, ctx.device, lora, ctx.seed)
+        return open_for_training(load_scalar_model, previous, ctx.loads_on, lora, ctx.seed)
     if start is Critic.AUTO:
         start = Critic.REWARD_MODEL if reward is Reward.REWARD_MODEL else Critic.POLICY
     if start is Critic.REWARD_MODEL:
-        return open_for_training(load_scalar_model, inputs["reward"], ctx.device, lora, ctx.seed)
-    return open_for_training(start_scalar_model, inputs["policy"], ctx.device, lora, ctx.seed)
+        return open_for_training(load_scalar_model, inputs["reward"], ctx.loads_on, lora, ctx.seed)
+    return open_for_training(start_scalar_model, inputs["policy"], ctx.loads_on, lora, ctx.seed)

@@ -111,7 +111,7 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
     sizes = [m.config.get_text_config().vocab_size for m in (teacher, update.policy.model)]
     k = min(update.config.policy_update.distill_top_k, *sizes)
     for start in range(0, len(rows), update.ctx.micro_batch):
-        if update.ctx.should_stop():
+        if update.ctx.should_stop_alone():
             raise Stopped(f"stopped after {start} of {len(rows)} responses")
         some = rows[start : start + update.ctx.micro_batch]
         batch = response_batch(teacher, update.rollouts, some, update.ctx.device)

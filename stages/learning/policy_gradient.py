@@ -29,9 +29,9 @@ from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
 from stages.data.batching import Batch, collate
 from stages.data.finite import sample_name
+from stages.engines.learner import AnyLearner
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import pad_id, response_values
-from stages.engines.optimizer import Learner
 from stages.engines.resume import Metrics
 from stages.engines.training import Rows, Step, Work, counted, train
 from stages.learning.experience import (
@@ -122,7 +122,7 @@ def ascend(
 def _work(
     config: PolicyUpdateConfig,
     device: str,
-    learners: Mapping[str, Learner],
+    learners: Mapping[str, AnyLearner],
     rollouts: Rollouts,
     learnt: Sequence[int],
     experience: Experience,
@@ -197,7 +197,7 @@ def _work(
     )
 
 
-def _fit_critic(update: Update, critic: Learner, measured: Measured, kl_coef: float) -> None:
+def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef: float) -> None:
     """Fit the critic to what the responses were really paid, token by token."""
     params, rollouts = update.config.policy_update, update.rollouts
     device = update.ctx.device

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from stages.context import Context
 from stages.contracts.policy_update import PolicyUpdateConfig
+from stages.engines.learner import AnyLearner
+from stages.engines.learners import open_learner
 from stages.engines.loaders import FRESH, Loaders
-from stages.engines.optimizer import Learner
 from stages.engines.ranks import Ranks
 from stages.engines.resume import Metrics
 from stages.engines.rl_state import RlState
@@ -30,7 +31,7 @@ class Update:
     ctx: Context
     ranks: Ranks
     state: RlState
-    learners: Mapping[str, Learner]
+    learners: Mapping[str, AnyLearner]
     """The policy and, for PPO, the critic."""
     rollouts: Rollouts
     """Rollout rows with their scores; greedy ones are not among them."""
@@ -40,7 +41,7 @@ class Update:
     """Where other models come from, such as a teacher."""
 
     @property
-    def policy(self) -> Learner:
+    def policy(self) -> AnyLearner:
         return self.learners["policy"]
 
     def plan(self, num_rows: int, epochs: int | None = None) -> Plan:
@@ -66,11 +67,19 @@ class Update:
 
 
 def continued_learner(
-    model: Any, name: str, learning_rate: float, config: PolicyUpdateConfig, state: RlState
-) -> Learner:
+    ctx: Context,
+    ranks: Ranks,
+    model: Any,
+    name: str,
+    learning_rate: float,
+    config: PolicyUpdateConfig,
+    state: RlState,
+) -> AnyLearner:
     """A model that goes on with the moments that the iteration before left under the name."""
     params = config.policy_update
-    learner = Learner(
+    learner = open_learner(
+        ctx,
+        ranks,
         model,
         learning_rate=learning_rate,
         max_grad_norm=params.max_grad_norm,
