@@ -47,7 +47,7 @@ def describe(context: Context, resources: dict[str, Any]) -> dict[str, Any]:
         # Which of a node's GPUs it was says nothing; what kind it is comes below.
         "device": context.device.partition(":")[0],
         "deterministic": resources["deterministic"],
-        "micro_batch": context.micro_batch,
+        "micro_tokens": context.micro_tokens,
         "world": context.world,
         "shards": context.num_shards,
         **_torch(context.device),

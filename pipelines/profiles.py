@@ -79,8 +79,8 @@ class Resources(Section):
     """The job's Python; without it, the one that submits."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where tensors live: cpu or cuda (no flag)."""
-    micro_batch: int = Field(default=64, ge=1)
-    """Sequences in one forward pass; changes no result beyond rounding (no flag)."""
+    micro_tokens: int = Field(default=8192, ge=1)
+    """Tokens in one forward pass; a longer sequence is alone. Changes rounding (no flag)."""
     deterministic: bool = True
     """On a GPU only algorithms that repeat; what has none fails. The CPU repeats anyway."""
     checkpoint_seconds: float = Field(default=30.0, gt=0)

@@ -13,7 +13,7 @@ LOG_TAIL = 20
 _SRUN = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
 _LIFE_ENDS = re.compile(r"JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE)")
 _GO_ON = "what is done is kept: run the same command to go on"
-_KILLED = "if nobody killed it, it ran out of memory: raise `memory` or lower `micro_batch`"
+_KILLED = "if nobody killed it, it ran out of memory: raise `memory` or lower `micro_tokens`"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Ve
         case "PREEMPTED":
             return Verdict(f"job {name} was preempted{where}", _GO_ON, try_again=True, log=log)
         case "OUT_OF_MEMORY":
-            advice = f"raise `memory` ({resources.get('memory')}) or lower `micro_batch` in {file}"
+            advice = f"raise `memory` ({resources.get('memory')}) or lower `micro_tokens` in {file}"
             return Verdict(f"job {name} ran out of memory{where}", advice, log=log)
         case "CANCELLED":
             return Verdict(f"job {name} was cancelled, not by this command", _GO_ON)

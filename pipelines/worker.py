@@ -224,7 +224,7 @@ def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -
         signs_of_life=life if seat.world > 1 else None,
         shard=seat.shard,
         num_shards=seat.num_shards,
-        micro_batch=resources["micro_batch"],
+        micro_tokens=resources["micro_tokens"],
         checkpoint_seconds=resources["checkpoint_seconds"],
         graph=atomic.read_json(attempt.folder / "graph.json") or launch.get("graph", ()),
     )

@@ -51,8 +51,8 @@ class Context:
     """The job's folder: metrics.jsonl, progress.json and tables/ are written here."""
     device: str = "cpu"
     """Where tensors live."""
-    micro_batch: int = 64
-    """Sequences in one forward pass. Never changes a result beyond rounding."""
+    micro_tokens: int = 8192
+    """Tokens in one forward pass. Never changes a result beyond rounding."""
     sharding: Sharding = Sharding.NONE
     """What of a model that learns is spread over the ranks."""
     offload: Offload = Offload.NONE

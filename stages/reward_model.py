@@ -40,6 +40,7 @@ from stages.engines.models import (
     start_scalar_model,
     token_scores,
 )
+from stages.engines.packing import pack
 from stages.engines.ranks import join
 from stages.engines.training import (
     Rows,
@@ -51,7 +52,7 @@ from stages.engines.training import (
     last_epoch_means,
     train,
 )
-from stages.learning.pairs import paired_batch
+from stages.learning.pairs import pair_length, paired_batch
 from stages.rewards.model import RewardRule
 from stages.rewards.verifier import pairwise_accuracy
 
@@ -145,7 +146,12 @@ def _from_pairs(model: Any, pairs: Data, params: RewardModelParams, device: str)
         num_tokens = sum(len(pairs[i][side]) for i in rows for side in sides)
         return Counts(num_tokens, max(len(differ), 1))
 
-    return Work(counts, loss, describe=lambda i: row_name("preference", i, pairs[i]))
+    return Work(
+        counts,
+        loss,
+        describe=lambda i: row_name("preference", i, pairs[i]),
+        length=lambda i: pair_length(pairs[i]),
+    )
 
 
 def _from_ratings(model: Any, rated: Data, params: RewardModelParams, device: str) -> Work:  # noqa: ARG001
@@ -156,7 +162,9 @@ def _from_ratings(model: Any, rated: Data, params: RewardModelParams, device: st
 
     num_tokens = [len(row["completion_ids"]) for row in rated]
     name_of = lambda i: row_name("feedback", i, rated[i])  # noqa: E731
-    return Work(counted(num_tokens), loss, describe=name_of)
+    return Work(
+        counted(num_tokens), loss, describe=name_of, length=lambda i: _completion_length(rated[i])
+    )
 
 
 def _check_steps(data: Data, rule: RewardRule) -> None:
@@ -185,7 +193,9 @@ def _from_steps(model: Any, data: Data, params: RewardModelParams, device: str) 
 
     num_steps = [len(row["step_ends"]) for row in data]
     name_of = lambda i: row_name("labelled steps", i, data[i])  # noqa: E731
-    return Work(counted(num_steps), loss, describe=name_of)
+    return Work(
+        counted(num_steps), loss, describe=name_of, length=lambda i: _completion_length(data[i])
+    )
 
 
 _WORK = {
@@ -193,6 +203,10 @@ _WORK = {
     RewardObjective.REGRESSION: _from_ratings,
     RewardObjective.PROCESS: _from_steps,
 }
+
+
+def _completion_length(row: Mapping[str, Any]) -> int:
+    return len(row["prompt_ids"]) + len(row["completion_ids"])
 
 
 def _completions(model: Any, rows: Data, device: str) -> Batch:
@@ -241,16 +255,17 @@ def _all_pair_rewards(
     A kill costs this pass again, and the training since the last checkpoint: it is forward only,
     over pairs that are few beside those of training.
     """
-    parts = []
-    for start in range(0, len(pairs), ctx.micro_batch):
+    sides = {side: torch.empty(len(pairs)) for side in ("chosen", "rejected")}
+    num_done = 0
+    for group in pack([pair_length(pair) for pair in pairs], ctx.micro_tokens):
         if ctx.should_stop():
-            raise Stopped(f"stopped after rating {start} of {len(pairs)} pairs")
-        batch = paired_batch(model, pairs[start : start + ctx.micro_batch], ctx.device)
-        rewards = rule.rewards(model, batch).chunk(2)
-        for side, values in zip(("chosen", "rejected"), rewards, strict=True):
-            for index, value in enumerate(values.tolist()):
-                name = row_name("preference", start + index, pairs[start + index])
+            raise Stopped(f"stopped after rating {num_done} of {len(pairs)} pairs")
+        batch = paired_batch(model, [pairs[i] for i in group], ctx.device)
+        rewards = rule.rewards(model, batch).cpu().chunk(2)
+        for (side, of_side), values in zip(sides.items(), rewards, strict=True):
+            for index, value in zip(group, values.tolist(), strict=True):
+                name = row_name("preference", index, pairs[index])
                 check_finite(f"the reward of the {side} response", name, value)
-        parts.append(rewards)
-    chosen, rejected = (torch.cat(side).cpu() for side in zip(*parts, strict=True))
-    return chosen, rejected
+            of_side[group] = values
+        num_done += len(group)
+    return sides["chosen"], sides["rejected"]

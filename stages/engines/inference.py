@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,11 @@ from stages.context import Context, Stopped
 from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, sample_name
 from stages.engines.models import pad_id
+from stages.engines.packing import pack
 from stages.engines.parts import Compute, Pass, collect, fill
 
 UNIT_ROWS = 256
-"""About how many rows a unit has: what a kill may cost, and the least that a shard takes on."""
+"""How many rows a unit has: what a kill may cost, and the least that a shard takes on."""
 Row = Mapping[str, Any]
 
 
@@ -32,11 +33,14 @@ def over_responses(
     A [B] result gives numbers, a [B, T] result gives lists as long as the row's response. `what`
     they are is for the message where one is not finite, which also says of which row.
     """
-    results: list[Any] = []
-    for values in _micro_batches(ctx, model, rows, compute, what, name_of):
-        results += values
-        ctx.progress(len(results), len(rows))
-    return results
+    done = 0
+
+    def count(num_rows: int) -> None:
+        nonlocal done
+        done += num_rows
+        ctx.progress(done, len(rows))
+
+    return _compute(ctx, model, rows, compute, what, name_of, count)
 
 
 def kept_over_responses(
@@ -81,9 +85,9 @@ def response_pass(
 ) -> Pass:
     """`over_responses` as a pass that shards share out: `compute` by the model that `load` loads.
 
-    A unit is a whole number of micro-batches, so that the rows that are padded together, and with
-    them the rounding, are the same as in one go. The micro-batch is in the pass's name because an
-    attempt may have had another one.
+    Which rows a unit has depends on no setting; within it they go through the model by length. As
+    that changes the last bits, the tokens of a micro-batch are in the pass's name: an attempt may
+    have had another number.
     """
 
     def start() -> Compute:
@@ -91,27 +95,33 @@ def response_pass(
 
         def of_unit(unit: range) -> list[Any]:
             part = rows[unit.start : unit.stop]
-            batches = _micro_batches(ctx, model, part, partial(compute, model), what, name_of)
-            return [value for values in batches for value in values]
+            return _compute(ctx, model, part, partial(compute, model), what, name_of)
 
         return of_unit
 
-    unit_rows = max(1, UNIT_ROWS // ctx.micro_batch) * ctx.micro_batch
-    return Pass(f"{name}-{ctx.micro_batch}", len(rows), unit_rows, start)
+    return Pass(f"{name}-{ctx.micro_tokens}", len(rows), UNIT_ROWS, start)
 
 
-def _micro_batches(
+def row_length(row: Row) -> int:
+    """Tokens of a row that go through the model."""
+    return len(row["prompt_ids"]) + len(row["response_ids"])
+
+
+def _compute(
     ctx: Context,
     model: Any,
     rows: Sequence[Row],
     compute: Callable[[Batch], torch.Tensor],
     what: str,
     name_of: Callable[[Row], str],
-) -> Iterator[list[Any]]:
-    for start in range(0, len(rows), ctx.micro_batch):
+    count: Callable[[int], None] = lambda _: None,
+) -> list[Any]:
+    """The results in the order of the rows; `count` is told how many rows more are done."""
+    results: dict[int, Any] = {}
+    for group in pack([row_length(row) for row in rows], ctx.micro_tokens):
         if ctx.should_stop_alone():
-            raise Stopped(f"stopped after {start} of {len(rows)} responses")
-        part = rows[start : start + ctx.micro_batch]
+            raise Stopped(f"stopped after {len(results)} of {len(rows)} responses")
+        part = [rows[i] for i in group]
         batch = collate(
             [row["prompt_ids"] for row in part],
             [row["response_ids"] for row in part],
@@ -121,10 +131,9 @@ def _micro_batches(
         )
         with torch.no_grad():
             computed = compute(batch).tolist()
-        of_rows = [
-            values[: len(row["response_ids"])] if isinstance(values, list) else values
-            for row, values in zip(part, computed, strict=True)
-        ]
-        for row, values in zip(part, of_rows, strict=True):
-            check_finite(what, name_of(row), values)
-        yield of_rows
+        for index, row, values in zip(group, part, computed, strict=True):
+            of_row = values[: len(row["response_ids"])] if isinstance(values, list) else values
+            check_finite(what, name_of(row), of_row)
+            results[index] = of_row
+        count(len(group))
+    return [results[index] for index in range(len(rows))]

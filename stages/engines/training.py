@@ -31,6 +31,7 @@ from stages.data.seeds import shuffled, stable_hash
 from stages.engines.faults import explain
 from stages.engines.learner import AnyLearner
 from stages.engines.learners import open_learner
+from stages.engines.packing import pack
 from stages.engines.ranks import ALONE, Ranks
 from stages.engines.resume import Metrics, gather, resume, save_if_possible
 from stages.engines.schedules import warmup_then_cosine
@@ -62,6 +63,8 @@ class Work:
     without gradients before the step's first loss."""
     describe: Callable[[int], str] = lambda row: f"row {row}"
     """A row's name, for people who have to find it in the data."""
+    length: Callable[[int], int] = lambda _: 1
+    """How many tokens of a row go through the model."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,9 @@ def _step(
     seed = stable_hash(plan.seed, "dropout", step, *own)
     seed_all(seed)
     share = ranks.share(plan.rows(step))
-    micro_batches = [
-        share[start : start + ctx.micro_batch] for start in range(0, len(share), ctx.micro_batch)
+    lengths = [work.length(row) for row in share]
+    micro_batches: list[Rows] = [
+        [share[i] for i in group] for group in pack(lengths, ctx.micro_tokens)
     ]
     empty = _empty_turns(ranks, learners, len(micro_batches)) * [plan.rows(step)[:1]]
     told = Step(counts, _survey(ranks, work, micro_batches, empty))

@@ -16,9 +16,10 @@ from stages.context import StageError, Stopped
 from stages.data.batching import pad
 from stages.data.finite import check_finite, sample_name
 from stages.data.tokenizer import Decoder
-from stages.engines.inference import kept_over_responses
+from stages.engines.inference import kept_over_responses, row_length
 from stages.engines.logprobs import logprobs_of, response_logprobs, response_topk
 from stages.engines.lora import is_adapter_folder
+from stages.engines.packing import pack
 from stages.engines.resume import Metrics
 from stages.engines.training import Rows, Step, Work, counted
 from stages.learning.experience import Experience, Measured, measure
@@ -95,6 +96,7 @@ def _learn_distributions(update: Update, rows: Sequence[int]) -> list[Metrics]:
         counted([len(update.rollouts[i]["response_ids"]) for i in rows]),
         loss,
         describe=lambda i: sample_name(update.rollouts[rows[i]]),
+        length=lambda i: row_length(update.rollouts[rows[i]]),
     )
     return update.train(update.plan(len(rows)), work, ["loss", "distillation_kl"])
 
@@ -105,15 +107,16 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
     A kill costs this pass again: its results are K times the size of all others, and computing
     them is one forward pass where the update itself is several, forward and backward.
     """
-    found: list[Mapping[str, torch.Tensor]] = []
+    found: dict[int, Mapping[str, torch.Tensor]] = {}
     teacher = _load_teacher(update)
     # A vocabulary may be padded to another size; past the smaller one there are no tokens.
     sizes = [m.config.get_text_config().vocab_size for m in (teacher, update.policy.model)]
     k = min(update.config.policy_update.distill_top_k, *sizes)
-    for start in range(0, len(rows), update.ctx.micro_batch):
+    lengths = [row_length(update.rollouts[row]) for row in rows]
+    for group in pack(lengths, update.ctx.micro_tokens):
         if update.ctx.should_stop_alone():
-            raise Stopped(f"stopped after {start} of {len(rows)} responses")
-        some = rows[start : start + update.ctx.micro_batch]
+            raise Stopped(f"stopped after {len(found)} of {len(rows)} responses")
+        some = [rows[i] for i in group]
         batch = response_batch(teacher, update.rollouts, some, update.ctx.device)
         ids, logprobs = response_topk(teacher, batch, k, update.config.temperature)
         ids = ids.clamp(max=min(sizes) - 1)
@@ -121,9 +124,9 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
             length = len(update.rollouts[row]["response_ids"])
             least = logprobs[i, :length].sum(-1).tolist()
             check_finite("the teacher's log-prob", sample_name(update.rollouts[row]), least)
-            found.append({"ids": ids[i, :length].cpu(), "logprobs": logprobs[i, :length].cpu()})
+            found[row] = {"ids": ids[i, :length].cpu(), "logprobs": logprobs[i, :length].cpu()}
         update.ctx.progress(len(found), len(rows))
-    return found
+    return [found[row] for row in rows]
 
 
 def _to_length(values: torch.Tensor, length: int) -> torch.Tensor:

@@ -30,4 +30,9 @@ def imitation(
         tokens = Tokens.padded(batch.response_mask)
         return nll_loss(said.logprobs, said.entropies, tokens, step.counts)
 
-    return Work(counted(list(map(len, completions))), loss, describe=describe)
+    return Work(
+        counted(list(map(len, completions))),
+        loss,
+        describe=describe,
+        length=lambda i: len(prompts[i]) + len(completions[i]),
+    )

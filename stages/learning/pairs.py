@@ -26,6 +26,11 @@ def paired_batch(model: Any, pairs: Sequence[Pair], device: str) -> Batch:
     return collate(prompts + prompts, responses, pad_id(model), device)
 
 
+def pair_length(pair: Pair) -> int:
+    """Tokens of a pair in a batch: its prompt is there twice."""
+    return 2 * len(pair["prompt_ids"]) + len(pair["chosen_ids"]) + len(pair["rejected_ids"])
+
+
 def preference(
     policy: Any,
     pairs: Sequence[Pair],
@@ -59,4 +64,5 @@ def preference(
         counted([len(pair["chosen_ids"]) for pair in pairs]),
         loss,
         describe=describe or (lambda i: row_name("preference", i, pairs[i])),
+        length=lambda i: pair_length(pairs[i]),
     )

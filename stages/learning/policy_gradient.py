@@ -29,6 +29,7 @@ from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
 from stages.data.batching import Batch, collate
 from stages.data.finite import sample_name
+from stages.engines.inference import row_length
 from stages.engines.learner import AnyLearner
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import pad_id, response_values
@@ -194,6 +195,7 @@ def _work(
         counted([len(rollouts[i]["response_ids"]) for i in learnt]),
         loss,
         describe=lambda i: sample_name(rollouts[learnt[i]]),
+        length=lambda i: row_length(rollouts[learnt[i]]),
     )
 
 
@@ -226,6 +228,7 @@ def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef:
             counted([len(row["response_ids"]) for row in rollouts]),
             loss,
             describe=lambda i: sample_name(rollouts[i]),
+            length=lambda i: row_length(rollouts[i]),
         ),
         shown=["loss"],
         before="critic_fit",

@@ -97,4 +97,9 @@ def kto(
 
     num_tokens = [len(row["completion_ids"]) for row in data]
     name_of = lambda i: row_name("feedback", i, data[i])  # noqa: E731
-    return Work(counted(num_tokens), loss, survey, name_of)
+
+    def length(i: int) -> int:
+        """Of the longer one, where the survey and the loss read two responses."""
+        return len(data[i]["prompt_ids"]) + max(num_tokens[i], len(others[i]))
+
+    return Work(counted(num_tokens), loss, survey, name_of, length)

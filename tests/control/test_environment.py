@@ -14,13 +14,13 @@ from pathlib import Path
 from pipelines.environment import describe
 from stages.context import Context
 {imports}
-ctx = Context(stage="sft", key=None, seed=1, folder=Path("."), micro_batch=7)
+ctx = Context(stage="sft", key=None, seed=1, folder=Path("."), micro_tokens=7)
 print(sorted(describe(ctx, {{"deterministic": True}})))
 print("torch" in sys.modules)
 """
 ALWAYS = {
     "cores", "cpu", "cpu_features", "deterministic", "device", "host", "libc", "machine",
-    "micro_batch", "packages", "python", "shards", "system", "threads", "world",
+    "micro_tokens", "packages", "python", "shards", "system", "threads", "world",
 }  # fmt: skip
 OF_TORCH = {"blas", "cpu_capability", "deterministic_algorithms", "matmul_precision"}
 

@@ -111,7 +111,7 @@ def test_each_life_of_a_job_notes_its_machine(
     """Its input is gone, so each ends before it has begun to compute."""
     report = replace(SPEC, stage="report", name="report")
     entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, {})
-    resources = {"device": "cpu", "deterministic": False, "requeues": 3, "micro_batch": 1}
+    resources = {"device": "cpu", "deterministic": False, "requeues": 3, "micro_tokens": 1}
     resources |= {"collective_seconds": 1, "checkpoint_seconds": 1}
     launch = {"executor": "slurm", "num_shards": 1, "root": str(tmp_path), "resources": resources}
     attempt = entry.new_attempt(launch)

@@ -57,7 +57,7 @@ def iterate(runner: Runner, reward: Reward) -> int:
         runner.run(f"rollout@{key}")
         write_scores(runner, key, reward)
         address = f"policy_update@{key}"
-        context = runner.context(address, micro_batch=512)
+        context = runner.context(address, micro_tokens=32768)
         num_steps += runner.run(address, context)["num_steps"]
     runner.run(f"rollout@{last}")
     return num_steps
@@ -102,7 +102,7 @@ def logprobs_by(
     """What the policy in a folder says of each response, token by token."""
     policy = load_policy(folder)
     return over_responses(
-        runner.context("evaluate_sft", micro_batch=512),
+        runner.context("evaluate_sft", micro_tokens=32768),
         policy,
         rows,
         lambda batch: response_logprobs(policy, batch, temperature).logprobs,

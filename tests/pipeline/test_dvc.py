@@ -151,7 +151,7 @@ def test_a_code_change_reruns_the_stages_that_import_it(finished: Any) -> None:
 
 def test_a_profile_is_not_identity(finished: Any) -> None:
     path = finished.root / "slurm_profiles/local.yaml"
-    path.write_text("executor: local\nparallel: 1\ndefaults: {cpus_per_task: 2, micro_batch: 7}\n")
+    path.write_text("executor: local\nparallel: 1\ndefaults: {cpus_per_task: 2, micro_tokens: 7}\n")
     assert stale(finished) == set()
 
 

@@ -95,7 +95,7 @@ def trained(tmp_path_factory):
 def go_on(trained, runner):
     """A copy of the trained run, under other params, with these stages run again."""
 
-    def run(name, addresses, changes, micro_batch=64):
+    def run(name, addresses, changes, micro_tokens=8192):
         changes = {**changes, "rl": {"teacher": "artifacts/base", **changes.get("rl", {})}}
         copy = runner(name, **changes)
         shutil.copytree(trained.root, copy.root, dirs_exist_ok=True)
@@ -103,7 +103,7 @@ def go_on(trained, runner):
         for address in addresses:
             for path in (*copy.paths(address)[1].values(), copy.root / "jobs" / address):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(True)
-            metrics = copy.run(address, copy.context(address, micro_batch=micro_batch))
+            metrics = copy.run(address, copy.context(address, micro_tokens=micro_tokens))
         return copy, metrics
 
     return run

@@ -106,7 +106,7 @@ def test_an_update_learns_and_says_what_every_update_says(go_on, name):
 def test_a_stage_learns_the_same_however_its_steps_are_split(go_on, name):
     addresses, changes = STAGES[name]
     _, whole = go_on("whole", addresses, changes)
-    _, split = go_on("split", addresses, changes, micro_batch=3)
+    _, split = go_on("split", addresses, changes, micro_tokens=100)
     assert split.keys() == whole.keys()
     for key in whole:
         assert split[key] == pytest.approx(whole[key], rel=2e-3, abs=2e-5), key

@@ -34,7 +34,7 @@ def fit(folder, loss_of, *, learning_rate=0.05, survey=None):
 
     counts = lambda rows: Counts(len(rows), len(rows))  # noqa: E731
     work = Work(counts, loss, survey, lambda row: f"pupil {row}")
-    ctx = Context(stage="test", key=None, seed=3, folder=folder, micro_batch=3)
+    ctx = Context(stage="test", key=None, seed=3, folder=folder, micro_tokens=3)
     learner = Learner(model, learning_rate=learning_rate, max_grad_norm=1.0)
     return train(ctx, {"model": learner}, PLAN, work, shown=["loss"])
 

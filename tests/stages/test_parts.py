@@ -24,7 +24,7 @@ from tests.stages.conftest import Runner
 ROOT = Path(__file__).resolve().parents[2]
 ROLLOUT, SCORE = "rollout@iter_001", "score@iter_001"
 SMALL_BATCHES = {"batch_size": 4}
-"""18 rows make five units, the last one smaller, in rollout and, with `micro_batch` 2, in score."""
+"""18 rows make five units, the last one smaller, in rollout and, with units of four, in score."""
 NUM_UNITS = 5
 
 
@@ -55,7 +55,7 @@ def expected(runner, tmp_path):
 
 
 def context(runner, address, **options):
-    return runner.context(address, **{"micro_batch": 2, **options})
+    return runner.context(address, **{"micro_tokens": 50, **options})
 
 
 def share(runner, address, out_folder, ctx=None, **options):
@@ -280,9 +280,9 @@ def test_parts_of_an_attempt_with_another_number_of_shards_are_used(
     assert sorted(computed) == everything
 
 
-def test_parts_of_another_micro_batch_are_not_used(runner, expected, tmp_path, computed):
+def test_parts_of_another_budget_of_tokens_are_not_used(runner, expected, tmp_path, computed):
     wanted = expected(SCORE)
-    share(runner, SCORE, tmp_path / "out", micro_batch=4)
+    share(runner, SCORE, tmp_path / "out", micro_tokens=100)
     computed.clear()
     assert share(runner, SCORE, tmp_path / "out") == wanted
     assert len(computed) == 36

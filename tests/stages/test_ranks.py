@@ -133,7 +133,7 @@ def rank_fit(folder, rank, world, options):
         world=world,
         collective_seconds=options.get("patience", 60),
         checkpoint_seconds=options.get("checkpoint_seconds", 1000),
-        micro_batch=2,
+        micro_tokens=2,
         signs_of_life=Path(options["signs"]),
     )
     ctx.stop_after = mine.pop("stop_after", ctx.stop_after)
@@ -254,7 +254,7 @@ def wait_for_steps(folder, count):
 def test_ranks_learn_what_one_rank_learns(tmp_path, world, batch_size):
     """Three ranks for two rows, and for one at the end of an epoch, among the cases."""
     options = {"batch_size": batch_size, "epochs": 2}
-    fit(context(tmp_path / "one", micro_batch=64), **options)
+    fit(context(tmp_path / "one", micro_tokens=64), **options)
     said = run_all("fit", tmp_path / "many", world, fit=options)
     assert said[0] == "returned"
     assert {rank: word.split(":")[0] for rank, word in said.items() if rank} == dict.fromkeys(

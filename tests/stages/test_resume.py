@@ -291,16 +291,16 @@ def test_metrics_that_can_never_be_written_fail_the_stage(tmp_path, disk):
 
 def test_what_was_measured_before_a_kill_is_not_measured_again(go_on, monkeypatch):
     monkeypatch.setattr(inference, "UNIT_ROWS", 4)
-    whole, metrics = go_on("whole", [UPDATE], by("ppo"), micro_batch=4)
+    whole, metrics = go_on("whole", [UPDATE], by("ppo"), micro_tokens=100)
     again, _ = go_on("again", [], by("ppo"))
-    ctx = again.context(UPDATE, micro_batch=4)
+    ctx = again.context(UPDATE, micro_tokens=100)
     measured = lambda: set((ctx.scratch / "parts").glob("trainer-*/*.json"))  # noqa: E731
     monkeypatch.setattr(ctx, "should_stop", lambda: len(measured()) == 2)
     with pytest.raises(Stopped):
         again.run(UPDATE, ctx)
     before = {path: path.stat().st_mtime_ns for path in measured()}
     assert len(before) == 2
-    ctx = again.context(UPDATE, micro_batch=4)
+    ctx = again.context(UPDATE, micro_tokens=100)
     seen = []
     look = lambda *_, **__: seen.append({path: path.stat().st_mtime_ns for path in before})  # noqa: E731
     monkeypatch.setattr(ctx, "progress", look)

@@ -323,12 +323,12 @@ def test_nothing_in_an_artifact_depends_on_the_hash_seed(trained, tmp_path):
 @pytest.mark.parametrize("stage", ["sft", "reward_model", "policy_update@iter_001"])
 def test_a_stage_learns_the_same_however_its_steps_are_split(trained, runner, stage):
     results = []
-    for micro_batch in (64, 5):
-        run = runner(f"micro_{micro_batch}")
+    for micro_tokens in (8192, 150):
+        run = runner(f"micro_{micro_tokens}")
         shutil.copytree(trained.root, run.root, dirs_exist_ok=True)
         for path in (*run.paths(stage)[1].values(), run.root / "jobs" / stage):
             shutil.rmtree(path, ignore_errors=True)
-        results.append(run.run(stage, run.context(stage, micro_batch=micro_batch)))
+        results.append(run.run(stage, run.context(stage, micro_tokens=micro_tokens)))
     whole, split = results
     for name in {"loss", "grad_norm"} & whole.keys():
         assert split[name] == pytest.approx(whole[name], rel=1e-3), name

@@ -59,10 +59,10 @@ def assert_same(a, b):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3, 8])
-def test_the_result_does_not_depend_on_the_micro_batch(tmp_path, micro_batch):
-    whole, history = fit(context(tmp_path / "whole", micro_batch=64))
-    split, split_history = fit(context(tmp_path / "split", micro_batch=micro_batch))
+@pytest.mark.parametrize("micro_tokens", [1, 3, 8])
+def test_the_result_does_not_depend_on_the_micro_batch(tmp_path, micro_tokens):
+    whole, history = fit(context(tmp_path / "whole", micro_tokens=64))
+    split, split_history = fit(context(tmp_path / "split", micro_tokens=micro_tokens))
     for name in whole:
         torch.testing.assert_close(whole[name], split[name], atol=1e-9, rtol=1e-6)
     assert [s["loss"] for s in history] == pytest.approx([s["loss"] for s in split_history])

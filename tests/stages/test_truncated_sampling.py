@@ -143,7 +143,7 @@ def test_the_trainer_computes_what_the_sampler_drew_from(policy, requests, sampl
         {"prompt_ids": r.prompt_ids, "response_ids": c.ids, "support": c.support}
         for r, c in zip(requests, completions, strict=True)
     ]
-    ctx = Context(stage="test", key=None, seed=0, folder=tmp_path, micro_batch=5)
+    ctx = Context(stage="test", key=None, seed=0, folder=tmp_path, micro_tokens=60)
     found = over_responses(
         ctx, policy, rows, lambda b: response_logprobs(policy, b, sampling.temperature).logprobs
     )
