@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.console import say_anything
 from pipelines.errors import LockstepError
 from pipelines.lineage.options import add_options
+from pipelines.session_options import add_options as add_session_options
 
 _DESCRIPTION = """\
 An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, policy updates.
@@ -21,6 +22,7 @@ An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, po
   lockstep lineage X   what made an artifact; `lineage diff X Y`: why two differ
   lockstep verify      read every artifact again, and say what is not as it was recorded
   lockstep preset grpo set params.yaml to a named choice of values
+  lockstep session up  keep a process with its models between the stages of the loop
   lockstep up          start MLflow and Prefect on this machine
 """
 
@@ -151,6 +153,11 @@ def _parser() -> argparse.ArgumentParser:
         help="also read all of DVC's cache, with what no dvc.lock of today names",
     )
     add_json(check)
+
+    session = add(
+        "session", _session, "Keep one process, with its models in memory, for stage after stage."
+    )
+    add_session_options(session, add_profile, add_json)
 
     add("sync", _sync, "Ship what MLflow has not got yet, and wait until it has it.")
 
@@ -331,6 +338,12 @@ def _verify(arguments: argparse.Namespace) -> int:
         else render(verdict, repository.root)
     )
     return 1 if verdict.findings else 0
+
+
+def _session(arguments: argparse.Namespace) -> None:
+    from pipelines.session_command import session_command
+
+    session_command(arguments)
 
 
 def _sync(_: argparse.Namespace) -> None:

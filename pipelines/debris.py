@@ -34,6 +34,8 @@ _PLACES = (
     "jobs/*/[!.]*/attempts",
     "jobs/*/[!.]*/attempts/*",
     "jobs/*/[!.]*/attempts/*/*",
+    "sessions/*/*",
+    "sessions/*/*/mailbox",
     "chains/*",
     "chains/*/links/*",
 )

@@ -23,11 +23,12 @@ from pipelines.processes import lives
 from pipelines.profiles import ExecutorKind
 from pipelines.publish import publish
 from pipelines.repository import Repository
+from pipelines.session import serving
 from pipelines.shards import shares
 from pipelines.shipper import start_shipper
 from pipelines.slurm_submit import SUBMIT_AGAIN_S
 from pipelines.tracking import ship_all
-from pipelines.verdict import Verdict, tail, verdict_on
+from pipelines.verdict import Verdict, tail, verdict_in_session, verdict_on
 from pipelines.wishes import Wish, wish_of
 
 POLL_S, SLURM_POLL_S = 0.1, 0.3
@@ -103,7 +104,8 @@ class Driver:
             if self.entry.state() is State.COMPLETED:
                 return
             if attempt.never_started:
-                self._say("an earlier command died before its job was there; submitting it now")
+                who = "its session ended" if attempt.session else "an earlier command died"
+                self._say(f"{who} before its job was there; submitting it now")
                 continue
             verdict = self._verdict(attempt)
             restarts = (attempt.launch or {}).get("restarts_before", 0) + attempt.restarts + 1
@@ -117,7 +119,11 @@ class Driver:
         for earlier in self.entry.attempts():
             self._see_gone(earlier)
         launch = {**self.launch, "time": time.time(), "restarts_before": restarts}
-        launch |= shares(self.entry, launch)
+        session = serving(self.repository, self.entry.spec.name, launch, self._say)
+        if session is not None:
+            launch |= {"executor": ExecutorKind.SESSION, "session": str(session.folder)}
+        else:
+            launch |= shares(self.entry, launch)
         attempt = self.entry.new_attempt(launch)
         again = f", attempt {attempt.number}" if attempt.number > 1 else ""
         executor = self._executor(attempt)
@@ -141,8 +147,11 @@ class Driver:
             self._note_end(attempt, State.FAILED, str(error) or type(error).__name__)
             raise
         atomic.write_json(attempt.folder / "launch.json", {**launch, **submitted})
-        job = f" as job {submitted['job']}" if executor.leaves_jobs else ""
-        what = f"submitted to {launch['profile']}{again}{job}"
+        if session is not None:
+            what = f"posted to session {session.label}{again}"
+        else:
+            job = f" as job {submitted['job']}" if executor.leaves_jobs(attempt) else ""
+            what = f"submitted to {launch['profile']}{again}{job}"
         self._say(f"{what} (log: {attempt.folder})")
         return attempt
 
@@ -178,7 +187,7 @@ class Driver:
                 self._say_changes(attempt, state, executor)
                 if self.console.is_terminal:
                     self._show_progress(attempt, state)
-                time.sleep(SLURM_POLL_S if executor.leaves_jobs else POLL_S)
+                time.sleep(SLURM_POLL_S if executor.leaves_jobs(attempt) else POLL_S)
         except Cancelled as reason:
             self._say(f"{reason}; cancelling job {attempt.job}")
             self._cancel(attempt)
@@ -196,7 +205,7 @@ class Driver:
         first = interrupts.received[0]
         if first.name == "SIGHUP":
             self._alone(attempt, "the terminal is gone")
-        if first.name != "SIGINT" or not self._executor(attempt).leaves_jobs:
+        if first.name != "SIGINT" or not self._executor(attempt).leaves_jobs(attempt):
             raise Cancelled(f"{first.name} received")
         if len(interrupts.received) > 1:
             raise self._detached(attempt, "interrupted twice")
@@ -211,7 +220,7 @@ class Driver:
 
     def _alone(self, attempt: Attempt, why: str) -> None:
         """Nobody waits any more: a job on this machine ends, one on Slurm does not."""
-        if self._executor(attempt).leaves_jobs:
+        if self._executor(attempt).leaves_jobs(attempt):
             raise self._detached(attempt, why)
         raise Cancelled(why)
 
@@ -234,6 +243,8 @@ class Driver:
             )
         if attempt.on_slurm and attempt.result is None:
             return verdict_on(attempt)
+        if attempt.session is not None:
+            return verdict_in_session(attempt)
         return Verdict(
             (attempt.result or {}).get(
                 "error", "its process is gone without a word: killed, or out of memory?"
@@ -289,7 +300,7 @@ class Driver:
             if not self.said.get(symptom.kind):
                 self.said[symptom.kind] = True
                 self._say(f"warning: {symptom}")
-        if not executor.leaves_jobs:
+        if not executor.leaves_jobs(attempt):
             return
         self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
         jobs = list((attempt.scheduler or {}).get("jobs", {}).values())

@@ -1,4 +1,4 @@
-"""Who runs a job: a process of its own, this process, or Slurm.
+"""Who runs a job: a process of its own, this process, Slurm, or a session that is up.
 
 Only the submission differs. How a job fares is read off the ledger, so a driver that comes back
 after a death waits for a job that another process submitted exactly as for its own.
@@ -40,9 +40,8 @@ class Executor(Protocol):
         """Whether nobody submitted it, and nobody is about to, though its files do not tell."""
         ...
 
-    @property
-    def leaves_jobs(self) -> bool:
-        """Whether jobs are at home elsewhere, so that they go on when their driver's host ends."""
+    def leaves_jobs(self, attempt: Attempt) -> bool:
+        """Whether the job is at home elsewhere, so that it goes on when its driver's host ends."""
         ...
 
     def look(self, *, now: bool = False) -> None:
@@ -57,7 +56,8 @@ class Executor(Protocol):
 class _OnThisMachine:
     """Jobs whose own files and locks tell all there is to know."""
 
-    leaves_jobs = False
+    def leaves_jobs(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return False
 
     def never_had(self, attempt: Attempt) -> bool:  # noqa: ARG002
         return False
@@ -84,7 +84,7 @@ class LocalExecutor(_OnThisMachine):
         )
         # The job imports the code as it is now, and no other: not that of the folder it starts in.
         code = {"PYTHONPATH": (attempt.launch or {})["code"], "PYTHONSAFEPATH": "1"}
-        with _blocked_interrupts(), _variables(_threads(resources) | code):
+        with _blocked_interrupts(), _variables(thread_variables(resources) | code):
             job = executor.submit(run_attempt, str(attempt.folder))
         pid = int(job.job_id)
         return {"job": job.job_id, "pid": pid, "pid_started": start_of(pid)}
@@ -99,7 +99,7 @@ class DebugExecutor(_OnThisMachine):
     """The job is a function call in this process, so breakpoints work."""
 
     def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
-        with _variables(_threads(resources_of(attempt))):
+        with _variables(thread_variables(resources_of(attempt))):
             run_attempt(str(attempt.folder))
         return {"job": "in-process"}
 
@@ -110,7 +110,8 @@ class DebugExecutor(_OnThisMachine):
 class SlurmExecutor:
     """submitit's Slurm executor: sbatch, and Slurm does the rest."""
 
-    leaves_jobs = True
+    def leaves_jobs(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return True
 
     def __init__(self, repository: Repository) -> None:
         self._scheduler = Scheduler(repository)
@@ -153,6 +154,10 @@ def make_executor(kind: ExecutorKind, repository: Repository) -> Executor:
         return LocalExecutor()
     if kind is ExecutorKind.DEBUG:
         return DebugExecutor()
+    if kind is ExecutorKind.SESSION:
+        from pipelines.session_executor import SessionExecutor
+
+        return SessionExecutor(repository)
     if shutil.which("sbatch") is None:
         raise LockstepError(
             "there is no sbatch on this machine: profiles with `executor: slurm` need a login node "
@@ -172,7 +177,7 @@ def _blocked_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _threads(resources: Resources) -> dict[str, str]:
+def thread_variables(resources: Resources) -> dict[str, str]:
     """The numerical libraries read their number of threads when they are imported."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return dict.fromkeys(names, str(resources.cpus_per_task))

@@ -28,7 +28,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pipelines import atomic
+from pipelines import atomic, mailbox
 from pipelines.errors import LockstepError
 from pipelines.processes import (
     is_being_submitted,
@@ -108,9 +108,15 @@ class Attempt:
         return atomic.read_json(self.folder / "worker.json")
 
     @property
+    def session(self) -> "Attempt | None":
+        """The session that it was posted to; its folder has the form of an attempt's."""
+        folder = (self.launch or {}).get("session")
+        return Attempt(Path(folder)) if folder else None
+
+    @property
     def scheduler(self) -> dict[str, Any] | None:
-        """What Slurm last said: its jobs, and whether all have ended."""
-        return atomic.read_json(self.folder / "scheduler.json")
+        """What Slurm last said: its jobs (in a session, the session's), and whether all ended."""
+        return atomic.read_json((self.session or self).folder / "scheduler.json")
 
     @property
     def jobs(self) -> list[str]:
@@ -170,6 +176,8 @@ class Attempt:
             return State(result["state"])
         if self.on_slurm:
             return self._state_on_slurm()
+        if (session := self.session) is not None:
+            return self._state_in(session)
         if is_locked(self.folder / "alive"):
             return State.RUNNING
         if self.was_cancelled:
@@ -188,6 +196,20 @@ class Attempt:
             taken_back = any(job["state"] == "CANCELLED" for job in jobs)
             return State.CANCELLED if taken_back else State.DIED
         if not jobs or all(job["state"] in WAITING for job in jobs):
+            return State.QUEUED
+        return State.RUNNING if self.worker else State.STARTING
+
+    def _state_in(self, session: "Attempt") -> State:
+        """A session that lives ends no attempt without a word, so only its own end is looked at."""
+        waits = mailbox.is_waiting(session.folder, self.folder)
+        posted = waits or mailbox.is_taken(session.folder, self.folder)
+        if not posted and is_being_submitted(self.launch or {}):
+            return State.STARTING
+        if not (posted and session.state().alive):
+            if (result := self.result) is not None:
+                return State(result["state"])  # written since
+            return State.CANCELLED if self.was_cancelled else State.DIED
+        if waits:
             return State.QUEUED
         return State.RUNNING if self.worker else State.STARTING
 

@@ -8,6 +8,7 @@ from pipelines.link import waiting_links
 from pipelines.params import load_params
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
+from pipelines.session import living
 from pipelines.slurm_script import COMMENT_PREFIX, NAME_PREFIX
 from stages.contracts.catalog import bind_all
 
@@ -55,7 +56,8 @@ def find_orphans(repository: Repository) -> list[Orphan]:
         and wanted.get(entry.stage) != attempt
     ]
     scheduler = Scheduler(repository)
-    tokens = scheduler.tokens_of(attempt.folder for attempt in wanted.values())
+    of_sessions = [session.folder for session in living(repository)]
+    tokens = scheduler.tokens_of([*of_sessions, *(attempt.folder for attempt in wanted.values())])
     for job in scheduler.live_jobs() if shutil.which("squeue") else ():
         recorder = job.name == f"{NAME_PREFIX}{RECORDER}"
         if job.comment.removeprefix(COMMENT_PREFIX) not in tokens and not recorder:

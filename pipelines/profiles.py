@@ -30,6 +30,8 @@ class ExecutorKind(StrEnum):
     LOCAL = "local"
     DEBUG = "debug"
     SLURM = "slurm"
+    SESSION = "session"
+    """A session has it; no profile says so, `lockstep session up` does."""
 
 
 class Resources(Section):
@@ -141,6 +143,11 @@ def load_profile(root: Path, name: str) -> Profile:
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
         raise LockstepError(f"{path}: there is no profile {name!r}; {hint}")
     profile = load_model(path, Profile)
+    if profile.executor is ExecutorKind.SESSION:
+        raise LockstepError(
+            f"{path}: `executor`: a profile is local, debug or slurm; `lockstep session up "
+            f"--profile {name}` then has its stages served by a session"
+        )
     for stage in profile.stages:
         if stage not in STAGES:
             close = difflib.get_close_matches(stage, STAGES, n=1)

@@ -23,6 +23,9 @@ def refuse_endless_restarts(launch: dict[str, Any], seat: Seat) -> None:
 
 def stop_or_requeue(attempt: Attempt, launch: dict[str, Any], seat: Seat) -> dict[str, Any]:
     """What becomes of a stage that was told to stop, and did."""
+    if attempt.session is not None and not attempt.was_cancelled:
+        error = "its session ended; it stopped at a step boundary"
+        return {"state": State.FAILED, "error": error, "retryable": True}
     if seat.job is None or attempt.was_cancelled:
         error = "stopped at a step boundary"
         return {"state": State.CANCELLED, "error": error, "retryable": True}

@@ -30,6 +30,8 @@ def slurm_batches(
     resources = Resources.model_validate(launch["resources"])
     clone, code = Path(launch["clone"]), Path(launch["code"])
     whole = Batch(stage, folder, resources, token, code, clone, after=after)
+    if "module" in launch:
+        whole = replace(whole, module=launch["module"])
     shards = launch.get("shards")
     if shards is None:
         return [whole]
@@ -113,12 +115,16 @@ _STAYS_HERE = ("MLFLOW_", "PREFECT_", "DVC_", "LOCKSTEP_", "SLURM_")
 credentials above all, and so does what describes a job that this process may itself run in."""
 
 
+def stays_here(variable: str) -> bool:
+    """Whether a variable of this command is none of a job's business."""
+    return variable.startswith(_STAYS_HERE) and variable != "SLURM_CONF"
+
+
 @contextmanager
 def _environment_of_jobs() -> Iterator[None]:
     before = dict(os.environ)
-    for name in before:
-        if name.startswith(_STAYS_HERE) and name != "SLURM_CONF":
-            del os.environ[name]
+    for name in filter(stays_here, before):
+        del os.environ[name]
     try:
         yield
     finally:

@@ -12,26 +12,30 @@ class SlurmWarning:
     started from here, which it would otherwise kill; one thread waits for it.
     """
 
-    def __init__(self) -> None:
-        self._came = False
+    def __init__(self, *, listening: bool = False) -> None:
+        self.came = False
+        self.listening = listening
+        """Whether signals are heard already: here, or by somebody who calls `come`."""
         self._answer: Callable[[], None] = lambda: None
 
     def listen(self) -> None:
         """To be called first of all, before any other thread or process is there."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
         threading.Thread(target=self._wait, name="slurm-warning", daemon=True).start()
-        signal.signal(signal.SIGTERM, lambda *_: self._come())
+        signal.signal(signal.SIGTERM, lambda *_: self.come())
+        self.listening = True
 
     def answer(self, answer: Callable[[], None]) -> None:
         """What to do when it comes, or has come."""
         self._answer = answer
-        if self._came:
+        if self.came:
             answer()
 
     def _wait(self) -> None:
         signal.sigwait([signal.SIGUSR2])
-        self._come()
+        self.come()
 
-    def _come(self) -> None:
-        self._came = True
+    def come(self) -> None:
+        """It is here."""
+        self.came = True
         self._answer()

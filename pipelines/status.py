@@ -13,7 +13,7 @@ from pipelines.params import load_params
 from pipelines.publish import recorded_outs
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
-from pipelines.verdict import verdict_on
+from pipelines.verdict import verdict_in_session, verdict_on
 from stages.contracts.catalog import bind_all
 from stages.health import Symptom
 
@@ -134,6 +134,8 @@ def _error(attempt: Attempt, state: State) -> str | None:
         return None
     if attempt.on_slurm and attempt.result is None and not attempt.was_cancelled:
         return verdict_on(attempt).what
+    if attempt.session and attempt.result is None and not attempt.was_cancelled:
+        return verdict_in_session(attempt).what
     error: str | None = (attempt.result or {}).get("error")
     return error
 

@@ -47,6 +47,16 @@ def verdict_on(attempt: Attempt) -> Verdict:
     return _of_job(attempt, bad[0], attempt.launch or {})
 
 
+def verdict_in_session(attempt: Attempt) -> Verdict:
+    """What became of an attempt that a session had: without the session, it goes on by itself."""
+    result, label = attempt.result, attempt.job
+    if result is None:
+        what = f"session {label} is gone without a word: killed, or out of memory?"
+        return Verdict(what, _GO_ON, try_again=True)
+    advice = "what is done is kept: mend the cause and run the same command again"
+    return Verdict(result["error"], advice, try_again=bool(result.get("retryable")))
+
+
 def _of_exception(task: dict[str, Any]) -> Verdict:
     who = f"{task['what']} on {task['host']}: " if task["what"] else ""
     advice = "what is done is kept: mend the cause and run the same command again"

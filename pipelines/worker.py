@@ -45,7 +45,7 @@ from pipelines.slurm_warning import SlurmWarning
 from pipelines.spec import Spec
 from stages.context import Context, RankLost, ShareDone, StageError, Stopped
 from stages.contracts.catalog import STAGES
-from stages.engines import determinism
+from stages.engines import determinism, resident
 
 StageFunction = Callable[..., dict[str, float]]
 _PASSING = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EBUSY)
@@ -158,7 +158,7 @@ def _run(
         made_by = environment.describe(context, launch["resources"])
         _note_environment(attempt, made_by)
         refuse_endless_restarts(launch, seat)
-        with _on_terminate(_stop_at_once, seat), among_ranks(seat, context) as meet_all:
+        with _on_terminate(_stop_at_once, seat, warning), among_ranks(seat, context) as meet_all:
             if launch["resources"]["deterministic"]:
                 determinism.before_import()
             run = importlib.import_module(STAGES[spec.name].module).run
@@ -171,8 +171,10 @@ def _run(
             if seat.reads_for_its_node:
                 check_inputs(spec, Path(launch["root"]), context.should_stop)
             meet_all()
-        with _on_terminate(context.request_stop, seat):
-            outs, metrics = _compute(run, entry, spec, context, Path(launch["root"]), seat.label)
+        root = Path(launch["root"])
+        hashes = {root / artifact.path: artifact.hash for artifact in spec.inputs.values()}
+        with _on_terminate(context.request_stop, seat, warning), resident.among(hashes):
+            outs, metrics = _compute(run, entry, spec, context, root, seat.label)
         outcome = {"state": State.COMPLETED, "outs": outs, "metrics": metrics}
     except ShareDone:
         outcome = {"state": TaskState.DONE}
@@ -194,9 +196,16 @@ def _run(
             outcome = {
                 "state": State.FAILED,
                 "error": redact(_in_words(error, entry)),
-                "retryable": isinstance(error, OSError) and error.errno in _PASSING,
+                "retryable": _may_pass(error, attempt),
             }
     return {**outcome, "started": started, "ended": time.time(), "environment": made_by}
+
+
+def _may_pass(error: Exception, attempt: Attempt) -> bool:
+    """Whether another try may do better; in a session, also one without what it keeps in memory."""
+    if attempt.session is not None and type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, OSError) and error.errno in _PASSING
 
 
 def _in_words(error: Exception, entry: Entry) -> str:
@@ -259,6 +268,7 @@ def _compute(
     atomic.sync_tree(aside)
     hashes = HashCache()
     found = {path: hashes.of(aside / name) for name, path in spec.outs.items()}
+    resident.keep({aside / name: found[path] for name, path in spec.outs.items()})
     try:
         os.replace(aside, entry.out)
     except OSError:
@@ -273,9 +283,9 @@ def _stop_at_once() -> None:
 
 
 @contextmanager
-def _on_terminate(stop: Callable[[], None], seat: Seat) -> Iterator[None]:
+def _on_terminate(stop: Callable[[], None], seat: Seat, warning: SlurmWarning) -> Iterator[None]:
     """What SIGTERM does in a job without Slurm: a stage saves its scratch and ends."""
-    if seat.job is not None:
+    if seat.job is not None or warning.listening:
         yield
         return
     before = signal.signal(signal.SIGTERM, lambda *_: stop())

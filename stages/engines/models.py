@@ -18,6 +18,7 @@ from stages.contracts.lora import ALL_WEIGHTS, LoraParams, LoraSave
 from stages.contracts.precision import Precision
 from stages.data.artifacts import set_modes
 from stages.data.batching import Batch
+from stages.engines import resident
 from stages.engines.lean_transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -91,6 +92,7 @@ def save_model(
         if (tokenizer_from / name).exists():
             shutil.copyfile(tokenizer_from / name, folder / name)
     set_modes(folder)
+    resident.note_saved(model, folder)
 
 
 def content_hash(model: Any, precision: Precision = Precision.FLOAT32) -> str:
@@ -163,6 +165,10 @@ def _load(
     part: Part = Part.ALL,
     **options: Any,
 ) -> Any:
+    kind = f"{auto_class.__name__} {precision} {part} {sorted(options.items())}"
+    kept = resident.take(kind, folder, device)
+    if kept is not None:
+        return kept
     adapted = is_adapter_folder(folder)
     model = auto_class.from_pretrained(
         folder / BASE if adapted else folder,
@@ -175,4 +181,5 @@ def _load(
     round_weights(model, precision)
     model = model.to(device).eval()
     check_weights(model, folder, part)
+    resident.lend(model, kind, folder, device)
     return model

@@ -15,6 +15,12 @@ clones: Any = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(clones)
 
 
+@pytest.fixture(scope="session", name="clones")
+def _clones() -> Any:
+    """How throwaway clones are made."""
+    return clones
+
+
 @pytest.fixture(scope="session")
 def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A clone in which `dvc repro` went through, committed. Read it, do not change it."""

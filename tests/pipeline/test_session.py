@@ -1,0 +1,292 @@
+"""A session runs stages as their own processes would: same bytes, same answers, whoever dies."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipelines.ledger import Attempt, Ledger
+from pipelines.processes import lives
+from pipelines.repository import Repository
+from pipelines.session import Session, sessions
+from pipelines.session_executor import SessionExecutor
+
+pytestmark = pytest.mark.slow
+
+COUNTING_STAGE = """
+import os
+import time
+
+from stages.context import Stopped
+
+
+def run(config, inputs, out, ctx):
+    state = ctx.scratch / "steps"
+    steps = getattr(config, ctx.stage).epochs
+    done = int(state.read_text()) if state.exists() else 0
+    print("began at", done, os.environ.get("LEFT"), os.getcwd())
+    os.environ["LEFT"] = "something"
+    os.chdir("/")
+    for step in range(done, steps):
+        if ctx.should_stop() and not HEEDLESS:
+            raise Stopped(f"stopped after {step}")
+        if step == FAILS_AT:
+            raise RuntimeError("it went wrong")
+        time.sleep(0.05)
+        state.write_text(str(step + 1))
+        ctx.progress(step + 1, steps)
+    for path in out.values():
+        path.mkdir()
+        (path / "done").write_text(f"{steps} steps")
+    return {"steps": steps}
+
+
+HEEDLESS, FAILS_AT = False, -1
+"""
+EMPTY_STAGE = """
+def run(config, inputs, out, ctx):
+    for path in out.values():
+        path.mkdir()
+        (path / "done").write_text("done")
+    return {"rows": 1}
+"""
+STAGES = "sft,reward_model"
+LONG, SHORT = 20_000, 3
+
+
+@pytest.fixture(scope="module")
+def counting_root(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
+    """A clone whose training stages count instead of learning, its data prepared."""
+    clones = request.getfixturevalue("clones")
+    clone = clones.copy_tree(tmp_path_factory.mktemp("counting") / "clone")
+    clone.without_tracking()
+    clone.set_params(sft__epochs=SHORT, reward_model__epochs=SHORT)
+    (clone.root / "stages/prepare.py").write_text(EMPTY_STAGE)
+    for name in STAGES.split(","):
+        (clone.root / f"stages/{name}.py").write_text(COUNTING_STAGE)
+    clone.run("dvc", "repro", "--single-item", "prepare")
+    clone.commit("prepared")
+    root: Path = clone.root
+    return root
+
+
+@pytest.fixture
+def counting(counting_root: Path, tmp_path: Path, clones: Any) -> Iterator[Any]:
+    """A copy of it, with a session up."""
+    shutil.copytree(counting_root, tmp_path / "clone", symlinks=True)
+    clone = clones.Clone(tmp_path / "clone")
+    clone.without_tracking()
+    clone.run("lockstep", "session", "up", "--stages", STAGES)
+    yield clone
+    for process in clone.processes():
+        process.kill()
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    deadline = time.monotonic() + 3 * seconds  # the machine may be busy
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    pytest.fail(f"not within {seconds} s: {what}")
+
+
+def session_of(clone: Any) -> Session:
+    return sessions(Repository(clone.root))[0]
+
+
+def pid_of(clone: Any) -> int:
+    host = session_of(clone).host
+    return int(until(lambda: host.worker, "the session runs")["pid"])
+
+
+def is_there(pid: int) -> bool:
+    return psutil.pid_exists(pid) and lives(psutil.Process(pid))
+
+
+def attempts(clone: Any, stage: str = "sft") -> list[Attempt]:
+    entry = Ledger(Repository(clone.root).jobs).latest(stage).get(stage)
+    return entry.attempts() if entry else []
+
+
+def executors(clone: Any, stage: str = "sft") -> list[str]:
+    return [(attempt.launch or {})["executor"] for attempt in attempts(clone, stage)]
+
+
+def at_work(clone: Any, stage: str = "sft", **params: int) -> tuple[subprocess.Popen[str], Attempt]:
+    """The driver of a stage, and its attempt in the middle of its steps."""
+    clone.set_params(**(params or {f"{stage}__epochs": LONG}))
+    driver = clone.start("dvc", "repro", "--single-item", stage)
+
+    def begun() -> Attempt | None:
+        found = attempts(clone, stage)
+        return found[-1] if found and list(found[-1].entry.folder.glob("scratch/steps")) else None
+
+    return driver, until(begun, f"{stage} at work")
+
+
+def log_of(attempt: Attempt) -> str:
+    return "".join(path.read_text() for path in attempt.logs())
+
+
+def done_by(clone: Any, stage: str = "sft") -> str:
+    out = {"sft": "artifacts/policies/sft/model", "reward_model": "artifacts/rewards/reward_model"}
+    return (clone.root / out[stage] / "done").read_text()
+
+
+def test_a_pipeline_in_a_session_makes_the_same_bytes_and_keeps_models_in_memory(
+    finished: Any,
+) -> None:
+    finished.without_tracking()
+    lock = (finished.root / "dvc.lock").read_text()
+    names = "sft,reward_model,rollout,score,policy_update,evaluate,evaluate_sft"
+    finished.run("lockstep", "session", "up", "--stages", names)
+    finished.run("dvc", "repro", "--force")
+    assert (finished.root / "dvc.lock").read_text() == lock
+    for stage in ("sft", "rollout@iter_001", "policy_update@iter_001", "evaluate@iter_001"):
+        assert executors(finished, stage) == ["session"], stage
+    assert executors(finished, "report") == ["local"]
+    beat = session_of(finished).heartbeat
+    until(lambda: session_of(finished).heartbeat["served"] == 7, "the last word")
+    assert beat["reused"] >= 5, "sft's policy, the reward model, the reference, the new policy"
+    assert "has ended" in finished.run("lockstep", "session", "down").stdout
+
+
+def test_stages_find_a_clean_process_and_a_failed_one_takes_nobody_along(counting: Any) -> None:
+    path = counting.root / "stages/sft.py"
+    path.write_text(COUNTING_STAGE.replace("FAILS_AT = False, -1", "FAILS_AT = False, 1"))
+    failed = counting.run("dvc", "repro", "--single-item", "sft", check=False)
+    assert "failed: RuntimeError: it went wrong" in failed.stdout
+    assert "raise RuntimeError" in log_of(attempts(counting)[-1])
+    pid = pid_of(counting)
+    counting.run("dvc", "repro", "--single-item", "reward_model")
+    path.write_text(COUNTING_STAGE)
+    counting.run("dvc", "repro", "--single-item", "sft")
+    assert (done_by(counting), done_by(counting, "reward_model")) == ("3 steps", "3 steps")
+    assert executors(counting) == executors(counting, "reward_model") == ["session"]
+    for stage in ("sft", "reward_model"):
+        assert f"began at 0 None {counting.root}" in log_of(attempts(counting, stage)[-1]), stage
+    assert pid_of(counting) == pid
+    assert is_there(pid)
+
+
+def test_a_stage_runs_with_the_code_it_was_posted_with(counting: Any) -> None:
+    counting.run("dvc", "repro", "--single-item", "sft")
+    pid = pid_of(counting)
+    path = counting.root / "stages/sft.py"
+    path.write_text(COUNTING_STAGE.replace("{steps} steps", "{steps} new steps"))
+    counting.run("dvc", "repro", "--single-item", "sft")
+    assert done_by(counting) == "3 new steps"
+    assert executors(counting) == ["session"]
+    assert (attempts(counting)[-1].worker or {})["pid"] == pid
+
+
+def test_after_kill_9_of_the_session_its_stage_goes_on_by_itself(counting: Any) -> None:
+    driver, _ = at_work(counting, sft__epochs=200)
+    os.kill(pid_of(counting), signal.SIGKILL)
+    output, _ = driver.communicate(timeout=180)
+    assert driver.returncode == 0, output
+    assert "session main-001 is gone without a word" in output
+    assert "going on without" in output
+    assert executors(counting) == ["session", "local"]
+    assert "began at 0" not in log_of(attempts(counting)[-1])
+    assert done_by(counting) == "200 steps"
+    said = json.loads(counting.run("lockstep", "session", "status", "--json").stdout)
+    assert said[0]["state"] == "died"
+    counting.run("lockstep", "session", "down")
+    assert "main-001: ended" in counting.run("lockstep", "session", "status").stdout
+
+
+def test_a_driver_that_was_killed_finds_its_stage_in_the_session(counting: Any) -> None:
+    driver, attempt = at_work(counting, sft__epochs=200)
+    pid = pid_of(counting)
+    killed = [process for process in counting.processes() if process.pid != pid]
+    for process in killed:
+        process.kill()
+    driver.communicate(timeout=180)
+    until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
+    assert attempt.state().alive
+    output = counting.run("dvc", "repro", "--single-item", "sft").stdout
+    assert "its job still runs" in output or "found finished" in output
+    assert executors(counting) == ["session"]
+    assert done_by(counting) == "200 steps"
+
+
+def test_cancelling_a_stage_leaves_the_session_to_the_next(counting: Any) -> None:
+    driver, attempt = at_work(counting)
+    other = counting.start("dvc", "repro", "--single-item", "reward_model")
+    waiting = until(lambda: attempts(counting, "reward_model"), "the second is posted")[-1]
+    until(lambda: waiting.state() == "queued", "it waits for the first")
+    assert "sft: cancelled job main-001" in counting.run("lockstep", "cancel", "sft").stdout
+    output, _ = driver.communicate(timeout=180)
+    assert "cancelled; run the same command to go on from there" in output
+    assert attempt.state() == "cancelled"
+    output, _ = other.communicate(timeout=180)
+    assert other.returncode == 0, output
+    assert done_by(counting, "reward_model") == "3 steps"
+    ended = (attempt.result or {})["ended"]
+    assert (waiting.result or {})["started"] >= ended, "one after the other"
+    counting.set_params(sft__epochs=SHORT)
+    counting.run("dvc", "repro", "--single-item", "sft")
+    assert executors(counting) == ["session"]
+
+
+def test_a_stage_that_does_not_stop_takes_the_session_with_it(counting: Any) -> None:
+    path = counting.root / "stages/sft.py"
+    path.write_text(
+        COUNTING_STAGE.replace("HEEDLESS, FAILS_AT = False", "HEEDLESS, FAILS_AT = True")
+    )
+    driver, attempt = at_work(counting)
+    attempt.mark_cancelled()
+    assert SessionExecutor(Repository(counting.root), stop_s=1.0).cancel(attempt)
+    assert attempt.state() == "cancelled"
+    assert not is_there(pid_of(counting))
+    driver.communicate(timeout=180)
+    assert driver.returncode != 0
+
+
+def test_a_session_that_is_told_to_end_hands_its_stage_on(counting: Any) -> None:
+    driver, attempt = at_work(counting, sft__epochs=200)
+    counting.run("lockstep", "session", "down")
+    assert "its session ended" in (attempt.result or {})["error"]
+    output, _ = driver.communicate(timeout=180)
+    assert driver.returncode == 0, output
+    assert executors(counting) == ["session", "local"]
+    assert done_by(counting) == "200 steps"
+    assert (session_of(counting).host.result or {})["why"] == "it was told to end"
+
+
+def test_an_idle_session_ends_and_one_that_hangs_is_passed_by(counting: Any) -> None:
+    again = counting.run("lockstep", "session", "up", check=False).stdout
+    assert "session main-001 is up already" in again
+    session = session_of(counting)
+    until(lambda: session.heartbeat.get("doing") == "idle", "the session is ready")
+    os.kill(pid_of(counting), signal.SIGSTOP)
+    beat = {**session.heartbeat, "time": time.time() - 1000}
+    (session.folder / "heartbeat.json").write_text(json.dumps(beat))
+    output = counting.run("dvc", "repro", "--single-item", "sft").stdout
+    assert "session main-001 does not run it: it has said nothing for" in output
+    assert executors(counting) == ["local"]
+    os.kill(pid_of(counting), signal.SIGKILL)
+    until(lambda: not session.host.state().alive, "the session is gone")
+    words = ("--stages", "sft", "--idle-minutes", "0.01")
+    counting.run("lockstep", "session", "up", *words)
+    second = session_of(counting)
+    assert second.label == "main-002"
+    until(lambda: not second.host.state().alive, "the idle session has ended")
+    assert (second.host.result or {})["why"] == "it was idle for 0.01 minutes"
+
+
+def test_a_session_ends_with_its_clone(counting: Any) -> None:
+    pid = pid_of(counting)
+    shutil.rmtree(counting.root)
+    until(lambda: not is_there(pid), "the session's end")

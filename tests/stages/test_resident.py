@@ -1,0 +1,208 @@
+"""A model that stays in memory is handed out only where a fresh load would give the same."""
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from stages.engines import clean_slate, resident
+from stages.engines.models import content_hash, load_policy, save_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=12, num_hidden_layers=1, **sizes)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "policy")
+    return tmp_path / "policy"
+
+
+@pytest.fixture
+def _switched_on() -> Iterator[None]:
+    resident.switch_on()
+    yield
+    resident.switch_off()
+
+
+@contextmanager
+def stage(
+    inputs: Mapping[Path, str], outs: Mapping[Path, str] | None = None
+) -> Iterator[Callable[[], None]]:
+    """A stage as the worker runs it; what is yielded is its good end."""
+    with resident.among(inputs):
+        yield lambda: resident.keep(outs or {})
+
+
+def train(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.25
+
+
+@pytest.mark.usefixtures("_switched_on")
+def test_a_model_that_nobody_changed_is_handed_to_the_next_stage(folder: Path) -> None:
+    with stage({folder: "a"}) as end:
+        first = load_policy(folder)
+        assert load_policy(folder) is not first, "it has an owner"
+        end()
+    assert len(resident.names()) == 1
+    with stage({folder: "a"}):
+        assert load_policy(folder) is first
+    assert resident.names() == [], "a stage that did not end well gives nothing back"
+    with stage({folder: "a"}):
+        assert load_policy(folder) is not first
+
+
+@pytest.mark.usefixtures("_switched_on")
+def test_the_hash_decides_and_not_the_place(folder: Path) -> None:
+    with stage({folder: "a"}) as end:
+        first = load_policy(folder)
+        end()
+    with stage({folder: "b"}) as end:
+        assert load_policy(folder) is not first
+        end()
+    elsewhere = folder.rename(folder.with_name("elsewhere"))
+    with stage({elsewhere.parent: "c"}) as end:
+        assert load_policy(elsewhere) is not first, "another place in another artifact"
+        end()
+    with stage({elsewhere: "a"}):
+        assert load_policy(elsewhere) is first
+
+
+@pytest.mark.usefixtures("_switched_on")
+def test_a_trained_model_is_kept_only_as_what_it_was_saved_as(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with stage({folder: "a"}, {out: "b"}) as end:
+        model = load_policy(folder)
+        train(model)
+        save_model(model, out, tokenizer_from=folder)
+        end()
+    with stage({folder: "a", out: "b"}) as end:
+        assert load_policy(folder) is not model
+        assert load_policy(out) is model
+        assert content_hash(model) == content_hash(load_policy(out))
+        train(model)
+        end()
+    with stage({out: "b"}):
+        assert load_policy(out) is not model, "trained and not saved: it equals nothing"
+
+
+@pytest.mark.usefixtures("_switched_on")
+def test_a_model_that_is_not_what_was_saved_is_not_kept(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with stage({folder: "a"}, {out: "b"}) as end:
+        model = load_policy(folder)
+        train(model)
+        save_model(model, out, tokenizer_from=folder)
+        train(model)
+        end()
+    assert resident.names() == []
+
+
+def _hook(model: Any) -> None:
+    model.model.register_forward_hook(lambda *_: None)
+
+
+def _hook_on_a_weight(model: Any) -> None:
+    model.lm_head.weight.register_post_accumulate_grad_hook(lambda _: None)
+
+
+def _freeze(model: Any) -> None:
+    model.lm_head.weight.requires_grad_(False)
+
+
+def _set(model: Any) -> None:
+    model.config.use_cache = False
+
+
+def _one_bit(model: Any) -> None:
+    raw = model.lm_head.weight.data.view(-1).view(torch.int32)
+    raw[7] ^= 1
+
+
+def _buffer(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.mul_(2)
+
+
+@pytest.mark.usefixtures("_switched_on")
+@pytest.mark.parametrize("change", [_hook, _hook_on_a_weight, _freeze, _set, _one_bit, _buffer])
+def test_a_model_that_differs_in_anything_is_not_handed_out(folder: Path, change: Any) -> None:
+    for changed_in_the_stage in (True, False):
+        with stage({folder: "a"}) as end:
+            model = load_policy(folder)
+            if changed_in_the_stage:
+                change(model)
+            end()
+        if not changed_in_the_stage:
+            change(model)
+        with stage({folder: "a"}):
+            assert load_policy(folder) is not model
+
+
+def test_what_is_kept_stays_within_its_budget(folder: Path) -> None:
+    size = folder.joinpath("model.safetensors").stat().st_size
+    try:
+        resident.switch_on(budget=int(2.5 * size))
+        for content in "abc":
+            with stage({folder: content}) as end:
+                load_policy(folder)
+                end()
+        assert [name[-3] for name in resident.names()] == ["b", "c"]
+        resident.switch_on(budget=size // 2)
+        with stage({folder: "a"}) as end:
+            load_policy(folder)
+            end()
+        assert resident.names() == []
+    finally:
+        resident.switch_off()
+
+
+def test_elsewhere_nothing_is_kept(folder: Path) -> None:
+    with stage({folder: "a"}) as end:
+        first = load_policy(folder)
+        end()
+    with stage({folder: "a"}):
+        assert load_policy(folder) is not first
+
+
+def test_a_process_is_put_back_to_what_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KEPT", "before")
+    restore = clean_slate.remember()
+
+    def look() -> list[Any]:
+        return [
+            dict(os.environ),
+            Path.cwd(),
+            signal.getsignal(signal.SIGTERM),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.backends.cudnn.benchmark,
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            (random.random(), float(numpy.random.rand()), float(torch.rand(()))),
+        ]
+
+    before = look()
+    os.environ.update(KEPT="after", NEW="new")
+    os.chdir(tmp_path)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.use_deterministic_algorithms(not before[3])
+    torch.backends.cudnn.benchmark = not before[4]
+    torch.set_num_threads(before[5] + 1)
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(3)
+    restore()
+    clean_slate.free_memory()
+    assert look() == before
