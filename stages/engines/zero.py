@@ -345,7 +345,6 @@ class ZeroLearner:
                 parameter.data = self._whole[name]
                 parameter.grad = None
             self.model.to("cpu")
-        _forget_groups()
 
 
 def _open_engine(ctx: Context, model: Any, optimizer: Any, config: dict[str, Any]) -> Any:
@@ -362,6 +361,7 @@ def _open_engine(ctx: Context, model: Any, optimizer: Any, config: dict[str, Any
         backend = "nccl" if ctx.device.startswith("cuda") else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     os.environ.setdefault("LOCAL_RANK", "0")
+    _forget_ended_groups()
     deepspeed.comm.init_distributed(dist_init_required=None)
     return Engine(
         args=SimpleNamespace(device_rank=torch.device(ctx.device).index or 0),
@@ -430,10 +430,12 @@ def _without(package: str) -> Iterator[None]:
             del sys.modules[package]
 
 
-def _forget_groups() -> None:
-    """DeepSpeed's own words for process groups, which end with them."""
+def _forget_ended_groups() -> None:
+    """DeepSpeed keeps process groups beyond their end: those of a job before in this process."""
     from deepspeed.comm import comm
     from deepspeed.utils import groups
 
-    comm.cdb = None
-    groups._release_process_group_references()
+    known = groups._WORLD_GROUP
+    if known is not None and known not in dist.distributed_c10d._world.pg_map:
+        comm.cdb = None
+        groups._release_process_group_references()

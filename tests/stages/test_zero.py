@@ -1,0 +1,319 @@
+"""A learner that is spread over ranks by DeepSpeed ZeRO: real processes over loopback.
+
+Two ranks are started once and go through all jobs, since DeepSpeed takes long to import; each test
+looks at what some of the jobs left. This file, run under the name RANK, is one of the two.
+"""
+
+import json
+import multiprocessing
+import os
+import runpy
+import shutil
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stages.algorithms.loss import Loss
+from stages.context import Context, ShareDone, StageError, Stopped
+from stages.contracts.lora import LoraParams
+from stages.contracts.precision import Precision
+from stages.contracts.sharding import Offload, Sharding
+from stages.engines import logprobs
+from stages.engines.learners import open_learner
+from stages.engines.lora import open_for_training
+from stages.engines.models import load_policy, save_model
+from stages.engines.ranks import join
+from stages.engines.schedules import warmup_then_cosine
+from stages.engines.training import Plan, Work, train
+from stages.learning.imitation import imitation
+
+pytest.importorskip("deepspeed")
+
+RANK = "one_rank"
+WORLD = 2
+NUM_ROWS = 11  # of which five a step, and one in the last: a rank has fewer turns, or none
+ZEROS = ("zero1", "zero2", "zero3")
+LORA = {"rank": 4, "alpha": 8}
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["torch._dynamo", "deepspeed", "peft", "stages.policy_update", "stages.reward_model"]
+)
+
+
+class Interrupted(Context):
+    """Asks itself to stop after so many steps, as a signal would."""
+
+    stop_after = 10**9
+
+    def log(self, step, metrics):
+        super().log(step, metrics)
+        if step >= self.stop_after:
+            self.request_stop()
+
+
+def rows():
+    generator = torch.Generator().manual_seed(7)
+    lengths = torch.randint(2, 12, (NUM_ROWS, 2), generator=generator).tolist()
+    draw = lambda n: torch.randint(3, 15, (n,), generator=generator).tolist()  # noqa: E731
+    return [draw(prompt) for prompt, _ in lengths], [draw(answer) for _, answer in lengths]
+
+
+def fit(
+    folder, base, *, lora=None, ema=0.0, stop_after=10**9, precision="float32", bad=None, **how
+):
+    """SFT on the rows, with a survey; the model and what training left are in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ctx = Interrupted(stage="test", key=None, seed=3, folder=folder, **how)
+    ctx.stop_after = stop_after
+    params = LoraParams(**(lora or {"rank": 0}))
+    # A learning rate at which Adam's first steps do not turn rounding into differences.
+    options = {"learning_rate": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1, "ema_decay": ema}
+    with join(ctx) as ranks:
+        model = open_for_training(load_policy, base, ctx.loads_on, params, ctx.seed)
+        learner = open_learner(ctx, ranks, model, **options, precision=Precision(precision))
+        work = imitation(model, *rows(), ctx.device, lambda i: f"row {i}")
+
+        def loss(some, step):
+            computed = work.loss(some, step)
+            return Loss(computed.value * (float("nan") if bad in some else 1.0), computed.metrics)
+
+        def survey(some):
+            with torch.no_grad():
+                value = work.loss(some, type("Step", (), {"counts": work.counts(some)})).value
+            return {"surveyed": float(value)}
+
+        plan = Plan(NUM_ROWS, 5, 2, seed=5, learning_rate=warmup_then_cosine(0.1))
+        learning = Work(work.counts, loss, survey, work.describe)
+        learners = {"policy": learner}
+        history = train(ctx, learners, plan, learning, shown=["loss"], ranks=ranks)
+    with learner.full_precision() as whole:
+        save_model(whole, folder / "model", tokenizer_from=base, lora=params)
+    save_file(
+        {name: value.contiguous().clone() for name, value in learner.moments().items()},
+        folder / "moments.safetensors",
+    )
+    (folder / "history.json").write_text(json.dumps(history))
+
+
+def run_stage(root, address, changes, **how):
+    sys.path.insert(0, str(Path(__file__).parent))
+    from conftest import Runner
+
+    runner = Runner(Path(root), **changes)
+    ctx = runner.context(address, **how)
+    metrics = runner.run(address, ctx)
+    (Path(root) / "metrics.json").write_text(json.dumps(metrics))
+
+
+def main(jobs, rank):
+    """One rank: all jobs, one after the other; what it says of each is in the job's folder."""
+    torch.set_num_threads(1)
+    logprobs.CHUNK_TOKENS = 8  # so that the ranks have different numbers of chunks
+    for number, job in enumerate(jobs):
+        folder = Path(job["folder"])
+        signs = folder / f"signs-{number}"
+        signs.mkdir(parents=True, exist_ok=True)
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job["port"])}
+        how = {
+            "sharding": Sharding(job["sharding"]),
+            "offload": Offload(job.get("offload", "none")),
+        }
+        how |= {"rank": rank, "world": WORLD, "signs_of_life": signs, "micro_batch": 2}
+        try:
+            if "address" in job:
+                run_stage(folder, job["address"], job["changes"], **how)
+            else:
+                fit(folder, Path(job["base"]), **job.get("fit", {}), **how)
+            said = "returned"
+        except (ShareDone, Stopped, StageError) as error:
+            said = f"{type(error).__name__}: {error}"
+        except BaseException:
+            (folder / f"said-{rank}").write_text(traceback.format_exc())
+            raise
+        (folder / f"said-{rank}").write_text(said)
+
+
+def run_jobs(jobs, log):
+    """Two ranks go through them; each job needs a free port of its own."""
+    for job in jobs:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            job["port"] = probe.getsockname()[1]
+    ranks = [
+        FORKS.Process(
+            target=runpy.run_path,
+            args=(__file__, {"JOBS": jobs, "NUMBER": rank, "LOG": str(log)}, RANK),
+        )
+        for rank in range(WORLD)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        for process in ranks:
+            process.join(400)
+        said = [path.read_text()[-4000:] for path in log.parent.glob("log-*")]
+        assert [process.exitcode for process in ranks] == [0, 0], said
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+@pytest.fixture(scope="module")
+def base(trained):
+    return trained.paths("sft")[0]["base"]
+
+
+@pytest.fixture(scope="module")
+def jobs(base, trained, tmp_path_factory):
+    """The folder with one folder for each job."""
+    root = tmp_path_factory.mktemp("zero")
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    lora = {**LORA, "save": "adapter"}
+    fit(root / "plain", base, ema=0.9)
+    fit(root / "plain_lora", base, lora=lora)
+    fit(root / "plain_bfloat16", base, precision="bfloat16")
+    with pytest.raises(Stopped):
+        fit(root / "from_one", base, ema=0.9, stop_after=3)
+    ppo = {"rl": {"algorithm": "ppo"}}
+    for name in ("plain_ppo", "ppo"):
+        shutil.copytree(trained.root, root / name)
+    run_stage(root / "plain_ppo", "policy_update@iter_001", ppo)
+
+    def job(name, sharding, offload="none", **options):
+        return {
+            "folder": str(root / name),
+            "base": str(base),
+            "sharding": sharding,
+            "offload": offload,
+            "fit": options,
+        }
+
+    todo = []
+    for sharding in ZEROS:
+        todo += [
+            job(sharding, sharding, ema=0.9),
+            job(f"stopped_{sharding}", sharding, ema=0.9, stop_after=3),
+            job(f"stopped_{sharding}", sharding, ema=0.9),
+        ]
+    bad_row = Plan(NUM_ROWS, 5, 2, seed=5, learning_rate=warmup_then_cosine(0.1)).rows(1)[3]
+    todo += [
+        job("to_one", "zero2", ema=0.9, stop_after=3),
+        job("from_one", "zero3", ema=0.9),
+        job("host", "zero3", offload="all", ema=0.9),
+        job("lora", "zero3", lora=lora),
+        job("bfloat16", "zero2", precision="bfloat16"),
+        job("bfloat16_zero1", "zero1", precision="bfloat16"),
+        {**job("ppo", "zero3"), "address": "policy_update@iter_001", "changes": ppo},
+        job("bad", "zero3", bad=bad_row),
+    ]
+    run_jobs(todo, root / "log")
+    fit(root / "to_one", base, ema=0.9)
+    return root
+
+
+def outcome(folder):
+    moments = load_file(folder / "moments.safetensors")
+    return {**load_file(folder / "model/model.safetensors"), **moments}
+
+
+def assert_same_learning(one, other, atol=2e-5):
+    """The same weights, moments and metrics, but for rounding."""
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], rtol=1e-3, atol=atol, msg=name)
+
+
+def history(folder):
+    return json.loads((folder / "history.json").read_text())
+
+
+def assert_same_history(one, other, rel=1e-3):
+    assert len(one) == len(other)
+    for alone, together in zip(one, other, strict=True):
+        assert together == pytest.approx(alone, rel=rel, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [*ZEROS, "host"])
+def test_ranks_that_share_the_state_learn_what_one_process_learns(jobs, name):
+    assert (jobs / name / "said-1").read_text().startswith("ShareDone")
+    assert_same_learning(outcome(jobs / "plain"), outcome(jobs / name))
+    assert_same_history(history(jobs / "plain"), history(jobs / name))
+
+
+@pytest.mark.parametrize("sharding", ZEROS)
+def test_stopped_and_resumed_they_end_with_the_same_bytes(jobs, sharding):
+    said = (jobs / f"stopped_{sharding}" / "said-0").read_text()
+    assert said == "returned"
+    for file in ("model/model.safetensors", "moments.safetensors", "history.json"):
+        paths = [jobs / name / file for name in (sharding, f"stopped_{sharding}")]
+        assert paths[0].read_bytes() == paths[1].read_bytes(), file
+
+
+@pytest.mark.parametrize("name", ["to_one", "from_one"])
+def test_a_checkpoint_is_gone_on_from_with_another_number_of_ranks(jobs, name):
+    assert_same_learning(outcome(jobs / "plain"), outcome(jobs / name))
+    assert_same_history(history(jobs / "plain"), history(jobs / name))
+
+
+def test_what_is_saved_is_an_ordinary_folder(jobs, base):
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(jobs / "zero3/model")
+    reference = AutoModelForCausalLM.from_pretrained(base)
+    assert loaded.state_dict().keys() == reference.state_dict().keys()
+    ids = torch.tensor([[5, 9, 11]])
+    assert not torch.equal(loaded(ids).logits, reference(ids).logits)
+    plain = AutoModelForCausalLM.from_pretrained(jobs / "plain/model")
+    torch.testing.assert_close(loaded(ids).logits, plain(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+def test_an_adapter_learns_the_same_and_its_base_is_untouched(jobs):
+    adapters = [
+        load_file(jobs / name / "model/adapter_model.safetensors")
+        for name in ("plain_lora", "lora")
+    ]
+    assert_same_learning(*adapters)
+    bases = [jobs / name / "model/base/model.safetensors" for name in ("plain_lora", "lora")]
+    assert bases[0].read_bytes() == bases[1].read_bytes()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "bfloat16_zero1"])
+def test_a_model_that_computes_in_bfloat16_has_float32_weights_that_learn(jobs, name):
+    one, other = outcome(jobs / "plain_bfloat16"), outcome(jobs / name)
+    assert {tensor.dtype for tensor in other.values()} == {torch.float32}
+    assert_same_learning(one, other, atol=2e-3)
+    weights = load_file(jobs / name / "model/model.safetensors")
+    assert any(bool((w != w.bfloat16().float()).any()) for w in weights.values())
+
+
+def test_a_policy_and_its_critic_learn_in_one_loss(jobs):
+    metrics = [json.loads((jobs / n / "metrics.json").read_text()) for n in ("plain_ppo", "ppo")]
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-2, abs=1e-4)
+    for name in ("model/model", "state/optimizer", "state/critic/model"):
+        one, other = (
+            load_file(next((jobs / n).glob(f"artifacts/**/iter_001/{name}.safetensors")))
+            for n in ("plain_ppo", "ppo")
+        )
+        assert_same_learning(one, other, atol=1e-4)
+
+
+def test_the_row_at_fault_is_named_by_all(jobs):
+    said = [(jobs / "bad" / f"said-{rank}").read_text() for rank in range(WORLD)]
+    plan = Plan(NUM_ROWS, 5, 2, seed=5, learning_rate=warmup_then_cosine(0.1))
+    for words in said:
+        assert "loss is nan at step 2 of 6" in words
+        assert f"look at row {plan.rows(1)[3]} (its loss alone is nan)" in words
+
+
+if __name__ == RANK:
+    log = os.open(f"{LOG}-{NUMBER}", os.O_CREAT | os.O_WRONLY)  # noqa: F821
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    main(JOBS, NUMBER)  # noqa: F821
