@@ -49,6 +49,8 @@ def describe(context: Context, resources: dict[str, Any]) -> dict[str, Any]:
         "deterministic": resources["deterministic"],
         "micro_tokens": context.micro_tokens,
         "world": context.world,
+        "sharding": context.sharding,
+        "offload": context.offload,
         "shards": context.num_shards,
         **_torch(context.device),
         "packages": _versions(),

@@ -17,6 +17,7 @@ from pipelines.errors import LockstepError
 from pipelines.strict_yaml import load_model
 from stages.contracts.base import Processes, Section, Stage
 from stages.contracts.catalog import STAGES
+from stages.contracts.sharding import Offload, Sharding
 
 PROFILE_VARIABLE = "LOCKSTEP_PROFILE"
 DEFAULT_PROFILE = "local"
@@ -83,6 +84,10 @@ class Resources(Section):
     """Where tensors live: cpu or cuda (no flag)."""
     micro_tokens: int = Field(default=8192, ge=1)
     """Tokens in one forward pass; a longer sequence is alone. Changes rounding (no flag)."""
+    sharding: Sharding = Field(default=Sharding.NONE, strict=False)
+    """What training ranks share out (none, zero1: optimizer, zero2: gradients, zero3: weights)."""
+    offload: Offload = Field(default=Offload.NONE, strict=False)
+    """What of a sharded model waits in host memory: none, optimizer, or all (zero3 only)."""
     deterministic: bool = True
     """On a GPU only algorithms that repeat; what has none fails. The CPU repeats anyway."""
     checkpoint_seconds: float = Field(default=30.0, gt=0)
@@ -177,5 +182,14 @@ def _check(path: Path, profile: Profile, stage: Stage) -> None:
     if named > 1 and stage.processes is not Processes.SHARDS:
         able = ", ".join(s.name for s in STAGES.values() if s.processes is Processes.SHARDS)
         wrong = f"`shards` {named}: {stage.name} cannot be cut into shards, only {able} can"
+    if resources.offload is not Offload.NONE and resources.sharding is Sharding.NONE:
+        wrong = (
+            f"`offload` {resources.offload} is of a model that is spread over ranks: set `sharding`"
+        )
+    elif resources.offload is Offload.ALL and resources.sharding is not Sharding.ZERO3:
+        wrong = (
+            f"`offload` all moves weights, but with `sharding` {resources.sharding} every rank "
+            "computes with all of them: set `sharding` to zero3 or `offload` to optimizer"
+        )
     if wrong:
         raise LockstepError(f"{path}: `{key}`: {wrong}")

@@ -44,7 +44,9 @@ from pipelines.seat import Seat, find_seat
 from pipelines.slurm_warning import SlurmWarning
 from pipelines.spec import Spec
 from stages.context import Context, RankLost, ShareDone, StageError, Stopped
+from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
+from stages.contracts.sharding import Offload, Sharding
 from stages.engines import determinism, resident
 
 StageFunction = Callable[..., dict[str, float]]
@@ -218,6 +220,7 @@ def _in_words(error: Exception, entry: Entry) -> str:
 def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -> Context:
     resources = launch["resources"]
     one_gpu_each = resources["device"] == "cuda" and seat.job is not None
+    together = STAGES[spec.name].processes is Processes.TOGETHER
     life = attempt.folder / "lives" / f"{seat.restart:03}"
     if seat.world > 1:
         life.mkdir(parents=True, exist_ok=True)
@@ -234,6 +237,8 @@ def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -
         shard=seat.shard,
         num_shards=seat.num_shards,
         micro_tokens=resources["micro_tokens"],
+        sharding=Sharding(resources["sharding"]) if together else Sharding.NONE,
+        offload=Offload(resources["offload"]) if together else Offload.NONE,
         checkpoint_seconds=resources["checkpoint_seconds"],
         graph=atomic.read_json(attempt.folder / "graph.json") or launch.get("graph", ()),
     )

@@ -176,6 +176,21 @@ def test_shards_for_a_stage_that_has_none_are_refused(tmp_path: Path) -> None:
     assert "sft cannot be cut into shards, only reference_logprobs, rollout, score can" in message
 
 
+@pytest.mark.parametrize(
+    ("sharding", "offload", "words"),
+    [
+        ("none", "optimizer", "`offload` optimizer is of a model that is spread over ranks"),
+        ("zero2", "all", "set `sharding` to zero3 or `offload` to optimizer"),
+        ("zero4", "none", "`stages.sft.sharding`"),
+    ],
+)
+def test_a_model_that_cannot_be_spread_so_is_refused(
+    tmp_path: Path, sharding: str, offload: str, words: str
+) -> None:
+    how = f"{{sharding: {sharding}, offload: {offload}}}"
+    assert words in refused(tmp_path, f"executor: slurm\nstages:\n  sft: {how}\n")
+
+
 def test_several_processes_without_slurm_are_refused(tmp_path: Path) -> None:
     message = refused(tmp_path, "executor: local\nstages:\n  sft: {tasks_per_node: 2}\n")
     assert "without Slurm a stage is one process" in message

@@ -113,3 +113,21 @@ def test_a_node_lost_under_some_of_the_ranks(two_nodes: Any, undisturbed: Any) -
     assert driver.returncode == 0, output
     assert two_nodes.lock() == undisturbed.lock()
     assert two_nodes.status()["restarts"] >= 1
+
+
+def test_a_model_is_spread_over_the_ranks_of_two_nodes(slurm_clone: Any) -> None:
+    """That is execution: to gather it again reruns nothing."""
+    slurm_clone.set_profile(**RANKS | {"collective_seconds": 60})
+    slurm_clone.set_profile(sft={"sharding": "zero2", "offload": "optimizer"})
+    slurm_clone.run("dvc", "repro", "--single-item", "sft")
+    attempt = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/attempts/001"))
+    words = [json.loads(path.read_text()) for path in sorted((attempt / "tasks").iterdir())]
+    assert [word["state"] for word in words] == ["completed", "done"]
+    made_by = json.loads((attempt / "result.json").read_text())["environment"]
+    assert (made_by["world"], made_by["sharding"], made_by["offload"]) == (2, "zero2", "optimizer")
+    metrics = json.loads((slurm_clone.root / "metrics/sft.json").read_text())
+    assert slurm_clone.steps() == list(range(1, metrics["num_steps"] + 1))
+
+    slurm_clone.set_profile(sft={"sharding": "none", "offload": "none"})
+    said = slurm_clone.run("dvc", "repro", "--single-item", "sft").stdout
+    assert "didn't change, skipping" in said

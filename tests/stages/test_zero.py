@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from stages.engines.lora import open_for_training
 from stages.engines.models import load_policy, save_model
 from stages.engines.ranks import join
 from stages.engines.schedules import warmup_then_cosine
-from stages.engines.training import Plan, Work, train
+from stages.engines.training import Plan, train
 from stages.learning.imitation import imitation
 
 pytest.importorskip("deepspeed")
@@ -88,7 +89,7 @@ def fit(
             return {"surveyed": float(value)}
 
         plan = Plan(NUM_ROWS, 5, 2, seed=5, learning_rate=warmup_then_cosine(0.1))
-        learning = Work(work.counts, loss, survey, work.describe)
+        learning = replace(work, loss=loss, survey=survey)
         learners = {"policy": learner}
         history = train(ctx, learners, plan, learning, shown=["loss"], ranks=ranks)
     with learner.full_precision() as whole:
@@ -124,7 +125,7 @@ def main(jobs, rank):
             "sharding": Sharding(job["sharding"]),
             "offload": Offload(job.get("offload", "none")),
         }
-        how |= {"rank": rank, "world": WORLD, "signs_of_life": signs, "micro_batch": 2}
+        how |= {"rank": rank, "world": WORLD, "signs_of_life": signs, "micro_tokens": 24}
         try:
             if "address" in job:
                 run_stage(folder, job["address"], job["changes"], **how)
@@ -223,11 +224,12 @@ def outcome(folder):
     return {**load_file(folder / "model/model.safetensors"), **moments}
 
 
-def assert_same_learning(one, other, atol=2e-5):
-    """The same weights, moments and metrics, but for rounding."""
+def assert_same_learning(one, other, rel=1e-4):
+    """The same weights and moments, but for rounding by what is large among a tensor's numbers."""
     assert one.keys() == other.keys()
     for name in one:
-        torch.testing.assert_close(other[name], one[name], rtol=1e-3, atol=atol, msg=name)
+        atol = rel * float(one[name].abs().max())
+        torch.testing.assert_close(other[name], one[name], rtol=rel, atol=atol, msg=name)
 
 
 def history(folder):
@@ -288,7 +290,7 @@ def test_an_adapter_learns_the_same_and_its_base_is_untouched(jobs):
 def test_a_model_that_computes_in_bfloat16_has_float32_weights_that_learn(jobs, name):
     one, other = outcome(jobs / "plain_bfloat16"), outcome(jobs / name)
     assert {tensor.dtype for tensor in other.values()} == {torch.float32}
-    assert_same_learning(one, other, atol=2e-3)
+    assert_same_learning(one, other, rel=2e-2)
     weights = load_file(jobs / name / "model/model.safetensors")
     assert any(bool((w != w.bfloat16().float()).any()) for w in weights.values())
 
@@ -301,7 +303,7 @@ def test_a_policy_and_its_critic_learn_in_one_loss(jobs):
             load_file(next((jobs / n).glob(f"artifacts/**/iter_001/{name}.safetensors")))
             for n in ("plain_ppo", "ppo")
         )
-        assert_same_learning(one, other, atol=1e-4)
+        assert_same_learning(one, other, rel=1e-3)
 
 
 def test_the_row_at_fault_is_named_by_all(jobs):
