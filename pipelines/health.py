@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from pipelines.ledger import Entry
 from pipelines.params import PARAMS_FILE, load_params
 from stages.contracts.catalog import bind
-from stages.contracts.evaluate import EVALUATE, EVALUATE_PREFERENCE, EVALUATE_SFT
+from stages.contracts.evaluate import EVALUATE, EVALUATE_ONLINE, EVALUATE_PREFERENCE, EVALUATE_SFT
+from stages.contracts.online import ONLINE
 from stages.contracts.params import Params
 from stages.contracts.policy_update import POLICY_UPDATE
 from stages.contracts.preference import PREFERENCE
@@ -28,8 +29,8 @@ INTERVAL_S = 1.0
 RECENT = 5
 """How many steps a number of a running job is the mean of."""
 _CHUNK = 64 * 1024
-_EVALUATIONS = (EVALUATE_SFT.name, EVALUATE_PREFERENCE.name, EVALUATE.name)
-_MAKERS = (POLICY_UPDATE.name, PREFERENCE.name)
+_EVALUATIONS = (EVALUATE_SFT.name, EVALUATE_PREFERENCE.name, EVALUATE_ONLINE.name, EVALUATE.name)
+_MAKERS = (POLICY_UPDATE.name, PREFERENCE.name, ONLINE.name)
 """Stages that make a policy; what they log at each step is of the policy as it is by then."""
 _STEP_METRICS = ("entropy", "kl_to_reference")
 
@@ -87,7 +88,9 @@ class Health:
             own |= _only(self._evaluation(bound.key).metrics, ["accuracy_sampled"])
         line = [*self._line(bound.key, params)[:-1], Reading(bound.key, own)]
         # Elsewhere the steps' entropy is not of the policy's own samples: like with like.
-        comparable = name == POLICY_UPDATE.name and params.rl.algorithm.is_policy_gradient
+        comparable = (
+            name in (POLICY_UPDATE.name, ONLINE.name) and params.rl.algorithm.is_policy_gradient
+        )
         if not comparable or not any(reading.get("entropy") for reading in line[:-1]):
             line = _from_the_start(line, steps.first)
         return judge(line, params.warn)

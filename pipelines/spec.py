@@ -67,7 +67,7 @@ def make_spec(root: Path, bound: BoundStage, hashes: HashCache, code: Path | Non
         stage=bound.address,
         name=bound.stage.name,
         key=bound.key,
-        config=bound.config.model_dump(mode="json", by_alias=True),
+        config=bound.config.values(bound.key),
         code=code_version(code or root, bound.stage.module),
         inputs={
             name: Artifact(path, hashes.of(root / path)) for name, path in bound.inputs.items()

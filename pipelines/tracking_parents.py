@@ -28,7 +28,7 @@ _BY_WEIGHT = ("RUNNING", "SCHEDULED", "FAILED", "KILLED")
 """Which status of its stages a command bears."""
 _OF_A_POLICY = [
     {stage.name for stage in STAGES.values() if stage.over is over}
-    for over in (Over.ITERATIONS, Over.PREFERENCES)
+    for over in (Over.ITERATIONS, Over.PREFERENCES, Over.ONLINE)
 ]
 """The stages that make one policy and evaluate it."""
 

@@ -251,7 +251,7 @@ def _compute(
 
     Returns the hashes of the outputs by path, and the summary metrics.
     """
-    config = STAGES[spec.name].config.model_validate(spec.config)
+    config = STAGES[spec.name].config.from_values(spec.config, spec.key)
     for left in entry.folder.glob(f"out.{label}.*"):
         atomic.remove(left)  # by a process that was killed
     aside = entry.folder / f"out.{label}.{atomic.here()}.{os.getpid()}"

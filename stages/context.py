@@ -70,6 +70,8 @@ class Context:
     shard: int = 0
     """This process among those that share out a stage's units of work, each on its own."""
     num_shards: int = 1
+    parts: dict[Path, list[Any]] | None = None
+    """Where results of units of work are kept instead of in the scratch: they die with us."""
     graph: Sequence[Mapping[str, Any]] = ()
     """For a stage that wants it: the nodes upstream with the hashes of their outputs."""
     _stop: list[bool] = field(default_factory=lambda: [False])
@@ -101,7 +103,7 @@ class Context:
 
         The ranks then go on to the next step boundary and stop there together.
         """
-        return self._stop[0] and (self.world == 1 or self.sharding is Sharding.NONE)
+        return self.should_stop() and (self.world == 1 or self.sharding is Sharding.NONE)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step's metrics, once a step; `resume_at` drops those past a checkpoint.

@@ -170,7 +170,7 @@ def scored_rollouts(
         raise StageError(f"{complaint}: their rows differ. Run score again.")
     for row in scores:
         check_finite("the reward", sample_name(row), row["reward"], "run score again")
-        check_finite("the reference's log-prob", sample_name(row), row["ref_logprobs"])
+        check_finite("the reference's log-prob", sample_name(row), row["ref_logprobs"] or [])
     return [{**row, **score} for row, score in zip(rollouts, scores, strict=True)]
 
 

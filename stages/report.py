@@ -20,7 +20,7 @@ from stages.reporting.family import ROOT, Family
 def run(
     config: ReportConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
-    family = Family(config.rl.family, frozenset(config.rl.preferences))
+    family = Family(config.rl.family, frozenset(config.rl.preferences), frozenset(config.rl.online))
     found = evidence.read(inputs, family)
     pairs = comparison.pair_up(found.before, found.after)
     told = story.tell(config, family, found, pairs)

@@ -71,9 +71,10 @@ def score(
         lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
         "the reference's log-prob",
     )
-    fill(ctx, *rewarding.values(), referring)
+    wanted = [referring] if config.score.reference else []
+    fill(ctx, *rewarding.values(), *wanted)
     by_source = {name: collect(ctx, work) for name, work in rewarding.items()}
-    ref_logprobs = collect(ctx, referring)
+    ref_logprobs = collect(ctx, referring) if wanted else [None] * len(rollouts)
     shaped = _shaped(
         {name: torch.tensor(values, dtype=torch.float64) for name, values in by_source.items()},
         weights,
@@ -137,17 +138,19 @@ def _summary(
     rollouts: Sequence[Mapping[str, Any]],
     rewards: Sequence[float],
     by_source: Mapping[str, Sequence[float]],
-    ref_logprobs: Sequence[Sequence[float]],
+    ref_logprobs: Sequence[Sequence[float] | None],
 ) -> dict[str, float | int]:
     """Of the sampled responses; a greedy one is only compared with."""
     drawn = [i for i, row in enumerate(rollouts) if not row["greedy"]]
-    sampled = torch.tensor([x for i in drawn for x in rollouts[i]["logprobs"]])
-    reference_of = torch.tensor([x for i in drawn for x in ref_logprobs[i]])
     summary: dict[str, float | int] = {
         "reward_mean": statistics.fmean(rewards[i] for i in drawn),
         "reward_std": statistics.pstdev(rewards[i] for i in drawn),
-        "kl_to_reference": float(reported_kl(sampled, reference_of).mean()),
     }
+    known = [i for i in drawn if ref_logprobs[i] is not None]
+    if known:
+        sampled = torch.tensor([x for i in known for x in rollouts[i]["logprobs"]])
+        reference_of = torch.tensor([x for i in known for x in ref_logprobs[i] or ()])
+        summary["kl_to_reference"] = float(reported_kl(sampled, reference_of).mean())
     for name, values in by_source.items():
         summary[f"reward_mean/{name}"] = statistics.fmean(values[i] for i in drawn)
         summary[f"reward_std/{name}"] = statistics.pstdev(values[i] for i in drawn)

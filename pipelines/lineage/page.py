@@ -16,6 +16,7 @@ from pipelines.lineage.naming import role_of
 from pipelines.lineage.prompts import Influence, Touched
 from pipelines.lineage.row_changes import RowChange
 from pipelines.lineage.rows import COLUMNS, Row, Rows
+from pipelines.lineage.rows_text import row_name
 from pipelines.lineage.target import Target
 from pipelines.lineage.tree import Node, Tree, Way
 from stages.reporting.family import Family
@@ -238,7 +239,7 @@ def _row_change(change: RowChange) -> Markup:
     responses = [_cell((side or {}).get("response")) for side in (change.old, change.new)]
     return element(
         "tr",
-        element("th", f"{row['prompt_id']} {row['sample_index']} {row['role'] or ''}"),
+        element("th", row_name(row)),
         element("td", what),
         [element("td", response) for response in responses],
     )

@@ -15,6 +15,7 @@ class RowChange:
     """A row that two makings do not share, or not alike."""
 
     prompt_id: str
+    step: int | None
     sample_index: int | None
     role: str | None
     old: Row | None
@@ -32,19 +33,19 @@ def compare_rows(old: Rows, new: Rows) -> list[RowChange]:
         differing = tuple(c for c in _COMPARED if one and other and one[c] != other[c])
         if one is None or other is None or differing:
             row = one or other or {}
-            found.append(
-                RowChange(row["prompt_id"], row["sample_index"], row["role"], one, other, differing)
-            )
+            place = (row["prompt_id"], row["step"], row["sample_index"], row["role"])
+            found.append(RowChange(*place, one, other, differing))
     return found
 
 
-def _numbered(rows: Sequence[Row]) -> dict[tuple[str, int, str, int], Row]:
-    """By prompt, sample and role; the data may have a prompt several times."""
-    found: dict[tuple[str, int, str, int], Row] = {}
+def _numbered(rows: Sequence[Row]) -> dict[tuple[str, int, int, str, int], Row]:
+    """By prompt, step, sample and role; the data may have a prompt several times."""
+    found: dict[tuple[str, int, int, str, int], Row] = {}
     for row in rows:
+        step = row["step"] or 0
         index = -1 if row["sample_index"] is None else row["sample_index"]
         number = 0
-        while (key := (row["prompt_id"], index, row["role"] or "", number)) in found:
+        while (key := (row["prompt_id"], step, index, row["role"] or "", number)) in found:
             number += 1
         found[key] = row
     return found

@@ -1,7 +1,8 @@
 """The exact rows that a stage learnt from: prompts, responses, rewards, advantages.
 
 `experience` of a policy update lists the samples that the update used; what they are is in its
-rollouts and scores. Policies made before updates wrote it have the rollouts alone: then every
+rollouts and scores. `online` has all three as outputs, with the step that each row is of. Policies
+made before updates wrote it have the rollouts alone: then every
 sampled row is shown, without advantages, and a note says so. The data of SFT, reward models and
 preference runs are used whole.
 """
@@ -19,6 +20,7 @@ from pipelines.lineage.naming import role_of
 Row = dict[str, Any]
 COLUMNS = (
     "prompt_id",
+    "step",
     "sample_index",
     "role",
     "prompt",
@@ -35,7 +37,7 @@ _REWARD_DATA = {"regression": "feedback", "process": "steps"}
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one making, sorted by (prompt, sample, role)."""
+    """The rows of one making, sorted by (prompt, step, sample, role)."""
 
     making: Making
     rows: Sequence[Row]
@@ -57,7 +59,7 @@ def rows_of(content: Content, making: Making) -> Rows:
 
 def training_file(making: Making) -> Artifact | None:
     """The file with the prompts of every row it learnt from; None: it does not learn."""
-    if making.name == "policy_update":
+    if making.name in ("policy_update", "online"):
         found = _out(making, "experience") or _input(making, "rollouts")
         return found
     if making.name == "sft":
@@ -70,7 +72,8 @@ def training_file(making: Making) -> Artifact | None:
 
 
 def _policy_update(content: Content, making: Making) -> Rows:
-    rollouts, scores = _need(making, "rollouts"), _need(making, "scores")
+    find = _need_out if making.name == "online" else _need
+    rollouts, scores = find(making, "rollouts"), find(making, "scores")
     sampled = {_place(row): row for row in content.rows(rollouts)}
     scored = {_place(row): row for row in content.rows(scores)}
     experience, notes = _out(making, "experience"), []
@@ -108,6 +111,7 @@ def _sample(used: Row, sampled: Row, scored: Row) -> Row:
     reward = used.get("reward")
     return {
         "prompt_id": used["prompt_id"],
+        "step": used.get("step"),
         "sample_index": used["sample_index"],
         "role": used.get("role"),
         "prompt": sampled.get("prompt"),
@@ -165,6 +169,7 @@ def _data(content: Content, making: Making, name: str) -> Rows:
 
 _STAGES: dict[str, Callable[[Content, Making], Rows]] = {
     "policy_update": _policy_update,
+    "online": _policy_update,
     "sft": _sft,
     "reward_model": _reward_model,
     "preference": _preference,
@@ -181,15 +186,20 @@ def _row(source: Row, **values: Any) -> Row:
 def _sorted(
     making: Making, rows: list[Row], files: list[Artifact], notes: list[str] | None = None
 ) -> Rows:
-    def rank(row: Row) -> tuple[str, int, str]:
+    def rank(row: Row) -> tuple[str, int, int, str]:
         index = row["sample_index"]
-        return (row["prompt_id"], -1 if index is None else index, row["role"] or "")
+        return (
+            row["prompt_id"],
+            row["step"] or 0,
+            -1 if index is None else index,
+            row["role"] or "",
+        )
 
     return Rows(making, sorted(rows, key=rank), files, notes or [])
 
 
-def _place(row: Row) -> tuple[str, int]:
-    return row["prompt_id"], row["sample_index"]
+def _place(row: Row) -> tuple[str, int, int]:
+    return row["prompt_id"], row.get("step") or 0, row["sample_index"]
 
 
 def _reward_data(making: Making) -> str:

@@ -16,7 +16,7 @@ def render_rows(rows: Rows, shown: Sequence[Row], total: int) -> str:
     files = ", ".join(f"{item.path} {short_hash(item.hash)}" for item in rows.files)
     lines = [f"{rows.making.stage}: {len(shown)} of {total} rows, from {files}"]
     for row in shown:
-        lines += ["", _head(row), f"  prompt    {_quoted(row['prompt'])}"]
+        lines += ["", row_name(row), f"  prompt    {_quoted(row['prompt'])}"]
         lines.append(f"  response  {_quoted(row['response'])}")
         if row["reward"] is not None:
             lines.append(f"  reward    {row['reward']:.4g}{_by_source(row)}")
@@ -45,9 +45,9 @@ def render_changes(changes: Sequence[RowChange], limit: int | None) -> str:
         row = change.new or change.old or {}
         if change.old is None or change.new is None:
             side = "B" if change.old is None else "A"
-            lines.append(f"  {_head(row)}: only in {side}: {_quoted(row['response'])}")
+            lines.append(f"  {row_name(row)}: only in {side}: {_quoted(row['response'])}")
             continue
-        lines.append(f"  {_head(row)}: {', '.join(change.fields)}")
+        lines.append(f"  {row_name(row)}: {', '.join(change.fields)}")
         for side, item in (("A", change.old), ("B", change.new)):
             reward = "" if item["reward"] is None else f"  reward {item['reward']:.4g}"
             lines.append(f"    {side} {_quoted(item['response'])}{reward}")
@@ -98,9 +98,11 @@ def _stages(makings: Sequence[Making]) -> list[str]:
     return [f"  {making.stage}{_where(making)}" for making in makings]
 
 
-def _head(row: Row) -> str:
+def row_name(row: Row) -> str:
+    """What tells a row from all others."""
+    step = "" if row["step"] is None else f" step {row['step']}"
     index = "" if row["sample_index"] is None else f" sample {row['sample_index']}"
-    return f"{row['prompt_id']}{index} {row['role'] or ''}".rstrip()
+    return f"{row['prompt_id']}{step}{index} {row['role'] or ''}".rstrip()
 
 
 def _by_source(row: Row) -> str:

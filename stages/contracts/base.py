@@ -31,23 +31,41 @@ class StageConfig(Section):
     """The part of params.yaml that one stage sees.
 
     Each field is one tracked param: its alias (or its name, where they agree) is the dotted key in
-    params.yaml. What is not a field here cannot change what the stage computes.
+    params.yaml, in which `{key}` stands for the policy that is made. What is not a field here
+    cannot change what the stage computes.
     """
 
     @classmethod
-    def param_keys(cls) -> list[str]:
-        return [info.alias or name for name, info in cls.model_fields.items()]
+    def param_keys(cls, policy: str = "{key}") -> list[str]:
+        return [_key(info.alias or name, policy) for name, info in cls.model_fields.items()]
 
     @classmethod
-    def from_params(cls, params: BaseModel) -> "StageConfig":
+    def from_params(cls, params: BaseModel, policy: str | None = None) -> "StageConfig":
         """Pick this stage's fields out of the whole, validated params."""
-        return cls.model_validate({key: _lookup(params, key) for key in cls.param_keys()})
+        keys = cls.param_keys(policy or "")
+        return cls.from_values({key: _lookup(params, key) for key in keys}, policy)
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any], policy: str | None) -> "StageConfig":
+        """The config whose `values()` these are."""
+        names = zip(cls.param_keys(policy or ""), cls.param_keys(), strict=True)
+        spelt = dict(names)
+        return cls.model_validate({spelt.get(key, key): value for key, value in values.items()})
+
+    def values(self, policy: str | None) -> dict[str, Any]:
+        """As JSON, by the dotted keys of params.yaml."""
+        dumped = self.model_dump(mode="json", by_alias=True)
+        return {_key(key, policy or ""): value for key, value in dumped.items()}
+
+
+def _key(template: str, policy: str) -> str:
+    return template.replace("{key}", policy)
 
 
 def _lookup(params: BaseModel, dotted: str) -> Any:
     value: Any = params
     for part in dotted.split("."):
-        value = getattr(value, part)
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
     return value
 
 
@@ -59,6 +77,8 @@ class Over(StrEnum):
     """Over `rl.iterations`."""
     PREFERENCES = "preferences"
     """Over `rl.preferences`."""
+    ONLINE = "online"
+    """Over `rl.online`."""
 
 
 class Processes(StrEnum):

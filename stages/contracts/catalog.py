@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stages.contracts.base import Over, Stage, StageConfig
-from stages.contracts.evaluate import EVALUATE, EVALUATE_PREFERENCE, EVALUATE_SFT
+from stages.contracts.evaluate import (
+    EVALUATE,
+    EVALUATE_ONLINE,
+    EVALUATE_PREFERENCE,
+    EVALUATE_SFT,
+)
+from stages.contracts.online import ONLINE
 from stages.contracts.params import Params
 from stages.contracts.policy_update import POLICY_UPDATE
 from stages.contracts.preference import PREFERENCE, REFERENCE_LOGPROBS
@@ -27,8 +33,10 @@ STAGES = {
         ROLLOUT,
         SCORE,
         POLICY_UPDATE,
+        ONLINE,
         EVALUATE_SFT,
         EVALUATE_PREFERENCE,
+        EVALUATE_ONLINE,
         EVALUATE,
         REPORT,
     )
@@ -78,7 +86,7 @@ def bind(address: str, params: Params) -> BoundStage:
     return BoundStage(
         stage=stage,
         key=binding.get("key"),
-        config=stage.config.from_params(params),
+        config=stage.config.from_params(params, binding.get("key")),
         inputs={name: path.format(**binding) for name, path in stage.inputs.items()},
         outs={name: path.format(**binding) for name, path in stage.outs.items()},
         metrics=stage.metrics.format(**binding),
@@ -96,6 +104,9 @@ def bind_all(params: Params) -> list[BoundStage]:
 
 def repeated_over(stage: Stage, params: Params) -> Mapping[str, Start]:
     """The policies that the stage is repeated over, with what each starts from."""
-    if stage.over is Over.ITERATIONS:
-        return params.rl.iterations
-    return params.rl.preferences if stage.over is Over.PREFERENCES else {}
+    policies: Mapping[Over, Mapping[str, Start]] = {
+        Over.ITERATIONS: params.rl.iterations,
+        Over.PREFERENCES: params.rl.preferences,
+        Over.ONLINE: params.rl.online,
+    }
+    return policies.get(stage.over, {})

@@ -51,4 +51,5 @@ def _evaluation(name: str, over: Over, binding: Mapping[str, str]) -> Stage:
 
 EVALUATE_SFT = _evaluation("evaluate_sft", Over.ONCE, {"key": "sft"})
 EVALUATE_PREFERENCE = _evaluation("evaluate_preference", Over.PREFERENCES, {})
+EVALUATE_ONLINE = _evaluation("evaluate_online", Over.ONLINE, {})
 EVALUATE = _evaluation("evaluate", Over.ITERATIONS, {})

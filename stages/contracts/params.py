@@ -6,6 +6,7 @@ from stages.contracts.base import Section
 from stages.contracts.evaluate import EvaluateParams
 from stages.contracts.lora import LoraParams
 from stages.contracts.model import ModelParams
+from stages.contracts.online import OnlineParams
 from stages.contracts.policy_update import PolicyUpdateParams
 from stages.contracts.precision import Precision
 from stages.contracts.preference import PreferenceParams
@@ -53,6 +54,8 @@ class Params(Section):
     """Turning responses into rewards."""
     policy_update: PolicyUpdateParams = PolicyUpdateParams()
     """Learning from scored rollouts."""
+    online: OnlineParams = OnlineParams()
+    """Steps fused into one process, for the policies in rl.online."""
     evaluate: EvaluateParams = EvaluateParams()
     """Measuring policies on held-out prompts."""
     report: ReportParams = ReportParams()

@@ -6,7 +6,8 @@ A refusal looks at the whole params and says what is wrong with them, or nothing
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stages.contracts.objectives import PolicyObjective, PreferenceLoss
+from stages.contracts.lora import LoraSave
+from stages.contracts.objectives import Mismatch, PolicyObjective, PreferenceLoss
 from stages.contracts.policy_update import Chosen, Critic, DpoReference, PolicyUpdateParams
 from stages.contracts.rl import Algorithm, Reward
 from stages.contracts.rollout import PromptSource
@@ -190,6 +191,23 @@ def _about_rewards(params: "Params") -> str | None:
     return None
 
 
+def _about_the_reference(params: "Params") -> str | None:
+    if params.score.reference:
+        return None
+    update, algorithm = params.policy_update, params.rl.algorithm
+    if algorithm.is_policy_gradient and update.kl_coef:
+        return (
+            f"score.reference is false, but policy_update.kl_coef {update.kl_coef} penalises the "
+            "distance from it: set kl_coef to 0, or score.reference to true"
+        )
+    if algorithm is Algorithm.DPO and update.dpo_reference is DpoReference.SFT:
+        return (
+            "score.reference is false, but policy_update.dpo_reference is sft: set it to previous, "
+            "or score.reference to true"
+        )
+    return None
+
+
 def _about_lengths(params: "Params") -> str | None:
     if params.rollout.max_new_tokens >= params.model.max_length:
         return (
@@ -206,6 +224,22 @@ def _about_lengths(params: "Params") -> str | None:
     return None
 
 
+def _about_fused_steps(params: "Params") -> str | None:
+    if not params.rl.online:
+        return None
+    if params.online.overlap and params.policy_update.mismatch is Mismatch.NONE:
+        return (
+            "online.overlap lets a step learn from samples of the policy before, which has to be "
+            "corrected for: set policy_update.mismatch to token_truncate or another correction"
+        )
+    if params.lora.rank and params.lora.save is LoraSave.MERGED:
+        return (
+            "lora.save merged makes a fresh adapter at each iteration, and steps in one process "
+            "(rl.online) go on with theirs: set lora.save to adapter"
+        )
+    return None
+
+
 REFUSALS: tuple[Callable[["Params"], str | None], ...] = (
     _about_groups,
     _about_the_critic,
@@ -214,5 +248,7 @@ REFUSALS: tuple[Callable[["Params"], str | None], ...] = (
     _about_cut_support,
     _about_pairs,
     _about_rewards,
+    _about_the_reference,
     _about_lengths,
+    _about_fused_steps,
 )

@@ -65,6 +65,13 @@ class Start(Section):
     """The policy that this one starts from: `sft` or one above it."""
 
 
+class Fused(Start):
+    """A policy that is made by steps in one process."""
+
+    steps: int = Field(ge=1)
+    """Steps of rollout, score and policy update."""
+
+
 class RlParams(Section):
     """The reinforcement-learning loop."""
 
@@ -86,7 +93,12 @@ class RlParams(Section):
     preferences: dict[str, Start] = Field(default_factory=dict)
     """Policies that learn from preferences directly, each with its start and reference."""
 
-    _names_are_words = field_validator("iterations", "preferences", mode="before")(refuse_odd_names)
+    online: dict[str, Fused] = Field(default_factory=dict)
+    """Policies made by fused steps: each with its start and number of steps; see docs/online.md."""
+
+    _names_are_words = field_validator("iterations", "preferences", "online", mode="before")(
+        refuse_odd_names
+    )
 
     @property
     def family(self) -> dict[str, str]:
@@ -94,6 +106,7 @@ class RlParams(Section):
         return family_tree(
             {name: start.policy for name, start in self.preferences.items()},
             {name: start.policy for name, start in self.iterations.items()},
+            {name: start.policy for name, start in self.online.items()},
         )
 
     @model_validator(mode="after")

@@ -12,6 +12,8 @@ class ScoreParams(Section):
 
     weights: dict[str, float] = Field(default_factory=dict)
     """Weight of each source, `rl.reward` and `verifier`; empty: `rl.reward` alone."""
+    reference: bool = True
+    """Whether the SFT policy's log-probs are computed; without them, there is no KL to speak of."""
     clip: float | None = Field(default=None, gt=0)
     """Rewards count no further than this from zero; null: as they are."""
     whiten: bool = False

@@ -24,6 +24,9 @@ def check_finite(what: str, name: str, values: float | Sequence[float], remedy: 
         if not math.isfinite(values):
             raise StageError(f"{what} is {values} for {name}{_advice(remedy)}")
         return
+    # A sum is finite only if all of it is, and is quicker to look at.
+    if math.isfinite(sum(values)):
+        return
     for position, value in enumerate(values):
         if not math.isfinite(value):
             raise StageError(

@@ -18,7 +18,7 @@ _BY_SOURCE = pa.map_(pa.string(), pa.float32())
 
 
 def _schema(**columns: pa.DataType) -> pa.Schema:
-    optional = {"answer", "support", "margin", "advantages"}
+    optional = {"answer", "support", "margin", "advantages", "ref_logprobs"}
     return pa.schema([pa.field(n, kind, nullable=n in optional) for n, kind in columns.items()])
 
 
@@ -118,7 +118,8 @@ SCORES = _schema(
     ref_logprobs=_LOGPROBS,
 )
 """scores, row by row beside the rollouts they belong to. `reward` is what is learnt from;
-`by_source` what each source said, before weights, penalties and clipping."""
+`by_source` what each source said, before weights, penalties and clipping; `ref_logprobs` are null
+where nobody asked for them."""
 
 EXPERIENCE = _schema(
     prompt_id=pa.string(),

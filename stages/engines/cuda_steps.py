@@ -73,7 +73,8 @@ class GraphDecoder(LlamaDecoder):
             self._step(num_rows, cuts)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads ask of the GPU meanwhile, such as one that trains, is not our concern.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._step(num_rows, cuts)
         self._pool = graph.pool()
         self.board.state.copy_(before)

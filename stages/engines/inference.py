@@ -60,7 +60,9 @@ def kept_over_responses(
     if ctx.world > 1:
         model = load()
         return over_responses(ctx, model, rows, partial(compute, model), what)
-    work = response_pass(ctx, f"{name}-{_digest(rows)}", rows, load, compute, what)
+    # In memory nothing is found but what this very step has put there.
+    which = _digest(rows) if ctx.parts is None else len(rows)
+    work = response_pass(ctx, f"{name}-{which}", rows, load, compute, what)
     fill(ctx, work)
     return collect(ctx, work)
 

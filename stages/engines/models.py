@@ -6,6 +6,7 @@ against the files, tensor by tensor (weights.py).
 
 import hashlib
 import shutil
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -101,19 +102,32 @@ def content_hash(model: Any, precision: Precision = Precision.FLOAT32) -> str:
     With an adapter, of the merged weights: what the folder that it is saved to will load. Float32
     weights that another `precision` is made of are rounded to it first.
     """
-    digest = hashlib.sha256()
     buffers = {name for name, _ in unwrapped(model).named_buffers()}
 
-    def line(item: tuple[str, Tensor]) -> bytes:
-        name, tensor = item[0], item[1].detach()
+    def as_computed(name: str, tensor: Tensor) -> Tensor:
         if name not in buffers and is_rounded(model, name, tensor):
-            tensor = rounded(tensor, precision)
+            return rounded(tensor, precision)
+        return tensor
+
+    return hash_of_weights(named_weights(model), as_computed)
+
+
+def hash_of_weights(
+    named: Iterable[tuple[str, Tensor]],
+    as_computed: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
+) -> str:
+    """Of weights in the order of their names, each as it is computed with."""
+    digest = hashlib.sha256()
+
+    def line(item: tuple[str, Tensor]) -> bytes:
+        name = item[0]
+        tensor = as_computed(name, item[1].detach())
         raw = tensor.cpu().contiguous().view(-1).view(torch.uint8)
         of_bytes = hashlib.sha256(raw.numpy().data).hexdigest()
         return f"{name} {tuple(tensor.shape)} {tensor.dtype} {of_bytes}\n".encode()
 
     with ThreadPoolExecutor(HASHERS) as hashers:
-        weights = iter(named_weights(model))
+        weights = iter(named)
         # A few at a time: merged weights are made as they are asked for.
         while some := list(islice(weights, HASHERS)):
             for hashed in hashers.map(line, some):

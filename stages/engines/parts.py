@@ -6,6 +6,8 @@ died. A unit's results are one file, `scratch/parts/PASS/START-STOP.json`: writt
 renamed, and checked by its hash when read, so that a torn or corrupted one counts as missing. A
 shard computes the missing units of its own share and no others; nobody waits and nothing is locked.
 Whoever then finds that all parts are there has all results, in the order of the rows.
+
+A context may keep parts in memory instead: then nothing outlives the process and nobody shares.
 """
 
 import hashlib
@@ -49,6 +51,10 @@ class Pass:
 
 def pass_names(ctx: Context, prefix: str) -> list[str]:
     """The passes of that prefix which have parts."""
+    if ctx.parts is not None:
+        return sorted(
+            {path.parent.name for path in ctx.parts if path.parent.name.startswith(prefix)}
+        )
     return sorted(path.name for path in (ctx.scratch / "parts").glob(f"{prefix}*"))
 
 
@@ -59,7 +65,7 @@ def missing(ctx: Context, work: Pass) -> list[range]:
     whatever its number of shards.
     """
     share = work.units[ctx.shard :: ctx.num_shards]
-    return [unit for unit in share if _read(_path(ctx, work, unit), unit) is None]
+    return [unit for unit in share if _found(ctx, work, unit) is None]
 
 
 def fill(ctx: Context, *passes: Pass) -> None:
@@ -70,13 +76,14 @@ def fill(ctx: Context, *passes: Pass) -> None:
 
 def collect(ctx: Context, work: Pass) -> list[Any]:
     """The results of all rows, in their order; ShareDone where another shard owes some of them."""
-    _refresh(_folder(ctx, work))
+    if ctx.parts is None:
+        _refresh(_folder(ctx, work))
     absent = work.num_rows - _rows_there(ctx, work)
     if absent:
         raise ShareDone(f"{absent} of {work.num_rows} rows of {work.name} are for other shards")
     results: list[Any] = []
     for unit in work.units:
-        part = _read(_path(ctx, work, unit), unit)
+        part = _found(ctx, work, unit)
         if part is None:
             raise ShareDone(f"{_path(ctx, work, unit)} is not whole: its shard has to run again")
         results += part
@@ -94,7 +101,7 @@ def _fill(ctx: Context, work: Pass, passes: Sequence[Pass]) -> None:
         if ctx.should_stop():
             raise Stopped(f"stopped before row {unit.start} of {work.name}")
         results = compute(unit)
-        _write(_path(ctx, work, unit), results)
+        _keep(ctx, work, unit, results)
         if unit is todo[-1] or time.monotonic() - looked >= LOOK_INTERVAL_S:
             done = sum(_rows_there(ctx, each) for each in passes)
             ctx.progress(done, total, **work.numbers(results))
@@ -115,8 +122,23 @@ def _file_name(unit: range) -> str:
 
 def _rows_there(ctx: Context, work: Pass) -> int:
     """How many rows have a part, of any shard and whole or not: a listing, nothing is read."""
+    if ctx.parts is not None:
+        return sum(len(unit) for unit in work.units if _path(ctx, work, unit) in ctx.parts)
     there = {path.name for path in _folder(ctx, work).glob("*.json")}
     return sum(len(unit) for unit in work.units if _file_name(unit) in there)
+
+
+def _found(ctx: Context, work: Pass, unit: range) -> list[Any] | None:
+    path = _path(ctx, work, unit)
+    return _read(path, unit) if ctx.parts is None else ctx.parts.get(path)
+
+
+def _keep(ctx: Context, work: Pass, unit: range, results: Sequence[Any]) -> None:
+    path = _path(ctx, work, unit)
+    if ctx.parts is None:
+        _write(path, results)
+    else:
+        ctx.parts[path] = list(results)
 
 
 def _read(path: Path, unit: range) -> list[Any] | None:

@@ -6,7 +6,7 @@ history is not as long as its step, counts as broken.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -35,9 +35,17 @@ def gather(learners: Mapping[str, AnyLearner]) -> dict[str, Tensor]:
     }
 
 
-def save_if_possible(scratch: Path, tensors: Mapping[str, Tensor], history: list[Metrics]) -> None:
-    """A checkpoint that cannot be written is no reason to stop: the one before it still holds."""
-    values: dict[str, Any] = {"history": history}
+def save_if_possible(
+    scratch: Path,
+    tensors: Mapping[str, Tensor],
+    history: list[Metrics],
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """A checkpoint that cannot be written is no reason to stop: the one before it still holds.
+
+    `more` is JSON that whoever resumes gets back beside the history.
+    """
+    values: dict[str, Any] = {**(more or {}), "history": history}
     try:
         save_checkpoint(scratch, Checkpoint(len(history), tensors, values))
     except OSError as error:
@@ -53,19 +61,30 @@ def save_if_possible(scratch: Path, tensors: Mapping[str, Tensor], history: list
 
 def resume(scratch: Path, learners: Mapping[str, AnyLearner], ranks: Ranks) -> list[Metrics]:
     """Go on from the newest checkpoint that rank 0 finds whole; the history up to there."""
+    return resume_with_values(scratch, learners, ranks)[0]
+
+
+def resume_with_values(
+    scratch: Path,
+    learners: Mapping[str, AnyLearner],
+    ranks: Ranks,
+    fits: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+) -> tuple[list[Metrics], Mapping[str, Any]]:
+    """The same with the values that were saved, which have to fit, too; none at a fresh start."""
     found = None
     if not ranks.rank:
-        found = load_checkpoint(scratch, lambda checkpoint: _fits(checkpoint, learners))
+        found = load_checkpoint(
+            scratch, lambda checkpoint: _fits(checkpoint, learners) and fits(checkpoint.values)
+        )
         drop_checkpoints_after(scratch, found.step if found else 0)
-    history: list[Metrics]
-    history, tensors = ranks.from_first(
-        list(found.values["history"]) if found else [],
-        dict(sorted(found.tensors.items())) if found else {},
+    values: Mapping[str, Any]
+    values, tensors = ranks.from_first(
+        found.values if found else {}, dict(sorted(found.tensors.items())) if found else {}
     )
     # One tensor at a time: no rank has to have room for all that the ranks hold together.
     for name, of_learner in groupby(tensors, lambda item: item[0].partition("/")[0]):
         learners[name].load_tensors((key.partition("/")[2], value) for key, value in of_learner)
-    return history
+    return list(values.get("history", [])), values
 
 
 def _fits(checkpoint: Checkpoint, learners: Mapping[str, AnyLearner]) -> bool:

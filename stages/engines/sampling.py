@@ -6,7 +6,7 @@ are many requests: a slot whose sequence has ended then takes the next.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from stages.context import Context
@@ -62,7 +62,7 @@ def generate_all(
             for index, completion in zip(unit, completions, strict=True):
                 check_finite("the sampler's log-prob", describe(index), completion.logprobs)
                 check_finite("the entropy of the samples", describe(index), completion.entropy)
-            return [asdict(completion) for completion in completions]
+            return [dict(vars(completion)) for completion in completions]
 
         unit_rows = slots * min(max(1, len(requests) // (LEAST_UNITS * slots)), MOST_ROUNDS)
         return Pass(name, len(requests), unit_rows, lambda: decode, _response_length)

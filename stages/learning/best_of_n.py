@@ -26,7 +26,7 @@ def learn_from_the_best(update: Update) -> Outcome:
     rewards = [float(row["reward"]) for row in best]
     metrics = {
         **measured.metrics(),
-        "kl_to_reference": measured.kl_to_reference,
+        **measured.kl_metrics(),
         "kept_share": len(best) / len(update.rollouts),
         "kept_reward_mean": sum(rewards) / len(rewards),
     }

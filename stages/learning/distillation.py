@@ -38,7 +38,7 @@ def learn_from_a_teacher(update: Update) -> Outcome:
         history, advantages = _learn_samples(update, measured, rows)
     metrics = measured.metrics()
     if params.distill_top_k:
-        metrics["kl_to_reference"] = measured.kl_to_reference
+        metrics |= measured.kl_metrics()
     used = trained_on([update.rollouts[i] for i in rows], Role.DISTILLED, advantages)
     return Outcome(history, used, metrics)
 

@@ -43,13 +43,18 @@ class Measured:
     logprobs: Tensor
     """Of the policy before the update, as the trainer computes them."""
     ref_logprobs: Tensor
+    """Where there is no reference, `logprobs` again."""
     mismatch: Mismatched
+    has_reference: bool = True
 
     @property
     def kl_to_reference(self) -> float:
         """Nats per token."""
         divergence = reported_kl(self.logprobs, self.ref_logprobs) * self.mask
         return float(divergence.sum() / self.mask.sum())
+
+    def kl_metrics(self) -> dict[str, float | int]:
+        return {"kl_to_reference": self.kl_to_reference} if self.has_reference else {}
 
     @property
     def kl_per_response(self) -> float:
@@ -121,11 +126,18 @@ def measure(ctx: Context, policy: Any, rollouts: Rollouts, config: PolicyUpdateC
         cap=params.mismatch_cap,
         floor=params.mismatch_floor,
     )
-    ref_logprobs = pad([row["ref_logprobs"] for row in rollouts], 0.0)
-    measured = Measured(mask, logprobs, ref_logprobs, mismatch)
+    known = has_reference(rollouts)
+    ref_logprobs = pad([row["ref_logprobs"] for row in rollouts], 0.0) if known else logprobs
+    measured = Measured(mask, logprobs, ref_logprobs, mismatch, known)
     _check_mismatch(mismatch, params)
-    check_kl(measured.kl_to_reference, params)
+    for kl in measured.kl_metrics().values():
+        check_kl(kl, params)
     return measured
+
+
+def has_reference(rollouts: Rollouts) -> bool:
+    """Whether score has computed the reference's log-probs."""
+    return rollouts[0]["ref_logprobs"] is not None
 
 
 def experience_of(

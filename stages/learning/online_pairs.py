@@ -63,7 +63,7 @@ def learn_from_own_pairs(update: Update) -> Outcome:
     history: list[Metrics] = update.train(update.plan(len(pairs)), work, shown)
     metrics = {
         **measured.metrics(),
-        "kl_to_reference": measured.kl_to_reference,
+        **measured.kl_metrics(),
         "num_pairs": len(pairs),
     }
     used = trained_on(rejected, Role.REJECTED)

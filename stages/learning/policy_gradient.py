@@ -41,6 +41,7 @@ from stages.learning.experience import (
     check_kl,
     critic_values,
     experience_of,
+    has_reference,
     how_well_explained,
     measure,
     token_penalties,
@@ -53,7 +54,8 @@ from stages.learning.update import (
     trained_on,
 )
 
-SHOWN = ("policy_loss", "kl_to_reference", "entropy")
+KL = "kl_to_reference"
+SHOWN = ("policy_loss", KL, "entropy")
 
 
 def learn_by_policy_gradient(update: Update) -> Outcome:
@@ -114,8 +116,8 @@ def ascend(
         learners,
         update.plan(len(rows)),
         work,
-        shown=SHOWN,
-        check=lambda metrics: check_kl(metrics["kl_to_reference"], config.policy_update),
+        shown=[name for name in SHOWN if name != KL or has_reference(update.rollouts)],
+        check=lambda metrics: check_kl(metrics.get(KL, 0.0), config.policy_update),
         ranks=update.ranks,
     )
 
@@ -132,6 +134,7 @@ def _work(
     params = config.policy_update
     policy = learners["policy"].model
     critic = learners["critic"].model if "critic" in learners else None
+    measures_kl = has_reference(rollouts)
     scale = params.length_scale or float(config.max_new_tokens)
     objective = Objective(
         kind=params.objective,
@@ -158,15 +161,11 @@ def _work(
             weights=old.weights,
         )
         bonus = entropy_bonus(now.entropies, tokens, step.counts, params.aggregation, scale)
-        divergence = reported_kl(now.logprobs.detach(), old.ref_logprobs, old.logprobs)
-        total = replace(
-            total,
-            metrics={
-                **total.metrics,
-                **bonus.metrics,
-                "kl_to_reference": Metric(tokens.total(divergence), Per.TOKEN),
-            },
-        )
+        metrics = {**total.metrics, **bonus.metrics}
+        if measures_kl:
+            divergence = reported_kl(now.logprobs.detach(), old.ref_logprobs, old.logprobs)
+            metrics[KL] = Metric(tokens.total(divergence), Per.TOKEN)
+        total = replace(total, metrics=metrics)
         if params.entropy_coef:
             total = total.plus(bonus, params.entropy_coef)
         if kl_coef and params.kl_in is KlPlace.LOSS:

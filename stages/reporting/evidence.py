@@ -18,6 +18,7 @@ Metrics = Mapping[str, float]
 
 ITERATION_STAGES = ("rollout", "score", "policy_update")
 PREFERENCE_STAGES = ("preference",)
+ONLINE_STAGES = ("online",)
 _NEEDED = ("accuracy", "reward_mean", "kl_to_reference", "entropy")
 _COLUMNS = ("prompt_id", "prompt", "answer", "response", "correct", "reward")
 
@@ -59,7 +60,7 @@ def read(inputs: Mapping[str, Path], family: Family) -> Evidence:
     training = {
         policy: {
             stage: _metrics(inputs["iterations"] / policy / f"{stage}.json")
-            for stage in (PREFERENCE_STAGES if policy in family.preferences else ITERATION_STAGES)
+            for stage in _makers(policy, family)
         }
         for policy in family.parents
     }
@@ -72,6 +73,12 @@ def read(inputs: Mapping[str, Path], family: Family) -> Evidence:
         prepare=_metrics(inputs["prepare"]),
         pairwise_accuracy=_metrics(inputs["reward"] / "quality.json").get("pairwise_accuracy"),
     )
+
+
+def _makers(policy: str, family: Family) -> tuple[str, ...]:
+    if policy in family.preferences:
+        return PREFERENCE_STAGES
+    return ONLINE_STAGES if policy in family.online else ITERATION_STAGES
 
 
 def _metrics(path: Path, needed: tuple[str, ...] = ()) -> Metrics:

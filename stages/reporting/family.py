@@ -22,7 +22,9 @@ class Family:
     parents: Mapping[str, str]
     """Each policy and the one that it starts from, parents first."""
     preferences: frozenset[str] = frozenset()
-    """Those that learnt from preferences directly; the others are iterations."""
+    """Those that learnt from preferences directly."""
+    online: frozenset[str] = frozenset()
+    """Those that were made by fused steps; the others are iterations."""
 
     @property
     def policies(self) -> list[str]:

@@ -57,14 +57,19 @@ def _lead(family: Family, pairs: list[Pair]) -> str:
 
 def _method(params: Params, family: Family) -> str:
     path = family.path(family.final)[1:]
-    depth = sum(policy not in family.preferences for policy in path)
+    iterations = sum(policy not in family.preferences | family.online for policy in path)
+    steps = sum(params.rl.online[policy].steps for policy in path if policy in family.online)
     parts = []
-    if depth < len(path):
+    if family.preferences.intersection(path):
         parts.append(f"preferences learnt directly ({params.preference.loss})")
-    if depth:
-        iterations = "1 iteration" if depth == 1 else f"{depth} iterations"
+    done = [
+        f"1 {what}" if count == 1 else f"{count} {what}s"
+        for count, what in ((iterations, "iteration"), (steps, "fused step"))
+        if count
+    ]
+    if done:
         name = params.rl.algorithm.value.upper().replace("_", " ")
-        parts.append(f"{name}, {iterations}")
+        parts.append(f"{name}, {' and '.join(done)}")
     return (
         f"{', then '.join(parts)} from SFT to {family.final}, "
         f"rewards from {_REWARD_WORDS[params.rl.reward]}"

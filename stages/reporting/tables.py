@@ -4,7 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from stages.reporting.changes import Change
 from stages.reporting.comparison import Outcome, Pair, count
-from stages.reporting.evidence import ITERATION_STAGES, PREFERENCE_STAGES, Evidence, Sample
+from stages.reporting.evidence import (
+    ITERATION_STAGES,
+    ONLINE_STAGES,
+    PREFERENCE_STAGES,
+    Evidence,
+    Sample,
+)
 from stages.reporting.family import ROOT, Family
 from stages.reporting.markup import Child, Markup, element
 from stages.reporting.vocabulary import EVALUATION, MISSING, Format, describe, spell_out, write
@@ -21,6 +27,7 @@ POLICY_COLUMNS = (
 )
 _STAGE_TITLES = {
     "preference": "Learning from preferences",
+    "online": "Fused steps, the last of them",
     "rollout": "Sampling responses",
     "score": "Scoring them",
     "policy_update": "Learning from them",
@@ -90,7 +97,7 @@ def training(family: Family, evidence: Evidence) -> Markup:
     iterations = list(family.parents)
     explained: set[str] = set()
     rows = []
-    for stage in (*PREFERENCE_STAGES, *ITERATION_STAGES):
+    for stage in (*PREFERENCE_STAGES, *ITERATION_STAGES, *ONLINE_STAGES):
         measured = {it: evidence.training[it].get(stage, {}) for it in iterations}
         if not any(measured.values()):
             continue

@@ -117,6 +117,7 @@ def test_a_policy_has_exactly_the_rows_that_its_update_used(files: Files) -> Non
     row = next(row for row in found.rows if row["prompt"] == B)
     assert row == {
         "prompt_id": content_id(B),
+        "step": None,
         "sample_index": 1,
         "role": "policy_gradient",
         "prompt": B,

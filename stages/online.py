@@ -1,0 +1,203 @@
+"""online: steps of rollout, score and policy update in one process, with everything resident.
+
+A step is an iteration of the staged loop: it calls the functions that rollout, score and
+policy_update are made of, on models that stay in memory. On the CPU, K steps of the policy `fast`
+end with the bytes of K chained iterations fast_001, fast_002, ..., and have the same rows.
+
+With `online.overlap` a step's responses are sampled while the step before learns, by the policy
+that the latter began with: the samples are off-policy by one step, always by the same schedule, so
+that no byte depends on who was faster. `policy_update.mismatch` corrects for it.
+
+In memory are the policy and, as the algorithm needs them, critic, reward model, reference and
+teacher; each is loaded when it is first needed. Killed anywhere, the stage goes on from the last
+step that was saved (engines/journal.py).
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.context import Context, StageError, Stopped
+from stages.contracts.online import OnlineConfig, step_name
+from stages.contracts.sharding import Sharding
+from stages.data.artifacts import read_parquet
+from stages.data.tokenizer import Decoder
+from stages.engines.journal import AHEAD, Journal
+from stages.engines.learner import AnyLearner
+from stages.engines.loaders import resident
+from stages.engines.ranks import ALONE
+from stages.engines.resident_sampler import ResidentSampler
+from stages.engines.resume import Metrics
+from stages.engines.rl_state import RlState, load_state
+from stages.engines.step_context import StepContext
+from stages.policy_update import check_sampled_by, learn, open_learners, save, scored_rollouts
+from stages.rollout import roll_out
+from stages.score import score
+
+SHOWN = ("reward_mean", "kl_to_reference")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def run(
+    config: OnlineConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
+) -> dict[str, float | int]:
+    state = load_state(inputs["state"], config.lora, inputs["policy"])
+    if ctx.sharding is not Sharding.NONE:
+        raise StageError(
+            f"online runs in one process, and the profile spreads its model ({ctx.sharding}): set "
+            "sharding: none for online, or take the staged loop (rl.iterations)"
+        )
+    learners = open_learners(config, inputs, ctx, ALONE, state)
+    with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(1) as aside:
+        steps = Steps(config, inputs, ctx, state, learners, ahead, aside)
+        steps.take_all()
+        steps.sampler.close()
+    save(config, inputs, out, steps.optimizer_steps, learners, steps.kl_coef)
+    for kind in ("rollouts", "scores", "experience"):
+        steps.journal.publish(kind, config.steps, out[kind])
+    return {**steps.journal.history[-1], "num_steps": steps.optimizer_steps - state.steps}
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A step's responses, and the policy that they are from."""
+
+    rows: Rows
+    metrics: Mapping[str, float | int]
+    policy_hash: str
+
+
+class Steps:
+    """All that is resident, and how far it has come."""
+
+    def __init__(
+        self,
+        config: OnlineConfig,
+        inputs: Mapping[str, Path],
+        ctx: Context,
+        state: RlState,
+        learners: Mapping[str, AnyLearner],
+        ahead: Executor,
+        aside: Executor,
+    ) -> None:
+        """`ahead` samples for the next step; `aside` hashes weights and writes rows."""
+        self._config, self._inputs, self._ctx = config, inputs, ctx
+        self._state, self._learners, self._thread = state, learners, ahead
+        self._prompts, self._decoder = read_parquet(inputs["prompts"]), Decoder(inputs["policy"])
+        self._load = resident()
+        self.sampler = ResidentSampler(
+            config, inputs["policy"], learners["policy"], ctx, aside, apart=config.online.overlap
+        )
+        self.journal = Journal(ctx, learners, aside)
+        self.kl_coef = state.kl_coef
+        self._ahead: Sampled | None = None
+        """The responses of the next step, where they have been sampled ahead of it."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Since RL began."""
+        return self._state.steps + sum(int(step["num_steps"]) for step in self.journal.history)
+
+    def take_all(self) -> None:
+        """Go on from where the journal is, to the end."""
+        self.journal.resume()
+        self._recall(self.journal.values)
+        for step in range(len(self.journal.history) + 1, self._config.steps + 1):
+            asked = self._ctx.should_stop()
+            self._save(now=asked)
+            if asked:
+                raise Stopped(f"stopped after step {step - 1} of {self._config.steps}")
+            started = time.monotonic()
+            metrics, seconds = self._take(step)
+            took = time.monotonic() - started
+            self.journal.end(step, metrics, took)
+            rate = metrics["num_tokens"] / max(took, 1e-9)
+            self._ctx.log(step, {**metrics, **seconds, "tokens_per_second": rate})
+            shown = {name: metrics[name] for name in SHOWN if name in metrics}
+            self._ctx.progress(step, self._config.steps, **shown, seconds=took)
+        self._ctx.write_metrics()
+
+    def _take(self, step: int) -> tuple[Metrics, Metrics]:
+        """One step; its metrics, and what took how long."""
+        config, inputs = self._config, self._inputs
+        name = step_name(str(self._ctx.key), step)
+        own = self.journal.begin(step, name)
+        clock = Clock()
+        next_one = None
+        try:
+            sampled = self._ahead or self._sample_now(step, own)
+            clock.lap("generate_seconds")
+            if config.online.overlap and step < config.steps:
+                next_one = self._sample_ahead(step + 1)
+            scores, of_score = score(config, inputs, sampled.rows, own, self._load)
+            clock.lap("score_seconds")
+        except Stopped:
+            # No learner has moved yet.
+            self._save(now=True)
+            raise
+        own.deaf = not own.durable
+        scored = scored_rollouts(sampled.rows, scores, f"{name}: scores do not fit rollouts")
+        check_sampled_by(sampled.policy_hash, scored)
+        state = RlState(self.optimizer_steps, self.kl_coef, {})
+        outcome, of_update = learn(
+            config, inputs, own, ALONE, state, self._learners, scored, self._load
+        )
+        clock.lap("update_seconds")
+        self._ahead = next_one.result() if next_one else None
+        clock.lap("waited_seconds")
+        self.kl_coef = outcome.kl_coef
+        self.journal.write("scores", step, scores)
+        self.journal.write("experience", step, outcome.experience)
+        return {**sampled.metrics, **of_score, **of_update}, clock.seconds
+
+    def _sample_now(self, step: int, ctx: StepContext) -> Sampled:
+        self.sampler.take()
+        return self._sample(step, ctx)
+
+    def _sample(self, step: int, ctx: StepContext) -> Sampled:
+        """A step's responses by the weights that the sampler has taken."""
+        rows, metrics = roll_out(
+            self._config, self._prompts, self._decoder, self.sampler.opened, ctx
+        )
+        policy_hash = self.sampler.policy_hash()
+        rows = [{**row, "policy_hash": policy_hash} for row in rows]
+        self.journal.write("rollouts", step, rows)
+        return Sampled(rows, metrics, policy_hash)
+
+    def _sample_ahead(self, step: int) -> "Future[Sampled]":
+        """The same in a thread of its own, by a copy of the policy as it is now."""
+        ctx = self.journal.begin(step, step_name(str(self._ctx.key), step), AHEAD)
+        ctx.deaf = not ctx.durable
+        self.sampler.take()
+        return self._thread.submit(self._sample, step, ctx)
+
+    def _save(self, *, now: bool) -> None:
+        ahead = self._ahead and {
+            "metrics": self._ahead.metrics,
+            "policy_hash": self._ahead.policy_hash,
+        }
+        values = {"kl_coef": self.kl_coef, "ahead": ahead}
+        self.journal.save(values, self._ahead is not None, now=now)
+
+    def _recall(self, values: Mapping[str, Any]) -> None:
+        if not values:
+            return
+        self.kl_coef = values["kl_coef"]
+        if ahead := values["ahead"]:
+            rows = self.journal.read("rollouts", len(self.journal.history) + 1)
+            self._ahead = Sampled(rows, ahead["metrics"], ahead["policy_hash"])
+
+
+class Clock:
+    """How long what took, in the order of its laps."""
+
+    def __init__(self) -> None:
+        self.seconds: Metrics = {}
+        self._at = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name], self._at = now - self._at, now

@@ -1,0 +1,206 @@
+"""Steps in one process: the bytes of the staged loop, whatever stops or kills them."""
+
+import json
+import multiprocessing
+import shutil
+from concurrent.futures import Executor, Future
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from stages import online
+from stages.context import StageError, Stopped
+from stages.contracts.params import Params
+from stages.engines.journal import Journal
+from tests.stages.conftest import Runner
+
+NAMES = ["fast_001", "fast_002", "fast_003"]
+CHAINED = {name: {"policy": parent} for name, parent in zip(NAMES, ["sft", *NAMES], strict=False)}
+GRPO = {"algorithm": "grpo", "reward": "verifier"}
+PPO = {"algorithm": "ppo", "reward": "reward_model"}
+OVERLAP = {
+    "online": {"overlap": True},
+    "policy_update": {"mismatch": "token_truncate", "max_logprob_gap": 1.0},
+}
+ROWS = (
+    "artifacts/rollouts/{}.parquet",
+    "artifacts/scores/{}.parquet",
+    "artifacts/policies/{}/experience.parquet",
+)
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "pytest", "stages.online"])
+
+
+def made_by(root, rl, changes):
+    rl = {"teacher": "artifacts/base", "iterations": CHAINED, **rl}
+    return Runner(root, rl={"online": {"fast": {"policy": "sft", "steps": 3}}, **rl}, **changes)
+
+
+@pytest.fixture
+def fused(trained, tmp_path):
+    """A copy of the trained run whose policy `fast` is made by three fused steps."""
+
+    def copy(name, rl=GRPO, **changes):
+        runner = made_by(tmp_path / name, rl, changes)
+        shutil.copytree(trained.root, runner.root, dirs_exist_ok=True)
+        return runner
+
+    return copy
+
+
+def contents(runner):
+    """All that the stage has made, and what it said of each step."""
+    paths = [f"artifacts/policies/fast/{part}" for part in ("model", "state")]
+    paths += [path.format("fast") for path in ROWS]
+    lines = (runner.root / "jobs/online@fast/metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    said = [(row["step"], row["metrics"]["reward_mean"], row["metrics"]["loss"]) for row in rows]
+    return {path: runner.contents(runner.root / path) for path in paths}, said
+
+
+WITHOUT_KL = {"score": {"reference": False}, "policy_update": {"kl_coef": 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("rl", "changes"),
+    [(GRPO, WITHOUT_KL), (PPO, {"policy_update": {"kl_target": 0.1}})],
+    ids=["grpo", "ppo"],
+)
+def test_fused_steps_end_with_the_bytes_of_chained_iterations(fused, rl, changes):
+    runner = fused("run", rl, **changes)
+    for name in NAMES:
+        for stage in ("rollout", "score", "policy_update"):
+            staged = runner.run(f"{stage}@{name}")
+    metrics = runner.run("online@fast")
+    for part in ("model", "state"):
+        last = runner.root / "artifacts/policies" / NAMES[-1] / part
+        assert runner.contents(last.parents[1] / "fast" / part) == runner.contents(last)
+    for path in ROWS:
+        together = pq.read_table(runner.root / path.format("fast")).to_pylist()
+        for step, name in enumerate(NAMES, 1):
+            own = [{**row} for row in together if row["step"] == step]
+            alone = pq.read_table(runner.root / path.format(name)).to_pylist()
+            assert own == [{"step": step, **row} for row in alone]
+    assert metrics["num_steps"] == 3 * staged.pop("num_steps")
+    assert {name: metrics[name] for name in staged} == staged
+    assert ("kl_to_reference" in metrics) is (rl is PPO)
+    assert [step for step, *_ in contents(runner)[1]] == [1, 2, 3]
+
+
+class AskedAt(list):
+    """A request to stop that comes when the stage asks for the nth time."""
+
+    def __init__(self, countdown):
+        super().__init__([False])
+        self.countdown = countdown
+
+    def __getitem__(self, index):
+        self.countdown -= 1
+        return self.countdown < 0
+
+
+@pytest.mark.parametrize("changes", [{}, OVERLAP], ids=["serial", "overlap"])
+@pytest.mark.parametrize("seconds", [0.0, 1e9], ids=["every step saved", "saved when stopped"])
+def test_stopped_at_every_question_the_stage_ends_with_the_same_bytes(fused, changes, seconds):
+    undisturbed, stopped = fused("undisturbed", PPO, **changes), fused("stopped", PPO, **changes)
+    undisturbed.run("online@fast")
+    for _ in range(200):
+        ctx = stopped.context("online@fast", checkpoint_seconds=seconds, _stop=AskedAt(9))
+        try:
+            stopped.run("online@fast", ctx)
+            break
+        except Stopped:
+            continue
+    assert contents(stopped) == contents(undisturbed)
+
+
+def live(begun, root, rl, changes):
+    torch.set_num_threads(1)
+    resume = Journal.resume
+    Journal.resume = lambda journal: (resume(journal), begun.set())
+    runner = made_by(root, rl, changes)
+    runner.run("online@fast", runner.context("online@fast", checkpoint_seconds=0.3))
+
+
+@pytest.mark.parametrize("changes", [{}, OVERLAP], ids=["serial", "overlap"])
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(fused, changes):
+    undisturbed, killed = fused("undisturbed", PPO, **changes), fused("killed", PPO, **changes)
+    undisturbed.run("online@fast")
+    lives = 0
+    for patience_s in [0.05, 0.2, 0.4, 0.6, 0.8, 120.0]:
+        shutil.rmtree(killed.root / "artifacts/policies/fast", ignore_errors=True)
+        begun = FORKS.Event()
+        process = FORKS.Process(target=live, args=(begun, killed.root, PPO, changes))
+        process.start()
+        begun.wait(120)
+        process.join(patience_s)
+        process.kill()
+        process.join()
+        lives += 1
+        if process.exitcode == 0:
+            break
+    assert lives > 2
+    assert contents(killed) == contents(undisturbed)
+
+
+class OneAfterTheOther(Executor):
+    """Does the work of a thread before who asked for it goes on."""
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, work, *arguments):
+        future = Future()
+        future.set_result(work(*arguments))
+        return future
+
+
+def test_overlapping_in_threads_is_the_same_schedule_one_after_the_other(fused, monkeypatch):
+    threads, serial = fused("threads", **OVERLAP), fused("serial", **OVERLAP)
+    threads.run("online@fast")
+    monkeypatch.setattr(online, "ThreadPoolExecutor", OneAfterTheOther)
+    serial.run("online@fast")
+    assert contents(threads) == contents(serial)
+    rows = pq.read_table(threads.root / ROWS[0].format("fast")).to_pylist()
+    by = {step: {row["policy_hash"] for row in rows if row["step"] == step} for step in (1, 2, 3)}
+    assert by[1] == by[2] != by[3], "the second step has samples of the policy before the first"
+    assert all(len(hashes) == 1 for hashes in by.values())
+
+
+def test_samples_of_another_policy_than_the_one_of_a_step_before_are_refused(fused, monkeypatch):
+    runner = fused("run")
+    roll_out = online.roll_out
+
+    def from_another(*arguments):
+        rows, metrics = roll_out(*arguments)
+        return [{**row, "policy_hash": "0" * 64} for row in rows], metrics
+
+    monkeypatch.setattr(online, "roll_out", from_another)
+    with pytest.raises(StageError, match="sampled by policy 000000000000"):
+        runner.run("online@fast")
+
+
+def test_an_adapter_learns_in_fused_steps_as_in_iterations(trained, runner):
+    lora = {"rank": 4, "save": "adapter", "targets": ["q_proj", "v_proj"]}
+    rl = {**GRPO, "iterations": CHAINED, "online": {"fast": {"policy": "sft", "steps": 2}}}
+    made = runner("run", rl={**rl, "teacher": "artifacts/base"}, lora=lora)
+    shutil.copytree(trained.root, made.root, dirs_exist_ok=True)
+    for name in NAMES[:2]:
+        for stage in ("rollout", "score", "policy_update"):
+            made.run(f"{stage}@{name}")
+    made.run("online@fast")
+    policies = made.root / "artifacts/policies"
+    for part in ("model", "state"):
+        assert made.contents(policies / "fast" / part) == made.contents(policies / NAMES[1] / part)
+
+
+def test_what_fused_steps_cannot_do_is_refused():
+    rl = {"online": {"fast": {"policy": "sft", "steps": 2}}}
+    for changes, said in (
+        ({"online": {"overlap": True}}, "set policy_update.mismatch"),
+        ({"lora": {"rank": 2}}, "set lora.save to adapter"),
+        ({"score": {"reference": False}}, "set kl_coef to 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Params.model_validate({"rl": rl, **changes})
