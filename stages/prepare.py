@@ -30,7 +30,7 @@ from stages.data.corpus import (
 )
 from stages.data.seeds import content_id, stable_hash
 from stages.data.tokenizer import Renderer, build_character_tokenizer
-from stages.engines.lean_transformers import AutoConfig, AutoModelForCausalLM
+from stages.engines.lean_transformers import AutoConfig, AutoModelForCausalLM, hidden
 from stages.engines.model_folder import copy_base_model
 from stages.rewards.verifier import Verifier, pairwise_accuracy
 
@@ -194,6 +194,8 @@ def _build_base_model(params: ModelParams, tokenizer: Any, folder: Path, seed: i
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(stable_hash(seed, "base"))
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with hidden(("deepspeed",)):  # see save_model
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     set_modes(folder)

@@ -13,7 +13,8 @@ OPTIONAL = ("sklearn", "scipy", "pandas", "torchvision", "librosa", "PIL", "kern
 
 
 @contextmanager
-def _hidden(names: tuple[str, ...]) -> Iterator[None]:
+def hidden(names: tuple[str, ...]) -> Iterator[None]:
+    """Packages that have not been imported look as if they were not there."""
     absent = [name for name in names if name not in sys.modules]
     for name in absent:
         sys.modules[name] = None  # type: ignore[assignment]
@@ -25,7 +26,7 @@ def _hidden(names: tuple[str, ...]) -> Iterator[None]:
                 del sys.modules[name]
 
 
-with _hidden(OPTIONAL):
+with hidden(OPTIONAL):
     from transformers.models.auto.configuration_auto import AutoConfig
     from transformers.models.auto.modeling_auto import (
         AutoModelForCausalLM,
@@ -40,4 +41,5 @@ __all__ = [
     "AutoConfig",
     "AutoModelForCausalLM",
     "AutoModelForSequenceClassification",
+    "hidden",
 ]

@@ -23,6 +23,7 @@ from stages.engines import resident
 from stages.engines.lean_transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    hidden,
 )
 from stages.engines.lora import (
     BASE,
@@ -83,12 +84,14 @@ def save_model(
     """
     plain = unwrapped(model)
     plain.config.use_cache = True
-    if not has_adapter(model):
-        plain.save_pretrained(folder)
-    elif lora.save is LoraSave.ADAPTER:
-        save_adapter(model, folder)
-    else:
-        plain.save_pretrained(folder, state_dict=dict(named_weights(model)))
+    # Transformers would import DeepSpeed here, for seconds, to ask whether this is its model.
+    with hidden(("deepspeed",)):
+        if not has_adapter(model):
+            plain.save_pretrained(folder)
+        elif lora.save is LoraSave.ADAPTER:
+            save_adapter(model, folder)
+        else:
+            plain.save_pretrained(folder, state_dict=dict(named_weights(model)))
     for name in TOKENIZER_FILES:
         if (tokenizer_from / name).exists():
             shutil.copyfile(tokenizer_from / name, folder / name)

@@ -363,6 +363,8 @@ def _open_engine(ctx: Context, model: Any, optimizer: Any, config: dict[str, Any
     os.environ.setdefault("LOCAL_RANK", "0")
     _forget_ended_groups()
     deepspeed.comm.init_distributed(dist_init_required=None)
+    if ctx.sharding is Sharding.ZERO3:
+        _partition(model, torch.device(ctx.device), config)
     return Engine(
         args=SimpleNamespace(device_rank=torch.device(ctx.device).index or 0),
         model=model,
@@ -371,6 +373,26 @@ def _open_engine(ctx: Context, model: Any, optimizer: Any, config: dict[str, Any
         config_class=DeepSpeedConfig(config),
         dist_init_required=False,
     )
+
+
+def _partition(model: Any, device: torch.device, config: dict[str, Any]) -> None:
+    """Take the weights one by one, so that no rank ever has room for all of them to find.
+
+    Left to itself, the engine first rounds the whole model, and moves all of it to the GPU.
+    """
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    dtype = torch.bfloat16 if config["bf16"]["enabled"] else torch.float32
+
+    class Rounding(Init):  # type: ignore[misc]
+        def _zero_init_param(self, param: Any) -> None:
+            param.data = param.data.to(dtype)
+            super()._zero_init_param(param)
+
+    Rounding(module=model, config_dict_or_path=config, dtype=dtype)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
 
 
 def _config(ctx: Context, max_grad_norm: float, precision: Precision) -> dict[str, Any]:

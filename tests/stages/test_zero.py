@@ -211,6 +211,7 @@ def jobs(base, trained, tmp_path_factory):
         job("lora", "zero3", lora=lora),
         job("bfloat16", "zero2", precision="bfloat16"),
         job("bfloat16_zero1", "zero1", precision="bfloat16"),
+        job("bfloat16_zero3", "zero3", precision="bfloat16"),
         {**job("ppo", "zero3"), "address": "policy_update@iter_001", "changes": ppo},
         job("bad", "zero3", bad=bad_row),
     ]
@@ -286,7 +287,7 @@ def test_an_adapter_learns_the_same_and_its_base_is_untouched(jobs):
     assert bases[0].read_bytes() == bases[1].read_bytes()
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "bfloat16_zero1"])
+@pytest.mark.parametrize("name", ["bfloat16", "bfloat16_zero1", "bfloat16_zero3"])
 def test_a_model_that_computes_in_bfloat16_has_float32_weights_that_learn(jobs, name):
     one, other = outcome(jobs / "plain_bfloat16"), outcome(jobs / name)
     assert {tensor.dtype for tensor in other.values()} == {torch.float32}
