@@ -45,7 +45,6 @@ class Host:
 
     def __init__(self, session: Session, warning: SlurmWarning) -> None:
         self.session = session
-        self.warning = warning
         self.code = Path(__file__).resolve().parents[1]
         self.served = int(os.environ.pop(_SERVED, 0))
         self.doing = "importing"
@@ -56,6 +55,7 @@ class Host:
         started = (session.host.worker or {}).get("time", time.time())
         self._deadline = time.monotonic() + 60.0 * minutes - max(time.time() - started, 0.0)
         self._lock = _hold(session.folder / "alive")
+        warning.answer(lambda: self._end("Slurm, or whoever has its process, told it to end"))
 
     def serve(self) -> str:
         """Run what is posted until there is a reason to end, which is returned."""
@@ -66,8 +66,8 @@ class Host:
         idle_since = time.monotonic()
         while True:
             self.doing = "idle"
-            if self.told or self.warning.came:
-                return self.told or "Slurm, or whoever has its process, told it to end"
+            if self.told:
+                return self.told
             posts = mailbox.waiting(self.session.folder)
             if not posts:
                 if time.monotonic() - idle_since > idle_s:
@@ -110,7 +110,10 @@ class Host:
             time.sleep(POLL_S)
 
     def _end(self, why: str) -> None:
-        self.told = self.told or why
+        """What it runs stops, and whoever goes on with that must not come here again."""
+        if self.told is None:
+            self.told = why
+            self.session.tell_to_end()
         if current := self.current:
             current[1].come()
 
@@ -134,7 +137,6 @@ class Host:
         print(f"{attempt.entry.stage}: attempt {attempt.number} in {attempt.folder}", flush=True)
         order = SlurmWarning(listening=True)
         self.current = (attempt, order)
-        self.warning.answer(order.come)
         if self.told:
             order.come()
         before = {child.pid for child in psutil.Process().children()}
@@ -145,7 +147,6 @@ class Host:
                 return run_attempt(str(attempt.folder), warning=order)
         finally:
             self.current = None
-            self.warning.answer(lambda: None)
             left = [child for child in psutil.Process().children() if child.pid not in before]
             end_processes([child.pid for child in left if not _is_tracker(child)])
 

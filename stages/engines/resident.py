@@ -207,7 +207,7 @@ def _form(model: Any) -> Any:
         for name, layer in model.named_modules()
     ]
     weights = [
-        (name, p.shape, p.dtype, p.device, p.requires_grad, _has_hooks(p))
+        (name, p.shape, p.dtype, p.device, p.requires_grad, _has_hooks(p), _layout(p))
         for name, p in model.named_parameters()
     ]
     return layers, weights, model.config.to_dict()
@@ -215,6 +215,11 @@ def _form(model: Any) -> Any:
 
 def _has_hooks(weight: Any) -> bool:
     return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
+
+
+def _layout(weight: Any) -> Any:
+    """A weight that lies inside a larger tensor computes the same, and is saved otherwise."""
+    return weight.stride(), weight.storage_offset(), weight.untyped_storage().nbytes()
 
 
 def _gist(value: Any) -> Any:

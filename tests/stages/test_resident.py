@@ -124,6 +124,11 @@ def _set(model: Any) -> None:
     model.config.use_cache = False
 
 
+def _part_of_a_larger_one(model: Any) -> None:
+    weight = model.lm_head.weight
+    weight.data = torch.cat([weight.data, weight.data])[: len(weight)]
+
+
 def _one_bit(model: Any) -> None:
     raw = model.lm_head.weight.data.view(-1).view(torch.int32)
     raw[7] ^= 1
@@ -134,7 +139,10 @@ def _buffer(model: Any) -> None:
 
 
 @pytest.mark.usefixtures("_switched_on")
-@pytest.mark.parametrize("change", [_hook, _hook_on_a_weight, _freeze, _set, _one_bit, _buffer])
+@pytest.mark.parametrize(
+    "change",
+    [_hook, _hook_on_a_weight, _freeze, _set, _part_of_a_larger_one, _one_bit, _buffer],
+)
 def test_a_model_that_differs_in_anything_is_not_handed_out(folder: Path, change: Any) -> None:
     for changed_in_the_stage in (True, False):
         with stage({folder: "a"}) as end:

@@ -1,0 +1,203 @@
+"""Who has a posted attempt, whether its session lives, and which stages a session can serve."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import atomic, mailbox
+from pipelines.errors import LockstepError
+from pipelines.ledger import Attempt, Ledger, hold_lock
+from pipelines.profiles import Profile, Resources, load_profile
+from pipelines.repository import Repository
+from pipelines.restarts import stop_or_requeue
+from pipelines.seat import Seat
+from pipelines.session import STALE_S, Session, new_life, serving, sessions
+from pipelines.session_command import choose_resources
+from pipelines.spec import Artifact, Spec
+from pipelines.verdict import verdict_in_session
+
+ROOT = Path(__file__).resolve().parents[2]
+NOBODY = {"pid": 2**22 + 1, "started": "never", "host": os.uname().nodename}
+SPEC = Spec(
+    stage="sft",
+    name="sft",
+    key=None,
+    config={"seed": 1},
+    code="abc",
+    inputs={"base": Artifact("artifacts/base", "h")},
+    outs={"model": "artifacts/model"},
+    metrics="metrics/sft.json",
+)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
+
+
+@pytest.fixture
+def session(repository: Repository) -> Session:
+    """One whose process has begun; whether it lives is up to who holds its lock."""
+    resources = Resources().model_dump(mode="json")
+    launch = {"executor": "local", "profile": "local", "stages": ["sft"], "resources": resources}
+    session = new_life(repository, "main", {**launch, "idle_minutes": 1.0})
+    atomic.write_json(session.folder / "worker.json", {"pid": 1, "host": "here", "time": 1.0})
+    return session
+
+
+@pytest.fixture
+def attempt(repository: Repository, session: Session) -> Attempt:
+    entry = Ledger(repository.jobs).find_or_create(SPEC, {})
+    attempt = entry.new_attempt({"executor": "session", "session": str(session.folder)})
+    atomic.write_json(
+        attempt.folder / "launch.json", {**(attempt.launch or {}), "submitter": NOBODY}
+    )
+    return attempt
+
+
+def test_the_state_of_a_posted_attempt_is_read_off_the_mailbox_and_the_session(
+    session: Session, attempt: Attempt
+) -> None:
+    with hold_lock(session.folder / "alive"):
+        assert attempt.state() == "died", "whoever was to post it is gone"
+        assert attempt.never_started
+        mailbox.post(session.folder, attempt.folder, "code")
+        assert attempt.state() == "queued"
+        assert [word["attempt"] for word in mailbox.waiting(session.folder)] == [
+            str(attempt.folder)
+        ]
+        assert mailbox.take(session.folder, attempt.folder)
+        assert attempt.state() == "starting"
+        atomic.write_json(attempt.folder / "worker.json", {"pid": 1, "host": "here", "time": 2.0})
+        assert attempt.state() == "running"
+    assert attempt.state() == "died", "its session is gone"
+    assert not attempt.never_started
+    atomic.write_json(attempt.folder / "result.json", {"state": "completed"})
+    assert attempt.state() == "completed", "whatever became of the session later"
+
+
+def test_a_post_is_taken_or_withdrawn_never_both(session: Session, attempt: Attempt) -> None:
+    mailbox.post(session.folder, attempt.folder, "code")
+    assert mailbox.withdraw(session.folder, attempt.folder)
+    assert not mailbox.take(session.folder, attempt.folder)
+    mailbox.post(session.folder, attempt.folder, "code")
+    assert mailbox.take(session.folder, attempt.folder)
+    assert not mailbox.withdraw(session.folder, attempt.folder)
+    assert mailbox.waiting(session.folder) == []
+
+
+def test_a_withdrawn_attempt_is_cancelled(session: Session, attempt: Attempt) -> None:
+    with hold_lock(session.folder / "alive"):
+        mailbox.post(session.folder, attempt.folder, "code")
+        attempt.mark_cancelled()
+        mailbox.withdraw(session.folder, attempt.folder)
+        assert attempt.state() == "cancelled"
+
+
+def test_an_attempt_goes_on_elsewhere_unless_it_was_cancelled(attempt: Attempt) -> None:
+    stopped = stop_or_requeue(attempt, {}, Seat())
+    assert (stopped["state"], stopped["retryable"]) == ("failed", True)
+    atomic.write_json(attempt.folder / "result.json", stopped)
+    assert verdict_in_session(attempt).try_again
+    atomic.write_json(attempt.folder / "result.json", {**stopped, "retryable": False})
+    assert not verdict_in_session(attempt).try_again
+    attempt.mark_cancelled()
+    assert stop_or_requeue(attempt, {}, Seat())["state"] == "cancelled"
+
+
+LAUNCH = {"executor": "local", "profile": "local", "num_shards": 1}
+
+
+def found(
+    repository: Repository, stage: str = "sft", said: list[str] | None = None, **changes: Any
+) -> Session | None:
+    resources = Resources(**changes.pop("resources", {})).model_dump(mode="json")
+    launch = {**LAUNCH, "resources": resources, **changes}
+    said = [] if said is None else said
+    return serving(repository, stage, launch, said.append)
+
+
+def test_a_session_serves_its_stages_of_its_profile(
+    repository: Repository, session: Session
+) -> None:
+    with hold_lock(session.folder / "alive"):
+        assert found(repository) == session
+        said: list[str] = []
+        assert found(repository, "evaluate", said) is None
+        assert found(repository, said=said, profile="other") is None
+        assert found(repository, said=said, executor="debug") is None
+        assert said == [], "nobody has asked for it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_shards": 2}, "shared out to 2 jobs"),
+        ({"resources": {"cpus_per_task": 2}}, "`cpus_per_task` is 2, the session's 1"),
+        ({"resources": {"device": "cuda"}}, "`device` is cuda"),
+        ({"resources": {"gpus_per_node": 1}}, "wants 1 GPUs"),
+        ({"resources": {"tasks_per_node": 2}}, "several processes"),
+        ({"resources": {"setup": ["module load x"]}}, "`setup`"),
+    ],
+)
+def test_a_stage_that_wants_another_process_goes_its_usual_way(
+    repository: Repository, session: Session, changes: dict[str, Any], reason: str
+) -> None:
+    said: list[str] = []
+    with hold_lock(session.folder / "alive"):
+        assert found(repository, said=said, **changes) is None
+    assert len(said) == 1
+    assert reason in said[0]
+    assert "going on without" in said[0]
+
+
+def test_a_session_that_died_hangs_or_ends_gets_no_posts(
+    repository: Repository, session: Session
+) -> None:
+    said: list[str] = []
+    assert found(repository, said=said) is None
+    with hold_lock(session.folder / "alive"):
+        beat = {"time": atomic.load_json(session.folder / "worker.json")["time"] - STALE_S}
+        atomic.write_json(session.folder / "heartbeat.json", beat)
+        assert found(repository, said=said) is None
+        (session.folder / "heartbeat.json").unlink()
+        session.tell_to_end()
+        assert found(repository, said=said) is None
+    assert [line.split(": ")[1].split(" for ")[0] for line in said] == [
+        "it died; going on without",
+        "it has said nothing",
+        "it was told to end; going on without",
+    ]
+    session.note_end("it was idle")
+    assert found(repository, said=said) is None
+    assert len(said) == 3, "one that ended as it should is nothing to speak of"
+
+
+def test_the_newest_life_is_the_session(repository: Repository, session: Session) -> None:
+    again = new_life(repository, "main", session.launch)
+    other = new_life(repository, "other", session.launch)
+    assert again.label == "main-002"
+    assert sessions(repository) == [again, other]
+
+
+def test_a_session_gets_what_the_neediest_of_its_stages_gets() -> None:
+    profile = load_profile(ROOT, "slurm-dev")
+    resources, left_out = choose_resources(profile, ["rollout", "policy_update"])
+    assert left_out == {"rollout": "its work is shared out to 2 jobs (shards)"}
+    assert resources == profile.resources("policy_update")
+    needy = {"policy_update": {"gpus_per_node": 2}, "score": {"cpus_per_task": 4}}
+    mixed = Profile.model_validate({"executor": "local", "stages": needy})
+    resources, left_out = choose_resources(mixed, ["rollout", "score", "policy_update"])
+    assert resources.gpus_per_node == 2
+    assert list(left_out) == ["score"]
+    with pytest.raises(LockstepError, match="stages are prepare"):
+        choose_resources(mixed, ["nothing"])
+
+
+def test_no_profile_is_a_session(tmp_path: Path) -> None:
+    (tmp_path / "slurm_profiles").mkdir()
+    (tmp_path / "slurm_profiles/mine.yaml").write_text("executor: session\n")
+    with pytest.raises(LockstepError, match="lockstep session up --profile mine"):
+        load_profile(tmp_path, "mine")
