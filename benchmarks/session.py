@@ -8,7 +8,7 @@ iterations:
 Both must end with the same dvc.lock. Times are seconds on the wall; how busy the machine was
 otherwise is recorded beside them.
 
-    python benchmarks/session.py [--write]
+    python benchmarks/session.py [--write] [--start CLONE]
 
 `--write` records the result in benchmarks/results/session.json.
 """
@@ -33,9 +33,10 @@ LOOP = ("rollout", "score", "policy_update")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="record the result")
+    parser.add_argument("--start", type=Path, help="a clone that has them already, to copy")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        start = make_clone(Path(folder) / "start")
+        start = arguments.start or make_clone(Path(folder) / "start")
         lockstep(start, "run", "sft", "reward_model")
         plain = shutil.copytree(start, Path(folder) / "plain", symlinks=True)
         session = shutil.copytree(start, Path(folder) / "session", symlinks=True)

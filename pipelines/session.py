@@ -21,7 +21,7 @@ from typing import Any
 
 from pipelines import atomic, mailbox
 from pipelines.ledger import Attempt, State
-from pipelines.profiles import ExecutorKind, Resources
+from pipelines.profiles import ExecutorKind
 from pipelines.repository import Repository
 
 HOST_MODULE = "pipelines.session_host"
@@ -135,17 +135,20 @@ def new_life(repository: Repository, name: str, launch: Mapping[str, Any]) -> Se
     return Session(folder)
 
 
-def misfit(has: Resources, wants: Resources, num_shards: int) -> str | None:
-    """Why a process with the one's resources must not run a stage that wants the other's."""
-    if wants.nodes * wants.tasks_per_node > 1:
+def misfit(has: Mapping[str, Any], wants: Mapping[str, Any], num_shards: int) -> str | None:
+    """Why a process with the one's resources must not run a stage that wants the other's.
+
+    As they are in files: another version may have written the session's.
+    """
+    if wants["nodes"] * wants["tasks_per_node"] > 1:
         return "it trains with several processes"
     if num_shards > 1:
         return f"its work is shared out to {num_shards} jobs (shards)"
-    if wants.gpus_per_node > has.gpus_per_node:
-        return f"it wants {wants.gpus_per_node} GPUs, the session has {has.gpus_per_node}"
+    if wants["gpus_per_node"] > has["gpus_per_node"]:
+        return f"it wants {wants['gpus_per_node']} GPUs, the session has {has['gpus_per_node']}"
     for key in _ALIKE:
-        if getattr(has, key) != getattr(wants, key):
-            return f"its `{key}` is {getattr(wants, key)}, the session's {getattr(has, key)}"
+        if has.get(key) != wants[key]:
+            return f"its `{key}` is {wants[key]}, the session's {has.get(key)}"
     return None
 
 
@@ -161,9 +164,7 @@ def serving(
             continue
         ended = session.host.result is not None
         why = session.why_not() or misfit(
-            Resources.model_validate(order["resources"]),
-            Resources.model_validate(launch["resources"]),
-            launch["num_shards"],
+            order["resources"], launch["resources"], launch["num_shards"]
         )
         if why is None:
             return session

@@ -90,18 +90,20 @@ def choose_resources(profile: Profile, names: list[str]) -> tuple[Resources, dic
     """What the session gets: as the neediest of its stages; and which stages that does not fit."""
     if unknown := [name for name in names if name not in STAGES]:
         raise LockstepError(f"--stages {', '.join(unknown)}: stages are {', '.join(STAGES)}")
-    wants = {name: profile.resources(name) for name in names}
+    wants = {name: profile.resources(name).model_dump(mode="json") for name in names}
     shards = {
-        name: each.shards if _may_be_sharded(profile, name) else 1 for name, each in wants.items()
+        name: each["shards"] if _may_be_sharded(profile, name) else 1
+        for name, each in wants.items()
     }
     alone = [name for name, each in wants.items() if not misfit(each, each, shards[name])] or names[
         :1
     ]
     if not alone:
         raise LockstepError("--stages names no stage")
-    resources = wants[max(alone, key=lambda name: _need(wants[name]))]
-    why = {name: misfit(resources, each, shards[name]) for name, each in wants.items()}
-    return resources, {name: reason for name, reason in why.items() if reason}
+    neediest = profile.resources(max(alone, key=lambda name: _need(profile.resources(name))))
+    has = neediest.model_dump(mode="json")
+    why = {name: misfit(has, each, shards[name]) for name, each in wants.items()}
+    return neediest, {name: reason for name, reason in why.items() if reason}
 
 
 def _may_be_sharded(profile: Profile, name: str) -> bool:

@@ -43,6 +43,11 @@ class _Held:
     numbers: dict[str, int]
     saved_to: Path | None = None
 
+    @property
+    def layouts(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.form[2]
+        return found
+
 
 @dataclass
 class _Shelf:
@@ -135,8 +140,11 @@ def keep(outs: Mapping[Path, str]) -> None:
 def _as_kept(held: _Held, outs: Mapping[Path, str]) -> _Held | None:
     """The model as it can be handed out again; None if it is not what a load would give."""
     held.model.eval()
-    for parameter in held.model.parameters():
+    layouts = _layouts(held.model)
+    for name, parameter in held.model.named_parameters():
         parameter.grad = None
+        if layouts[name] != held.layouts.get(name):
+            parameter.data = parameter.data.clone()  # decoding had joined it with others
     if _form(held.model) != held.form:
         return None
     numbers = _numbers(held.model)
@@ -207,19 +215,22 @@ def _form(model: Any) -> Any:
         for name, layer in model.named_modules()
     ]
     weights = [
-        (name, p.shape, p.dtype, p.device, p.requires_grad, _has_hooks(p), _layout(p))
+        (name, p.shape, p.dtype, p.device, p.requires_grad, _has_hooks(p))
         for name, p in model.named_parameters()
     ]
-    return layers, weights, model.config.to_dict()
+    return layers, weights, _layouts(model), model.config.to_dict()
 
 
 def _has_hooks(weight: Any) -> bool:
     return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
 
 
-def _layout(weight: Any) -> Any:
+def _layouts(model: Any) -> dict[str, Any]:
     """A weight that lies inside a larger tensor computes the same, and is saved otherwise."""
-    return weight.stride(), weight.storage_offset(), weight.untyped_storage().nbytes()
+    return {
+        name: (p.stride(), p.storage_offset(), p.untyped_storage().nbytes(), p.is_inference())
+        for name, p in model.named_parameters()
+    }
 
 
 def _gist(value: Any) -> Any:
