@@ -69,7 +69,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev,oracle]'
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev,oracle]'
 	@touch $@
 
 clean:
