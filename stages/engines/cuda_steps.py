@@ -1,8 +1,8 @@
 """Decode steps on a GPU: Triton kernels, recorded once as CUDA graphs and replayed.
 
 A step of so many slots is one graph: embedding, layers, head, draw, log-prob, entropy and the notes
-about what has ended. It reads and writes tensors that stay where they are, so the host only
-says "again"; a copy of the slots' state, made every few steps, tells it later what has ended.
+about what has ended. It reads and writes tensors that stay where they are, so the host only says
+"again"; a copy of the slots' state, made every few steps, tells it later what has ended.
 """
 
 from typing import Any
@@ -16,37 +16,57 @@ from stages.engines.llama_decoder import LlamaDecoder
 from stages.engines.slots import REQUEST
 
 
-class GraphDecoder(LlamaDecoder):
-    """A decoder whose steps are graphs, one for each of a few numbers of slots."""
+class KernelDecoder(LlamaDecoder):
+    """Steps made of kernels, each started by the host; Triton's interpreter runs them on a CPU."""
 
     steps_a_look = 4
     looks_late = 1
     ops = kernels
 
+    def rows_for(self, num_slots: int) -> int:
+        """8, 16, and from there powers of two and halfway between them."""
+        rows = 8
+        while rows < num_slots:
+            power = 1 << (rows.bit_length() - 1)
+            rows = rows * 3 // 2 if rows == power and rows > 8 else 2 * power
+        return min(rows, self.slots)
+
+    def advance(self, num_rows: int, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._step(num_rows)
+
+    def look(self) -> Look:
+        return self.board.state[:, REQUEST].clone().tolist
+
+    def _step(self, num_rows: int) -> None:
+        logits = self.logits(num_rows)
+        if self.sampling.cuts:
+            self.board.record(logits)
+        else:
+            kernels.draw_and_record(logits, self.board)
+
+
+class GraphDecoder(KernelDecoder):
+    """The same steps as graphs, one for each of a few numbers of slots."""
+
     def __init__(self, model: Any, slots: int) -> None:
         super().__init__(model, slots)
-        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
 
     def forget_steps(self) -> None:
         self._graphs.clear()
         self._pool = None
 
-    def rows_for(self, num_slots: int) -> int:
-        """Powers of two, and halfway between them."""
-        rows = 8
-        while rows < num_slots:
-            rows = rows * 3 // 2 if rows & (rows - 1) == 0 and rows >= 16 else _next_power(rows)
-        return min(rows, self.slots)
-
     def advance(self, num_rows: int, num_steps: int) -> None:
-        cuts = self.sampling.cuts
-        if (num_rows, cuts) not in self._graphs:
-            self._graphs[num_rows, cuts] = self._captured(num_rows, cuts)
-        graph, logits = self._graphs[num_rows, cuts]
+        key = (num_rows, self.sampling.cuts)
+        if key not in self._graphs:
+            self._graphs[key] = self._recorded(num_rows)
+        graph, logits = self._graphs[key]
         for _ in range(num_steps):
             graph.replay()
-            if cuts:
+            if logits is not None:
                 self.board.record(logits)
 
     def look(self) -> Look:
@@ -62,30 +82,24 @@ class GraphDecoder(LlamaDecoder):
 
         return read
 
-    def _captured(self, num_rows: int, cuts: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """The step as a graph; the board is left as it was."""
+    def _recorded(self, num_rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor | None]:
+        """A step as a graph; with its logits, where cuts have to be made outside of it."""
+        # The first time, kernels are compiled and libraries made ready, which no graph can hold.
+        # Slots that look free are left alone by it.
         before = self.board.state.clone()
-        # Nothing is decoded while kernels are compiled and libraries made ready.
         self.board.state[:, REQUEST] = -1
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._step(num_rows, cuts)
-        torch.cuda.current_stream().wait_stream(stream)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            kernels.draw_and_record(self.logits(num_rows), self.board)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # What other threads ask of the GPU meanwhile, such as one that trains, is not our concern.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._step(num_rows, cuts)
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            logits = self.logits(num_rows)
+            if not self.sampling.cuts:
+                kernels.draw_and_record(logits, self.board)
         self._pool = graph.pool()
         self.board.state.copy_(before)
-        return graph, logits
-
-    def _step(self, num_rows: int, cuts: bool) -> Tensor:
-        logits = self.logits(num_rows)
-        if not cuts:
-            kernels.draw_and_record(logits, self.board)
-        return logits
-
-
-def _next_power(rows: int) -> int:
-    return 1 << rows.bit_length()
+        return graph, logits if self.sampling.cuts else None

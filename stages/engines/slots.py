@@ -75,8 +75,12 @@ class Slots:
         self.state.index_copy_(0, self.sent(list(requests)), self.sent(rows))
 
     def move(self, targets: Mapping[int, int]) -> None:
-        moved = self.state.index_select(0, self.sent(list(targets)))
+        """The slots that they leave are free: a sequence is never decoded in two places."""
+        sources = self.sent(list(targets))
+        moved = self.state.index_select(0, sources)
         self.state.index_copy_(0, self.sent(list(targets.values())), moved)
+        moved[:, REQUEST] = NEVER_USED
+        self.state.index_copy_(0, sources, moved)
 
     def sent(self, values: list[int] | list[list[int]]) -> Tensor:
         """On the device, without waiting for it."""

@@ -5,6 +5,7 @@ architecture that the decoding gets wrong is an error and not a bad sample.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +60,30 @@ class TorchGenerator:
         self, requests: Sequence[Request], *, max_new_tokens: int, sampling: Sampling
     ) -> list[Completion]:
         check_context(self._model, requests, max_new_tokens)
-        if self._decoder is None:
-            completions = []
-            for start in range(0, len(requests), self._slots):
-                completions += generate_padded(
-                    self._model,
-                    requests[start : start + self._slots],
-                    max_new_tokens=max_new_tokens,
-                    sampling=sampling,
-                )
-        else:
+        with _on(self._device):
+            completions = self._generate(requests, max_new_tokens, sampling)
+            if not self._checked:
+                self._check(requests[0], completions[0], sampling)
+                self._checked = True
+        return completions
+
+    def _generate(
+        self, requests: Sequence[Request], max_new_tokens: int, sampling: Sampling
+    ) -> list[Completion]:
+        if self._decoder is not None:
             self._decoder.begin(requests, max_new_tokens, sampling)
             decode(self._decoder, requests, max_new_tokens)
-            completions = self._decoder.completions()
-        if not self._checked:
-            self._check(requests[0], completions[0], sampling)
-            self._checked = True
-        return completions
+            return self._decoder.completions()
+        return [
+            completion
+            for start in range(0, len(requests), self._slots)
+            for completion in generate_padded(
+                self._model,
+                requests[start : start + self._slots],
+                max_new_tokens=max_new_tokens,
+                sampling=sampling,
+            )
+        ]
 
     def sleep(self) -> None:
         self._decoder = None
@@ -143,6 +151,11 @@ def check_context(model: Any, requests: Sequence[Request], max_new_tokens: int) 
             f"a prompt of {longest} tokens and rollout.max_new_tokens {max_new_tokens} do not fit "
             f"the model's context of {context}: lower rollout.max_new_tokens or shorten the prompts"
         )
+
+
+def _on(device: str) -> AbstractContextManager[Any]:
+    """Kernels and graphs go to the current GPU, whatever their tensors say."""
+    return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
 
 
 def _free(device: str) -> None:

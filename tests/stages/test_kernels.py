@@ -1,16 +1,17 @@
 """The Triton kernels against plain torch: on the CPU in Triton's interpreter, on a GPU compiled."""
 
-import os
-
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined
 pytest.importorskip("triton")
 
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
 from stages.engines import kernels, torch_ops
+from stages.engines.cuda_steps import KernelDecoder
+from stages.engines.decoding import decode
 from stages.engines.generator import Request, Sampling
+from stages.engines.llama_decoder import LlamaDecoder
 from stages.engines.llama_family import Layer, Shape
 from stages.engines.slots import COUNT, LENGTH, REQUEST, TOKEN, Slots
 
@@ -75,6 +76,9 @@ def test_draws_and_what_is_noted_about_them(vocabulary):
     for step in range(4):
         logits = 3 * randn(8, vocabulary, seed=10 + step)
         logits[2, 2:4] = torch.tensor([-100.0, 100.0 if step == 1 else -100.0])
+        if step == 2:
+            for board in boards:
+                board.move({5: 3})
         reference.record(logits)
         kernels.draw_and_record(logits, ours)
         assert torch.equal(ours.state, reference.state)
@@ -94,3 +98,38 @@ def test_logits_that_are_not_numbers_show():
     logits[:, 50] = torch.nan
     kernels.draw_and_record(logits, board)
     assert board.entropies.isnan().all()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.5), Sampling(1.5, top_k=7)])
+def test_kernels_and_late_looks_give_the_answers_of_plain_torch(monkeypatch, sampling):
+    # The interpreter's time goes by the size of blocks; several of each have to be there.
+    for name, size in (("VOCABULARY", 16), ("TOKENS", 16), ("SWIGLU", 32)):
+        monkeypatch.setattr(kernels, f"BLOCK_{name}", size)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        eos_token_id=[2, 3],
+        initializer_range=0.3,
+    )
+    model = Qwen3ForCausalLM(config).to(DEVICE).eval()
+    prompts = ([1, 5, 6], [1], [1, *range(4, 24)], [1, 4, 4, 4])
+    requests = [Request(prompts[i % 4], seed=None if i == 4 else i) for i in range(8)]
+    said = []
+    for decoder in (LlamaDecoder(model, 5), KernelDecoder(model, 5)):
+        with torch.inference_mode():
+            decoder.begin(requests, 7, sampling)
+            decode(decoder, requests, 7)
+            said.append(decoder.completions())
+    expected, ours = said
+    assert {completion.finish_reason for completion in ours} == {"stop", "length"}
+    for completion, other in zip(ours, expected, strict=True):
+        assert completion.ids == other.ids
+        assert completion.support == other.support
+        assert completion.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert completion.entropy == pytest.approx(other.entropy, abs=1e-3)
