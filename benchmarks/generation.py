@@ -15,6 +15,7 @@ import math
 import platform
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.workloads import FIRST_WORD, SHAPES
 from stages.contracts.precision import Precision
-from stages.engines.generator import Request, Sampling
+from stages.engines.generation import generate as generate_padded
+from stages.engines.generator import Completion, Request, Sampling
 from stages.engines.precision import DTYPES
 from stages.engines.torch_generator import TorchGenerator
 
@@ -47,6 +49,9 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=25)
     parser.add_argument("--lengths", choices=["full", "uneven"], default="full")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--padded", action="store_true", help="in turn with the padded batches of other models"
+    )
     parser.add_argument("--profile", action="store_true", help="print where a GPU's time goes")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -62,19 +67,32 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     cuda = options.device.startswith("cuda")
     precision = Precision(options.precision or ("bfloat16" if cuda else "float32"))
     generator = TorchGenerator(options.device, precision, options.slots)
-    generator.take(_policy(options, precision), "random")
+    policy = _policy(options, precision)
+    generator.take(policy, "random")
     requests = _requests(options)
     asked: dict[str, Any] = {"max_new_tokens": options.new_tokens, "sampling": Sampling()}
 
-    def timed() -> tuple[float, int]:
+    def padded() -> list[Completion]:
+        starts = range(0, len(requests), options.slots)
+        batches = [requests[start : start + options.slots] for start in starts]
+        return [each for batch in batches for each in generate_padded(policy, batch, **asked)]
+
+    def timed(generate: Callable[[], list[Completion]]) -> tuple[float, int]:
         if cuda:
             torch.cuda.synchronize()
         start = time.perf_counter()
-        completions = generator.generate(requests, **asked)
+        completions = generate()
         return time.perf_counter() - start, sum(len(c.ids) for c in completions)
 
-    first, num_tokens = timed()
-    seconds = [timed()[0] for _ in range(options.rounds)]
+    def continuous() -> list[Completion]:
+        return generator.generate(requests, **asked)
+
+    first, num_tokens = timed(continuous)
+    seconds, seconds_padded = [], []
+    for _ in range(options.rounds):
+        seconds.append(timed(continuous)[0])
+        if options.padded:
+            seconds_padded.append(timed(padded)[0])
     best = min(seconds)
     if options.profile:
         _profile(generator, requests, asked)
@@ -91,6 +109,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_second": round(num_tokens / best),
         "seconds": [round(value, 4) for value in seconds],
         "seconds_first_time": round(first, 3),
+        "seconds_padded": [round(value, 4) for value in seconds_padded],
+        "times_as_fast_as_padded": (
+            round(min(seconds_padded) / best, 2) if seconds_padded else None
+        ),
         "ms_per_round_of_slots": round(1000 * best * options.slots / num_tokens, 3),
         "peak_gib": None if peak is None else round(peak, 2),
         "hardware": torch.cuda.get_device_name() if cuda else platform.processor() or "CPU",
