@@ -8,6 +8,9 @@ With `online.overlap` a step's responses are sampled while the step before learn
 that the latter began with: the samples are off-policy by one step, always by the same schedule, so
 that no byte depends on who was faster. `policy_update.mismatch` corrects for it.
 
+Sampler and learner have the same weights in memory, so there are no two hashes to compare: that the
+sampler did answer with these weights is seen, as everywhere, by its log-probs (`max_logprob_gap`).
+
 In memory are the policy and, as the algorithm needs them, critic, reward model, reference and
 teacher; each is loaded when it is first needed. Killed anywhere, the stage goes on from the last
 step that was saved (engines/journal.py).
@@ -33,7 +36,7 @@ from stages.engines.resident_sampler import ResidentSampler
 from stages.engines.resume import Metrics
 from stages.engines.rl_state import RlState, load_state
 from stages.engines.step_context import StepContext
-from stages.policy_update import check_sampled_by, learn, open_learners, save, scored_rollouts
+from stages.policy_update import learn, open_learners, save, scored_rollouts
 from stages.rollout import roll_out
 from stages.score import score
 
@@ -63,11 +66,10 @@ def run(
 
 @dataclass(frozen=True)
 class Sampled:
-    """A step's responses, and the policy that they are from."""
+    """A step's responses."""
 
     rows: Rows
     metrics: Mapping[str, float | int]
-    policy_hash: str
 
 
 class Steps:
@@ -140,7 +142,6 @@ class Steps:
             raise
         own.deaf = not own.durable
         scored = scored_rollouts(sampled.rows, scores, f"{name}: scores do not fit rollouts")
-        check_sampled_by(sampled.policy_hash, scored)
         state = RlState(self.optimizer_steps, self.kl_coef, {})
         outcome, of_update = learn(
             config, inputs, own, ALONE, state, self._learners, scored, self._load
@@ -165,7 +166,7 @@ class Steps:
         policy_hash = self.sampler.policy_hash()
         rows = [{**row, "policy_hash": policy_hash} for row in rows]
         self.journal.write("rollouts", step, rows)
-        return Sampled(rows, metrics, policy_hash)
+        return Sampled(rows, metrics)
 
     def _sample_ahead(self, step: int) -> "Future[Sampled]":
         """The same in a thread of its own, by a copy of the policy as it is now."""
@@ -175,10 +176,7 @@ class Steps:
         return self._thread.submit(self._sample, step, ctx)
 
     def _save(self, *, now: bool) -> None:
-        ahead = self._ahead and {
-            "metrics": self._ahead.metrics,
-            "policy_hash": self._ahead.policy_hash,
-        }
+        ahead = self._ahead and {"metrics": self._ahead.metrics}
         values = {"kl_coef": self.kl_coef, "ahead": ahead}
         self.journal.save(values, self._ahead is not None, now=now)
 
@@ -188,7 +186,7 @@ class Steps:
         self.kl_coef = values["kl_coef"]
         if ahead := values["ahead"]:
             rows = self.journal.read("rollouts", len(self.journal.history) + 1)
-            self._ahead = Sampled(rows, ahead["metrics"], ahead["policy_hash"])
+            self._ahead = Sampled(rows, ahead["metrics"])
 
 
 class Clock:

@@ -12,7 +12,10 @@ import torch
 from stages import online
 from stages.context import StageError, Stopped
 from stages.contracts.params import Params
+from stages.contracts.rollout import Engine
+from stages.engines import resident_sampler
 from stages.engines.journal import Journal
+from stages.engines.resident_sampler import ResidentSampler
 from tests.stages.conftest import Runner
 
 NAMES = ["fast_001", "fast_002", "fast_003"]
@@ -103,6 +106,8 @@ class AskedAt(list):
 @pytest.mark.parametrize("changes", [{}, OVERLAP], ids=["serial", "overlap"])
 @pytest.mark.parametrize("seconds", [0.0, 1e9], ids=["every step saved", "saved when stopped"])
 def test_stopped_at_every_question_the_stage_ends_with_the_same_bytes(fused, changes, seconds):
+    update = {"kl_target": 0.1, **changes.get("policy_update", {})}
+    changes = {**changes, "policy_update": update}
     undisturbed, stopped = fused("undisturbed", PPO, **changes), fused("stopped", PPO, **changes)
     undisturbed.run("online@fast")
     for _ in range(200):
@@ -125,22 +130,19 @@ def live(begun, root, rl, changes):
 
 @pytest.mark.parametrize("changes", [{}, OVERLAP], ids=["serial", "overlap"])
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(fused, changes):
-    undisturbed, killed = fused("undisturbed", PPO, **changes), fused("killed", PPO, **changes)
+    undisturbed, killed = fused("undisturbed", **changes), fused("killed", **changes)
     undisturbed.run("online@fast")
-    lives = 0
-    for patience_s in [0.05, 0.2, 0.4, 0.6, 0.8, 120.0]:
+    for patience_s in [0.1, 0.4, 0.7, 120.0]:
         shutil.rmtree(killed.root / "artifacts/policies/fast", ignore_errors=True)
         begun = FORKS.Event()
-        process = FORKS.Process(target=live, args=(begun, killed.root, PPO, changes))
+        process = FORKS.Process(target=live, args=(begun, killed.root, GRPO, changes))
         process.start()
         begun.wait(120)
         process.join(patience_s)
         process.kill()
         process.join()
-        lives += 1
         if process.exitcode == 0:
             break
-    assert lives > 2
     assert contents(killed) == contents(undisturbed)
 
 
@@ -168,17 +170,39 @@ def test_overlapping_in_threads_is_the_same_schedule_one_after_the_other(fused, 
     assert all(len(hashes) == 1 for hashes in by.values())
 
 
-def test_samples_of_another_policy_than_the_one_of_a_step_before_are_refused(fused, monkeypatch):
-    runner = fused("run")
-    roll_out = online.roll_out
-
-    def from_another(*arguments):
-        rows, metrics = roll_out(*arguments)
-        return [{**row, "policy_hash": "0" * 64} for row in rows], metrics
-
-    monkeypatch.setattr(online, "roll_out", from_another)
-    with pytest.raises(StageError, match="sampled by policy 000000000000"):
+def test_a_sampler_that_stays_behind_is_noticed(fused, monkeypatch):
+    runner = fused("run", policy_update={"learning_rate": 1e-2, "max_logprob_gap": 1e-3})
+    monkeypatch.setattr(ResidentSampler, "take", once(ResidentSampler.take))
+    with pytest.raises(StageError, match="trainer and sampler log-probs differ"):
         runner.run("online@fast")
+
+
+def once(method):
+    """The method, which does nothing from the second call on."""
+    called = []
+    return lambda self: called.append(self) or (method(self) if len(called) == 1 else None)
+
+
+def test_rows_that_were_damaged_since_are_made_again(fused):
+    undisturbed, stopped = fused("undisturbed"), fused("stopped")
+    undisturbed.run("online@fast")
+    ctx = stopped.context("online@fast", checkpoint_seconds=0.0)
+    ctx.log = lambda step, _: step == 2 and ctx.request_stop()
+    with pytest.raises(Stopped, match="after step 2"):
+        stopped.run("online@fast", ctx)
+    path = ctx.scratch / "rows/scores/000002.parquet"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    stopped.run("online@fast")
+    assert contents(stopped) == contents(undisturbed)
+
+
+def test_an_engine_that_is_given_folders_samples_the_same(fused, monkeypatch):
+    """As one does that has the weights in a process of its own."""
+    resident, apart = fused("resident"), fused("apart")
+    resident.run("online@fast")
+    monkeypatch.setattr(resident_sampler, "choose", lambda *_: Engine.VLLM)
+    apart.run("online@fast")
+    assert contents(apart) == contents(resident)
 
 
 def test_an_adapter_learns_in_fused_steps_as_in_iterations(trained, runner):
