@@ -8,6 +8,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from stages.data.artifacts import set_modes
 from stages.data.batching import Batch
 from stages.engines import resident
 from stages.engines.lean_transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     hidden,
@@ -35,7 +37,7 @@ from stages.engines.lora import (
     unwrapped,
 )
 from stages.engines.precision import is_rounded, round_weights, rounded
-from stages.engines.weights import Part, check_weights
+from stages.engines.weights import Part, check_weights, stored_weights
 
 HASHERS = 4
 """Threads that hash weights side by side."""
@@ -105,14 +107,38 @@ def content_hash(model: Any, precision: Precision = Precision.FLOAT32) -> str:
     With an adapter, of the merged weights: what the folder that it is saved to will load. Float32
     weights that another `precision` is made of are rounded to it first.
     """
+    return hash_of_weights(named_weights(model), _as_computed(model, precision))
+
+
+def folder_hash(folder: Path, precision: Precision = Precision.FLOAT32) -> str:
+    """The content hash of the policy that `load_policy` loads, a few tensors in memory at a time.
+
+    For an engine that has its own way of loading; it has to check that way against the files.
+    """
+    if is_adapter_folder(folder):
+        return content_hash(load_policy(folder), precision)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(folder, local_files_only=True), dtype=torch.float32
+        )
+    with ExitStack() as files:
+        stored = stored_weights(files, folder, model)
+        # The files of some models are arranged in another way, or lack what is computed.
+        if stored is None:
+            return content_hash(load_policy(folder), precision)
+        named = ((name, stored[name]().float()) for name in sorted(stored))
+        return hash_of_weights(named, _as_computed(model, precision))
+
+
+def _as_computed(model: Any, precision: Precision) -> Callable[[str, Tensor], Tensor]:
     buffers = {name for name, _ in unwrapped(model).named_buffers()}
 
-    def as_computed(name: str, tensor: Tensor) -> Tensor:
+    def cast(name: str, tensor: Tensor) -> Tensor:
         if name not in buffers and is_rounded(model, name, tensor):
             return rounded(tensor, precision)
         return tensor
 
-    return hash_of_weights(named_weights(model), as_computed)
+    return cast
 
 
 def hash_of_weights(
@@ -130,9 +156,9 @@ def hash_of_weights(
         return f"{name} {tuple(tensor.shape)} {tensor.dtype} {of_bytes}\n".encode()
 
     with ThreadPoolExecutor(HASHERS) as hashers:
-        weights = iter(named)
+        left = iter(named)
         # A few at a time: merged weights are made as they are asked for.
-        while some := list(islice(weights, HASHERS)):
+        while some := list(islice(left, HASHERS)):
             for hashed in hashers.map(line, some):
                 digest.update(hashed)
     return digest.hexdigest()

@@ -9,9 +9,10 @@ what must be in memory is the base with the adapter added.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,30 @@ def check_weights(model: Any, folder: Path, part: Part = Part.ALL) -> None:
         _compare(stored, _in_files_names(model), model, part)
 
 
+def stored_weights(
+    files: ExitStack, folder: Path, model: Any
+) -> dict[str, Callable[[], Tensor]] | None:
+    """How to read each tensor of a model's state, such as one without weights, from its files.
+
+    None where the files are not arranged as the state is, or lack some of it.
+    """
+    if getattr(model, "_weight_conversions", None):
+        return None
+    opened = open_tensors(files, folder)
+    held = model.state_dict(keep_vars=True)
+    found: dict[str, str] = {}
+    for name in held:
+        spellings = _spellings(name, f"{model.base_model_prefix}.")
+        if spelling := next((each for each in spellings if each in opened), None):
+            found[name] = spelling
+    for name in held.keys() - found.keys():
+        tied = (other for other in found if held[other] is held[name])
+        if (other := next(tied, None)) is None:
+            return None
+        found[name] = found[other]
+    return {name: partial(opened[each].get_tensor, each) for name, each in found.items()}
+
+
 def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: Part) -> None:
     backbone = f"{model.base_model_prefix}."
     checked: set[tuple[int, torch.Size]] = set()
@@ -61,7 +86,7 @@ def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: Part)
             absent.append(name)
             continue
         left.remove(found)
-        _compare_one(stored.folder, name, tensor, stored.read(found))
+        compare_tensor(stored.folder, name, tensor, stored.read(found))
         checked.add((tensor.data_ptr(), tensor.shape))
     for name in absent:
         if (held[name].data_ptr(), held[name].shape) not in checked:
@@ -71,7 +96,7 @@ def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: Part)
             )
     if part is Part.BACKBONE:
         left = {name for name in left if name.startswith(backbone)}
-    left = {name for name in left if not _is_computed(model, name)}
+    left = {name for name in left if not is_computed(model, name)}
     if left:
         raise StageError(
             f"{stored.folder} has a tensor {min(left)} that the model has no place for "
@@ -79,7 +104,8 @@ def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: Part)
         )
 
 
-def _compare_one(folder: Path, name: str, tensor: Tensor, expected: Tensor) -> None:
+def compare_tensor(folder: Path, name: str, tensor: Tensor, expected: Tensor) -> None:
+    """StageError if a tensor in memory is not the file's, cast to its type, or not finite."""
     if tensor.shape != expected.shape:
         raise StageError(
             f"{folder}: tensor {name} has shape {tuple(expected.shape)} in the file and "
@@ -97,7 +123,7 @@ def _compare_one(folder: Path, name: str, tensor: Tensor, expected: Tensor) -> N
         )
 
 
-def _is_computed(model: Any, name: str) -> bool:
+def is_computed(model: Any, name: str) -> bool:
     """Whether older versions of a library stored what this one computes from the config."""
     known = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     patterns = [*known, r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$"]
@@ -137,7 +163,7 @@ class _Stored:
             self._adapter = {name.removeprefix(PREFIX): adapter for name in _names(adapter)}
             self._scaling = adapter_scaling(folder)
             self._transposed = conv_layers(model)
-        self._base = {name: opened for opened in _shards(files, weights) for name in _names(opened)}
+        self._base = open_tensors(files, weights)
 
     def names(self) -> Iterable[str]:
         heads = (name for name in self._adapter if ".lora_" not in name)
@@ -162,6 +188,11 @@ class _Stored:
     def _of_adapter(self, name: str) -> Tensor:
         tensor: Tensor = self._adapter[name].get_tensor(PREFIX + name)
         return tensor
+
+
+def open_tensors(files: ExitStack, folder: Path) -> dict[str, Any]:
+    """The names of a folder's tensors, each with the opened file that has it."""
+    return {name: opened for opened in _shards(files, folder) for name in _names(opened)}
 
 
 def _shards(files: ExitStack, folder: Path) -> list[Any]:
