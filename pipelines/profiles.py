@@ -88,6 +88,10 @@ class Resources(Section):
     """What training ranks share out (none, zero1: optimizer, zero2: gradients, zero3: weights)."""
     offload: Offload = Field(default=Offload.NONE, strict=False)
     """What of a sharded model waits in host memory: none, optimizer, or all (zero3 only)."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs that vLLM spreads each matrix over; changes no result beyond rounding (no flag)."""
+    generator_memory: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that vLLM may take, for weights and cache (no flag)."""
     deterministic: bool = True
     """On a GPU only algorithms that repeat; what has none fails. The CPU repeats anyway."""
     checkpoint_seconds: float = Field(default=30.0, gt=0)

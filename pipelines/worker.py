@@ -239,6 +239,8 @@ def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -
         micro_tokens=resources["micro_tokens"],
         sharding=Sharding(resources["sharding"]) if together else Sharding.NONE,
         offload=Offload(resources["offload"]) if together else Offload.NONE,
+        tensor_parallel=resources["tensor_parallel"],
+        generator_memory=resources["generator_memory"],
         checkpoint_seconds=resources["checkpoint_seconds"],
         graph=atomic.read_json(attempt.folder / "graph.json") or launch.get("graph", ()),
     )

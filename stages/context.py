@@ -57,6 +57,10 @@ class Context:
     """What of a model that learns is spread over the ranks."""
     offload: Offload = Offload.NONE
     """What of that waits in the host's memory."""
+    tensor_parallel: int = 1
+    """GPUs that vLLM spreads each matrix over. Changes results by rounding at most."""
+    generator_memory: float = 0.9
+    """Share of a GPU's memory that vLLM may take, for weights and cache."""
     checkpoint_seconds: float = 30.0
     """How much work a kill may cost."""
     rank: int = 0

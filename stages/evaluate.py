@@ -7,7 +7,6 @@ policy generates, the reference rates what was sampled, the reward model scores.
 
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import sample_name
 from stages.data.tokenizer import Decoder
 from stages.engines.generator import Completion, Request, Sampling
-from stages.engines.generators import open_generator
+from stages.engines.generators import opened
 from stages.engines.inference import response_pass
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import load_policy
@@ -47,11 +46,7 @@ def run(
     ]
     answers = generate_all(
         ctx,
-        lambda: closing(
-            open_generator(
-                inputs["policy"], ctx.device, config.engine, config.precision, config.batch_size
-            )
-        ),
+        lambda: opened(ctx, inputs["policy"], config.engine, config.precision, config.batch_size),
         requests,
         max_new_tokens=config.max_new_tokens,
         sampling=Sampling(config.temperature),

@@ -8,7 +8,8 @@ Shards share out the batches that are decoded together; the last to be done writ
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from stages.data.finite import sample_name
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
 from stages.engines.generator import Generator, Request, Sampling
-from stages.engines.generators import open_generator
+from stages.engines.generators import opened
 from stages.engines.sampling import generate_all, sample_seed
 
 
@@ -29,11 +30,9 @@ def run(
 ) -> dict[str, float | int]:
     prompts = read_parquet(inputs["prompts"])
 
-    def opened() -> AbstractContextManager[Generator]:
-        how = (config.rollout.engine, config.precision, config.rollout.batch_size)
-        return closing(open_generator(inputs["policy"], ctx.device, *how))
-
-    rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), opened, ctx)
+    how = (config.rollout.engine, config.precision, config.rollout.batch_size)
+    generator = partial(opened, ctx, inputs["policy"], *how)
+    rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), generator, ctx)
     write_parquet(out["rollouts"], rows, schema.ROLLOUTS)
     return metrics
 
@@ -42,7 +41,7 @@ def roll_out(
     config: RolloutConfig,
     data: Sequence[Mapping[str, Any]],
     decoder: Decoder,
-    opened: Callable[[], AbstractContextManager[Generator]],
+    generator: Callable[[], AbstractContextManager[Generator]],
     ctx: Context,
 ) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
     """Rows of schema.ROLLOUTS for the iteration that `ctx` is bound to, and their metrics."""
@@ -68,7 +67,7 @@ def roll_out(
 
     sampled = generate_all(
         ctx,
-        opened,
+        generator,
         [Request(row["prompt_ids"], seed) for (row, _), seed in zip(slots, seeds, strict=True)],
         max_new_tokens=params.max_new_tokens,
         sampling=Sampling(params.temperature, params.top_p, params.top_k, params.min_p),

@@ -1,11 +1,12 @@
 """Which generator answers: chosen by device and size, or named in params."""
 
+from contextlib import AbstractContextManager, closing
 from importlib.util import find_spec
 from pathlib import Path
 
 from safetensors import safe_open
 
-from stages.context import StageError
+from stages.context import Context, StageError
 from stages.contracts.precision import Precision
 from stages.contracts.rollout import Engine
 from stages.engines.generator import Generator
@@ -16,19 +17,50 @@ TORCH_WEIGHTS = 3_000_000_000
 
 
 def open_generator(
-    folder: Path, device: str, engine: Engine, precision: Precision, slots: int
+    folder: Path,
+    device: str,
+    engine: Engine,
+    precision: Precision,
+    slots: int,
+    *,
+    tensor_parallel: int = 1,
+    memory_share: float = 0.9,
 ) -> Generator:
-    """A generator with the weights of a folder, to be closed; `slots` sequences at a time."""
-    if choose(folder, device, engine) is Engine.VLLM:
-        from stages.engines.vllm_generator import (  # type: ignore[import-untyped,unused-ignore]
-            VllmGenerator,
-        )
+    """A generator with the weights of a folder, to be closed; `slots` sequences at a time.
 
-        vllm: Generator = VllmGenerator(folder, device, precision, slots)
-        return vllm
+    vLLM may use several GPUs, and takes a share of their memory; torch takes what it needs of one.
+    """
+    if choose(folder, device, engine) is Engine.VLLM:
+        from stages.engines.vllm_generator import VllmGenerator
+
+        return VllmGenerator(
+            folder,
+            device,
+            precision,
+            slots,
+            tensor_parallel=tensor_parallel,
+            memory_share=memory_share,
+        )
     generator = TorchGenerator(device, precision, slots)
     generator.load(folder)
     return generator
+
+
+def opened(
+    ctx: Context, folder: Path, engine: Engine, precision: Precision, slots: int
+) -> AbstractContextManager[Generator]:
+    """A generator on what the job has, closed at the end."""
+    return closing(
+        open_generator(
+            folder,
+            ctx.device,
+            engine,
+            precision,
+            slots,
+            tensor_parallel=ctx.tensor_parallel,
+            memory_share=ctx.generator_memory,
+        )
+    )
 
 
 def choose(folder: Path, device: str, engine: Engine) -> Engine:

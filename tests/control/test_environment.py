@@ -20,8 +20,8 @@ print("torch" in sys.modules)
 """
 ALWAYS = {
     "cores", "cpu", "cpu_features", "deterministic", "device", "host", "libc", "machine",
-    "micro_tokens", "offload", "packages", "python", "sharding", "shards", "system", "threads",
-    "world",
+    "micro_tokens", "offload", "packages", "python", "sharding", "shards", "system",
+    "tensor_parallel", "threads", "world",
 }  # fmt: skip
 OF_TORCH = {"blas", "cpu_capability", "deterministic_algorithms", "matmul_precision"}
 

@@ -2,6 +2,7 @@
 
 import importlib
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from stages.context import Context
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
+from stages.contracts.precision import Precision
 
 TINY = {
     "model": {"hidden_size": 32, "intermediate_size": 32, "num_layers": 1, "num_heads": 2},
@@ -107,3 +109,32 @@ def go_on(trained, runner):
         return copy, metrics
 
     return run
+
+
+class OneVllm:
+    """The one vLLM that a process can have; whoever asks gets it with the weights of a folder."""
+
+    def __init__(self):
+        self.generator = None
+
+    def __call__(self, folder):
+        if self.generator is not None:
+            self.generator.load(folder)
+            return self.generator
+        from stages.engines.vllm_generator import VllmGenerator
+
+        self.generator = VllmGenerator(folder, "cpu", Precision.FLOAT32, 4)
+        self.close_it = self.generator.close
+        self.generator.close = lambda: None
+        return self.generator
+
+    def close(self):
+        if self.generator is not None:
+            self.close_it()
+            self.generator = None
+
+
+@pytest.fixture(scope="session")
+def one_vllm():
+    with closing(OneVllm()) as one:
+        yield one

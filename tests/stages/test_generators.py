@@ -4,6 +4,7 @@ An engine is a factory: `open_engine(folder, slots)` gives a generator with the 
 `logprob_bound` is how far its log-probs may be from the trainer's.
 """
 
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -18,7 +19,9 @@ from stages.engines.generators import open_generator
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import content_hash, load_policy
 
-LOGPROB_BOUND = {"torch": 1e-5}
+LOGPROB_BOUND = {"torch": 1e-5, "vllm": 1e-5}
+ENGINE = os.environ.get("LOCKSTEP_TESTED_ENGINE", "torch")
+"""vLLM changes the process that it is in, so test_vllm.py runs these tests for it in another."""
 ENDS = [2, 3]
 PROMPTS = ([1, 5, 6], [1, 7, 8, 9, 10, 11], [1], [1, 4, 4, 4], [1, *range(4, 24), *range(4, 24)])
 REQUESTS = [Request(PROMPTS[i % len(PROMPTS)], seed=1000 + i) for i in range(15)]
@@ -32,8 +35,11 @@ class Setting:
     engine: str
     folder: object
     policy: object
+    one_vllm: object = None
 
     def open(self, slots=4):
+        if self.engine == "vllm":
+            return self.one_vllm(self.folder)
         return open_generator(self.folder, "cpu", Engine(self.engine), Precision.FLOAT32, slots)
 
 
@@ -47,7 +53,7 @@ def tiny_llama(folder, seed=0, **changes):
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=128,
+        max_position_embeddings=512,
         bos_token_id=1,
         pad_token_id=0,
         eos_token_id=ENDS,
@@ -58,10 +64,11 @@ def tiny_llama(folder, seed=0, **changes):
     return folder
 
 
-@pytest.fixture(scope="module", params=["torch"])
+@pytest.fixture(scope="module", params=[ENGINE])
 def setting(request, tmp_path_factory):
     folder = tiny_llama(tmp_path_factory.mktemp("policy"))
-    return Setting(request.param, folder, load_policy(folder))
+    one_vllm = request.getfixturevalue("one_vllm") if request.param == "vllm" else None
+    return Setting(request.param, folder, load_policy(folder), one_vllm)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +91,8 @@ def test_greedy_answers_are_those_of_plain_generate(setting, generator):
 
 @pytest.mark.parametrize("sampling", [WARM, Sampling(0.8, top_p=0.8, top_k=9, min_p=0.01)])
 def test_log_probs_and_entropies_are_the_trainers(setting, generator, sampling):
+    if setting.engine == "vllm" and sampling.cuts:
+        pytest.skip("vLLM tells no supports")
     bound = LOGPROB_BOUND[setting.engine]
     completions = generator.generate(REQUESTS, max_new_tokens=24, sampling=sampling)
     for request, completion in zip(REQUESTS, completions, strict=True):
@@ -93,7 +102,9 @@ def test_log_probs_and_entropies_are_the_trainers(setting, generator, sampling):
         with torch.no_grad():
             expected = response_logprobs(setting.policy, batch, sampling.temperature)
         assert completion.logprobs == pytest.approx(expected.logprobs[0].tolist(), abs=bound)
-        assert completion.entropy == pytest.approx(float(expected.entropies.sum()), abs=24 * bound)
+        # vLLM only estimates it.
+        entropy = -sum(completion.logprobs) if ENGINE == "vllm" else float(expected.entropies.sum())
+        assert completion.entropy == pytest.approx(entropy, abs=24 * bound)
 
 
 def test_an_answer_depends_on_its_seed_and_not_on_its_neighbours(setting, generator):
@@ -119,7 +130,7 @@ def test_samples_of_one_prompt_differ_by_their_seeds(generator):
 
 
 def test_an_answer_ends_with_its_only_end_token_or_is_cut(generator):
-    completions = generator.generate(REQUESTS, max_new_tokens=12, sampling=Sampling(3.0))
+    completions = generator.generate(REQUESTS, max_new_tokens=12, sampling=Sampling(2.0))
     assert {completion.finish_reason for completion in completions} == {"stop", "length"}
     # Both end tokens do end answers.
     assert {c.ids[-1] for c in completions if c.finish_reason == "stop"} == set(ENDS)

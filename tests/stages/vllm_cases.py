@@ -1,0 +1,169 @@
+"""What is special about vLLM. test_vllm.py runs these in a process that has it."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from stages.context import StageError
+from stages.contracts.lora import LoraParams, LoraSave
+from stages.contracts.precision import Precision
+from stages.data.artifacts import read_parquet
+from stages.data.batching import collate
+from stages.engines.generator import Request, Sampling
+from stages.engines.logprobs import response_logprobs
+from stages.engines.lora import open_for_training
+from stages.engines.models import content_hash, folder_hash, load_policy, save_model
+from stages.engines.vllm_generator import VllmGenerator
+
+# Longer than the blocks that vLLM caches, so that a stale cache would be used.
+LONG = [1, *(4 + i % 20 for i in range(300))]
+REQUESTS = [Request(prompt, seed=i) for i in range(3) for prompt in (LONG, [1, 5, 6])]
+
+
+def llama(folder, seed=0, **changes):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        **{
+            "vocab_size": 24,
+            "hidden_size": 64,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "max_position_embeddings": 512,
+            "bos_token_id": 1,
+            "pad_token_id": 0,
+            "eos_token_id": [2, 3],
+            "initializer_range": 0.2,
+            **changes,
+        }
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return llama(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def generator(one_vllm, folder):
+    return one_vllm(folder)
+
+
+def answers_as(generator, policy, temperature=1.5):
+    """The log-probs of its answers are those that the policy gives, within rounding."""
+    completions = generator.generate(
+        REQUESTS, max_new_tokens=8, sampling=Sampling(temperature=temperature)
+    )
+    for request, completion in zip(REQUESTS, completions, strict=True):
+        batch = collate([request.prompt_ids], [completion.ids], pad_id=0)
+        with torch.no_grad():
+            expected = response_logprobs(policy, batch, temperature).logprobs[0].tolist()
+        if completion.logprobs != pytest.approx(expected, abs=2e-5):
+            return False
+    return generator.policy_hash == content_hash(policy)
+
+
+def test_nothing_of_the_old_weights_is_in_an_answer_of_the_new(generator, folder, tmp_path):
+    other = llama(tmp_path, seed=1)
+    assert answers_as(generator, load_policy(folder))
+    generator.load(other)
+    assert answers_as(generator, load_policy(other))
+    assert not answers_as(generator, load_policy(folder))
+
+
+def test_a_weight_that_did_not_arrive_is_noticed_in_any_tensor(
+    generator, folder, tmp_path, monkeypatch
+):
+    generator.load(folder)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    monkeypatch.setattr("vllm.v1.worker.gpu_worker.Worker.reload_weights", lambda *_, **__: None)
+    generator.load(folder)
+    for name, tensor in weights.items():
+        changed = tensor.clone()
+        changed.view(-1)[-1] = changed.view(-1)[-1].nextafter(torch.tensor(9.0))
+        save_file({**weights, name: changed}, tmp_path / "model.safetensors", {"format": "pt"})
+        with pytest.raises(StageError, match="not what the file holds"):
+            generator.load(tmp_path)
+        assert not generator.policy_hash
+
+
+@pytest.mark.parametrize("change", ["without a tensor", "with one too many"])
+def test_files_that_do_not_fit_the_model_are_refused(generator, folder, tmp_path, change):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    if change == "without a tensor":
+        del weights["model.layers.1.self_attn.k_proj.weight"]
+    else:
+        weights["model.extra.weight"] = torch.zeros(2)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(Exception, match=r"k_proj|extra"):
+        generator.load(tmp_path)
+    generator.load(folder)
+    assert answers_as(generator, load_policy(folder))
+
+
+def test_an_adapter_answers_merged(generator, folder, tmp_path):
+    lora = LoraParams(rank=2, save=LoraSave.ADAPTER)
+    model = open_for_training(lambda path, _: load_policy(path), folder, "cpu", lora, seed=3)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    save_model(model, tmp_path / "adapter", tokenizer_from=folder, lora=lora)
+    shutil.copytree(folder, tmp_path / "adapter/base", dirs_exist_ok=True)
+    generator.load(tmp_path / "adapter")
+    assert answers_as(generator, load_policy(tmp_path / "adapter"))
+    assert not answers_as(generator, load_policy(folder))
+
+
+def test_what_it_cannot_do_is_refused(generator, folder):
+    for cut in (Sampling(top_p=0.9), Sampling(top_k=3), Sampling(min_p=0.1)):
+        with pytest.raises(StageError, match=r"rollout\.engine: torch"):
+            generator.generate(REQUESTS, max_new_tokens=8, sampling=cut)
+    for temperature in (0.001, 3.0):
+        with pytest.raises(StageError, match="temperatures from"):
+            generator.generate(REQUESTS, max_new_tokens=8, sampling=Sampling(temperature))
+    with pytest.raises(StageError, match="one vLLM at a time"):
+        VllmGenerator(folder, "cpu", Precision.FLOAT32, 4)
+    with pytest.raises(StageError, match="context of 512"):
+        generator.generate(REQUESTS, max_new_tokens=300, sampling=Sampling())
+    with pytest.raises(StageError, match="CUDA_VISIBLE_DEVICES"):
+        VllmGenerator(folder, "cuda:1", Precision.FLOAT32, 4)
+
+
+def test_the_hash_of_a_folder_is_that_of_what_is_loaded(folder, tmp_path):
+    tied = llama(tmp_path, tie_word_embeddings=True)
+    for path in (folder, tied):
+        for precision in Precision:
+            loaded = load_policy(path, "cpu", precision)
+            assert folder_hash(path, precision) == content_hash(loaded)
+
+
+def test_a_model_of_another_shape_takes_its_place(generator, tmp_path):
+    other = llama(
+        tmp_path, num_hidden_layers=1, tie_word_embeddings=True, rope_parameters={"rope_theta": 500}
+    )
+    generator.load(other)
+    assert answers_as(generator, load_policy(other))
+
+
+def test_an_update_learns_from_its_rollouts(runner, one_vllm):
+    one_vllm.close()
+    run = runner(
+        model={"hidden_size": 128, "num_heads": 2},
+        rollout={"engine": "vllm", "temperature": 0.9},
+    )
+    for address in ("prepare", "sft", "reward_model", "rollout@iter_001", "score@iter_001"):
+        run.run(address)
+    metrics = run.run("policy_update@iter_001")
+    (rollouts,) = run.paths("rollout@iter_001")[1].values()
+    policy = load_policy(run.paths("rollout@iter_001")[0]["policy"])
+    assert {row["policy_hash"] for row in read_parquet(rollouts)} == {content_hash(policy)}
+    assert 0 < metrics["logprob_gap_max"] < 2e-5
