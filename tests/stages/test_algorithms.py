@@ -230,6 +230,15 @@ def test_an_adaptive_kl_coefficient_goes_on_in_the_next_iteration(go_on):
     assert metrics["kl_coef"] == state["kl_coef"]
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "best_of_n", "dpo", "distill"])
+def test_without_a_reference_nothing_is_said_of_a_kl(go_on, algorithm):
+    changes = {**by(algorithm, kl_coef=0.0), "score": {"reference": False}}
+    run, metrics = go_on("run", [SCORE, UPDATE], changes)
+    assert not any("kl_to_reference" in name for name in metrics)
+    rows = pq.read_table(run.root / "artifacts/scores/iter_001.parquet").to_pylist()
+    assert {row["ref_logprobs"] for row in rows} == {None}
+
+
 def test_a_reference_that_belongs_to_other_preferences_is_refused(go_on):
     run, _ = go_on("run", PREFERENCE, preferring("sigmoid"))
     path = run.root / "artifacts/reference_logprobs/tuned.parquet"
