@@ -234,6 +234,7 @@ def _stage(arguments: argparse.Namespace) -> None:
 def _status(arguments: argparse.Namespace) -> None:
     from pipelines.orphans import find_orphans
     from pipelines.repository import Repository
+    from pipelines.session import describe, living
     from pipelines.shipper import problem
     from pipelines.status import render, stage_statuses
 
@@ -252,6 +253,8 @@ def _status(arguments: argparse.Namespace) -> None:
         print(json.dumps([status.as_json() for status in statuses], indent=2))
         return
     print(render(statuses))
+    for session in living(repository):
+        print(f"session {describe(session)}")
     trouble = problem(repository)
     if trouble:
         print(trouble)

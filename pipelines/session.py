@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import atomic, mailbox
+from pipelines.console import seconds
 from pipelines.ledger import Attempt, State
 from pipelines.profiles import ExecutorKind
 from pipelines.repository import Repository
@@ -111,6 +112,28 @@ class Session:
             "idle_minutes": launch.get("idle_minutes"),
             "log": str(self.folder),
         }
+
+
+def describe(session: Session) -> str:
+    """A line for people."""
+    said = session.as_json()
+    where = f" on {said['host']}" if said["host"] else ""
+    head = f"{session.label}: {said['state']}{where}, profile {said['profile']}"
+    if said["state"] == "ended":
+        return f"{head}: {said['why']}"
+    job = f", job {said['job']}" if session.host.on_slurm else f", process {said['job']}"
+    parts = [
+        head + job,
+        f"serves {', '.join(said['stages'])}",
+        said["doing"] or "",
+        f"{said['served']} served, {said['waiting']} waiting",
+        f"{len(said['resident'])} models in memory",
+        f"last heard of {seconds(said['silent_seconds'])} ago"
+        if said["silent_seconds"] > 15
+        else "",
+        f"log {Path(said['log'])}",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def sessions(repository: Repository) -> list[Session]:

@@ -9,18 +9,25 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
-from pipelines.console import Console, seconds
+from pipelines.console import Console
 from pipelines.errors import LockstepError
 from pipelines.executors import make_executor, thread_variables
 from pipelines.processes import start_of, this_process
 from pipelines.profiles import ExecutorKind, Profile, Resources, load_profile, profile_name
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
-from pipelines.session import HOST_MODULE, Session, living, misfit, new_life, sessions
+from pipelines.session import (
+    HOST_MODULE,
+    Session,
+    describe,
+    living,
+    misfit,
+    new_life,
+    sessions,
+)
 from pipelines.session_executor import STOP_S, end_host
 from pipelines.slurm_script import batch_script
 from pipelines.slurm_submit import just_wait, slurm_batches, stays_here, submit_batches
@@ -207,25 +214,3 @@ def _wait_for_end(repository: Repository, session: Session) -> bool:
         Scheduler(repository).look()
         time.sleep(0.1)
     return not session.host.state().alive
-
-
-def describe(session: Session) -> str:
-    """A line for people."""
-    said = session.as_json()
-    where = f" on {said['host']}" if said["host"] else ""
-    head = f"{session.label}: {said['state']}{where}, profile {said['profile']}"
-    if said["state"] == "ended":
-        return f"{head}: {said['why']}"
-    job = f", job {said['job']}" if session.host.on_slurm else f", process {said['job']}"
-    parts = [
-        head + job,
-        f"serves {', '.join(said['stages'])}",
-        said["doing"] or "",
-        f"{said['served']} served, {said['waiting']} waiting",
-        f"{len(said['resident'])} models in memory",
-        f"last heard of {seconds(said['silent_seconds'])} ago"
-        if said["silent_seconds"] > 15
-        else "",
-        f"log {Path(said['log'])}",
-    ]
-    return "; ".join(filter(None, parts))

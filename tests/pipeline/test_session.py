@@ -226,6 +226,7 @@ def test_cancelling_a_stage_leaves_the_session_to_the_next(counting: Any) -> Non
     other = counting.start("dvc", "repro", "--single-item", "reward_model")
     waiting = until(lambda: attempts(counting, "reward_model"), "the second is posted")[-1]
     until(lambda: waiting.state() == "queued", "it waits for the first")
+    assert "session main-001: running" in counting.run("lockstep", "status").stdout
     assert "sft: cancelled job main-001" in counting.run("lockstep", "cancel", "sft").stdout
     output, _ = driver.communicate(timeout=180)
     assert "cancelled; run the same command to go on from there" in output
