@@ -13,14 +13,16 @@ Always true:
 import fcntl
 import importlib
 import os
+import re
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -62,7 +64,7 @@ class Host:
         idle_s = 60.0 * self.session.launch["idle_minutes"]
         self._import_stages()
         restore = clean_slate.remember()
-        resident.switch_on()
+        resident.switch_on(memory_to_keep(self.session.launch["resources"]))
         idle_since = time.monotonic()
         while True:
             self.doing = "idle"
@@ -158,6 +160,15 @@ class Host:
         variables = {"PYTHONPATH": str(code), _LOCK: str(self._lock), _SERVED: str(self.served)}
         words = [sys.executable, "-u", "-m", HOST_MODULE, str(self.session.folder)]
         os.execve(sys.executable, words, {**os.environ, **variables})
+
+
+def memory_to_keep(resources: Mapping[str, Any]) -> int | None:
+    """Bytes of models: a share of what the job has; None where the device's own size decides."""
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", (resources["memory"] or "").upper())
+    if found is None or resources["device"] != "cpu":
+        return None
+    unit = {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[found[2]]
+    return (int(found[1]) << unit) // resident.SHARE
 
 
 def _hold(path: Path) -> int:

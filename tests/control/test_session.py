@@ -15,6 +15,7 @@ from pipelines.restarts import stop_or_requeue
 from pipelines.seat import Seat
 from pipelines.session import STALE_S, Session, new_life, serving, sessions
 from pipelines.session_command import choose_resources
+from pipelines.session_host import memory_to_keep
 from pipelines.spec import Artifact, Spec
 from pipelines.verdict import verdict_in_session
 
@@ -194,6 +195,21 @@ def test_a_session_gets_what_the_neediest_of_its_stages_gets() -> None:
     assert list(left_out) == ["score"]
     with pytest.raises(LockstepError, match="stages are prepare"):
         choose_resources(mixed, ["nothing"])
+
+
+@pytest.mark.parametrize(
+    ("memory", "device", "kept"),
+    [
+        ("64G", "cpu", 16 << 30),
+        ("1800", "cpu", 450 << 20),
+        (None, "cpu", None),
+        ("64G", "cuda", None),
+    ],
+)
+def test_what_is_kept_fits_the_memory_of_the_job(
+    memory: str | None, device: str, kept: int | None
+) -> None:
+    assert memory_to_keep({"memory": memory, "device": device}) == kept
 
 
 def test_no_profile_is_a_session(tmp_path: Path) -> None:
