@@ -16,28 +16,21 @@ Departure from the other learner: a parameter that no row used has a gradient of
 its moments decay.
 """
 
-import importlib
-import logging
-import os
-import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stages.context import Context, StageError
+from stages.context import Context
 from stages.contracts.precision import Precision
-from stages.contracts.sharding import Offload, Sharding
+from stages.engines.deepspeed_engine import STAGES, configured, open_engine
 from stages.engines.lora import unwrapped
 from stages.engines.ranks import Ranks
 
-STAGES = {Sharding.ZERO1: 1, Sharding.ZERO2: 2, Sharding.ZERO3: 3}
 _FLAT = ("exp_avg", "exp_avg_sq")
 """AdamW's moments, laid out as the weights are; its step counter is one number."""
 
@@ -92,8 +85,8 @@ class ZeroLearner:
             fused=self._device.type == "cuda",
         )
         with ranks.exchanging():
-            self._engine = _open_engine(
-                ctx, model, optimizer, _config(ctx, max_grad_norm, precision)
+            self._engine = open_engine(
+                ctx, model, optimizer, configured(ctx, max_grad_norm, precision)
             )
             self._zero = self._engine.optimizer
             self._parts = self._find_parts()
@@ -345,119 +338,3 @@ class ZeroLearner:
                 parameter.data = self._whole[name]
                 parameter.grad = None
             self.model.to("cpu")
-
-
-def _open_engine(ctx: Context, model: Any, optimizer: Any, config: dict[str, Any]) -> Any:
-    deepspeed = _deepspeed(ctx)
-    from deepspeed.runtime.config import DeepSpeedConfig
-    from deepspeed.runtime.engine import ZERO_OPTIMIZATION, DeepSpeedEngine
-
-    class Engine(DeepSpeedEngine):  # type: ignore[misc]
-        def _do_optimizer_sanity_check(self, basic_optimizer: Any) -> Any:  # noqa: ARG002
-            # Its other optimizer for bfloat16, chosen with stage 1, has another form of everything.
-            return ZERO_OPTIMIZATION
-
-    if not dist.is_initialized():
-        backend = "nccl" if ctx.device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    os.environ.setdefault("LOCAL_RANK", "0")
-    _forget_ended_groups()
-    deepspeed.comm.init_distributed(dist_init_required=None)
-    if ctx.sharding is Sharding.ZERO3:
-        _partition(model, torch.device(ctx.device), config)
-    return Engine(
-        args=SimpleNamespace(device_rank=torch.device(ctx.device).index or 0),
-        model=model,
-        optimizer=optimizer,
-        config=config,
-        config_class=DeepSpeedConfig(config),
-        dist_init_required=False,
-    )
-
-
-def _partition(model: Any, device: torch.device, config: dict[str, Any]) -> None:
-    """Take the weights one by one, so that no rank ever has room for all of them to find.
-
-    Left to itself, the engine first rounds the whole model, and moves all of it to the GPU.
-    """
-    from deepspeed.runtime.zero.partition_parameters import Init
-
-    dtype = torch.bfloat16 if config["bf16"]["enabled"] else torch.float32
-
-    class Rounding(Init):  # type: ignore[misc]
-        def _zero_init_param(self, param: Any) -> None:
-            param.data = param.data.to(dtype)
-            super()._zero_init_param(param)
-
-    Rounding(module=model, config_dict_or_path=config, dtype=dtype)
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = buffer.to(device)
-
-
-def _config(ctx: Context, max_grad_norm: float, precision: Precision) -> dict[str, Any]:
-    on_gpu = ctx.device.startswith("cuda")
-    host = {"device": "cpu", "pin_memory": on_gpu}
-    zero: dict[str, Any] = {"stage": STAGES[ctx.sharding], "overlap_comm": on_gpu}
-    if ctx.offload is not Offload.NONE:
-        zero["offload_optimizer"] = host
-    if ctx.offload is Offload.ALL:
-        zero["offload_param"] = host
-    return {
-        "zero_optimization": zero,
-        "bf16": {"enabled": precision is Precision.BFLOAT16},
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "communication_data_type": "fp32",
-        # AdamW is torch's own, on the host too: DeepSpeed would compile one when it starts.
-        "zero_force_ds_cpu_optimizer": False,
-        "zero_allow_untested_optimizer": True,
-        "gradient_clipping": max_grad_norm,
-        # Who calls says when a step ends; the number of micro-batches differs from step to step.
-        "managed_gradient_accumulation": False,
-        "gradient_accumulation_steps": 1,
-        "train_micro_batch_size_per_gpu": 1,
-    }
-
-
-def _deepspeed(ctx: Context) -> Any:
-    """The package, imported so that it compiles nothing and says little."""
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if ctx.device.startswith("cuda") else "cpu")
-    with _without("mlflow"):
-        try:
-            # In this order: it would find a torch that is half imported.
-            importlib.import_module("torch._dynamo")
-            deepspeed = importlib.import_module("deepspeed")
-        except ImportError as error:
-            raise StageError(
-                f"sharding {ctx.sharding} in the profile needs DeepSpeed, which cannot be imported "
-                f"here ({error}): install lockstep-rlhf[deepspeed] in the job's Python, or set "
-                "sharding to none"
-            ) from error
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated")
-    return deepspeed
-
-
-@contextmanager
-def _without(package: str) -> Iterator[None]:
-    """DeepSpeed's tuner, which is not used here, imports MLflow where it can, for seconds."""
-    hidden = package not in sys.modules
-    if hidden:
-        sys.modules[package] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if hidden:
-            del sys.modules[package]
-
-
-def _forget_ended_groups() -> None:
-    """DeepSpeed keeps process groups beyond their end: those of a job before in this process."""
-    from deepspeed.comm import comm
-    from deepspeed.utils import groups
-
-    known = groups._WORLD_GROUP
-    if known is not None and known not in dist.distributed_c10d._world.pg_map:
-        comm.cdb = None
-        groups._release_process_group_references()

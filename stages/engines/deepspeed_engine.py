@@ -1,0 +1,147 @@
+"""DeepSpeed over the ranks that were joined: it starts no process, compiles nothing, says little.
+
+Its version is pinned, since what is used here is in part not its public face: the optimizers of
+ZeRO without the loop around them, in which a step has a fixed number of micro-batches.
+"""
+
+import importlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stages.context import Context, StageError
+from stages.contracts.precision import Precision
+from stages.contracts.sharding import Offload, Sharding
+
+BUCKET_ELEMENTS = 50_000_000
+"""Gradients are summed in pieces of about so many numbers."""
+STAGES = {Sharding.ZERO1: 1, Sharding.ZERO2: 2, Sharding.ZERO3: 3}
+
+
+def open_engine(ctx: Context, model: Any, optimizer: Any, config: dict[str, Any]) -> Any:
+    connected(ctx)
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.engine import ZERO_OPTIMIZATION, DeepSpeedEngine
+
+    class Engine(DeepSpeedEngine):  # type: ignore[misc]
+        def _do_optimizer_sanity_check(self, basic_optimizer: Any) -> Any:  # noqa: ARG002
+            # Its other optimizer for bfloat16, chosen with stage 1, has another form of everything.
+            return ZERO_OPTIMIZATION
+
+    if ctx.sharding is Sharding.ZERO3:
+        _partition(model, torch.device(ctx.device), config)
+    return Engine(
+        args=SimpleNamespace(device_rank=torch.device(ctx.device).index or 0),
+        model=model,
+        optimizer=optimizer,
+        config=config,
+        config_class=DeepSpeedConfig(config),
+        dist_init_required=False,
+    )
+
+
+def _partition(model: Any, device: torch.device, config: dict[str, Any]) -> None:
+    """Take the weights one by one, so that no rank ever has to find room for all of them.
+
+    Left to itself, the engine first rounds the whole model, and moves all of it to the GPU.
+    """
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    dtype = torch.bfloat16 if config["bf16"]["enabled"] else torch.float32
+
+    class Rounding(Init):  # type: ignore[misc]
+        def _zero_init_param(self, param: Any) -> None:
+            param.data = param.data.to(dtype)
+            super()._zero_init_param(param)
+
+    Rounding(module=model, config_dict_or_path=config, dtype=dtype)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+
+
+def configured(ctx: Context, max_grad_norm: float, precision: Precision) -> dict[str, Any]:
+    on_gpu = ctx.device.startswith("cuda")
+    host = {"device": "cpu", "pin_memory": on_gpu}
+    zero: dict[str, Any] = {
+        "stage": STAGES[ctx.sharding],
+        # With the others, it would add gradients up while a step has still micro-batches to come.
+        "overlap_comm": ctx.sharding is Sharding.ZERO3,
+        "reduce_bucket_size": BUCKET_ELEMENTS,
+    }
+    if ctx.offload is not Offload.NONE:
+        zero["offload_optimizer"] = host
+    if ctx.offload is Offload.ALL:
+        zero["offload_param"] = host
+    return {
+        "zero_optimization": zero,
+        "bf16": {"enabled": precision is Precision.BFLOAT16},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        # AdamW is torch's own, on the host too: DeepSpeed would compile one when it starts.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": max_grad_norm,
+        # Who calls says when a step ends; the number of micro-batches differs from step to step.
+        "managed_gradient_accumulation": False,
+        "gradient_accumulation_steps": 1,
+        "train_micro_batch_size_per_gpu": 1,
+    }
+
+
+def connected(ctx: Context) -> Any:
+    """The package, over the joined ranks, imported so that it compiles nothing and says little."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if ctx.device.startswith("cuda") else "cpu")
+    with _without("mlflow"):
+        try:
+            # In this order: it would find a torch that is half imported.
+            importlib.import_module("torch._dynamo")
+            deepspeed = importlib.import_module("deepspeed")
+        except ImportError as error:
+            raise StageError(
+                "sharding and sequence_parallel in the profile need DeepSpeed, which cannot be "
+                f"imported here ({error}): install lockstep-rlhf[deepspeed] in the job's Python, "
+                "or leave them at none and 1"
+            ) from error
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated")
+    if not dist.is_initialized():
+        backend = "nccl" if ctx.device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    os.environ.setdefault("LOCAL_RANK", "0")
+    _forget_ended_groups()
+    deepspeed.comm.init_distributed(dist_init_required=None)
+    return deepspeed
+
+
+@contextmanager
+def _without(package: str) -> Iterator[None]:
+    """DeepSpeed's tuner, which is not used here, imports MLflow where it can, for seconds."""
+    hidden = package not in sys.modules
+    if hidden:
+        sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules[package]
+
+
+def _forget_ended_groups() -> None:
+    """DeepSpeed keeps process groups beyond their end: those of a job before in this process."""
+    from deepspeed.comm import comm
+    from deepspeed.utils import groups
+
+    known = groups._WORLD_GROUP
+    if known is not None and known not in dist.distributed_c10d._world.pg_map:
+        comm.cdb = None
+        groups._release_process_group_references()
