@@ -135,7 +135,9 @@ def _compute(
             computed = compute(batch).tolist()
         for index, row, values in zip(group, part, computed, strict=True):
             of_row = values[: len(row["response_ids"])] if isinstance(values, list) else values
-            check_finite(what, name_of(row), of_row)
             results[index] = of_row
         count(len(group))
+    # The first row that is wrong is named, whichever went through the model first.
+    for index, row in enumerate(rows):
+        check_finite(what, name_of(row), results[index])
     return [results[index] for index in range(len(rows))]
