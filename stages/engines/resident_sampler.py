@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stages.context import Context
+from stages.context import Context, StageError
 from stages.contracts.online import OnlineConfig
 from stages.contracts.rollout import Engine
 from stages.engines.background_hash import BackgroundHash
@@ -41,6 +41,7 @@ class ResidentSampler:
     ) -> None:
         self._config, self._source, self._learner = config, folder, learner
         self._device, self._aside = ctx.device, ctx.scratch / "sampler"
+        self._execution = (ctx.tensor_parallel, ctx.generator_memory)
         self._hash = BackgroundHash(hasher)
         # Work of one stream waits for all before it, a learner's too.
         beside = apart and ctx.device.startswith("cuda")
@@ -77,13 +78,29 @@ class ResidentSampler:
         with self._learner.full_precision() as whole:
             save_model(whole, self._aside, tokenizer_from=self._source, lora=self._config.lora)
         if self._other is None:
-            params = self._config.rollout
-            self._other = open_generator(
-                self._aside, self._device, params.engine, self._config.precision, params.batch_size
-            )
+            self._other = self._open()
         else:
             self._other.wake()
             self._other.load(self._aside)
+
+    def _open(self) -> Generator:
+        if self._device.startswith("cuda") and torch.are_deterministic_algorithms_enabled():
+            raise StageError(
+                "vLLM repeats its answers only by replacing kernels that training in the same "
+                "process uses, too: set `deterministic: false` in the profile for online, or "
+                "rollout.engine: torch"
+            )
+        params = self._config.rollout
+        tensor_parallel, memory_share = self._execution
+        return open_generator(
+            self._aside,
+            self._device,
+            params.engine,
+            self._config.precision,
+            params.batch_size,
+            tensor_parallel=tensor_parallel,
+            memory_share=memory_share,
+        )
 
     def policy_hash(self) -> str:
         """Of the weights that were taken; they may move on once it is there."""

@@ -13,7 +13,8 @@ What differs from the torch generator:
 - vLLM tells no supports, without which a trainer could not compute the same log-probs: top_p,
   top_k and min_p are refused.
 - The log-probs of a greedy answer are those at temperature 1, whatever the temperature.
-- On a GPU, answers repeat bit by bit only in a deterministic job, by vLLM's batch invariance.
+- On a GPU, answers repeat bit by bit only in a deterministic job, by vLLM's batch invariance, which
+  replaces some of torch's kernels in the whole process.
 """
 
 import gc
@@ -112,7 +113,7 @@ class VllmGenerator:
             else:
                 self._stop()
                 self._start(plain)
-            self._llm.reset_prefix_cache()
+            self._forget()
             self._check(plain)
         self._ends = _ends(folder)
         self.policy_hash = policy_hash
@@ -154,9 +155,17 @@ class VllmGenerator:
         ]
         prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_ids)) for request in requests]
         # What an earlier call left there would change rounding, and it depends on who called.
-        self._llm.reset_prefix_cache()
-        with _vllms_own_determinism():
-            answers = self._llm.generate(prompts, params, use_tqdm=False)
+        self._forget()
+        try:
+            with _vllms_own_determinism():
+                answers = self._llm.generate(prompts, params, use_tqdm=False)
+        except RuntimeError as error:
+            if "Unsupported" not in str(error):
+                raise
+            # Such as a head size that its attention on this device does not have.
+            raise StageError(
+                f"vLLM does not run this model here: {error}; set rollout.engine: torch"
+            ) from error
         return [_completion(answer.outputs[0]) for answer in answers]
 
     def sleep(self) -> None:
@@ -212,6 +221,11 @@ class VllmGenerator:
         VllmGenerator._num_open += 1
         self._config = _config(folder)
         self._ends = _ends(folder)
+
+    def _forget(self) -> None:
+        """Drop what is cached of prompts: it was computed with earlier weights, or elsewhere."""
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache, though no request is running")
 
     def _check(self, folder: Path) -> None:
         for wrong in self._llm.collective_rpc("differs_from_files", args=(str(folder),)):
