@@ -19,7 +19,7 @@ step that was saved (engines/journal.py).
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ def run(
             "sharding: none for online, or take the staged loop (rl.iterations)"
         )
     learners = open_learners(config, inputs, ctx, ALONE, state)
+    state = replace(state, tensors={})  # the learners have them
     with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(1) as aside:
         steps = Steps(config, inputs, ctx, state, learners, ahead, aside)
         steps.take_all()
