@@ -154,9 +154,7 @@ class LlamaDecoder:
             values[:, :, :width].index_copy_(0, slots, v.index_select(0, prompt_of))
             if layer is weights.layers[-1]:
                 return  # nothing is predicted here: the last layer's output has no use
-            mixed = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=shape.num_heads != shape.num_kv_heads
-            )
+            mixed = _causal(q, k, v)
             x = self._rest_of_layer(x, mixed.transpose(1, 2).reshape(x.shape[0], -1), layer)
 
     def _make_cache(self, length: int) -> None:
@@ -176,6 +174,16 @@ class LlamaDecoder:
             ) from error
         self._length = length
         self._cos, self._sin = rope_tables(self.model, length)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of [B, heads, L, D]; several query heads may share a key/value head."""
+    shared = q.shape[1] // k.shape[1]
+    fused = q.device.type == "cuda" and q.dtype != torch.float32
+    if shared > 1 and not fused:
+        # What shares heads without a copy is, for float32, what holds all L x L scores at once.
+        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared > 1 and fused)
 
 
 def _added(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

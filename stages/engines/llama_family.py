@@ -66,6 +66,7 @@ def is_known(model: Any) -> bool:
     layer_types = getattr(config, "layer_types", None) or ()
     return (
         config.model_type in FAMILY
+        and getattr(config, "quantization_config", None) is None
         and getattr(config, "hidden_act", None) == "silu"
         and getattr(config, "sliding_window", None) is None
         and not set(layer_types) - {"full_attention"}

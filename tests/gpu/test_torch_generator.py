@@ -87,7 +87,9 @@ def test_log_probs_and_entropies_are_the_trainers(setting, generator, sampling):
     bound = LOGPROB_BOUND[setting.precision]
     completions = generator.generate(REQUESTS, max_new_tokens=40, sampling=sampling)
     for request, completion in zip(REQUESTS, completions, strict=True):
-        batch = collate([request.prompt_ids], [completion.ids], 0, "cuda", [completion.support])
+        batch = collate(
+            [request.prompt_ids], [completion.ids], 0, "cuda", supports=[completion.support]
+        )
         with torch.no_grad():
             expected = response_logprobs(setting.policy, batch, sampling.temperature)
         assert completion.logprobs == pytest.approx(expected.logprobs[0].tolist(), abs=bound)
@@ -130,12 +132,13 @@ def test_an_answer_does_not_depend_on_its_neighbours(setting, generator):
 def test_sleep_frees_the_memory_and_wake_brings_the_same_answers(setting):
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    generator = setting.open(slots=64)
+    generator = setting.open(slots=1024)
     first = generator.generate(REQUESTS, max_new_tokens=40, sampling=WARM)
-    assert torch.cuda.memory_allocated() > before + 10 * 2**20
+    # 1,024 slots of 256 tokens, 3 layers, 2 heads of 64 numbers: 384 MB or more.
+    assert torch.cuda.memory_allocated() > before + 384 * 2**20
     generator.sleep()
-    # What stays is the library's workspace, not the model's.
-    assert torch.cuda.memory_allocated() < before + 2**20
+    # What stays is cuBLAS's workspace of a stream.
+    assert torch.cuda.memory_allocated() < before + 100 * 2**20
     generator.wake()
     assert generator.generate(REQUESTS, max_new_tokens=40, sampling=WARM) == first
     assert generator.policy_hash == content_hash(setting.policy)

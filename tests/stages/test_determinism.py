@@ -11,7 +11,8 @@ from stages.engines import determinism
 determinism.before_import()
 determinism.after_import()
 from transformers import LlamaConfig, LlamaForCausalLM
-from stages.engines.generation import generate
+from stages.contracts.precision import Precision
+from stages.engines.torch_generator import TorchGenerator
 from stages.engines.generator import Request, Sampling
 from stages.data.batching import collate
 from stages.engines.logprobs import response_logprobs
@@ -22,11 +23,16 @@ def go():
                          num_attention_heads=2, num_key_value_heads=1, eos_token_id=1)
     model = LlamaForCausalLM(config).to(DEVICE)
     requests = [Request([2, 3, 4 + i], i) for i in range(32)]
-    sampling = Sampling(top_p=0.9, top_k=40)
-    said = generate(model, requests, max_new_tokens=24, sampling=sampling)
+    generator = TorchGenerator(DEVICE, Precision.FLOAT32, 12)
+    generator.take(model, "")
+    said = [
+        completion
+        for sampling in (Sampling(top_p=0.9, top_k=40), Sampling())
+        for completion in generator.generate(requests, max_new_tokens=24, sampling=sampling)
+    ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(3):
-        batch = collate([r.prompt_ids for r in requests], [c.ids for c in said], 0, DEVICE)
+        batch = collate([r.prompt_ids for r in requests] * 2, [c.ids for c in said], 0, DEVICE)
         now = response_logprobs(model, batch, 1.0)
         (-now.logprobs.sum() + now.entropies.sum()).backward()
         optimizer.step()

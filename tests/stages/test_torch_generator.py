@@ -118,7 +118,7 @@ def test_a_model_that_is_not_what_it_says_is_refused():
     model = policy(*FAMILY["llama"])
     for layer in model.model.layers:
         layer.self_attn.scaling *= 3
-    with pytest.raises(StageError, match="from that of a plain forward pass"):
+    with pytest.raises(StageError, match="from those of a plain forward pass"):
         taken(model).generate(REQUESTS, **OPTIONS)
 
 
