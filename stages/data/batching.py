@@ -1,56 +1,84 @@
-"""Token sequences as padded tensors.
+"""Token sequences as tensors: padded, and packed one after another without padding.
 
-Shapes: B sequences, L tokens in the longest, T tokens in the longest response. A tensor over a
-response, [B, T], starts at the response's first token and is padded on the right, whatever the
-length of the prompt.
+Shapes: B sequences, L tokens in the longest, T tokens in the longest response, N tokens and R
+response tokens in all. A tensor over a response, [B, T], starts at the response's first token and
+is padded on the right, whatever the length of the prompt.
+
+What a step needs to know of its lengths is worked out here, where they are: asked of a GPU, each
+number would make the process wait for all that the GPU has still to do.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Support:
-    """The tokens that each response token was drawn from: most have few, so they are not padded."""
+    """The tokens that each response token was drawn from: most have few, so they are not padded.
 
-    ids: torch.Tensor
+    They stay on the CPU until a chunk of them is asked for.
+    """
+
+    ids: Tensor
     """All of them, token after token and response after response."""
-    sizes: torch.Tensor
+    sizes: Tensor
     """How many belong to each response token."""
 
-    def to(self, device: str | torch.device) -> "Support":
-        return Support(self.ids.to(device), self.sizes.to(device))
-
-    def chunks(self, num_tokens: int) -> Iterator[torch.Tensor]:
+    def chunks(self, num_tokens: int, device: Any = "cpu") -> Iterator[Tensor]:
         """[n, K] the ids of `num_tokens` response tokens at a time, padded with -1."""
         of_chunks = torch.split(self.sizes, num_tokens)
         all_ids = torch.split(self.ids, [int(sizes.sum()) for sizes in of_chunks])
         for sizes, ids in zip(of_chunks, all_ids, strict=True):
             width = int(sizes.max()) if len(sizes) else 0
-            filled = torch.arange(width, device=sizes.device) < sizes[:, None]
-            padded = torch.full(filled.shape, -1, dtype=torch.long, device=ids.device)
+            filled = torch.arange(width) < sizes[:, None]
+            padded = torch.full(filled.shape, -1, dtype=torch.long)
             padded[filled] = ids.long()
-            yield padded
+            yield to_device(padded, device)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The tokens of a batch one after another, and where each is in the padded tensors."""
+
+    ids: Tensor
+    """[N]"""
+    positions: Tensor
+    """[N] place of each token in its sequence."""
+    starts: Tensor
+    """[B + 1] int32: where each sequence starts, and the last one ends."""
+    longest: int
+    """Tokens of the longest sequence."""
+    at: Tensor
+    """[N] index of each token in [B, L], flattened."""
+    predicting: Tensor
+    """[R] index among the N of the token before each response token: where it is predicted."""
+    responding: Tensor
+    """[R] index of each response token in [B, T], flattened."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """Prompts with their responses, padded on the right."""
 
-    ids: torch.Tensor
+    ids: Tensor
     """[B, L] prompt and response."""
-    attention_mask: torch.Tensor
+    attention_mask: Tensor
     """[B, L] 1 for a token, 0 for padding."""
-    response_ids: torch.Tensor
+    response_ids: Tensor
     """[B, T]"""
-    response_mask: torch.Tensor
+    response_mask: Tensor
     """[B, T] 1.0 for a response token, 0.0 for padding."""
-    before: torch.Tensor
+    before: Tensor
     """[B, T] position in `ids` of the token before each response token: where it is predicted."""
-    last: torch.Tensor
+    last: Tensor
     """[B] position in `ids` of the last token."""
+    packed: Packed
+    """The same tokens without padding."""
     support: Support | None = None
     """What each response token was drawn from; None: the whole vocabulary."""
 
@@ -67,34 +95,79 @@ def collate(
     `supports` are the tokens that each token of a response was drawn from, where some were cut off:
     for all responses or for none.
     """
-    ids = pad([[*p, *r] for p, r in zip(prompts, responses, strict=True)], pad_id, torch.long)
-    response_ids = pad(responses, pad_id, torch.long)
-    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
-    response_lengths = torch.tensor([len(response) for response in responses])
+    parts = [part for pair in zip(prompts, responses, strict=True) for part in pair]
+    ids = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.long)
+    prompt_lengths, response_lengths = (
+        torch.tensor([len(row) for row in rows], dtype=torch.long) for rows in (prompts, responses)
+    )
     lengths = prompt_lengths + response_lengths
-    steps = torch.arange(response_ids.shape[1])
-    before = (prompt_lengths[:, None] - 1 + steps).clamp(max=ids.shape[1] - 1)
+    ends = lengths.cumsum(0)
+    row = torch.repeat_interleave(lengths)
+    positions = torch.arange(len(ids)) - (ends - lengths)[row]
+    width, steps = _longest(lengths), _longest(response_lengths)
+    at = row * width + positions
+
+    step = positions - prompt_lengths[row]
+    said = (step >= 0).nonzero().squeeze(1)
+    responding = row[said] * steps + step[said]
+    in_response = torch.arange(steps)
     batch = Batch(
-        ids=ids,
-        attention_mask=(torch.arange(ids.shape[1]) < lengths[:, None]).long(),
-        response_ids=response_ids,
-        response_mask=(steps < response_lengths[:, None]).float(),
-        before=before,
+        ids=_spread(ids, at, (len(lengths), width), pad_id),
+        attention_mask=(torch.arange(width) < lengths[:, None]).long(),
+        response_ids=_spread(ids[said], responding, (len(lengths), steps), pad_id),
+        response_mask=(in_response < response_lengths[:, None]).float(),
+        before=(prompt_lengths[:, None] - 1 + in_response).clamp(max=width - 1),
         last=lengths - 1,
+        packed=Packed(
+            ids=ids,
+            positions=positions,
+            starts=torch.cat([ends.new_zeros(1), ends]).int(),
+            longest=width,
+            at=at,
+            predicting=said - 1,
+            responding=responding,
+        ),
         support=_support(supports or (), responses),
     )
-    tensors = {name: value for name, value in vars(batch).items() if value is not None}
-    return Batch(**{name: value.to(device) for name, value in tensors.items()})
+    moved: Batch = _moved(batch, device)
+    return moved
 
 
 def pad(
     rows: Sequence[Sequence[float]], value: float, dtype: torch.dtype = torch.float32
-) -> torch.Tensor:
+) -> Tensor:
     """[B, T] rows padded on the right."""
     padded = torch.full((len(rows), max(map(len, rows), default=0)), value, dtype=dtype)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = torch.tensor(row, dtype=dtype)
     return padded
+
+
+def to_device(tensor: Tensor, device: Any) -> Tensor:
+    """A copy there that nobody waits for: the memory it is read from stays where it is."""
+    if torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _longest(lengths: Tensor) -> int:
+    return int(lengths.max()) if len(lengths) else 0
+
+
+def _spread(values: Tensor, at: Tensor, shape: tuple[int, int], otherwise: int) -> Tensor:
+    spread = torch.full(shape, otherwise, dtype=values.dtype)
+    spread.view(-1)[at] = values
+    return spread
+
+
+def _moved(value: Any, device: Any) -> Any:
+    """The tensors in a dataclass moved, those of a support left."""
+    if isinstance(value, Tensor):
+        return to_device(value, device)
+    if isinstance(value, Batch | Packed):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return type(value)(**{name: _moved(part, device) for name, part in parts.items()})
+    return value
 
 
 def _support(

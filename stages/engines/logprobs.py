@@ -1,30 +1,27 @@
 """Log-probs of response tokens, without the logits of a whole batch.
 
-The backbone runs once; the output head then sees only the positions that predict a response token,
-CHUNK_TOKENS at a time, forward and backward, so tokens x vocabulary never exist at once.
+The backbone runs once (packed.py); the output head then sees only the positions that predict a
+response token, some at a time (head.py).
 
 Shapes: as in stages.data.batching; V tokens in the vocabulary. Numbers at padding are zeros.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from stages.context import StageError
 from stages.data.batching import Batch, Support
+from stages.engines.head import Column, chunk_tokens, logits_of, read_in_chunks
 from stages.engines.lora import unwrapped
-
-CHUNK_TOKENS = 512
-"""Tokens whose logits, and what derives from them, are in memory together: in the backward pass at
-a vocabulary of 150,000 about 2.5 gigabytes."""
+from stages.engines.packed import hidden_states, take
 
 _checked: WeakSet[Any] = WeakSet()
-"""Models whose logits were seen to be what `_logits` computes."""
+"""Models whose logits were seen to be what is computed here."""
 
 
 @dataclass(frozen=True)
@@ -110,39 +107,33 @@ def _in_chunks(
     if model not in _checked:
         _check_logits(model, batch.ids[:1, :1])
         _checked.add(model)
-    counted = batch.response_mask > 0
-    rows, steps = counted.nonzero(as_tuple=True)
-    hidden = model.base_model(
-        input_ids=batch.ids, attention_mask=batch.attention_mask, use_cache=False
-    ).last_hidden_state[rows, batch.before[rows, steps]]
+    packed, shape = batch.packed, batch.response_mask.shape
+    hidden = take(hidden_states(policy, batch), packed.predicting)
 
-    def of_chunk(hidden: Tensor, *of_tokens: Tensor) -> tuple[Tensor, ...]:
-        logits = _logits(model, hidden)
-        precision = torch.promote_types(logits.dtype, torch.float32)
-        return read(logits.to(precision) / temperature, *of_tokens)
-
-    columns: list[Iterable[Tensor]] = [
-        part.split(CHUNK_TOKENS) for part in (hidden, *(of[counted] for of in of_tokens))
+    head = model.get_output_embeddings()
+    num_tokens = chunk_tokens(head, hidden.device)
+    columns: list[Column] = [
+        torch.split(of.flatten(0, 1)[packed.responding], num_tokens) for of in of_tokens
     ]
     if support is not None:
-        columns.append(support.chunks(CHUNK_TOKENS))
-    # What a chunk computed is computed again in the backward pass instead of being kept.
-    chunks = [
-        checkpoint(of_chunk, *parts, use_reentrant=False, preserve_rng_state=False)
-        for parts in zip(*columns, strict=True)
-    ]
-    return tuple(_scatter(counted, torch.cat(values)) for values in zip(*chunks, strict=True))
+        columns.append(list(support.chunks(num_tokens, hidden.device)))
+
+    def read_scaled(logits: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+        return read(_after_head(model, logits) / temperature, *parts)
+
+    values = read_in_chunks(head, hidden, columns, read_scaled, num_tokens)
+    return tuple(_spread(value, packed.responding, shape) for value in values)
 
 
-def _scatter(counted: Tensor, values: Tensor) -> Tensor:
+def _spread(values: Tensor, at: Tensor, shape: torch.Size) -> Tensor:
     """[B, T, ...] values where tokens count, zeros elsewhere."""
-    return values.new_zeros(*counted.shape, *values.shape[1:]).index_put((counted,), values)
+    spread = values.new_zeros(shape.numel(), *values.shape[1:]).index_copy(0, at, values)
+    return spread.view(*shape, *values.shape[1:])
 
 
-def _logits(model: Any, hidden: Tensor) -> Tensor:
-    """The model's logits for hidden states: its output head, and what some families do after."""
+def _after_head(model: Any, logits: Tensor) -> Tensor:
+    """What some families do to their logits."""
     config = model.config.get_text_config()
-    logits: Tensor = model.get_output_embeddings()(hidden)
     if scale := getattr(config, "logit_scale", None):  # Cohere
         logits = logits * scale
     if scaling := getattr(config, "logits_scaling", None):  # Granite
@@ -154,14 +145,17 @@ def _logits(model: Any, hidden: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _check_logits(model: Any, ids: Tensor) -> None:
-    """Refuse a model whose logits `_logits` does not know how to compute."""
+    """Refuse a model whose logits are not those that are computed here."""
     training = model.training
     model.eval()
-    expected = model(input_ids=ids, use_cache=False).logits
-    ours = _logits(model, model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    said = model(input_ids=ids, use_cache=False).logits
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    ours = _after_head(model, logits_of(model.get_output_embeddings(), hidden))
     model.train(training)
+    expected = said.to(ours.dtype)
     # Weights that are not numbers are not this check's business.
-    atol = 1e-3 * float(expected.nan_to_num().abs().max())
+    rounding = 1e-3 if said.dtype == ours.dtype else 1e-2
+    atol = rounding * float(expected.nan_to_num().abs().max())
     if not torch.allclose(ours, expected, rtol=0, atol=atol, equal_nan=True):
         raise StageError(
             f"a model of type {model.config.model_type} does something to its logits after the "

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from stages.contracts.lora import ALL_WEIGHTS, LoraParams, LoraSave
 from stages.contracts.precision import Precision
@@ -36,6 +37,7 @@ from stages.engines.lora import (
     save_adapter,
     unwrapped,
 )
+from stages.engines.packed import hidden_states
 from stages.engines.precision import is_rounded, round_weights, rounded
 from stages.engines.weights import Part, check_weights, stored_weights
 
@@ -181,12 +183,16 @@ def pad_id(model: Any) -> int:
 
 def token_scores(model: Any, batch: Batch) -> Tensor:
     """[B, L] the scalar head's number at every token."""
-    plain = unwrapped(model)
-    hidden = plain.base_model(
-        input_ids=batch.ids, attention_mask=batch.attention_mask, use_cache=False
-    ).last_hidden_state
-    scores: Tensor = plain.score(hidden).squeeze(-1).float()
-    return scores
+    hidden = hidden_states(model, batch)
+    head = unwrapped(model).score
+    weights = {name: value.float() for name, value in head.named_parameters()}
+    if hidden.dtype in (torch.float16, torch.bfloat16):
+        # A reward that is rounded to 16 bits has two or three digits.
+        scores: Tensor = functional_call(head, weights, hidden.float())
+    else:
+        scores = head(hidden)
+    spread = scores.new_zeros(batch.ids.numel()).index_copy(0, batch.packed.at, scores.squeeze(-1))
+    return spread.view(batch.ids.shape)
 
 
 def response_values(critic: Any, batch: Batch) -> Tensor:

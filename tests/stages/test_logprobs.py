@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.context import StageError
 from stages.data.batching import collate
-from stages.engines import logprobs
+from stages.engines import head
 from stages.engines.logprobs import logprobs_of, response_logprobs, response_topk
 
 VOCABULARY = 29
@@ -89,7 +89,7 @@ def close(ours, expected):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_and_gradients_equal_those_of_the_models_own_logits(family, batch, monkeypatch):
     policy = build(family)
-    monkeypatch.setattr(logprobs, "CHUNK_TOKENS", 3)
+    monkeypatch.setattr(head, "CHUNK_TOKENS", 3)
     ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
     close((ours.logprobs, ours.entropies), expected)
     close(gradients(policy, ours.logprobs, ours.entropies), gradients(policy, *expected))
@@ -98,7 +98,7 @@ def test_values_and_gradients_equal_those_of_the_models_own_logits(family, batch
 @pytest.mark.parametrize("chunk", [1, 2, 7, 8, 9, 512])
 def test_the_size_of_a_chunk_changes_nothing(chunk, batch, monkeypatch):
     policy = build("llama")
-    monkeypatch.setattr(logprobs, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(head, "CHUNK_TOKENS", chunk)
     ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
     close((ours.logprobs, ours.entropies), expected)
     close(gradients(policy, ours.logprobs, ours.entropies), gradients(policy, *expected))
@@ -116,7 +116,7 @@ def test_a_support_renormalises_values_and_gradients(monkeypatch):
     policy = build("llama")
     batch = collate(PROMPTS, RESPONSES, pad_id=0, supports=support)
     for chunk in (2, 512):
-        monkeypatch.setattr(logprobs, "CHUNK_TOKENS", chunk)
+        monkeypatch.setattr(head, "CHUNK_TOKENS", chunk)
         ours = response_logprobs(policy, batch, TEMPERATURE)
         expected = naive_response(policy, batch, support)
         close((ours.logprobs, ours.entropies), expected)
@@ -140,23 +140,21 @@ def test_rows_without_a_support_have_none():
     assert collate(PROMPTS, RESPONSES, pad_id=0, supports=[None] * 3).support is None
 
 
-def test_a_masked_token_is_not_computed_and_takes_no_gradient(batch):
+def test_an_empty_response_takes_no_gradient():
     policy = build("llama")
-    batch.response_mask[1, 1] = 0.0
+    batch = collate(PROMPTS, ([12, 13], [], [19]), pad_id=0)
     ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
     close((ours.logprobs, ours.entropies), expected)
-    assert ours.logprobs[1, 1] == 0
+    assert not ours.logprobs[1].any()
     close(gradients(policy, ours.logprobs), gradients(policy, expected[0]))
-    batch.response_mask.zero_()
-    nothing = response_logprobs(policy, batch, TEMPERATURE)
-    assert nothing.logprobs.shape == batch.response_mask.shape
-    assert not nothing.logprobs.any()
+    nothing = response_logprobs(policy, collate(PROMPTS, ([], [], []), 0), TEMPERATURE)
+    assert nothing.logprobs.shape == (3, 0)
     assert not any(grad.any() for grad in gradients(policy, nothing.logprobs))
 
 
 def test_the_likeliest_tokens_and_the_log_probs_of_given_ones(batch, monkeypatch):
     policy = build("gemma2")
-    monkeypatch.setattr(logprobs, "CHUNK_TOKENS", 3)
+    monkeypatch.setattr(head, "CHUNK_TOKENS", 3)
     counted = batch.response_mask > 0
     whole = naive(policy, batch).log_softmax(-1)
     ids, values = response_topk(policy, batch, 4, TEMPERATURE)
@@ -206,10 +204,10 @@ import sys, types
 from pathlib import Path
 import torch
 from torch import nn
-from stages.data.batching import Batch
-from stages.engines import logprobs
+from stages.data.batching import collate
+from stages.engines import head, logprobs
 
-logprobs.CHUNK_TOKENS = 128
+head.CHUNK_TOKENS = 128
 torch.set_num_threads(1)
 torch.manual_seed(0)
 how, tokens, vocabulary, hidden = sys.argv[1], *map(int, sys.argv[2:])
@@ -234,9 +232,7 @@ class Policy(nn.Module):
 
 policy = Policy()
 ids = torch.randint(vocabulary, (4, tokens // 4 + 1))
-ones = torch.ones_like(ids[:, 1:])
-before = torch.arange(tokens // 4).expand(4, -1)
-batch = Batch(ids, torch.ones_like(ids), ids[:, 1:], ones.float(), before, ones.sum(1))
+batch = collate(ids[:, :1].tolist(), ids[:, 1:].tolist(), 0)
 
 def loss():
     if how == "chunked":
