@@ -50,6 +50,8 @@ def describe(context: Context, resources: dict[str, Any]) -> dict[str, Any]:
         "device": context.device.partition(":")[0],
         "deterministic": resources["deterministic"],
         "micro_tokens": context.micro_tokens,
+        "compile": context.compile,
+        "checkpoint_activations": context.checkpoint_activations,
         "tensor_parallel": context.tensor_parallel,
         "world": context.world,
         "sharding": context.sharding,

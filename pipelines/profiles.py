@@ -84,6 +84,10 @@ class Resources(Section):
     """Where tensors live: cpu or cuda (no flag)."""
     micro_tokens: int = Field(default=8192, ge=1)
     """Tokens in one forward pass; a longer sequence is alone. Changes rounding (no flag)."""
+    compile: bool = False
+    """Whether torch compiles models: a minute or so more to start with, then faster (no flag)."""
+    checkpoint_activations: bool = False
+    """Whether training computes activations twice instead of keeping them in memory (no flag)."""
     sharding: Sharding = Field(default=Sharding.NONE, strict=False)
     """What training ranks share out (none, zero1: optimizer, zero2: gradients, zero3: weights)."""
     offload: Offload = Field(default=Offload.NONE, strict=False)

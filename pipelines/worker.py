@@ -237,6 +237,8 @@ def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -
         shard=seat.shard,
         num_shards=seat.num_shards,
         micro_tokens=resources["micro_tokens"],
+        compile=resources["compile"],
+        checkpoint_activations=resources["checkpoint_activations"],
         sharding=Sharding(resources["sharding"]) if together else Sharding.NONE,
         offload=Offload(resources["offload"]) if together else Offload.NONE,
         tensor_parallel=resources["tensor_parallel"],

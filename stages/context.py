@@ -53,6 +53,10 @@ class Context:
     """Where tensors live."""
     micro_tokens: int = 8192
     """Tokens in one forward pass. Never changes a result beyond rounding."""
+    compile: bool = False
+    """Whether models are compiled. Changes results by rounding at most."""
+    checkpoint_activations: bool = False
+    """Whether activations are computed twice, to save memory. Changes no result."""
     sharding: Sharding = Sharding.NONE
     """What of a model that learns is spread over the ranks."""
     offload: Offload = Offload.NONE

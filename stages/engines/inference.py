@@ -12,6 +12,7 @@ from stages.context import Context, Stopped
 from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, sample_name
 from stages.engines.models import pad_id
+from stages.engines.packed import pace_for, set_pace
 from stages.engines.packing import pack
 from stages.engines.parts import Compute, Pass, collect, fill
 
@@ -119,6 +120,7 @@ def _compute(
     count: Callable[[int], None] = lambda _: None,
 ) -> list[Any]:
     """The results in the order of the rows; `count` is told how many rows more are done."""
+    set_pace(model, pace_for(ctx))
     results: dict[int, Any] = {}
     for group in pack([row_length(row) for row in rows], ctx.micro_tokens):
         if ctx.should_stop_alone():

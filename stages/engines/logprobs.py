@@ -8,18 +8,21 @@ Shapes: as in stages.data.batching; V tokens in the vocabulary. Numbers at paddi
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stages.context import StageError
 from stages.data.batching import Batch, Support
-from stages.engines.head import Column, chunk_tokens, logits_of, read_in_chunks
+from stages.engines.head import Column, Read, chunk_tokens, logits_of, read_in_chunks
 from stages.engines.lora import unwrapped
-from stages.engines.packed import hidden_states, take
+from stages.engines.packed import hidden_states, pace_of, take
 
+_compiled_read: Read | None = None
 _checked: WeakSet[Any] = WeakSet()
 """Models whose logits were seen to be what is computed here."""
 
@@ -111,18 +114,40 @@ def _in_chunks(
     hidden = take(hidden_states(policy, batch), packed.predicting)
 
     head = model.get_output_embeddings()
-    num_tokens = chunk_tokens(head, hidden.device)
+    compiled = pace_of(policy).compile and read is _of_token and support is None
+    num_tokens = chunk_tokens(head, hidden.device, compiled)
+    num_read = len(hidden)
+    # A compiled chunk has one size.
+    missing = -num_read % num_tokens if compiled else 0
+    hidden = F.pad(hidden, (0, 0, 0, missing))
     columns: list[Column] = [
-        torch.split(of.flatten(0, 1)[packed.responding], num_tokens) for of in of_tokens
+        torch.split(_lengthened(of.flatten(0, 1)[packed.responding], missing), num_tokens)
+        for of in of_tokens
     ]
     if support is not None:
         columns.append(list(support.chunks(num_tokens, hidden.device)))
 
-    def read_scaled(logits: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-        return read(_after_head(model, logits) / temperature, *parts)
-
+    reading = _read_compiled if compiled else _read
+    read_scaled = partial(reading, read, model.config.get_text_config(), temperature)
     values = read_in_chunks(head, hidden, columns, read_scaled, num_tokens)
-    return tuple(_spread(value, packed.responding, shape) for value in values)
+    return tuple(_spread(value[:num_read], packed.responding, shape) for value in values)
+
+
+def _read(
+    read: Read, config: Any, temperature: float, logits: Tensor, *parts: Tensor
+) -> tuple[Tensor, ...]:
+    return read(_after_head(config, logits) / temperature, *parts)
+
+
+def _read_compiled(*args: Any) -> tuple[Tensor, ...]:
+    global _compiled_read
+    if _compiled_read is None:
+        _compiled_read = torch.compile(_read, dynamic=False)
+    return _compiled_read(*args)
+
+
+def _lengthened(values: Tensor, missing: int) -> Tensor:
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values
 
 
 def _spread(values: Tensor, at: Tensor, shape: torch.Size) -> Tensor:
@@ -131,9 +156,8 @@ def _spread(values: Tensor, at: Tensor, shape: torch.Size) -> Tensor:
     return spread.view(*shape, *values.shape[1:])
 
 
-def _after_head(model: Any, logits: Tensor) -> Tensor:
+def _after_head(config: Any, logits: Tensor) -> Tensor:
     """What some families do to their logits."""
-    config = model.config.get_text_config()
     if scale := getattr(config, "logit_scale", None):  # Cohere
         logits = logits * scale
     if scaling := getattr(config, "logits_scaling", None):  # Granite
@@ -150,7 +174,8 @@ def _check_logits(model: Any, ids: Tensor) -> None:
     model.eval()
     said = model(input_ids=ids, use_cache=False).logits
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    ours = _after_head(model, logits_of(model.get_output_embeddings(), hidden))
+    config = model.config.get_text_config()
+    ours = _after_head(config, logits_of(model.get_output_embeddings(), hidden))
     model.train(training)
     expected = said.to(ours.dtype)
     # Weights that are not numbers are not this check's business.

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from stages.context import Context
+from stages.contracts.sharding import Sharding
 from stages.data.batching import Batch, Packed, collate, to_device
 from stages.engines import attention
 from stages.engines.lora import unwrapped
@@ -52,11 +54,19 @@ _layers: WeakKeyDictionary[Any, list[tuple[Any, Callable[..., Any]]]] = WeakKeyD
 
 def set_pace(model: Any, pace: Pace) -> None:
     """From now on the model is run so."""
+    if pace == _paces.get(unwrapped(model)):
+        return
     if pace.compile:
         # Few sizes of rows, but several kinds of passes, share the code of a layer.
         torch._dynamo.config.recompile_limit = 64
     _paces[unwrapped(model)] = pace
     _layers.pop(unwrapped(model), None)
+
+
+def pace_for(ctx: Context) -> Pace:
+    """As the profile has it; what is spread over ranks comes and goes, and is not compiled."""
+    compiled = ctx.compile and ctx.sharding is Sharding.NONE
+    return Pace(compiled, ctx.checkpoint_activations, ctx.micro_tokens)
 
 
 def pace_of(model: Any) -> Pace:

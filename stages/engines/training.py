@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -31,13 +31,15 @@ from stages.data.seeds import shuffled, stable_hash
 from stages.engines.faults import explain
 from stages.engines.learner import AnyLearner
 from stages.engines.learners import open_learner
+from stages.engines.packed import pace_for, set_pace
 from stages.engines.packing import pack
 from stages.engines.ranks import ALONE, Ranks
 from stages.engines.resume import Metrics, gather, resume, save_if_possible
 from stages.engines.schedules import warmup_then_cosine
 
 Rows = Sequence[int]
-Parts = dict[str, tuple[float, Per]]
+Number = TypeVar("Number", float, Tensor)
+Parts = dict[str, tuple[Number, Per]]
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ def train(
     saved_at, due = time.monotonic(), False
     for learner in learners.values():
         learner.model.train(dropout)
+        set_pace(learner.model, pace_for(ctx))
     for step in range(len(history), plan.num_steps):
         stop, save = ranks.agree(f"step {step + 1}{name}", ctx.should_stop(), due)
         tensors = gather(learners) if stop or save else {}
@@ -186,18 +189,19 @@ def _step(
     ]
     empty = _empty_turns(ranks, learners, len(micro_batches)) * [plan.rows(step)[:1]]
     told = Step(counts, _survey(ranks, work, micro_batches, empty))
-    of_share: Parts = {}
+    on_device: Parts[Tensor] = {}
     with ranks.exchanging():
         for rows in micro_batches:
             loss = work.loss(rows, told)
             _backward(learners, loss.value)
             parts = {"loss": Metric(loss.value, Per.STEP), **loss.metrics}
             _put_together(
-                of_share, {name: (float(m.share(counts)), m.per) for name, m in parts.items()}
+                on_device, {name: (m.share(counts).double(), m.per) for name, m in parts.items()}
             )
         for rows in empty:
             _backward(learners, work.loss(rows, told).value * 0.0)
-    of_step: Parts = {}
+    of_share = _read(on_device)
+    of_step: Parts[float] = {}
     for of_rank in ranks.gather(of_share):
         _put_together(of_step, of_rank)
     metrics: Metrics = {name: value for name, (value, _) in of_step.items()}
@@ -264,7 +268,17 @@ def _survey(
     return sums
 
 
-def _put_together(metrics: Parts, parts: Parts) -> None:
+def _read(parts: Parts[Tensor]) -> Parts[float]:
+    """All numbers at once: each look at a GPU waits for all that it has still to do."""
+    if not parts:
+        return {}
+    values = torch.stack([value for value, _ in parts.values()]).tolist()
+    return {
+        name: (value, per) for value, (name, (_, per)) in zip(values, parts.items(), strict=True)
+    }
+
+
+def _put_together(metrics: Parts[Number], parts: Parts[Number]) -> None:
     """Add the shares of more rows to a step's metrics, or compare them where they are extremes."""
     for name, (value, per) in parts.items():
         if name not in metrics:
@@ -272,12 +286,16 @@ def _put_together(metrics: Parts, parts: Parts) -> None:
             continue
         so_far = metrics[name][0]
         if per is Per.MIN:
-            value = min(so_far, value)
+            value = _least(so_far, value)
         elif per is Per.MAX:
-            value = max(so_far, value)
+            value = -_least(-so_far, -value)
         else:
             value = so_far + value
         metrics[name] = (value, per)
+
+
+def _least(one: Number, two: Number) -> Number:
+    return torch.minimum(one, two) if isinstance(one, Tensor) else min(one, two)
 
 
 def cosine_plan(params: OptimizerParams, num_rows: int, seed: int) -> Plan:

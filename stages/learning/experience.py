@@ -28,7 +28,7 @@ from stages.context import Context, StageError
 from stages.contracts.objectives import KlPlace
 from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
 from stages.contracts.rl import Algorithm
-from stages.data.batching import pad
+from stages.data.batching import pad, to_device
 from stages.engines.inference import kept_over_responses
 from stages.engines.logprobs import response_logprobs
 from stages.engines.models import response_values
@@ -93,7 +93,7 @@ class Experience:
         return replace(
             self,
             **{
-                field.name: getattr(self, field.name)[list(rows), :num_steps].to(device)
+                field.name: to_device(getattr(self, field.name)[list(rows), :num_steps], device)
                 for field in fields(self)
             },
         )

@@ -19,6 +19,7 @@ print(sorted(describe(ctx, {{"deterministic": True}})))
 print("torch" in sys.modules)
 """
 ALWAYS = {
+    "checkpoint_activations", "compile",
     "cores", "cpu", "cpu_features", "deterministic", "device", "host", "libc", "machine",
     "micro_tokens", "offload", "packages", "python", "sharding", "shards", "system",
     "tensor_parallel", "threads", "world",
