@@ -79,7 +79,9 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
         online.run(bound.config, inputs, outs, ctx)
     whole = time.perf_counter() - began
     lines = (ctx.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [json.loads(line)["metrics"] for line in lines][SKIPPED_STEPS:]
+    # With overlap, the last step has nothing to sample ahead.
+    timed = slice(SKIPPED_STEPS, -1 if arguments.overlap else None)
+    steps = [json.loads(line)["metrics"] for line in lines][timed]
     made = num_prompts * NUM_SAMPLES * NEW_TOKENS
     assert all(step["num_tokens"] == made for step in steps), steps
     parts = [name for name in steps[0] if name.endswith("_seconds")]
