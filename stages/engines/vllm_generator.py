@@ -23,6 +23,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -81,7 +82,7 @@ class VllmGenerator:
                 f"vLLM takes the first GPU that it sees, not {device}: give each process its own "
                 "GPUs by CUDA_VISIBLE_DEVICES, or set rollout.engine: torch"
             )
-        self._precision = precision
+        self._precision, self._num_workers = precision, tensor_parallel
         self._on_gpu = device.startswith("cuda")
         self._options = {
             "dtype": precision.value,
@@ -203,7 +204,7 @@ class VllmGenerator:
         from vllm import LLM
 
         try:
-            with _vllms_own_determinism(), _unheard_by_workers():
+            with _vllms_own_determinism(), _unheard_by_workers(self._num_workers):
                 self._llm = LLM(
                     str(folder),
                     skip_tokenizer_init=True,
@@ -298,13 +299,17 @@ def _vllms_own_determinism() -> Iterator[None]:
 
 
 @contextmanager
-def _unheard_by_workers() -> Iterator[None]:
+def _unheard_by_workers(num_workers: int) -> Iterator[None]:
     """Processes that are started meanwhile inherit that these signals do not reach them.
 
     Here they wait until the end, so that none is lost.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_WORKERS)
     try:
+        if num_workers > 1:
+            # Python starts it with the first worker, and then lets some of them through again.
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_WORKERS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
