@@ -112,7 +112,8 @@ def test_each_life_of_a_job_notes_its_machine(
     report = replace(SPEC, stage="report", name="report")
     entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, {})
     resources = {"device": "cpu", "deterministic": False, "requeues": 3, "micro_tokens": 1}
-    resources |= {"collective_seconds": 1, "checkpoint_seconds": 1}
+    resources |= {"collective_seconds": 1, "checkpoint_seconds": 1, "tensor_parallel": 1}
+    resources |= {"compile": False, "checkpoint_activations": False, "generator_memory": 0.9}
     launch = {"executor": "slurm", "num_shards": 1, "root": str(tmp_path), "resources": resources}
     attempt = entry.new_attempt(launch)
     for restart in range(2):

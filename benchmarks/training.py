@@ -1,0 +1,206 @@
+"""Real tokens a second of training: SFT, reward model and DPO, through the code that stages run.
+
+Random weights and random sequences of uneven lengths (workloads.py). A token counts once however
+often it is computed; padding, and what fills compiled rows up, counts nothing. MFU counts six
+operations a token for every weight that multiplies (all but the embedding's lookup) and twelve
+times width and half the length for attention, against the GPU's peak in bfloat16.
+
+    python benchmarks/training.py [--model 135m|1.1b|tiny] [--stages sft,reward_model,dpo]
+        [--micro-tokens 32768] [--compile] [--checkpoint] [--padded] [--profile] [--write]
+
+`--padded` runs the padded way in turn with ours, in the same process. `--write` records the result
+in benchmarks/results/training.json, by model, stage and settings.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks.workloads import SHAPES, make_model, sequences
+from stages.context import Context
+from stages.contracts.lora import LoraParams
+from stages.contracts.objectives import PreferenceLoss
+from stages.contracts.precision import Precision
+from stages.contracts.reward_model import RewardModelParams
+from stages.engines import packed
+from stages.engines.lora import open_for_training
+from stages.engines.models import load_policy, start_scalar_model
+from stages.engines.optimizer import Learner
+from stages.engines.training import Plan, Work, train
+from stages.learning.imitation import imitation
+from stages.learning.pairs import preference
+from stages.reward_model import _from_pairs
+
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+RESULTS = Path(__file__).parent / "results" / "training.json"
+STAGES = ("sft", "reward_model", "dpo")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=[p.value for p in Precision])
+    parser.add_argument("--micro-tokens", type=int, default=32768)
+    parser.add_argument("--rows", type=int, default=512, help="in an optimizer step")
+    parser.add_argument("--steps", type=int, default=4, help="timed, after two that warm up")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--checkpoint", action="store_true")
+    parser.add_argument("--padded", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="print where a GPU's time goes")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    options.precision = Precision(
+        options.precision or ("bfloat16" if options.device == "cuda" else "float32")
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(options.model, Path(folder) / "model")
+        for stage in options.stages.split(","):
+            for padded in [False, True] if options.padded else [False]:
+                result = measure(stage, Path(folder), options, padded=padded)
+                print(json.dumps(result), flush=True)
+                if options.write:
+                    _record(result)
+
+
+def measure(
+    stage: str, folder: Path, options: argparse.Namespace, *, padded: bool
+) -> dict[str, Any]:
+    """Tokens a second over the timed steps; a step is an optimizer step of `rows` rows."""
+    num_rows = options.rows * (options.steps + 2)
+    load = start_scalar_model if stage == "reward_model" else load_policy
+    model = open_for_training(load, folder / "model", options.device, LoraParams(), seed=1)
+    learner = Learner(
+        model, learning_rate=1e-5, max_grad_norm=1.0, precision=Precision(options.precision)
+    )
+    work, lengths = _work(stage, learner.model, options.model, num_rows, options.device)
+    if padded:
+        packed._packable[learner.model] = False
+    job = Path(tempfile.mkdtemp(dir=folder))
+    clock = _Clock(
+        stage="benchmark",
+        key=None,
+        seed=17,
+        folder=job,
+        device=options.device,
+        micro_tokens=options.micro_tokens,
+        compile=options.compile,
+        checkpoint_activations=options.checkpoint,
+        checkpoint_seconds=1e9,
+    )
+    plan = Plan(num_rows, options.rows, 1, seed=17, learning_rate=lambda *_: 1.0)
+    if options.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    train(clock, {"policy": learner}, plan, work, shown=["loss"])
+    seconds = clock.times[-1] - clock.times[1]
+    timed = [row for step in range(2, plan.num_steps) for row in plan.rows(step)]
+    num_tokens = sum(sum(lengths[row]) for row in timed)
+    if options.profile and options.device == "cuda":
+        _profile(clock, learner, plan, work)
+    flops = sum(_flops(learner.model, length, stage) for row in timed for length in lengths[row])
+    name = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
+    peak = next((peak for kind, peak in PEAK_FLOPS.items() if kind in name), None)
+    return {
+        "model": options.model,
+        "stage": stage,
+        "way": "padded" if padded else "packed",
+        "precision": options.precision,
+        "compile": options.compile,
+        "checkpoint_activations": options.checkpoint,
+        "micro_tokens": options.micro_tokens,
+        "rows_a_step": options.rows,
+        "mean_length": round(num_tokens / sum(len(lengths[row]) for row in timed), 1),
+        "tokens_per_second": round(num_tokens / seconds),
+        "mfu": round(flops / seconds / peak, 3) if peak else None,
+        "peak_gigabytes": round(torch.cuda.max_memory_allocated() / 1e9, 1)
+        if options.device == "cuda"
+        else None,
+        "hardware": name or platform.machine(),
+        "torch": metadata.version("torch"),
+        "transformers": metadata.version("transformers"),
+    }
+
+
+class _Clock(Context):
+    """When each step ended, by the time its metrics were there."""
+
+    times: list[float]
+
+    def log(self, step: int, metrics: Any) -> None:
+        super().log(step, metrics)
+        if step == 1:
+            self.times = []
+        self.times.append(time.monotonic())
+
+
+def _work(
+    stage: str, model: Any, shape: str, num_rows: int, device: str
+) -> tuple[Work, list[list[int]]]:
+    """What is learnt, and the lengths of the sequences of each row."""
+    data = sequences(shape, num_rows)
+    if stage == "sft":
+        work = imitation(model, data.prompts, data.chosen, device, lambda i: f"row {i}")
+        pairs = zip(data.prompts, data.chosen, strict=True)
+        return work, [[len(prompt) + len(response)] for prompt, response in pairs]
+    rows = [
+        {
+            "prompt_ids": prompt,
+            "chosen_ids": chosen,
+            "rejected_ids": rejected,
+            "chosen_ref": -1000.0,
+            "rejected_ref": -1000.0,
+            "margin": None,
+        }
+        for prompt, chosen, rejected in zip(data.prompts, data.chosen, data.rejected, strict=True)
+    ]
+    lengths = [
+        [len(row["prompt_ids"]) + len(row[side]) for side in ("chosen_ids", "rejected_ids")]
+        for row in rows
+    ]
+    if stage == "reward_model":
+        return _from_pairs(model, rows, RewardModelParams(), device), lengths
+    settings = {"beta": 0.1, "label_smoothing": 0.0, "margin": 0.0, "nll_coef": 0.0}
+    return preference(model, rows, device, kind=PreferenceLoss.SIGMOID, **settings), lengths
+
+
+def _flops(model: Any, length: int, stage: str) -> float:
+    config = model.config
+    weights = sum(p.numel() for p in model.parameters())
+    if stage == "reward_model" or not config.tie_word_embeddings:
+        weights -= config.vocab_size * config.hidden_size  # looked up, not multiplied
+    heads = config.num_attention_heads * model.base_model.layers[0].self_attn.head_dim
+    attention = 12 * config.num_hidden_layers * heads * length / 2
+    return float(length * (6 * weights + attention))
+
+
+def _profile(ctx: Context, learner: Learner, plan: Plan, work: Work) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        one = Plan(plan.batch_size, plan.batch_size, 1, seed=17, learning_rate=lambda *_: 1.0)
+        train(ctx, {"policy": learner}, one, work, shown=["loss"], before="profile")
+        torch.cuda.synchronize()
+    print(seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=25))
+
+
+def _record(result: dict[str, Any]) -> None:
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    key = [result[name] for name in ("model", "stage", "way", "precision", "micro_tokens")]
+    flags = [name for name in ("compile", "checkpoint_activations") if result[name]]
+    kept[" ".join(map(str, [*key, *flags]))] = result
+    RESULTS.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
