@@ -65,6 +65,8 @@ class Context:
     """GPUs that vLLM spreads each matrix over. Changes results by rounding at most."""
     generator_memory: float = 0.9
     """Share of a GPU's memory that vLLM may take, for weights and cache."""
+    sequence_parallel: int = 1
+    """Neighbouring ranks that share each row of tokens."""
     checkpoint_seconds: float = 30.0
     """How much work a kill may cost."""
     rank: int = 0

@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from stages.engines.ulysses import Group
+
 NAME = "lockstep"
 REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask")
 """What models hand to their attention that changes it."""
@@ -67,9 +69,15 @@ def attend(
     starts: Tensor | None = None,
     longest: int = 0,
     at: Tensor | None = None,
+    together: Group | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """[1, N, H, D] for query [1, H, N, D], key and value [1, G, N, D]; H is a multiple of G."""
+    if together is not None:
+        others |= {"scaling": scaling, "dropout": dropout}
+        others |= {"starts": starts, "longest": longest, "at": at}
+        answer, _ = together.attend(attend, module, query, key, value, attention_mask, **others)
+        return answer, None
     if starts is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

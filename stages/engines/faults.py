@@ -70,7 +70,7 @@ def explain(
 def _first_of(ranks: Ranks, names: Iterator[str], to_the_end: bool = False) -> list[str]:
     """The first few of what each rank finds; `to_the_end` where none may stop before the others."""
     own = list(names) if to_the_end else list(islice(names, NAMED))
-    return [name for of_rank in ranks.gather(own[:NAMED]) for name in of_rank]
+    return [name for of_rank in ranks.gather_shares(own[:NAMED]) for name in of_rank]
 
 
 def _turns(ranks: Ranks, share: Sequence[int]) -> list[tuple[int, bool]]:

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from stages.context import Context
+from stages.context import Context, StageError
 from stages.contracts.sharding import Sharding
 from stages.data.batching import Batch, Packed, collate, to_device
 from stages.engines import attention
 from stages.engines.lora import unwrapped
+from stages.engines.ulysses import group_of
 
 MIN_SEQUENCES, MIN_LONGEST, SIZES = 256, 512, 4
 """A compiled row has one of so few numbers of sequences, longest sequences and tokens that hardly
@@ -79,6 +80,12 @@ def hidden_states(model: Any, batch: Batch) -> Tensor:
     if plain not in _packable:
         _packable[plain] = _can_be_packed(plain, batch.ids.device)
     if not _packable[plain] or _drops_attention(plain):
+        if group_of(plain):
+            raise StageError(
+                "sequence_parallel in the profile: the rows of this model "
+                f"({plain.config.model_type}) cannot be packed, and so not be shared out: set it "
+                "to 1"
+            )
         return _padded(plain, batch)
     return _packed(plain, batch.packed)
 
@@ -91,20 +98,26 @@ def _padded(plain: Any, batch: Batch) -> Tensor:
 
 
 def _packed(plain: Any, packed: Packed) -> Tensor:
-    pace = pace_of(plain)
+    pace, group = pace_of(plain), group_of(plain)
     row = _filled_up(packed, pace.micro_tokens) if pace.compile else _as_it_is(packed)
+    own: Callable[[Tensor], Tensor] = lambda tokens: tokens  # noqa: E731
+    together = {}
+    if group is not None:
+        row, own, together = _in_parts(row, group.size), group.own, {"together": group}
     with _layers_at(plain, pace):
         hidden: Tensor = plain.base_model(
-            input_ids=row.ids[None],
-            position_ids=row.positions[None],
+            input_ids=own(row.ids)[None],
+            position_ids=own(row.positions)[None],
             # Four dimensions: a mask that is taken as it is. The attention looks at `starts`.
             attention_mask=row.positions.new_zeros(1, 1, 1, 1),
             use_cache=False,
             starts=row.starts,
             longest=row.longest,
             at=row.at,
+            **together,
         ).last_hidden_state
-    return hidden[0, : len(packed.ids)]
+    whole = hidden[0] if group is None else group.whole(hidden[0])
+    return whole[: len(packed.ids)]
 
 
 @dataclass(frozen=True)
@@ -144,6 +157,24 @@ def _filled_up(packed: Packed, budget: int) -> _Row:
         starts=torch.cat([packed.starts, to_device((ends + num_tokens).int(), device)]),
         longest=longest,
         at=torch.cat([places, to_device(at, device)]),
+    )
+
+
+def _in_parts(row: _Row, size: int) -> _Row:
+    """The row with so many tokens that as many ranks share them evenly."""
+    missing = -len(row.ids) % size
+    if not missing:
+        return row
+    device, longest = row.ids.device, max(row.longest, missing)
+    tail = to_device(torch.arange(missing), device)
+    num_sequences = len(row.starts) - 1
+    places = (row.at // row.longest) * longest + row.positions
+    return _Row(
+        ids=torch.nn.functional.pad(row.ids, (0, missing)),
+        positions=torch.cat([row.positions, tail]),
+        starts=torch.cat([row.starts, row.starts[-1:] + missing]),
+        longest=longest,
+        at=torch.cat([places, num_sequences * longest + tail]),
     )
 
 

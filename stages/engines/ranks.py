@@ -41,7 +41,7 @@ def join(ctx: Context) -> Iterator["Ranks"]:
     assert ctx.signs_of_life is not None
     signs = SignsOfLife(ctx.signs_of_life, ctx.rank, ctx.world, ctx.collective_seconds)
     signs.begin()
-    ranks = Ranks(ctx.rank, ctx.world, ctx.device, signs)
+    ranks = Ranks(ctx.rank, ctx.world, ctx.device, signs, ctx.sequence_parallel)
     try:
         ranks.connect(ctx.collective_seconds)
         yield ranks
@@ -69,12 +69,21 @@ class Ranks:
     """This rank among all. Its methods are collectives: all ranks call them, in the same order."""
 
     def __init__(
-        self, rank: int = 0, world: int = 1, device: str = "cpu", signs: SignsOfLife | None = None
+        self,
+        rank: int = 0,
+        world: int = 1,
+        device: str = "cpu",
+        signs: SignsOfLife | None = None,
+        num_sharing: int = 1,
     ) -> None:
         self.rank, self.world = rank, world
         self._device = torch.device(device)
         self._signs = signs
         self._at_end: list[Callable[[], None]] = []
+        self.num_sharing = num_sharing
+        """Neighbours that take the same rows, each a part of their tokens (see ulysses.py)."""
+        self.shared: Any = None
+        """The process group of these."""
 
     def at_end(self, do: Callable[[], None]) -> None:
         """What all ranks do once more together before they part for good."""
@@ -105,7 +114,7 @@ class Ranks:
 
     def share(self, rows: Any) -> Any:
         """This rank's rows of a step's. Rank 0 has some whenever there are any."""
-        return rows[self.rank :: self.world]
+        return rows[self.rank // self.num_sharing :: self.world // self.num_sharing]
 
     def agree_to_stop(self, asked: bool, at: str) -> bool:
         """Whether any rank was asked to stop before it came to `at`; they part if so."""
@@ -164,6 +173,10 @@ class Ranks:
             sums = torch.split(flat, [*(p.numel() for p in bucket), len(bucket)])
             for parameter, total, count in zip(bucket, sums, counts, strict=False):
                 parameter.grad = total.view_as(parameter) if count else None
+
+    def gather_shares(self, value: Any) -> list[Any]:
+        """The value of each share of rows: of ranks that have the same rows, that of the first."""
+        return self.gather(value)[:: self.num_sharing]
 
     def gather(self, value: Any) -> list[Any]:
         """Each rank's value, by rank."""

@@ -193,7 +193,7 @@ def _step(
     with ranks.exchanging():
         for rows in micro_batches:
             loss = work.loss(rows, told)
-            _backward(learners, loss.value)
+            _backward(learners, loss.value / ranks.num_sharing)
             parts = {"loss": Metric(loss.value, Per.STEP), **loss.metrics}
             _put_together(
                 on_device, {name: (m.share(counts).double(), m.per) for name, m in parts.items()}
@@ -202,7 +202,7 @@ def _step(
             _backward(learners, work.loss(rows, told).value * 0.0)
     of_share = _read(on_device)
     of_step: Parts[float] = {}
-    for of_rank in ranks.gather(of_share):
+    for of_rank in ranks.gather_shares(of_share):
         _put_together(of_step, of_rank)
     metrics: Metrics = {name: value for name, (value, _) in of_step.items()}
     factor = plan.learning_rate(step, plan.num_steps)
@@ -261,7 +261,7 @@ def _survey(
         parts = [dict(work.survey(rows)) for rows in micro_batches]
         for rows in empty:
             work.survey(rows)
-    for of_rank in ranks.gather(parts):
+    for of_rank in ranks.gather_shares(parts):
         for part in of_rank:
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + value

@@ -1,15 +1,14 @@
 """A learner that is spread over ranks by DeepSpeed ZeRO: real processes over loopback.
 
 Two ranks are started once and go through all jobs, since DeepSpeed takes long to import; each test
-looks at what some of the jobs left. This file, run under the name RANK, is one of the two.
+looks at what some of the jobs left. This file, run as a script, is one of the two.
 """
 
 import json
-import multiprocessing
 import os
-import runpy
 import shutil
 import socket
+import subprocess
 import sys
 import traceback
 from dataclasses import replace
@@ -24,7 +23,7 @@ from stages.context import Context, ShareDone, StageError, Stopped
 from stages.contracts.lora import LoraParams
 from stages.contracts.precision import Precision
 from stages.contracts.sharding import Offload, Sharding
-from stages.engines import logprobs
+from stages.engines import head
 from stages.engines.learners import open_learner
 from stages.engines.lora import open_for_training
 from stages.engines.models import load_policy, save_model
@@ -35,15 +34,10 @@ from stages.learning.imitation import imitation
 
 pytest.importorskip("deepspeed")
 
-RANK = "one_rank"
 WORLD = 2
 NUM_ROWS = 11  # of which five a step, and one in the last: a rank has fewer turns, or none
 ZEROS = ("zero1", "zero2", "zero3")
 LORA = {"rank": 4, "alpha": 8}
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["torch._dynamo", "deepspeed", "peft", "stages.policy_update", "stages.reward_model"]
-)
 
 
 class Interrupted(Context):
@@ -114,7 +108,7 @@ def run_stage(root, address, changes, **how):
 def main(jobs, rank):
     """One rank: all jobs, one after the other; what it says of each is in the job's folder."""
     torch.set_num_threads(1)
-    logprobs.CHUNK_TOKENS = 8  # so that the ranks have different numbers of chunks
+    head.CHUNK_TOKENS = 8  # so that the ranks have different numbers of chunks
     for number, job in enumerate(jobs):
         folder = Path(job["folder"])
         signs = folder / f"signs-{number}"
@@ -126,6 +120,7 @@ def main(jobs, rank):
             "offload": Offload(job.get("offload", "none")),
         }
         how |= {"rank": rank, "world": WORLD, "signs_of_life": signs, "micro_tokens": 24}
+        how["sequence_parallel"] = job.get("sequence_parallel", 1)
         try:
             if "address" in job:
                 run_stage(folder, job["address"], job["changes"], **how)
@@ -140,30 +135,32 @@ def main(jobs, rank):
         (folder / f"said-{rank}").write_text(said)
 
 
-def run_jobs(jobs, log):
+def run_jobs(jobs, root):
     """Two ranks go through them; each job needs a free port of its own."""
     for job in jobs:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             job["port"] = probe.getsockname()[1]
-    ranks = [
-        FORKS.Process(
-            target=runpy.run_path,
-            args=(__file__, {"JOBS": jobs, "NUMBER": rank, "LOG": str(log)}, RANK),
-        )
-        for rank in range(WORLD)
-    ]
-    for process in ranks:
-        process.start()
+    (root / "jobs.json").write_text(json.dumps(jobs))
+    logs = [root / f"log-{rank}" for rank in range(WORLD)]
+    ranks = []
     try:
-        for process in ranks:
-            process.join(400)
-        said = [path.read_text()[-4000:] for path in log.parent.glob("log-*")]
-        assert [process.exitcode for process in ranks] == [0, 0], said
+        for rank, log in enumerate(logs):
+            with log.open("w") as output:
+                ranks.append(
+                    subprocess.Popen(
+                        [sys.executable, __file__, root / "jobs.json", str(rank)],
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env=os.environ | {"DS_ACCELERATOR": "cpu"},
+                    )
+                )
+        ends = [process.wait(600) for process in ranks]
+        assert ends == [0, 0], [log.read_text()[-4000:] for log in logs]
     finally:
         for process in ranks:
             process.kill()
-            process.join()
+            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +172,6 @@ def base(trained):
 def jobs(base, trained, tmp_path_factory):
     """The folder with one folder for each job."""
     root = tmp_path_factory.mktemp("zero")
-    os.environ["DS_ACCELERATOR"] = "cpu"
     lora = {**LORA, "save": "adapter"}
     fit(root / "plain", base, ema=0.9)
     fit(root / "plain_lora", base, lora=lora)
@@ -208,6 +204,8 @@ def jobs(base, trained, tmp_path_factory):
         job("to_one", "zero2", ema=0.9, stop_after=3),
         job("from_one", "zero3", ema=0.9),
         job("host", "zero3", offload="all", ema=0.9),
+        {**job("long", "none", ema=0.9), "sequence_parallel": 2},
+        {**job("long_zero3", "zero3", ema=0.9), "sequence_parallel": 2},
         job("lora", "zero3", lora=lora),
         job("bfloat16", "zero2", precision="bfloat16"),
         job("bfloat16_zero1", "zero1", precision="bfloat16"),
@@ -215,7 +213,7 @@ def jobs(base, trained, tmp_path_factory):
         {**job("ppo", "zero3"), "address": "policy_update@iter_001", "changes": ppo},
         job("bad", "zero3", bad=bad_row),
     ]
-    run_jobs(todo, root / "log")
+    run_jobs(todo, root)
     fit(root / "to_one", base, ema=0.9)
     return root
 
@@ -243,7 +241,7 @@ def assert_same_history(one, other, rel=1e-3):
         assert together == pytest.approx(alone, rel=rel, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", [*ZEROS, "host"])
+@pytest.mark.parametrize("name", [*ZEROS, "host", "long", "long_zero3"])
 def test_ranks_that_share_the_state_learn_what_one_process_learns(jobs, name):
     assert (jobs / name / "said-1").read_text().startswith("ShareDone")
     assert_same_learning(outcome(jobs / "plain"), outcome(jobs / name))
@@ -315,8 +313,5 @@ def test_the_row_at_fault_is_named_by_all(jobs):
         assert f"look at row {plan.rows(1)[3]} (its loss alone is nan)" in words
 
 
-if __name__ == RANK:
-    log = os.open(f"{LOG}-{NUMBER}", os.O_CREAT | os.O_WRONLY)  # noqa: F821
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    main(JOBS, NUMBER)  # noqa: F821
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]))
