@@ -56,6 +56,7 @@ def describe(context: Context, resources: dict[str, Any]) -> dict[str, Any]:
         "world": context.world,
         "sharding": context.sharding,
         "offload": context.offload,
+        "sequence_parallel": context.sequence_parallel,
         "shards": context.num_shards,
         **_torch(context.device),
         "packages": _versions(),

@@ -96,6 +96,8 @@ class Resources(Section):
     """GPUs that vLLM spreads each matrix over; changes no result beyond rounding (no flag)."""
     generator_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of a GPU's memory that vLLM may take, for weights and cache (no flag)."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Ranks that share each row of tokens, for long sequences (DeepSpeed Ulysses)."""
     deterministic: bool = True
     """On a GPU only algorithms that repeat; what has none fails. The CPU repeats anyway."""
     checkpoint_seconds: float = Field(default=30.0, gt=0)
@@ -198,6 +200,12 @@ def _check(path: Path, profile: Profile, stage: Stage) -> None:
         wrong = (
             f"`offload` all moves weights, but with `sharding` {resources.sharding} every rank "
             "computes with all of them: set `sharding` to zero3 or `offload` to optimizer"
+        )
+    world, sharing = resources.nodes * resources.tasks_per_node, resources.sequence_parallel
+    if sharing > 1 and stage.processes is Processes.TOGETHER and world % sharing:
+        wrong = (
+            f"`sequence_parallel` {sharing}: the {world} ranks (`nodes` times `tasks_per_node`) "
+            "cannot be divided into groups of as many"
         )
     if wrong:
         raise LockstepError(f"{path}: `{key}`: {wrong}")

@@ -243,6 +243,7 @@ def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -
         offload=Offload(resources["offload"]) if together else Offload.NONE,
         tensor_parallel=resources["tensor_parallel"],
         generator_memory=resources["generator_memory"],
+        sequence_parallel=resources["sequence_parallel"] if together else 1,
         checkpoint_seconds=resources["checkpoint_seconds"],
         graph=atomic.read_json(attempt.folder / "graph.json") or launch.get("graph", ()),
     )

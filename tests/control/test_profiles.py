@@ -191,6 +191,12 @@ def test_a_model_that_cannot_be_spread_so_is_refused(
     assert words in refused(tmp_path, f"executor: slurm\nstages:\n  sft: {how}\n")
 
 
+def test_ranks_that_make_no_whole_groups_are_refused(tmp_path: Path) -> None:
+    how = "{tasks_per_node: 6, sequence_parallel: 4}"
+    message = refused(tmp_path, f"executor: slurm\nstages:\n  sft: {how}\n")
+    assert "the 6 ranks (`nodes` times `tasks_per_node`) cannot be divided into groups" in message
+
+
 def test_several_processes_without_slurm_are_refused(tmp_path: Path) -> None:
     message = refused(tmp_path, "executor: local\nstages:\n  sft: {tasks_per_node: 2}\n")
     assert "without Slurm a stage is one process" in message
