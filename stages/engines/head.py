@@ -68,8 +68,8 @@ def logits_of(head: Any, hidden: Tensor) -> Tensor:
 
 
 def _is_plain(head: Any) -> bool:
-    """Whether its weight is all there is to it, and all of it is here (ZeRO spreads it)."""
-    return type(head) is torch.nn.Linear and not hasattr(head.weight, "ds_id")
+    """Whether its weight is all there is to it, and all of it is here (zero3 empties weights)."""
+    return type(head) is torch.nn.Linear and head.weight.numel() > 0
 
 
 def _linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
