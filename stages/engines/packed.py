@@ -66,7 +66,8 @@ def set_pace(model: Any, pace: Pace) -> None:
 
 def pace_for(ctx: Context) -> Pace:
     """As the profile has it; what is spread over ranks comes and goes, and is not compiled."""
-    compiled = ctx.compile and ctx.sharding is Sharding.NONE
+    alone = ctx.sharding is Sharding.NONE and ctx.sequence_parallel == 1
+    compiled = ctx.compile and alone
     return Pace(compiled, ctx.checkpoint_activations, ctx.micro_tokens)
 
 

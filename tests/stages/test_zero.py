@@ -121,6 +121,7 @@ def main(jobs, rank):
         }
         how |= {"rank": rank, "world": WORLD, "signs_of_life": signs, "micro_tokens": 24}
         how["sequence_parallel"] = job.get("sequence_parallel", 1)
+        how["checkpoint_activations"] = job.get("checkpoint_activations", False)
         try:
             if "address" in job:
                 run_stage(folder, job["address"], job["changes"], **how)
@@ -205,7 +206,11 @@ def jobs(base, trained, tmp_path_factory):
         job("from_one", "zero3", ema=0.9),
         job("host", "zero3", offload="all", ema=0.9),
         {**job("long", "none", ema=0.9), "sequence_parallel": 2},
-        {**job("long_zero3", "zero3", ema=0.9), "sequence_parallel": 2},
+        {
+            **job("long_zero3", "zero3", ema=0.9),
+            "sequence_parallel": 2,
+            "checkpoint_activations": True,
+        },
         job("lora", "zero3", lora=lora),
         job("bfloat16", "zero2", precision="bfloat16"),
         job("bfloat16_zero1", "zero1", precision="bfloat16"),
