@@ -105,7 +105,6 @@ class Experience:
 
 def measure(ctx: Context, policy: Any, rollouts: Rollouts, config: PolicyUpdateConfig) -> Measured:
     """Trainer log-probs beside the sampler's and the reference's; StageError if too far apart."""
-    params = config.policy_update
     logprobs = pad(
         kept_over_responses(
             ctx,
@@ -117,6 +116,12 @@ def measure(ctx: Context, policy: Any, rollouts: Rollouts, config: PolicyUpdateC
         ),
         0.0,
     )
+    return compare(logprobs, rollouts, config)
+
+
+def compare(logprobs: Tensor, rollouts: Rollouts, config: PolicyUpdateConfig) -> Measured:
+    """These log-probs of the trainer's beside the others; StageError if too far apart."""
+    params = config.policy_update
     mask = pad([[1.0] * len(row["response_ids"]) for row in rollouts], 0.0)
     mismatch = mismatch_weights(
         logprobs,

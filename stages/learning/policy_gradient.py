@@ -9,7 +9,9 @@ it. An iteration is many optimizer steps, and advantages from a critic that is o
 push probabilities about for no reason, which can undo what the iteration before has learnt.
 
 Probability ratios are taken against log-probs that the trainer itself computed before the first
-step; those of the sampler are compared with them (algorithms/mismatch.py).
+step; those of the sampler are compared with them (algorithms/mismatch.py). Where there is one step
+only and nothing else needs them beforehand, they are those of the step's own forward pass, and the
+comparison comes after it, before anything is saved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +26,10 @@ from stages.algorithms.loss import Loss, Metric, Per, Tokens
 from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
 from stages.algorithms.value_loss import value_loss
 from stages.context import StageError
-from stages.contracts.objectives import KlPlace
+from stages.contracts.objectives import KlPlace, Mismatch
 from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
-from stages.data.batching import Batch, collate
+from stages.data.batching import Batch, collate, pad
 from stages.data.finite import sample_name
 from stages.engines.inference import row_length
 from stages.engines.learner import AnyLearner
@@ -39,6 +41,7 @@ from stages.learning.experience import (
     Experience,
     Measured,
     check_kl,
+    compare,
     critic_values,
     experience_of,
     has_reference,
@@ -54,6 +57,8 @@ from stages.learning.update import (
     trained_on,
 )
 
+Said = list[tuple[list[int], torch.Tensor]]
+"""Rows and their log-probs, [rows, T], micro-batch after micro-batch."""
 KL = "kl_to_reference"
 SHOWN = ("policy_loss", KL, "entropy")
 
@@ -65,7 +70,12 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
     kl_coef = params.kl_coef
     if params.kl_target is not None and update.state.kl_coef is not None:
         kl_coef = update.state.kl_coef
-    measured = measure(update.ctx, policy, update.rollouts, config)
+    said: Said | None = [] if takes_one_step(update, kl_coef) else None
+    if said is None:
+        measured = measure(update.ctx, policy, update.rollouts, config)
+    else:
+        sampled = pad([row["logprobs"] for row in update.rollouts], 0.0)
+        measured = compare(sampled, update.rollouts, config)
     metrics: dict[str, float | int] = {"kl_coef": kl_coef}
     if config.algorithm is Algorithm.PPO:
         critic = update.learners["critic"]
@@ -76,7 +86,9 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
     else:
         experience = experience_of(update, measured, kl_coef)
     rows = rows_to_learn_from(update)
-    history = ascend(update, rows, experience, kl_coef)
+    history = ascend(update, rows, experience, kl_coef, said)
+    if said is not None:
+        measured = compare(_together(said, measured.mask), update.rollouts, config)
     metrics |= measured.metrics() | experience.metrics()
     if params.kl_target is not None:
         kl_coef = next_kl_coef(
@@ -89,6 +101,31 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
     learnt = [update.rollouts[i] for i in rows]
     used = trained_on(learnt, Role.POLICY_GRADIENT, experience.advantages[rows])
     return Outcome(history, used, metrics, kl_coef)
+
+
+def takes_one_step(update: Update, kl_coef: float) -> bool:
+    """Whether the policy before the update is the one of the only step's forward pass.
+
+    And nobody asks for its log-probs earlier: no critic, no penalty in the reward, no weights that
+    correct for the sampler, no row that is left out, no other rank that has some of them.
+    """
+    params = update.config.policy_update
+    return (
+        update.ranks.world == 1
+        and update.config.algorithm is not Algorithm.PPO
+        and update.plan(len(update.rollouts)).num_steps == 1
+        and params.mismatch is Mismatch.NONE
+        and not params.overlong_filter
+        and (params.kl_in is KlPlace.LOSS or not kl_coef)
+    )
+
+
+def _together(said: Said, mask: torch.Tensor) -> torch.Tensor:
+    """[N, T] the log-probs that micro-batches have left."""
+    logprobs = torch.zeros_like(mask)
+    for rows, values in said:
+        logprobs[rows, : values.shape[1]] = values.cpu()
+    return logprobs
 
 
 def rows_to_learn_from(update: Update) -> list[int]:
@@ -106,11 +143,19 @@ def rows_to_learn_from(update: Update) -> list[int]:
 
 
 def ascend(
-    update: Update, rows: Sequence[int], experience: Experience, kl_coef: float
+    update: Update,
+    rows: Sequence[int],
+    experience: Experience,
+    kl_coef: float,
+    said: Said | None = None,
 ) -> list[Metrics]:
-    """Train on `rows` of the experience; the critic too, where there is one."""
+    """Train on `rows` of the experience; the critic too, where there is one.
+
+    Given a list, the only step's own log-probs are the old ones, and are left in it.
+    """
     config, learners = update.config, update.learners
-    work = _work(config, update.ctx.device, learners, update.rollouts, rows, experience, kl_coef)
+    device = update.ctx.device
+    work = _work(config, device, learners, update.rollouts, rows, experience, kl_coef, said)
     return train(
         update.ctx,
         learners,
@@ -130,6 +175,7 @@ def _work(
     learnt: Sequence[int],
     experience: Experience,
     kl_coef: float,
+    said_now: Said | None,
 ) -> Work:
     params = config.policy_update
     policy = learners["policy"].model
@@ -151,6 +197,9 @@ def _work(
         tokens = Tokens.padded(batch.response_mask)
         old = experience.select(rows, num_steps=batch.response_mask.shape[1], device=device)
         now = response_logprobs(policy, batch, config.temperature)
+        if said_now is not None:
+            old = replace(old, logprobs=now.logprobs.detach())
+            said_now.append((rows, old.logprobs))
         total = policy_loss(
             now.logprobs,
             old.logprobs,
