@@ -17,9 +17,9 @@ from stages.engines.parts import Pass, collect, fill, missing, pass_names
 
 RESPONSES = "responses-"
 """A pass is named so, with the hash of the weights that sample."""
-LEAST_UNITS = 4
+LEAST_UNITS = 16
 """A unit is one round of the slots until there are so many units, for shards and against kills."""
-MOST_ROUNDS = 4
+MOST_ROUNDS = 8
 """A unit has at most so many requests a slot."""
 
 
