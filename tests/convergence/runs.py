@@ -118,5 +118,5 @@ def letters_right(row: Row) -> float:
 def collate_one_off(*arguments: Any, **options: Any) -> Batch:
     """Batches that look for each token's prediction at the token itself."""
     batch = collate(*arguments, **options)
-    late = (batch.before + 1).clamp(max=batch.ids.shape[1] - 1)
-    return replace(batch, before=late)
+    late = replace(batch.packed, predicting=batch.packed.predicting + 1)
+    return replace(batch, packed=late)

@@ -81,7 +81,7 @@ CASES = [
         "experience.gae",
         advantages_of_the_next_token,
         update={
-            "gae_lambda": 0.5,
+            "gae_lambda": 0.95,
             "learning_rate": 7e-3,
             "critic_learning_rate": 5e-3,
             "critic_warmup_epochs": 4,
