@@ -16,21 +16,11 @@ from pipelines.seat import Seat
 from pipelines.session import STALE_S, Session, new_life, serving, sessions
 from pipelines.session_command import choose_resources
 from pipelines.session_host import memory_to_keep
-from pipelines.spec import Artifact, Spec
 from pipelines.verdict import verdict_in_session
+from tests.control.made_up import SPEC
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = {"pid": 2**22 + 1, "started": "never", "host": os.uname().nodename}
-SPEC = Spec(
-    stage="sft",
-    name="sft",
-    key=None,
-    config={"seed": 1},
-    code="abc",
-    inputs={"base": Artifact("artifacts/base", "h")},
-    outs={"model": "artifacts/model"},
-    metrics="metrics/sft.json",
-)
 
 
 @pytest.fixture

@@ -10,19 +10,9 @@ from pipelines.ledger import Attempt, Entry, Ledger
 from pipelines.lives import note_life
 from pipelines.publish import publish
 from pipelines.seat import Seat
-from pipelines.spec import Artifact, Spec
 from pipelines.worker import run_attempt
+from tests.control.made_up import SPEC
 
-SPEC = Spec(
-    stage="sft",
-    name="sft",
-    key=None,
-    config={"seed": 1},
-    code="abc",
-    inputs={"base": Artifact("artifacts/base", "h")},
-    outs={"model": "artifacts/model"},
-    metrics="metrics/sft.json",
-)
 MADE_BY = {"host": "node1", "cpu": "A"}
 
 

@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -13,6 +11,7 @@ import pytest
 
 from pipelines.repository import Repository
 from pipelines.status import stage_statuses
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -31,16 +30,6 @@ def long_sft(finished: Any) -> Any:
     return finished
 
 
-def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
-    deadline = time.monotonic() + 3 * seconds  # the machine may be busy
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    pytest.fail(f"not within {seconds} s: {what or condition}")
-
-
 def status(clone: Any, stage: str = "sft") -> dict[str, Any]:
     """The stage's row of `lockstep status --json`."""
     rows = [status.as_json() for status in stage_statuses(Repository(clone.root))]
@@ -54,7 +43,7 @@ def training(clone: Any) -> dict[str, Any]:
         row = status(clone)
         return row if row["state"] == "running" and row["progress"] else None
 
-    return until(started, what="sft in training")
+    return until(started, "sft in training")
 
 
 def workers(clone: Any) -> list[psutil.Process]:
@@ -70,11 +59,11 @@ def kill_9_all_but_the_job(clone: Any, driver: subprocess.Popen[str], job: psuti
         process.kill()
     driver.communicate(timeout=180)
     # DVC's locks count a process as living until somebody has waited for it.
-    until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), what="processes gone")
+    until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
 
 
 def assert_nothing_half_written(clone: Any) -> None:
-    until(lambda: not workers(clone), what="no process left in the clone")
+    until(lambda: not workers(clone), "no process left in the clone")
     assert not (clone.root / "artifacts/policies/sft/model").exists()
     leftovers = [
         path for path in (clone.root / "artifacts").rglob(".*") if path.name != ".gitignore"
@@ -164,7 +153,7 @@ def test_a_job_that_finished_unattended_is_harvested(finished: Any) -> None:
     before = training(finished)
     job = psutil.Process(int(before["job"]))
     kill_9_all_but_the_job(finished, driver, job)
-    until(lambda: status(finished)["state"] == "completed", what="the job ends by itself")
+    until(lambda: status(finished)["state"] == "completed", "the job ends by itself")
     output = finished.run("dvc", "repro", "--single-item", "sft").stdout
     assert "found finished; publishing" in output
     assert status(finished)["attempts"] == 1

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pipelines.processes import lives
 from pipelines.repository import Repository
 from pipelines.session import Session, sessions
 from pipelines.session_executor import SessionExecutor
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -88,16 +89,6 @@ def counting(counting_root: Path, tmp_path: Path, clones: Any) -> Iterator[Any]:
     yield clone
     for process in clone.processes():
         process.kill()
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
-    deadline = time.monotonic() + 3 * seconds  # the machine may be busy
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    pytest.fail(f"not within {seconds} s: {what}")
 
 
 def session_of(clone: Any) -> Session:

@@ -12,13 +12,14 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,15 +153,8 @@ class SlurmClone(clones.Clone):
         return next(row for row in rows if row["stage"] == stage)
 
     def until(self, condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
-        deadline = time.monotonic() + 3 * seconds  # the machine may be busy
-        while time.monotonic() < deadline:
-            value = condition()
-            if value:
-                return value
-            time.sleep(0.1)
-        pytest.fail(
-            f"not within {seconds} s: {what}; status: {self.run('lockstep', 'status').stdout}"
-        )
+        said = lambda: f"; status: {self.run('lockstep', 'status').stdout}"  # noqa: E731
+        return until(condition, what, seconds, said)
 
     def until_state(self, state: str, stage: str = "sft", seconds: float = 60) -> dict[str, Any]:
         def reached() -> dict[str, Any] | None:
