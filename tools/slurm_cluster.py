@@ -141,9 +141,11 @@ class Cluster:
                         doomed.add(int(parent.name))
             except OSError:
                 continue
-        for pid in doomed:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # All at once: none may live to tell how another died.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in doomed:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def _write_files(self, address: str) -> None:
         for name in ("etc", "log", "run", "state", "spool", "dev", "munge"):
