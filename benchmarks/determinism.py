@@ -107,7 +107,7 @@ def run_stages(
     from stages.context import Context
     from stages.contracts.catalog import bind
     from stages.contracts.params import Params
-    from stages.engines import determinism
+    from stages.engines.processes import determinism
 
     if deterministic:
         determinism.before_import()

@@ -29,10 +29,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.workloads import FIRST_WORD, SHAPES
 from stages.contracts.precision import Precision
-from stages.engines.generation import generate as generate_padded
-from stages.engines.generator import Completion, Request, Sampling
-from stages.engines.precision import DTYPES
-from stages.engines.torch_generator import TorchGenerator
+from stages.engines.generation.generator import Completion, Request, Sampling
+from stages.engines.generation.padded import generate as generate_padded
+from stages.engines.generation.torch_generator import TorchGenerator
+from stages.engines.models.precision import DTYPES
 
 MEAN_LENGTH = 128
 """Of uneven answers, about, if they were not cut."""

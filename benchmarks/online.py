@@ -135,7 +135,7 @@ def make_inputs(shape: str, num_prompts: int, inputs: dict[str, Path]) -> None:
     """A policy without an end, prompts, a verifier, and the state of a policy that begins."""
     from stages.data import schema
     from stages.data.artifacts import write_parquet
-    from stages.engines.rl_state import start_state
+    from stages.engines.training.rl_state import start_state
     from stages.rewards.verifier import Verifier
 
     folder = inputs["policy"]

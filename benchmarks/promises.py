@@ -71,7 +71,7 @@ def time_checkpoints(folder: Path, rounds: int) -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-    from stages.engines.optimizer import Learner
+    from stages.engines.training.optimizer import Learner
 
     interval = checkpoint_seconds()
     found: dict[str, Any] = {"checkpoint_seconds": interval}

@@ -23,8 +23,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.contracts.precision import Precision
-from stages.engines import resident
-from stages.engines.models import load_policy, save_model
+from stages.engines.models import resident
+from stages.engines.models.folders import load_policy, save_model
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -32,11 +32,11 @@ from stages.contracts.lora import LoraParams
 from stages.contracts.objectives import PreferenceLoss
 from stages.contracts.precision import Precision
 from stages.contracts.reward_model import RewardModelParams
-from stages.engines import packed
-from stages.engines.lora import open_for_training
-from stages.engines.models import load_policy, start_scalar_model
-from stages.engines.optimizer import Learner
-from stages.engines.training import Plan, Work, train
+from stages.engines.forward import packed
+from stages.engines.models.folders import load_policy, start_scalar_model
+from stages.engines.models.lora import open_for_training
+from stages.engines.training.loop import Plan, Work, train
+from stages.engines.training.optimizer import Learner
 from stages.learning.imitation import imitation
 from stages.learning.pairs import preference
 from stages.reward_model import _from_pairs

@@ -17,7 +17,7 @@ from pathlib import Path
 from pipelines import atomic
 from pipelines.seat import Seat
 from stages.context import Context, RankLost, Stopped
-from stages.engines.signs_of_life import SignsOfLife
+from stages.engines.processes.signs_of_life import SignsOfLife
 
 POLL_S = 0.3
 _WORD = "rendezvous.json"

@@ -34,7 +34,8 @@ from pipelines.session import BEAT_S, HOST_MODULE, Session
 from pipelines.slurm_warning import SlurmWarning
 from pipelines.worker import run_attempt
 from stages.contracts.catalog import STAGES
-from stages.engines import clean_slate, determinism, resident
+from stages.engines.models import resident
+from stages.engines.processes import clean_slate, determinism
 
 POLL_S = 0.1
 _LOCK = "LOCKSTEP_SESSION_LOCK"

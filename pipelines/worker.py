@@ -47,7 +47,8 @@ from stages.context import Context, RankLost, ShareDone, StageError, Stopped
 from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
 from stages.contracts.sharding import Offload, Sharding
-from stages.engines import determinism, resident
+from stages.engines.models import resident
+from stages.engines.processes import determinism
 
 StageFunction = Callable[..., dict[str, float]]
 _PASSING = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EBUSY)

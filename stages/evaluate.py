@@ -19,13 +19,13 @@ from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import sample_name
 from stages.data.tokenizer import Decoder
-from stages.engines.generator import Completion, Request, Sampling
-from stages.engines.generators import opened
-from stages.engines.inference import response_pass
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import load_policy
-from stages.engines.parts import collect, fill
-from stages.engines.sampling import generate_all, sample_seed
+from stages.engines.forward.inference import response_pass
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.generation.generator import Completion, Request, Sampling
+from stages.engines.generation.generators import opened
+from stages.engines.generation.sampling import generate_all, sample_seed
+from stages.engines.models.folders import load_policy
+from stages.engines.processes.parts import collect, fill
 from stages.rewards.source import reward_pass
 from stages.rewards.verifier import Verifier
 

@@ -28,14 +28,14 @@ from stages.contracts.online import OnlineConfig, step_name
 from stages.contracts.sharding import Sharding
 from stages.data.artifacts import read_parquet
 from stages.data.tokenizer import Decoder
-from stages.engines.journal import AHEAD, Journal
-from stages.engines.learner import AnyLearner
-from stages.engines.loaders import resident
-from stages.engines.ranks import ALONE
-from stages.engines.resident_sampler import ResidentSampler
-from stages.engines.resume import Metrics
-from stages.engines.rl_state import RlState, load_state
-from stages.engines.step_context import StepContext
+from stages.engines.generation.resident_sampler import ResidentSampler
+from stages.engines.models.loaders import resident
+from stages.engines.processes.ranks import ALONE
+from stages.engines.processes.step_context import StepContext
+from stages.engines.training.journal import AHEAD, Journal
+from stages.engines.training.learner import AnyLearner
+from stages.engines.training.resume import Metrics
+from stages.engines.training.rl_state import RlState, load_state
 from stages.policy_update import learn, open_learners, save, scored_rollouts
 from stages.rollout import roll_out
 from stages.score import score

@@ -25,12 +25,12 @@ from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import check_finite, sample_name
 from stages.data.seeds import draw_order
-from stages.engines.learner import AnyLearner
-from stages.engines.loaders import FRESH, Loaders
-from stages.engines.lora import open_for_training
-from stages.engines.models import content_hash, load_policy, save_model
-from stages.engines.ranks import ALONE, Ranks, join
-from stages.engines.rl_state import RlState, load_state, save_state
+from stages.engines.models.folders import content_hash, load_policy, save_model
+from stages.engines.models.loaders import FRESH, Loaders
+from stages.engines.models.lora import open_for_training
+from stages.engines.processes.ranks import ALONE, Ranks, join
+from stages.engines.training.learner import AnyLearner
+from stages.engines.training.rl_state import RlState, load_state, save_state
 from stages.learning.best_of_n import learn_from_the_best
 from stages.learning.critic import load_critic
 from stages.learning.distillation import learn_from_a_teacher

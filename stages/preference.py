@@ -13,11 +13,11 @@ from stages.context import Context, StageError
 from stages.contracts.objectives import PreferenceLoss
 from stages.contracts.preference import PreferenceConfig, PreferenceParams
 from stages.data.artifacts import read_parquet
-from stages.engines.lora import open_for_training
-from stages.engines.models import load_policy, save_model
-from stages.engines.ranks import join
-from stages.engines.rl_state import start_state
-from stages.engines.training import Work, cosine_plan, fresh_learner, last_epoch_means, train
+from stages.engines.models.folders import load_policy, save_model
+from stages.engines.models.lora import open_for_training
+from stages.engines.processes.ranks import join
+from stages.engines.training.loop import Work, cosine_plan, fresh_learner, last_epoch_means, train
+from stages.engines.training.rl_state import start_state
 from stages.learning.pairs import preference
 from stages.learning.unpaired import kto, other_completions
 

@@ -30,8 +30,8 @@ from stages.data.corpus import (
 )
 from stages.data.seeds import content_id, stable_hash
 from stages.data.tokenizer import Renderer, build_character_tokenizer
-from stages.engines.lean_transformers import AutoConfig, AutoModelForCausalLM, hidden
-from stages.engines.model_folder import copy_base_model
+from stages.engines.models.base_folder import copy_base_model
+from stages.engines.models.lean_transformers import AutoConfig, AutoModelForCausalLM, hidden
 from stages.rewards.verifier import Verifier, pairwise_accuracy
 
 

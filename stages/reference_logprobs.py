@@ -16,10 +16,10 @@ from stages.contracts.preference import ReferenceLogprobsConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import row_name
-from stages.engines.inference import response_pass
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import load_policy
-from stages.engines.parts import Pass, collect, fill
+from stages.engines.forward.inference import response_pass
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.models.folders import load_policy
+from stages.engines.processes.parts import Pass, collect, fill
 from stages.learning.unpaired import other_completions
 
 

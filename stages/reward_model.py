@@ -31,18 +31,18 @@ from stages.data.artifacts import read_parquet, write_json
 from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, row_name
 from stages.data.tokenizer import Decoder
-from stages.engines.learner import AnyLearner
-from stages.engines.lora import open_for_training, unwrapped
-from stages.engines.models import (
+from stages.engines.forward.packing import pack
+from stages.engines.models.folders import (
     pad_id,
     save_model,
     sequence_rewards,
     start_scalar_model,
     token_scores,
 )
-from stages.engines.packing import pack
-from stages.engines.ranks import join
-from stages.engines.training import (
+from stages.engines.models.lora import open_for_training, unwrapped
+from stages.engines.processes.ranks import join
+from stages.engines.training.learner import AnyLearner
+from stages.engines.training.loop import (
     Rows,
     Step,
     Work,

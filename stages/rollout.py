@@ -20,9 +20,9 @@ from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import sample_name
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
-from stages.engines.generator import Generator, Request, Sampling
-from stages.engines.generators import opened
-from stages.engines.sampling import generate_all, sample_seed
+from stages.engines.generation.generator import Generator, Request, Sampling
+from stages.engines.generation.generators import opened
+from stages.engines.generation.sampling import generate_all, sample_seed
 
 
 def run(

@@ -29,10 +29,10 @@ from stages.contracts.score import ScoreConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.finite import check_finite, sample_name
-from stages.engines.inference import response_pass
-from stages.engines.loaders import FRESH, Loaders
-from stages.engines.logprobs import response_logprobs
-from stages.engines.parts import collect, fill
+from stages.engines.forward.inference import response_pass
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.models.loaders import FRESH, Loaders
+from stages.engines.processes.parts import collect, fill
 from stages.rewards.source import reward_pass
 
 SHOWN = 16

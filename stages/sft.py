@@ -12,11 +12,11 @@ from stages.context import Context
 from stages.contracts.sft import SftConfig
 from stages.data.artifacts import read_parquet
 from stages.data.finite import row_name
-from stages.engines.lora import open_for_training
-from stages.engines.models import load_policy, save_model
-from stages.engines.ranks import join
-from stages.engines.rl_state import start_state
-from stages.engines.training import cosine_plan, fresh_learner, last_epoch_means, train
+from stages.engines.models.folders import load_policy, save_model
+from stages.engines.models.lora import open_for_training
+from stages.engines.processes.ranks import join
+from stages.engines.training.loop import cosine_plan, fresh_learner, last_epoch_means, train
+from stages.engines.training.rl_state import start_state
 from stages.learning.imitation import imitation
 
 

@@ -8,8 +8,8 @@ from stages.context import Context
 from stages.contracts.lora import LoraParams
 from stages.contracts.policy_update import Critic
 from stages.contracts.rl import Reward
-from stages.engines.lora import open_for_training
-from stages.engines.models import load_scalar_model, start_scalar_model
+from stages.engines.models.folders import load_scalar_model, start_scalar_model
+from stages.engines.models.lora import open_for_training
 
 
 def load_critic(

@@ -16,12 +16,12 @@ from stages.context import StageError, Stopped
 from stages.data.batching import pad
 from stages.data.finite import check_finite, sample_name
 from stages.data.tokenizer import Decoder
-from stages.engines.inference import kept_over_responses, row_length
-from stages.engines.logprobs import logprobs_of, response_logprobs, response_topk
-from stages.engines.lora import is_adapter_folder
-from stages.engines.packing import pack
-from stages.engines.resume import Metrics
-from stages.engines.training import Rows, Step, Work, counted
+from stages.engines.forward.inference import kept_over_responses, row_length
+from stages.engines.forward.logprobs import logprobs_of, response_logprobs, response_topk
+from stages.engines.forward.packing import pack
+from stages.engines.models.lora import is_adapter_folder
+from stages.engines.training.loop import Rows, Step, Work, counted
+from stages.engines.training.resume import Metrics
 from stages.learning.experience import Experience, Measured, measure
 from stages.learning.policy_gradient import ascend, response_batch, rows_to_learn_from
 from stages.learning.update import Outcome, Role, Update, trained_on

@@ -29,9 +29,9 @@ from stages.contracts.objectives import KlPlace
 from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
 from stages.contracts.rl import Algorithm
 from stages.data.batching import pad, to_device
-from stages.engines.inference import kept_over_responses
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import response_values
+from stages.engines.forward.inference import kept_over_responses
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.models.folders import response_values
 from stages.learning.update import Rollouts, Update
 
 

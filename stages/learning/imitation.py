@@ -6,9 +6,9 @@ from typing import Any
 from stages.algorithms.loss import Loss, Tokens
 from stages.algorithms.nll import nll_loss
 from stages.data.batching import collate
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import pad_id
-from stages.engines.training import Rows, Step, Work, counted
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.models.folders import pad_id
+from stages.engines.training.loop import Rows, Step, Work, counted
 
 TokenIds = Sequence[int]
 

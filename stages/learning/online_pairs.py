@@ -15,9 +15,9 @@ from stages.contracts.objectives import REFERENCE_FREE
 from stages.contracts.policy_update import Chosen, DpoReference
 from stages.data.artifacts import read_parquet
 from stages.data.finite import sample_name
-from stages.engines.inference import kept_over_responses
-from stages.engines.logprobs import response_logprobs
-from stages.engines.resume import Metrics
+from stages.engines.forward.inference import kept_over_responses
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.training.resume import Metrics
 from stages.learning.experience import measure
 from stages.learning.pairs import preference
 from stages.learning.update import Outcome, Role, Rollouts, Update, trained_on

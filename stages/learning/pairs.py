@@ -10,9 +10,9 @@ from stages.algorithms.preference import PairLogprobs, preference_loss
 from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
 from stages.data.batching import Batch, collate
 from stages.data.finite import row_name
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import pad_id
-from stages.engines.training import Rows, Step, Work, counted
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.models.folders import pad_id
+from stages.engines.training.loop import Rows, Step, Work, counted
 
 Pair = Mapping[str, Any]
 """prompt_ids, chosen_ids and rejected_ids; with a reference, the sums of its log-probs of the two

@@ -31,12 +31,12 @@ from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
 from stages.data.batching import Batch, collate, pad
 from stages.data.finite import sample_name
-from stages.engines.inference import row_length
-from stages.engines.learner import AnyLearner
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import pad_id, response_values
-from stages.engines.resume import Metrics
-from stages.engines.training import Rows, Step, Work, counted, train
+from stages.engines.forward.inference import row_length
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.models.folders import pad_id, response_values
+from stages.engines.training.learner import AnyLearner
+from stages.engines.training.loop import Rows, Step, Work, counted, train
+from stages.engines.training.resume import Metrics
 from stages.learning.experience import (
     Experience,
     Measured,

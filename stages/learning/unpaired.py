@@ -16,9 +16,9 @@ from stages.algorithms.preference import kto_baseline, kto_loss
 from stages.context import StageError
 from stages.data.batching import collate
 from stages.data.finite import row_name
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import pad_id
-from stages.engines.training import Rows, Step, Work, counted
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.models.folders import pad_id
+from stages.engines.training.loop import Rows, Step, Work, counted
 
 Row = Mapping[str, Any]
 """prompt_ids, completion_ids, desirable, and the sums of the reference's log-probs: ref of the

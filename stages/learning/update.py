@@ -10,14 +10,14 @@ from torch import Tensor
 
 from stages.context import Context
 from stages.contracts.policy_update import PolicyUpdateConfig
-from stages.engines.learner import AnyLearner
-from stages.engines.learners import open_learner
-from stages.engines.loaders import FRESH, Loaders
-from stages.engines.ranks import Ranks
-from stages.engines.resume import Metrics
-from stages.engines.rl_state import RlState
-from stages.engines.schedules import scheduled
-from stages.engines.training import Plan, Work, train
+from stages.engines.models.loaders import FRESH, Loaders
+from stages.engines.processes.ranks import Ranks
+from stages.engines.training.learner import AnyLearner
+from stages.engines.training.learners import open_learner
+from stages.engines.training.loop import Plan, Work, train
+from stages.engines.training.resume import Metrics
+from stages.engines.training.rl_state import RlState
+from stages.engines.training.schedules import scheduled
 
 Rollouts = Sequence[Mapping[str, Any]]
 

@@ -8,9 +8,9 @@ from stages.context import Context, StageError
 from stages.contracts.precision import Precision
 from stages.contracts.rl import Reward
 from stages.data.finite import check_finite, sample_name
-from stages.engines.inference import UNIT_ROWS, response_pass
-from stages.engines.loaders import FRESH, Loaders
-from stages.engines.parts import Compute, Pass
+from stages.engines.forward.inference import UNIT_ROWS, response_pass
+from stages.engines.models.loaders import FRESH, Loaders
+from stages.engines.processes.parts import Compute, Pass
 from stages.rewards.model import RewardRule
 from stages.rewards.verifier import Verifier
 

@@ -87,7 +87,7 @@ def test_a_spec_follows_the_stages_code_and_inputs(tmp_path: Path) -> None:
     unrelated = tmp_path / "stages/evaluate.py"
     unrelated.write_text(unrelated.read_text() + "\n")
     assert make_spec(tmp_path, bound, HashCache()).fingerprint == before
-    code = tmp_path / "stages/engines/training.py"
+    code = tmp_path / "stages/engines/training/loop.py"
     code.write_text(code.read_text() + "\n")
     changed = make_spec(tmp_path, bound, HashCache()).fingerprint
     assert changed != before

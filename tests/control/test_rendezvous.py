@@ -11,7 +11,7 @@ import pytest
 from pipelines.rendezvous import meet, on_the_way
 from pipelines.seat import Seat
 from stages.context import RankLost, Stopped
-from stages.engines.signs_of_life import SignsOfLife
+from stages.engines.processes.signs_of_life import SignsOfLife
 
 LONG_S = 60.0
 """No test waits for so long, unless the ranks do."""

@@ -12,9 +12,9 @@ from typing import Any
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.batching import Batch, collate
-from stages.engines.inference import over_responses
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import load_policy
+from stages.engines.forward.inference import over_responses
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.models.folders import load_policy
 from tests.stages.conftest import Runner
 
 Row = Mapping[str, Any]

@@ -16,9 +16,9 @@ import pytest
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.tokenizer import Decoder
-from stages.engines.generation import generate
-from stages.engines.generator import Request, Sampling
-from stages.engines.models import load_policy
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.padded import generate
+from stages.engines.models.folders import load_policy
 from tests.convergence.runs import START, collate_one_off, continued, logprobs_by
 from tests.stages.conftest import Runner
 
@@ -138,7 +138,7 @@ def test_log_probs_read_one_position_off_teach_no_style(
 ) -> None:
     runner = run_of(case, either_style, tmp_path)
     with monkeypatch.context() as patched:
-        for module in (f"stages.learning.{case.collates}", "stages.engines.inference"):
+        for module in (f"stages.learning.{case.collates}", "stages.engines.forward.inference"):
             patched.setattr(f"{module}.collate", collate_one_off)
         learn(runner)
     assert share_of_style(runner, LEARNT) < 0.8

@@ -8,10 +8,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
-from stages.engines.generator import Request, Sampling
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import content_hash, load_policy
-from stages.engines.torch_generator import TorchGenerator
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.torch_generator import TorchGenerator
+from stages.engines.models.folders import content_hash, load_policy
 
 pytestmark = pytest.mark.gpu
 FLOAT32, BFLOAT16 = Precision.FLOAT32, Precision.BFLOAT16

@@ -6,10 +6,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
-from stages.engines import packed
-from stages.engines.logprobs import response_logprobs
-from stages.engines.optimizer import Learner
-from stages.engines.packed import Pace, set_pace
+from stages.engines.forward import packed
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.forward.packed import Pace, set_pace
+from stages.engines.training.optimizer import Learner
 
 pytestmark = pytest.mark.gpu
 EAGER = Pace()

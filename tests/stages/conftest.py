@@ -121,7 +121,7 @@ class OneVllm:
         if self.generator is not None:
             self.generator.load(folder)
             return self.generator
-        from stages.engines.vllm_generator import VllmGenerator
+        from stages.engines.generation.vllm_generator import VllmGenerator
 
         self.generator = VllmGenerator(folder, "cpu", Precision.FLOAT32, 4)
         self.close_it = self.generator.close

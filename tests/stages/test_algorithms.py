@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from stages.context import StageError
-from stages.engines.models import content_hash, load_policy, load_scalar_model
+from stages.engines.models.folders import content_hash, load_policy, load_scalar_model
 from stages.learning.unpaired import kto, other_completions
 
 UPDATE = "policy_update@iter_001"

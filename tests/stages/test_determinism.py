@@ -7,15 +7,15 @@ import pytest
 
 TWICE = """
 import hashlib, torch
-from stages.engines import determinism
+from stages.engines.processes import determinism
 determinism.before_import()
 determinism.after_import()
 from transformers import LlamaConfig, LlamaForCausalLM
 from stages.contracts.precision import Precision
-from stages.engines.torch_generator import TorchGenerator
-from stages.engines.generator import Request, Sampling
+from stages.engines.generation.torch_generator import TorchGenerator
+from stages.engines.generation.generator import Request, Sampling
 from stages.data.batching import collate
-from stages.engines.logprobs import response_logprobs
+from stages.engines.forward.logprobs import response_logprobs
 
 def go():
     torch.manual_seed(0)
@@ -58,12 +58,15 @@ def test_sampling_and_training_repeat(device):
 
 @pytest.mark.gpu
 def test_what_cannot_repeat_on_a_gpu_raises():
-    script = "import torch; from stages.engines import determinism; determinism.before_import(); "
-    script += "determinism.after_import(); torch.rand(9, device='cuda').kthvalue(2)"
+    script = "import torch; from stages.engines.processes import determinism; "
+    script += "determinism.before_import(); determinism.after_import(); "
+    script += "torch.rand(9, device='cuda').kthvalue(2)"
     assert "does not have a deterministic implementation" in run(script).stderr
 
 
 def test_nothing_is_imported_for_a_stage_without_torch():
-    script = "import sys; from stages.engines import determinism; determinism.before_import(); "
-    script += "determinism.after_import(); assert 'torch' not in sys.modules"
+    script = "import sys; from stages.engines.processes import determinism; "
+    script += (
+        "determinism.before_import(); determinism.after_import(); assert 'torch' not in sys.modules"
+    )
     assert run(script).returncode == 0

@@ -7,11 +7,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.data.batching import collate
-from stages.engines.drawing import uniforms
-from stages.engines.generation import generate
-from stages.engines.generator import Request, Sampling
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import end_ids
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.generation.drawing import uniforms
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.padded import generate
+from stages.engines.models.folders import end_ids
 
 OPTIONS = {"max_new_tokens": 12, "sampling": Sampling(temperature=0.8)}
 PROMPTS = ([1, 5, 6], [1, 7, 8, 9, 10, 11], [1], [1, 4, 4, 4])

@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stages.contracts.precision import Precision
 from stages.contracts.rollout import Engine
 from stages.data.batching import collate
-from stages.engines.generator import Request, Sampling
-from stages.engines.generators import open_generator
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import content_hash, load_policy
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.generators import open_generator
+from stages.engines.models.folders import content_hash, load_policy
 
 LOGPROB_BOUND = {"torch": 1e-5, "vllm": 1e-5}
 ENGINE = os.environ.get("LOCKSTEP_TESTED_ENGINE", "torch")

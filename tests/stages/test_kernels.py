@@ -12,20 +12,20 @@ pytest.importorskip("triton")
 
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from stages.engines import kernels, torch_ops
-from stages.engines.cuda_steps import KernelDecoder
-from stages.engines.decoding import decode
-from stages.engines.generator import Request, Sampling
-from stages.engines.llama_decoder import LlamaDecoder
-from stages.engines.llama_family import Layer, Shape
-from stages.engines.slots import COUNT, LENGTH, REQUEST, TOKEN, Slots
+from stages.engines.generation import kernels, torch_ops
+from stages.engines.generation.cuda_steps import KernelDecoder
+from stages.engines.generation.decoding import decode
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.llama_decoder import LlamaDecoder
+from stages.engines.generation.llama_family import Layer, Shape
+from stages.engines.generation.slots import COUNT, LENGTH, REQUEST, TOKEN, Slots
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from stages.engines import kernels
+from stages.engines.generation import kernels
 
 def compiled(kernel, types, **constants):
     names = kernel.arg_names

@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.context import StageError
 from stages.data.batching import collate
-from stages.engines import head
-from stages.engines.logprobs import logprobs_of, response_logprobs, response_topk
+from stages.engines.forward import head
+from stages.engines.forward.logprobs import logprobs_of, response_logprobs, response_topk
 
 VOCABULARY = 29
 SIZES = {
@@ -205,7 +205,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from stages.data.batching import collate
-from stages.engines import head, logprobs
+from stages.engines.forward import head, logprobs
 
 head.CHUNK_TOKENS = 128
 torch.set_num_threads(1)

@@ -21,11 +21,10 @@ from transformers import (
 from stages.context import StageError
 from stages.contracts.lora import LoraParams, LoraSave
 from stages.data.batching import collate
-from stages.engines.generation import generate
-from stages.engines.generator import Request, Sampling
-from stages.engines.logprobs import response_logprobs
-from stages.engines.lora import carries_moments, is_adapter_folder, open_for_training
-from stages.engines.models import (
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.padded import generate
+from stages.engines.models.folders import (
     content_hash,
     end_ids,
     load_policy,
@@ -36,7 +35,8 @@ from stages.engines.models import (
     sequence_rewards,
     start_scalar_model,
 )
-from stages.engines.optimizer import Learner
+from stages.engines.models.lora import carries_moments, is_adapter_folder, open_for_training
+from stages.engines.training.optimizer import Learner
 
 MERGED = LoraParams(rank=3, alpha=6.0)
 ADAPTER = LoraParams(rank=3, alpha=6.0, save=LoraSave.ADAPTER)
@@ -319,8 +319,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from stages.contracts.lora import LoraParams
-from stages.engines.lora import open_for_training
-from stages.engines.models import load_policy, save_model
+from stages.engines.models.lora import open_for_training
+from stages.engines.models.folders import load_policy, save_model
 
 base, out = map(Path, sys.argv[1:])
 lora = LoraParams(rank=3, alpha=6.0, save="adapter")

@@ -10,10 +10,10 @@ from stages.algorithms.loss import Counts, Loss
 from stages.context import Context, StageError
 from stages.contracts.catalog import bind
 from stages.data.artifacts import read_parquet
-from stages.engines.models import load_policy
-from stages.engines.optimizer import Learner
-from stages.engines.schedules import warmup_then_cosine
-from stages.engines.training import Plan, Work, train
+from stages.engines.models.folders import load_policy
+from stages.engines.training.loop import Plan, Work, train
+from stages.engines.training.optimizer import Learner
+from stages.engines.training.schedules import warmup_then_cosine
 from stages.learning.experience import measure
 from stages.rewards.verifier import Verifier
 

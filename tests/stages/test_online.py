@@ -14,9 +14,9 @@ from stages import online
 from stages.context import StageError, Stopped
 from stages.contracts.params import Params
 from stages.contracts.rollout import Engine
-from stages.engines import resident_sampler
-from stages.engines.journal import Journal
-from stages.engines.resident_sampler import ResidentSampler
+from stages.engines.generation import resident_sampler
+from stages.engines.generation.resident_sampler import ResidentSampler
+from stages.engines.training.journal import Journal
 from tests.stages import conftest
 from tests.stages.conftest import Runner
 

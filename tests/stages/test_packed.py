@@ -16,12 +16,12 @@ from transformers import (
 from stages.contracts.lora import LoraParams
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
-from stages.engines import attention, packed
-from stages.engines.logprobs import response_logprobs
-from stages.engines.lora import open_for_training
-from stages.engines.models import load_policy, load_scalar_model, token_scores
-from stages.engines.packed import Pace, hidden_states, set_pace
-from stages.engines.precision import round_weights
+from stages.engines.forward import attention, packed
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.forward.packed import Pace, hidden_states, set_pace
+from stages.engines.models.folders import load_policy, load_scalar_model, token_scores
+from stages.engines.models.lora import open_for_training
+from stages.engines.models.precision import round_weights
 from stages.learning.pairs import paired_batch
 from tests.stages.test_lora import write_base
 

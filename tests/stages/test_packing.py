@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from stages.engines.packing import pack
+from stages.engines.forward.packing import pack
 
 
 @pytest.mark.parametrize("seed", range(20))

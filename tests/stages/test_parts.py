@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-import stages.engines.models
+import stages.engines.models.folders
 import stages.rewards.model
 import stages.rollout
 import stages.score
 from stages.context import Context, ShareDone, Stopped
 from stages.contracts.catalog import bind
 from stages.data.artifacts import read_parquet
-from stages.engines import parts
-from stages.engines.torch_generator import TorchGenerator
+from stages.engines.generation.torch_generator import TorchGenerator
+from stages.engines.processes import parts
 from tests.stages.conftest import Runner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ NUM_UNITS = 5
 
 @pytest.fixture(autouse=True)
 def _small_units(monkeypatch):
-    monkeypatch.setattr("stages.engines.inference.UNIT_ROWS", 4)
+    monkeypatch.setattr("stages.engines.forward.inference.UNIT_ROWS", 4)
     monkeypatch.setattr("stages.rewards.source.UNIT_ROWS", 4)
 
 
@@ -103,13 +103,13 @@ def computed(monkeypatch):
 def loaded(monkeypatch):
     """The models that are loaded, by their folder's name."""
     names: list = []
-    load = stages.engines.models._load
+    load = stages.engines.models.folders._load
 
     def counted(auto_class, folder, *how, **options):
         names.append(folder.name)
         return load(auto_class, folder, *how, **options)
 
-    monkeypatch.setattr("stages.engines.models._load", counted)
+    monkeypatch.setattr("stages.engines.models.folders._load", counted)
     return names
 
 
@@ -359,7 +359,7 @@ def test_a_part_that_is_being_written_is_not_seen(runner, tmp_path, monkeypatch)
     def die(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stages.engines.parts.os.replace", die)
+    monkeypatch.setattr("stages.engines.processes.parts.os.replace", die)
     with pytest.raises(KeyboardInterrupt):
         share(runner, ROLLOUT, tmp_path / "out")
     assert all_parts(runner, ROLLOUT) == []

@@ -9,11 +9,11 @@ from stages.context import Context, Stopped
 from stages.contracts.lora import LoraParams, LoraSave
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
-from stages.engines.logprobs import response_logprobs
-from stages.engines.lora import open_for_training
-from stages.engines.models import content_hash, load_policy, save_model
-from stages.engines.optimizer import Learner
-from stages.engines.training import Plan, Work, counted, train
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.models.folders import content_hash, load_policy, save_model
+from stages.engines.models.lora import open_for_training
+from stages.engines.training.loop import Plan, Work, counted, train
+from stages.engines.training.optimizer import Learner
 from tests.stages.test_lora import write_base
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")

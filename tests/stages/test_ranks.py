@@ -20,10 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.context import Context, ShareDone, StageError, Stopped
-from stages.engines.optimizer import Learner
-from stages.engines.ranks import join
-from stages.engines.schedules import warmup_then_cosine
-from stages.engines.training import Plan, Work, train
+from stages.engines.processes.ranks import join
+from stages.engines.training.loop import Plan, Work, train
+from stages.engines.training.optimizer import Learner
+from stages.engines.training.schedules import warmup_then_cosine
 
 NUM_ROWS = 23
 HOST = socket.gethostname()

@@ -13,8 +13,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stages.engines import clean_slate, resident
-from stages.engines.models import content_hash, load_policy, save_model
+from stages.engines.models import resident
+from stages.engines.models.folders import content_hash, load_policy, save_model
+from stages.engines.processes import clean_slate
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from stages import checkpoint
 from stages.algorithms.loss import Counts, Loss
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, Stopped
-from stages.engines import inference
-from stages.engines.optimizer import Learner
-from stages.engines.schedules import warmup_then_cosine
-from stages.engines.training import Plan, Work, train
+from stages.engines.forward import inference
+from stages.engines.training.loop import Plan, Work, train
+from stages.engines.training.optimizer import Learner
+from stages.engines.training.schedules import warmup_then_cosine
 from tests.stages.test_algorithms import by
 
 NUM_STEPS = 12

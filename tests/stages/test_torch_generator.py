@@ -20,13 +20,13 @@ from stages.context import StageError
 from stages.contracts.lora import LoraParams
 from stages.contracts.precision import Precision
 from stages.contracts.rollout import Engine
-from stages.engines import generators
-from stages.engines.generation import generate as generate_padded
-from stages.engines.generator import Request, Sampling
-from stages.engines.llama_family import is_known
-from stages.engines.lora import open_for_training
-from stages.engines.models import content_hash, load_policy
-from stages.engines.torch_generator import TorchGenerator
+from stages.engines.generation import generators
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.llama_family import is_known
+from stages.engines.generation.padded import generate as generate_padded
+from stages.engines.generation.torch_generator import TorchGenerator
+from stages.engines.models.folders import content_hash, load_policy
+from stages.engines.models.lora import open_for_training
 
 SIZES = {
     "vocab_size": 24,

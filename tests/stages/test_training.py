@@ -7,9 +7,9 @@ from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
 from stages.contracts.optimizer import Schedule
-from stages.engines.optimizer import Learner
-from stages.engines.schedules import scheduled, warmup_then_cosine
-from stages.engines.training import Plan, Work, train
+from stages.engines.training.loop import Plan, Work, train
+from stages.engines.training.optimizer import Learner
+from stages.engines.training.schedules import scheduled, warmup_then_cosine
 
 
 class Interrupted(Context):

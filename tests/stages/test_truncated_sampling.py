@@ -11,12 +11,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.context import Context
 from stages.data.batching import collate
-from stages.engines import generation
-from stages.engines.drawing import within_support
-from stages.engines.generation import generate
-from stages.engines.generator import Request, Sampling
-from stages.engines.inference import over_responses
-from stages.engines.logprobs import logprobs_of, response_logprobs
+from stages.engines.forward.inference import over_responses
+from stages.engines.forward.logprobs import logprobs_of, response_logprobs
+from stages.engines.generation import padded
+from stages.engines.generation.drawing import within_support
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.padded import generate
 
 CUTS = [
     Sampling(temperature=0.8, top_p=0.7),
@@ -117,7 +117,7 @@ def test_tokens_are_drawn_with_the_renormalised_probabilities(monkeypatch):
     """Over evenly spaced random numbers the shares are exact."""
     count = 4000
     grid = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    monkeypatch.setattr(generation, "uniforms", lambda *_: grid)
+    monkeypatch.setattr(padded, "uniforms", lambda *_: grid)
     fixed = FixedPolicy(PROBABILITIES)
     sampling = Sampling(top_k=4)
     completions = generate(

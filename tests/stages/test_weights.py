@@ -8,9 +8,14 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 from stages.context import StageError
-from stages.engines.lora import open_for_training
-from stages.engines.models import load_policy, load_scalar_model, save_model, start_scalar_model
-from stages.engines.weights import check_weights
+from stages.engines.models.folders import (
+    load_policy,
+    load_scalar_model,
+    save_model,
+    start_scalar_model,
+)
+from stages.engines.models.lora import open_for_training
+from stages.engines.models.weights import check_weights
 from tests.stages.test_lora import ADAPTER, learn, write_base
 
 UP = "model.layers.1.mlp.up_proj.weight"

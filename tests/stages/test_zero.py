@@ -23,13 +23,13 @@ from stages.context import Context, ShareDone, StageError, Stopped
 from stages.contracts.lora import LoraParams
 from stages.contracts.precision import Precision
 from stages.contracts.sharding import Offload, Sharding
-from stages.engines import head
-from stages.engines.learners import open_learner
-from stages.engines.lora import open_for_training
-from stages.engines.models import load_policy, save_model
-from stages.engines.ranks import join
-from stages.engines.schedules import warmup_then_cosine
-from stages.engines.training import Plan, train
+from stages.engines.forward import head
+from stages.engines.models.folders import load_policy, save_model
+from stages.engines.models.lora import open_for_training
+from stages.engines.processes.ranks import join
+from stages.engines.training.learners import open_learner
+from stages.engines.training.loop import Plan, train
+from stages.engines.training.schedules import warmup_then_cosine
 from stages.learning.imitation import imitation
 
 pytest.importorskip("deepspeed")

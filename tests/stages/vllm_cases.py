@@ -12,11 +12,11 @@ from stages.contracts.lora import LoraParams, LoraSave
 from stages.contracts.precision import Precision
 from stages.data.artifacts import read_parquet
 from stages.data.batching import collate
-from stages.engines.generator import Request, Sampling
-from stages.engines.logprobs import response_logprobs
-from stages.engines.lora import open_for_training
-from stages.engines.models import content_hash, folder_hash, load_policy, save_model
-from stages.engines.vllm_generator import VllmGenerator
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.vllm_generator import VllmGenerator
+from stages.engines.models.folders import content_hash, folder_hash, load_policy, save_model
+from stages.engines.models.lora import open_for_training
 
 # Longer than the blocks that vLLM caches, so that a stale cache would be used.
 LONG = [1, *(4 + i % 20 for i in range(300))]

@@ -6,11 +6,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
-from stages.engines import determinism
-from stages.engines.generator import Request, Sampling
-from stages.engines.logprobs import response_logprobs
-from stages.engines.models import content_hash, load_policy
-from stages.engines.vllm_generator import VllmGenerator
+from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.vllm_generator import VllmGenerator
+from stages.engines.models.folders import content_hash, load_policy
+from stages.engines.processes import determinism
 
 LONG = [1, *(4 + i % 400 for i in range(200))]
 REQUESTS = [Request(prompt, seed=i) for i in range(32) for prompt in (LONG, [1, 5, 6])]

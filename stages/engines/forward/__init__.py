@@ -1,0 +1,1 @@
+"""Sequences through a model, without padding, and what is read off them."""

@@ -1,0 +1,296 @@
+"""The one way through a backbone: the tokens of a batch in one row, without padding.
+
+Always true:
+- A token's hidden state depends on the tokens before it in its own sequence, and on nothing else in
+  the row: not on its neighbours, nor on what fills the row up.
+- Whether a model can be run so is not taken from its name: all its layers must have used the
+  attention that keeps sequences apart, and the numbers must be those of the padded way. Others are
+  padded, and nobody who asks for hidden states sees a difference but the time.
+
+How it is run is execution (`Pace`): layers may be compiled, in which case rows come in few sizes,
+and their activations may be computed twice instead of being kept.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from stages.context import Context, StageError
+from stages.contracts.sharding import Sharding
+from stages.data.batching import Batch, Packed, collate, to_device
+from stages.engines.forward import attention
+from stages.engines.forward.ulysses import group_of
+from stages.engines.models.lora import unwrapped
+
+MIN_SEQUENCES, MIN_LONGEST, SIZES = 256, 512, 4
+"""A compiled row has one of so few numbers of sequences, longest sequences and tokens that hardly
+anything is ever compiled twice: powers of two from these on, and quarters of the budget."""
+CHECKED = ([1, 2, 3], [4], [2, 1])
+"""Sequences that both ways are compared on."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a model is run. Changes results by rounding at most."""
+
+    compile: bool = False
+    """Whether layers are compiled."""
+    checkpoint_activations: bool = False
+    """Whether a layer's activations are computed again in the backward pass, to save memory."""
+    micro_tokens: int = 8192
+    """The budget of a row, of which compiled rows have quarters."""
+
+
+_paces: WeakKeyDictionary[Any, Pace] = WeakKeyDictionary()
+_packable: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_layers: WeakKeyDictionary[Any, list[tuple[Any, Callable[..., Any]]]] = WeakKeyDictionary()
+
+
+def set_pace(model: Any, pace: Pace) -> None:
+    """From now on the model is run so."""
+    if pace == _paces.get(unwrapped(model)):
+        return
+    if pace.compile:
+        # Few sizes of rows, but several kinds of passes, share the code of a layer.
+        torch._dynamo.config.recompile_limit = 64
+    _paces[unwrapped(model)] = pace
+    _layers.pop(unwrapped(model), None)
+
+
+def pace_for(ctx: Context) -> Pace:
+    """As the profile has it; what is spread over ranks comes and goes, and is not compiled."""
+    alone = ctx.sharding is Sharding.NONE and ctx.sequence_parallel == 1
+    compiled = ctx.compile and alone
+    return Pace(compiled, ctx.checkpoint_activations, ctx.micro_tokens)
+
+
+def pace_of(model: Any) -> Pace:
+    return _paces.get(unwrapped(model), Pace())
+
+
+def hidden_states(model: Any, batch: Batch) -> Tensor:
+    """[N, hidden] the last hidden state of every token, as in `batch.packed`."""
+    plain = unwrapped(model)
+    if plain not in _packable:
+        _packable[plain] = _can_be_packed(plain, batch.ids.device)
+    if not _packable[plain] or _drops_attention(plain):
+        if group_of(plain):
+            raise StageError(
+                "sequence_parallel in the profile: the rows of this model "
+                f"({plain.config.model_type}) cannot be packed, and so not be shared out: set it "
+                "to 1"
+            )
+        return _padded(plain, batch)
+    return _packed(plain, batch.packed)
+
+
+def _padded(plain: Any, batch: Batch) -> Tensor:
+    hidden: Tensor = plain.base_model(
+        input_ids=batch.ids, attention_mask=batch.attention_mask, use_cache=False
+    ).last_hidden_state
+    return take(hidden.flatten(0, 1), batch.packed.at)
+
+
+def _packed(plain: Any, packed: Packed) -> Tensor:
+    pace, group = pace_of(plain), group_of(plain)
+    row = _filled_up(packed, pace.micro_tokens) if pace.compile else _as_it_is(packed)
+    own: Callable[[Tensor], Tensor] = lambda tokens: tokens  # noqa: E731
+    together = {}
+    if group is not None:
+        row, own, together = _in_parts(row, group.size), group.own, {"together": group}
+    with _layers_at(plain, pace):
+        hidden: Tensor = plain.base_model(
+            input_ids=own(row.ids)[None],
+            position_ids=own(row.positions)[None],
+            # Four dimensions: a mask that is taken as it is. The attention looks at `starts`.
+            attention_mask=row.positions.new_zeros(1, 1, 1, 1),
+            use_cache=False,
+            starts=row.starts,
+            longest=row.longest,
+            at=row.at,
+            **together,
+        ).last_hidden_state
+    whole = hidden[0] if group is None else group.whole(hidden[0])
+    return whole[: len(packed.ids)]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What goes through the model: `Packed`, maybe with sequences that nobody asked for behind."""
+
+    ids: Tensor
+    positions: Tensor
+    starts: Tensor
+    longest: int
+    at: Tensor
+    """Of each token in [sequences, longest], flattened."""
+
+
+def _as_it_is(packed: Packed) -> _Row:
+    return _Row(packed.ids, packed.positions, packed.starts, packed.longest, packed.at)
+
+
+def _filled_up(packed: Packed, budget: int) -> _Row:
+    """The row at one of the few sizes; what fills it up are sequences of zeros at its end."""
+    num_tokens, num_sequences = len(packed.ids), len(packed.starts) - 1
+    quantum = -(-budget // SIZES)
+    size = -(-num_tokens // quantum) * quantum
+    # Where attention is padded after all, sequences that are not there would cost like others.
+    fewest, shortest = (MIN_SEQUENCES, MIN_LONGEST) if packed.ids.is_cuda else (1, 1)
+    longest = _power_of_two(packed.longest, shortest)
+    missing = size - num_tokens
+    sequences = _power_of_two(num_sequences + -(-missing // longest), fewest)
+    tail = torch.arange(missing)
+    ends = (torch.arange(1, sequences - num_sequences + 1) * longest).clamp(max=missing)
+    at = (num_sequences + tail // longest) * longest + tail % longest
+    device = packed.ids.device
+    places = (packed.at // packed.longest) * longest + packed.positions
+    return _Row(
+        ids=torch.nn.functional.pad(packed.ids, (0, missing)),
+        positions=torch.cat([packed.positions, to_device(tail % longest, device)]),
+        starts=torch.cat([packed.starts, to_device((ends + num_tokens).int(), device)]),
+        longest=longest,
+        at=torch.cat([places, to_device(at, device)]),
+    )
+
+
+def _in_parts(row: _Row, size: int) -> _Row:
+    """The row with so many tokens that as many ranks share them evenly."""
+    missing = -len(row.ids) % size
+    if not missing:
+        return row
+    device, longest = row.ids.device, max(row.longest, missing)
+    tail = to_device(torch.arange(missing), device)
+    num_sequences = len(row.starts) - 1
+    places = (row.at // row.longest) * longest + row.positions
+    return _Row(
+        ids=torch.nn.functional.pad(row.ids, (0, missing)),
+        positions=torch.cat([row.positions, tail]),
+        starts=torch.cat([row.starts, row.starts[-1:] + missing]),
+        longest=longest,
+        at=torch.cat([places, num_sequences * longest + tail]),
+    )
+
+
+def _power_of_two(number: int, least: int) -> int:
+    return max(least, 1 << (number - 1).bit_length())
+
+
+@contextmanager
+def _layers_at(plain: Any, pace: Pace) -> Iterator[None]:
+    """The model's layers called at the pace; whoever else runs the model has them as they were."""
+    if not pace.compile and not pace.checkpoint_activations:
+        yield
+        return
+    if plain not in _layers:
+        _layers[plain] = [(layer, _at(pace, layer)) for layer in _decoder_layers(plain)]
+    before = [layer._compiled_call_impl for layer, _ in _layers[plain]]
+    for layer, call in _layers[plain]:
+        layer._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        for (layer, _), call in zip(_layers[plain], before, strict=True):
+            layer._compiled_call_impl = call
+
+
+def _at(pace: Pace, layer: Any) -> Callable[..., Any]:
+    call: Callable[..., Any] = layer._call_impl
+    if pace.compile:
+        call = torch.compile(call, dynamic=False)
+    if not pace.checkpoint_activations:
+        return call
+
+    def kept_small(*args: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return call(*args, **options)
+        return checkpoint(
+            call, *args, use_reentrant=False, preserve_rng_state=layer.training, **options
+        )
+
+    return kept_small
+
+
+def _decoder_layers(plain: Any) -> list[Any]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [m for m in plain.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
+def _drops_attention(plain: Any) -> bool:
+    """Whether attention is being dropped out, which the variable-length kernels cannot."""
+    config = plain.config.get_text_config()
+    shares = (getattr(config, name, 0.0) for name in ("attention_dropout", "attn_pdrop"))
+    return plain.training and any(shares)
+
+
+@torch.no_grad()
+def _can_be_packed(plain: Any, device: Any) -> bool:
+    config: Any = getattr(plain, "config", None)
+    if getattr(config, "_attn_implementation", None) != "sdpa" or not _is_plainly_causal(config):
+        return False
+    batch = collate([row[:1] for row in CHECKED], [row[1:] for row in CHECKED], 0, device)
+    training = plain.training
+    plain.eval()
+    right = False
+    try:
+        expected = _padded(plain, batch)
+        attention.register()
+        plain.set_attn_implementation(attention.NAME)
+        with attention.counted() as calls:
+            found = _packed(plain, batch.packed)
+        used = len(calls) == config.get_text_config().num_hidden_layers
+        right = used and bool(_close(found, expected))
+    except Exception as error:
+        # Whatever a model's own code makes of a packed row, it can still be padded.
+        print(f"note: a {config.model_type} model is padded, not packed: {error}", file=sys.stderr)
+    finally:
+        plain.train(training)
+        if not right:
+            plain.set_attn_implementation("sdpa")
+    return right
+
+
+def _is_plainly_causal(config: Any) -> bool:
+    """Whether the config speaks of nothing but attention to all tokens before."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    if kinds:
+        return set(kinds) == {"full_attention"}
+    odd = ("sliding_window", "attention_chunk_size", "attn_logit_softcapping")
+    return not any(getattr(text, name, None) for name in odd)
+
+
+def _close(found: Tensor, expected: Tensor) -> Tensor:
+    """Whether the two differ by rounding; weights that are not numbers are not its business."""
+    bound = 0.05 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-3
+    found, expected = found.double().nan_to_num(), expected.double().nan_to_num()
+    return (found - expected).abs().max() <= bound * expected.abs().max()
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, at: Tensor) -> Tensor:
+        ctx.save_for_backward(at)
+        ctx.num_rows = len(rows)
+        return rows.index_select(0, at)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (at,) = ctx.saved_tensors
+        return gradient.new_zeros(ctx.num_rows, *gradient.shape[1:]).index_copy_(
+            0, at, gradient
+        ), None
+
+
+def take(rows: Tensor, at: Tensor) -> Tensor:
+    """`rows[at]` where no row is taken twice: its gradient needs no sums, which may not repeat."""
+    taken: Tensor = _Take.apply(rows, at)  # type: ignore[no-untyped-call]
+    return taken

@@ -1,0 +1,1 @@
+"""Requests in, token ids and log-probs out: the protocol, and the engines behind it."""

@@ -1,0 +1,90 @@
+"""Which generator answers: chosen by device and size, or named in params."""
+
+from contextlib import AbstractContextManager, closing
+from importlib.util import find_spec
+from pathlib import Path
+
+from safetensors import safe_open
+
+from stages.context import Context, StageError
+from stages.contracts.precision import Precision
+from stages.contracts.rollout import Engine
+from stages.engines.generation.generator import Generator
+from stages.engines.generation.torch_generator import TorchGenerator
+
+TORCH_WEIGHTS = 3_000_000_000
+"""Up to so many weights one GPU is kept busy by the torch generator."""
+
+
+def open_generator(
+    folder: Path,
+    device: str,
+    engine: Engine,
+    precision: Precision,
+    slots: int,
+    *,
+    tensor_parallel: int = 1,
+    memory_share: float = 0.9,
+) -> Generator:
+    """A generator with the weights of a folder, to be closed; `slots` sequences at a time.
+
+    vLLM may use several GPUs, and takes a share of their memory; torch takes what it needs of one.
+    """
+    if choose(folder, device, engine) is Engine.VLLM:
+        from stages.engines.generation.vllm_generator import VllmGenerator
+
+        return VllmGenerator(
+            folder,
+            device,
+            precision,
+            slots,
+            tensor_parallel=tensor_parallel,
+            memory_share=memory_share,
+        )
+    generator = TorchGenerator(device, precision, slots)
+    generator.load(folder)
+    return generator
+
+
+def opened(
+    ctx: Context, folder: Path, engine: Engine, precision: Precision, slots: int
+) -> AbstractContextManager[Generator]:
+    """A generator on what the job has, closed at the end."""
+    return closing(
+        open_generator(
+            folder,
+            ctx.device,
+            engine,
+            precision,
+            slots,
+            tensor_parallel=ctx.tensor_parallel,
+            memory_share=ctx.generator_memory,
+        )
+    )
+
+
+def choose(folder: Path, device: str, engine: Engine) -> Engine:
+    """torch or vllm; StageError where vllm is asked for and not there."""
+    installed = find_spec("vllm") is not None
+    if engine is Engine.VLLM and not installed:
+        raise StageError(
+            "rollout.engine is vllm, which is not installed here: install the project with its "
+            "vllm extra (pip install '.[vllm]'), or set rollout.engine: torch"
+        )
+    if engine is not Engine.AUTO:
+        return engine
+    large = device.startswith("cuda") and num_weights(folder) > TORCH_WEIGHTS
+    return Engine.VLLM if large and installed else Engine.TORCH
+
+
+def num_weights(folder: Path) -> int:
+    """How many numbers a model folder's files hold."""
+    total = 0
+    for path in sorted(folder.rglob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            for name in file.keys():  # noqa: SIM118
+                size = 1
+                for width in file.get_slice(name).get_shape():
+                    size *= width
+                total += size
+    return total

@@ -1,0 +1,82 @@
+"""Many requests, decoded unit after unit; shards share the units out.
+
+A unit is a fixed range of requests that are decoded together, more than there are slots where there
+are many requests: a slot whose sequence has ended then takes the next.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from stages.context import Context
+from stages.data.finite import check_finite
+from stages.data.seeds import stable_hash
+from stages.engines.generation.generator import Completion, Generator, Request, Sampling
+from stages.engines.processes.parts import Pass, collect, fill, missing, pass_names
+
+RESPONSES = "responses-"
+"""A pass is named so, with the hash of the weights that sample."""
+LEAST_UNITS = 16
+"""A unit is one round of the slots until there are so many units, for shards and against kills."""
+MOST_ROUNDS = 8
+"""A unit has at most so many requests a slot."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Completions of all requests, in their order, and the hash of the weights that made them."""
+
+    completions: list[Completion]
+    policy_hash: str
+
+
+def sample_seed(run_seed: int, iteration: str, prompt_id: str, sample_index: int) -> int:
+    """The seed of one sample: it depends on what the sample is, not on when it is made."""
+    return stable_hash(run_seed, iteration, prompt_id, sample_index)
+
+
+def generate_all(
+    ctx: Context,
+    opened: Callable[[], AbstractContextManager[Generator]],
+    requests: Sequence[Request],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    slots: int,
+    describe: Callable[[int], str],
+) -> Samples:
+    """Complete all requests with the generator that `opened` gives; ShareDone if shards owe some.
+
+    Parts lie under the hash of the weights that sampled them, so those of two policies never mix.
+    A process that finds its share done under the one hash there is takes that, and loads no policy.
+    `describe` names a request where its log-probs are not finite.
+    """
+
+    def responses(name: str, generator: Generator | None = None) -> Pass:
+        def decode(unit: range) -> list[dict[str, Any]]:
+            assert generator is not None
+            completions = generator.generate(
+                requests[unit.start : unit.stop], max_new_tokens=max_new_tokens, sampling=sampling
+            )
+            for index, completion in zip(unit, completions, strict=True):
+                check_finite("the sampler's log-prob", describe(index), completion.logprobs)
+                check_finite("the entropy of the samples", describe(index), completion.entropy)
+            return [dict(vars(completion)) for completion in completions]
+
+        unit_rows = slots * min(max(1, len(requests) // (LEAST_UNITS * slots)), MOST_ROUNDS)
+        return Pass(name, len(requests), unit_rows, lambda: decode, _response_length)
+
+    found = pass_names(ctx, RESPONSES)
+    work = responses(found[0] if len(found) == 1 else RESPONSES)
+    if missing(ctx, work):
+        with opened() as generator:
+            work = responses(RESPONSES + generator.policy_hash, generator)
+            fill(ctx, work)
+    completions = [Completion(**row) for row in collect(ctx, work)]
+    return Samples(completions, work.name.removeprefix(RESPONSES))
+
+
+def _response_length(completions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    num_tokens = sum(len(completion["ids"]) for completion in completions)
+    return {"response_length": num_tokens / len(completions)}

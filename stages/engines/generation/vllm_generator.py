@@ -1,0 +1,315 @@
+"""A generator over vLLM, for models that are large for one GPU, or spread over several.
+
+Token ids go in and come out; nothing is turned into text. Each request carries its own seed, and
+log-probs are *processed*: of the distribution that the token was drawn from, temperature included.
+New weights replace the old ones in place, and after each load every tensor in the workers is
+compared with the files (vllm_worker.py). Nothing that was cached under earlier weights, or by an
+earlier call, is ever used: an answer depends on the weights and on the requests of its call.
+
+What differs from the torch generator:
+- The same seed draws other tokens: the seed is hashed into one for vLLM's own random numbers.
+- vLLM tells no entropies. A completion's is estimated by minus the sum of its log-probs, which is
+  right on average, of sampled completions.
+- vLLM tells no supports, without which a trainer could not compute the same log-probs: top_p,
+  top_k and min_p are refused.
+- The log-probs of a greedy answer are those at temperature 1, whatever the temperature.
+- On a GPU, answers repeat bit by bit only in a deterministic job, by vLLM's batch invariance, which
+  replaces some of torch's kernels in the whole process.
+"""
+
+import gc
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from stages.context import StageError
+from stages.contracts.precision import Precision
+from stages.data.seeds import stable_hash
+from stages.engines.generation.generator import Completion, Request, Sampling
+from stages.engines.generation.vllm_worker import Checked
+from stages.engines.models.folders import content_hash, folder_hash, load_policy
+from stages.engines.models.lora import BASE, is_adapter_folder
+
+SETTINGS = {
+    # With one GPU the engine is in this process and ends with it.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # Which cores a job may use is for its scheduler to say.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Variables that vLLM reads when it is imported; what a user has set stays."""
+NOT_FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+"""What a scheduler sends to a whole job: this process answers it, and ends its workers."""
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
+"""A lower temperature vLLM would silently raise."""
+NOT_OF_THE_MODEL = ("transformers_version", "dtype", "torch_dtype", "use_cache", "_name_or_path")
+"""Keys of config.json that change no answer."""
+
+
+class VllmGenerator:
+    """vLLM with the weights of a folder; `slots` sequences are decoded together.
+
+    A process has one at a time: what vLLM keeps for the whole process goes when one is closed.
+    """
+
+    policy_hash: str
+    _num_open = 0
+
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        precision: Precision,
+        slots: int,
+        *,
+        tensor_parallel: int = 1,
+        memory_share: float = 0.9,
+    ) -> None:
+        if device not in ("cpu", "cuda", "cuda:0"):
+            raise StageError(
+                f"vLLM takes the first GPU that it sees, not {device}: give each process its own "
+                "GPUs by CUDA_VISIBLE_DEVICES, or set rollout.engine: torch"
+            )
+        self._precision, self._num_workers = precision, tensor_parallel
+        self._on_gpu = device.startswith("cuda")
+        self._options = {
+            "dtype": precision.value,
+            "max_num_seqs": slots,
+            "tensor_parallel_size": tensor_parallel,
+            "enable_sleep_mode": self._on_gpu,
+            "enforce_eager": not self._on_gpu,
+            **({"gpu_memory_utilization": memory_share} if self._on_gpu else {}),
+        }
+        self._llm: Any = None
+        self._asleep = False
+        with _plain(folder, precision) as (plain, policy_hash):
+            self._start(plain)
+            try:
+                self._check(plain)
+            except BaseException:
+                self._stop()
+                raise
+        self.policy_hash = policy_hash
+
+    def load(self, folder: Path) -> None:
+        self.wake()
+        # Whatever fails from here on, nobody takes what is loaded for the old weights.
+        self.policy_hash = ""
+        with _plain(folder, self._precision) as (plain, policy_hash):
+            if _config(plain) == self._config:
+                with _vllms_own_determinism():
+                    self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(plain)})
+            else:
+                self._stop()
+                self._start(plain)
+            self._forget()
+            self._check(plain)
+        self._ends = _ends(folder)
+        self.policy_hash = policy_hash
+
+    def generate(
+        self, requests: Sequence[Request], *, max_new_tokens: int, sampling: Sampling
+    ) -> list[Completion]:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        if not LEAST_TEMPERATURE <= sampling.temperature <= MOST_TEMPERATURE:
+            raise StageError(
+                f"vLLM samples at temperatures from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, and "
+                f"rollout.temperature is {sampling.temperature}: change it, or set "
+                "rollout.engine: torch"
+            )
+        if sampling.cuts:
+            raise StageError(
+                "vLLM does not tell which tokens rollout.top_p, top_k and min_p left to draw from: "
+                "set rollout.engine: torch, or these to 1, 0 and 0"
+            )
+        self._check_context(requests, max_new_tokens)
+        common = {
+            "max_tokens": max_new_tokens,
+            "stop_token_ids": sorted(self._ends),
+            # The end tokens are the ones above and no others.
+            "ignore_eos": True,
+            "logprobs": 0,
+            "flat_logprobs": True,
+            "detokenize": False,
+        }
+        params = [
+            SamplingParams(temperature=0.0, **common)
+            if request.seed is None
+            else SamplingParams(
+                temperature=sampling.temperature, seed=stable_hash("vllm", request.seed), **common
+            )
+            for request in requests
+        ]
+        prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_ids)) for request in requests]
+        # What an earlier call left there would change rounding, and it depends on who called.
+        self._forget()
+        try:
+            with _vllms_own_determinism():
+                answers = self._llm.generate(prompts, params, use_tqdm=False)
+        except RuntimeError as error:
+            if "Unsupported" not in str(error):
+                raise
+            # Such as a head size that its attention on this device does not have.
+            raise StageError(
+                f"vLLM does not run this model here: {error}; set rollout.engine: torch"
+            ) from error
+        return [_completion(answer.outputs[0]) for answer in answers]
+
+    def sleep(self) -> None:
+        """Weights wait in the host's memory; on a CPU, where nothing would be freed, nothing."""
+        if self._on_gpu and not self._asleep:
+            self._llm.sleep(level=1)
+            self._asleep = True
+
+    def wake(self) -> None:
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+
+    def close(self) -> None:
+        if self._llm is not None:
+            self._stop()
+
+    def _stop(self) -> None:
+        VllmGenerator._num_open -= 1
+        self.wake()
+        # Worker processes, if there are any, end here rather than with this process.
+        self._llm.llm_engine.engine_core.shutdown()
+        self._llm = None
+        gc.collect()
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+
+    def _start(self, folder: Path) -> None:
+        if VllmGenerator._num_open:
+            raise StageError("a process can have one vLLM at a time: close the one that is open")
+        if self._on_gpu and torch.are_deterministic_algorithms_enabled():
+            os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        from vllm import LLM
+
+        try:
+            with _vllms_own_determinism(), _unheard_by_workers(self._num_workers):
+                self._llm = LLM(
+                    str(folder),
+                    skip_tokenizer_init=True,
+                    generation_config="vllm",
+                    load_format="safetensors",
+                    logprobs_mode="processed_logprobs",
+                    worker_extension_cls=f"{Checked.__module__}.{Checked.__qualname__}",
+                    disable_log_stats=True,
+                    **self._options,
+                )
+        except (ValueError, NotImplementedError, AssertionError) as error:
+            raise StageError(
+                f"vLLM does not run the model in {folder}: {error}; set rollout.engine: torch"
+            ) from error
+        VllmGenerator._num_open += 1
+        self._config = _config(folder)
+        self._ends = _ends(folder)
+
+    def _forget(self) -> None:
+        """Drop what is cached of prompts: it was computed with earlier weights, or elsewhere."""
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache, though no request is running")
+
+    def _check(self, folder: Path) -> None:
+        for wrong in self._llm.collective_rpc("differs_from_files", args=(str(folder),)):
+            if wrong:
+                raise StageError(f"in vLLM, after loading: {wrong}")
+
+    def _check_context(self, requests: Sequence[Request], max_new_tokens: int) -> None:
+        context = self._llm.llm_engine.model_config.max_model_len
+        longest = max(len(request.prompt_ids) for request in requests)
+        if longest + max_new_tokens > context:
+            raise StageError(
+                f"a prompt of {longest} tokens and rollout.max_new_tokens {max_new_tokens} do not "
+                f"fit the model's context of {context}: lower rollout.max_new_tokens or shorten "
+                "the prompts"
+            )
+
+
+def _completion(output: Any) -> Completion:
+    told = output.logprobs
+    # Of each position the first entry is the token that was taken.
+    logprobs = [told.logprobs[start] for start in told.start_indices]
+    return Completion(
+        ids=list(output.token_ids),
+        logprobs=logprobs,
+        entropy=-sum(logprobs),
+        finish_reason=output.finish_reason,
+    )
+
+
+@contextmanager
+def _plain(folder: Path, precision: Precision) -> Iterator[tuple[Path, str]]:
+    """A folder of whole weights, an adapter merged into a copy, and their content hash."""
+    if not is_adapter_folder(folder):
+        yield folder, folder_hash(folder, precision)
+        return
+    with TemporaryDirectory() as merged:
+        policy = load_policy(folder)
+        policy.save_pretrained(merged)
+        yield Path(merged), content_hash(policy, precision)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}
+
+
+def _ends(folder: Path) -> frozenset[int]:
+    """The tokens that end a response, as `end_ids` of the loaded model has them."""
+    weights = folder / BASE if is_adapter_folder(folder) else folder
+    known: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        if (weights / name).is_file():
+            said = json.loads((weights / name).read_text(encoding="utf-8")).get("eos_token_id")
+            known.update([said] if isinstance(said, int) else said or [])
+    return frozenset(known)
+
+
+@contextmanager
+def _vllms_own_determinism() -> Iterator[None]:
+    """Without torch's deterministic mode, which forbids kernels that vLLM replaces or can do with.
+
+    In a deterministic job vLLM is asked for batch invariance instead.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def _unheard_by_workers(num_workers: int) -> Iterator[None]:
+    """Processes that are started meanwhile inherit that these signals do not reach them.
+
+    Here they wait until the end, so that none is lost.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_WORKERS)
+    try:
+        if num_workers > 1:
+            # Python starts it with the first worker, and then lets some of them through again.
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_WORKERS)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

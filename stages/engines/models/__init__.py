@@ -1,0 +1,1 @@
+"""Models in folders and in memory, and that the two are the same."""

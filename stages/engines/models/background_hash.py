@@ -1,0 +1,52 @@
+"""The hash of a resident model's weights, computed while the model answers.
+
+Whoever starts it leaves the weights as they are until the hash is there. From a GPU they are copied
+to memory that is set aside once, before anything else is asked of the GPU.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.engines.models.folders import hash_of_weights
+from stages.engines.models.lora import named_weights
+
+
+class BackgroundHash:
+    def __init__(self, thread: Executor) -> None:
+        self._thread = thread
+        self._copies: dict[str, Tensor] = {}
+        self._hash: Future[str] | None = None
+
+    def start(self, model: Any) -> None:
+        weights = list(named_weights(model))
+        copied = None
+        if any(tensor.is_cuda for _, tensor in weights):
+            weights = [(name, self._copied(name, tensor.detach())) for name, tensor in weights]
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+
+        def hashed() -> str:
+            return hash_of_weights(_once(copied, weights))
+
+        self._hash = self._thread.submit(hashed)
+
+    def wait(self) -> str:
+        assert self._hash is not None
+        return self._hash.result()
+
+    def _copied(self, name: str, tensor: Tensor) -> Tensor:
+        if not tensor.is_cuda:
+            return tensor
+        if name not in self._copies:
+            self._copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        return self._copies[name].copy_(tensor, non_blocking=True)
+
+
+def _once(copied: Any, weights: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    if copied is not None:
+        copied.synchronize()
+    yield from weights

@@ -1,0 +1,234 @@
+"""Hugging Face folders in and out, and what a reward model or a critic says: a number a token.
+
+A folder may hold an adapter beside its base; it is loaded merged. Whatever is loaded is checked
+against the files, tensor by tensor (weights.py).
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from stages.contracts.lora import ALL_WEIGHTS, LoraParams, LoraSave
+from stages.contracts.precision import Precision
+from stages.data.artifacts import set_modes
+from stages.data.batching import Batch
+from stages.engines.forward.packed import hidden_states
+from stages.engines.models import resident
+from stages.engines.models.lean_transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    hidden,
+)
+from stages.engines.models.lora import (
+    BASE,
+    has_adapter,
+    is_adapter_folder,
+    merge_folder,
+    named_weights,
+    save_adapter,
+    unwrapped,
+)
+from stages.engines.models.precision import is_rounded, round_weights, rounded
+from stages.engines.models.weights import Part, check_weights, stored_weights
+
+HASHERS = 4
+"""Threads that hash weights side by side."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def load_policy(folder: Path, device: str = "cpu", precision: Precision = Precision.FLOAT32) -> Any:
+    """A causal language model in evaluation mode."""
+    return _load(AutoModelForCausalLM, folder, device, precision)
+
+
+def load_scalar_model(
+    folder: Path, device: str = "cpu", precision: Precision = Precision.FLOAT32
+) -> Any:
+    """A reward model or critic: a backbone with a head of one number."""
+    return _load(AutoModelForSequenceClassification, folder, device, precision)
+
+
+def start_scalar_model(folder: Path, device: str = "cpu") -> Any:
+    """The backbone of a language model under a new head that says 0 for everything."""
+    model = _load(
+        AutoModelForSequenceClassification,
+        folder,
+        device,
+        Precision.FLOAT32,
+        part=Part.BACKBONE,
+        num_labels=1,
+    )
+    torch.nn.init.zeros_(model.score.weight)
+    return model
+
+
+def save_model(
+    model: Any, folder: Path, *, tokenizer_from: Path, lora: LoraParams = ALL_WEIGHTS
+) -> None:
+    """An ordinary Hugging Face folder, with the tokenizer of the one the model came from.
+
+    A model under an adapter is merged, or, if `lora` says so, becomes an adapter folder.
+    """
+    plain = unwrapped(model)
+    plain.config.use_cache = True
+    # Transformers would import DeepSpeed here, for seconds, to ask whether this is its model.
+    with hidden(("deepspeed",)):
+        if not has_adapter(model):
+            plain.save_pretrained(folder)
+        elif lora.save is LoraSave.ADAPTER:
+            save_adapter(model, folder)
+        else:
+            plain.save_pretrained(folder, state_dict=dict(named_weights(model)))
+    for name in TOKENIZER_FILES:
+        if (tokenizer_from / name).exists():
+            shutil.copyfile(tokenizer_from / name, folder / name)
+    set_modes(folder)
+    resident.note_saved(model, folder)
+
+
+def content_hash(model: Any, precision: Precision = Precision.FLOAT32) -> str:
+    """A hash of the weights that one computes with: names, shapes, types and bytes.
+
+    With an adapter, of the merged weights: what the folder that it is saved to will load. Float32
+    weights that another `precision` is made of are rounded to it first.
+    """
+    return hash_of_weights(named_weights(model), _as_computed(model, precision))
+
+
+def folder_hash(folder: Path, precision: Precision = Precision.FLOAT32) -> str:
+    """The content hash of the policy that `load_policy` loads, a few tensors in memory at a time.
+
+    For an engine that has its own way of loading; it has to check that way against the files.
+    """
+    if is_adapter_folder(folder):
+        return content_hash(load_policy(folder), precision)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(folder, local_files_only=True), dtype=torch.float32
+        )
+    with ExitStack() as files:
+        stored = stored_weights(files, folder, model)
+        # The files of some models are arranged in another way, or lack what is computed.
+        if stored is None:
+            return content_hash(load_policy(folder), precision)
+        named = ((name, stored[name]().float()) for name in sorted(stored))
+        return hash_of_weights(named, _as_computed(model, precision))
+
+
+def _as_computed(model: Any, precision: Precision) -> Callable[[str, Tensor], Tensor]:
+    buffers = {name for name, _ in unwrapped(model).named_buffers()}
+
+    def cast(name: str, tensor: Tensor) -> Tensor:
+        if name not in buffers and is_rounded(model, name, tensor):
+            return rounded(tensor, precision)
+        return tensor
+
+    return cast
+
+
+def hash_of_weights(
+    named: Iterable[tuple[str, Tensor]],
+    as_computed: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
+) -> str:
+    """Of weights in the order of their names, each as it is computed with."""
+    digest = hashlib.sha256()
+
+    def line(item: tuple[str, Tensor]) -> bytes:
+        name = item[0]
+        tensor = as_computed(name, item[1].detach())
+        raw = tensor.cpu().contiguous().view(-1).view(torch.uint8)
+        of_bytes = hashlib.sha256(raw.numpy().data).hexdigest()
+        return f"{name} {tuple(tensor.shape)} {tensor.dtype} {of_bytes}\n".encode()
+
+    with ThreadPoolExecutor(HASHERS) as hashers:
+        left = iter(named)
+        # A few at a time: merged weights are made as they are asked for.
+        while some := list(islice(left, HASHERS)):
+            for hashed in hashers.map(line, some):
+                digest.update(hashed)
+    return digest.hexdigest()
+
+
+def end_ids(model: Any) -> frozenset[int]:
+    """The tokens that end a response."""
+    known: set[int] = set()
+    for config in (model.config, getattr(model, "generation_config", None)):
+        value = getattr(config, "eos_token_id", None)
+        known.update([value] if isinstance(value, int) else value or [])
+    return frozenset(known)
+
+
+def pad_id(model: Any) -> int:
+    """What to pad with. Padding is masked everywhere, so any token does."""
+    value = model.config.pad_token_id
+    return int(value) if value is not None else min(end_ids(model), default=0)
+
+
+def token_scores(model: Any, batch: Batch) -> Tensor:
+    """[B, L] the scalar head's number at every token."""
+    hidden = hidden_states(model, batch)
+    head = unwrapped(model).score
+    weights = {name: value.float() for name, value in head.named_parameters()}
+    if hidden.dtype in (torch.float16, torch.bfloat16):
+        # A reward that is rounded to 16 bits has two or three digits.
+        scores: Tensor = functional_call(head, weights, hidden.float())
+    else:
+        scores = head(hidden)
+    spread = scores.new_zeros(batch.ids.numel()).index_copy(0, batch.packed.at, scores.squeeze(-1))
+    return spread.view(batch.ids.shape)
+
+
+def response_values(critic: Any, batch: Batch) -> Tensor:
+    """[B, T] what the critic expects before each response token."""
+    return token_scores(critic, batch).gather(1, batch.before) * batch.response_mask
+
+
+def sequence_rewards(reward_model: Any, batch: Batch) -> Tensor:
+    """[B] the reward of each response: the head's number at its last token."""
+    return token_scores(reward_model, batch).gather(1, batch.last[:, None]).squeeze(1)
+
+
+def _load(
+    auto_class: Any,
+    folder: Path,
+    device: str,
+    precision: Precision,
+    *,
+    part: Part = Part.ALL,
+    **options: Any,
+) -> Any:
+    kind = f"{auto_class.__name__} {precision} {part} {sorted(options.items())}"
+    kept = resident.take(kind, folder, device)
+    if kept is not None:
+        return kept
+    adapted = is_adapter_folder(folder)
+    model = auto_class.from_pretrained(
+        folder / BASE if adapted else folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        **options,
+    )
+    if adapted:
+        merge_folder(model, folder)
+    round_weights(model, precision)
+    model = model.to(device).eval()
+    check_weights(model, folder, part)
+    resident.lend(model, kind, folder, device)
+    return model

@@ -1,0 +1,28 @@
+"""How a computation comes by its models: loaded for it, or at hand already."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stages.contracts.precision import Precision
+from stages.engines.models.folders import load_policy, load_scalar_model
+
+Load = Callable[[Path, str, Precision], Any]
+"""(folder, device, precision) to a model that only answers."""
+
+
+@dataclass(frozen=True)
+class Loaders:
+    policy: Load = load_policy
+    scalar: Load = load_scalar_model
+
+
+FRESH = Loaders()
+"""Each model is loaded anew, and let go by whoever asked for it."""
+
+
+def resident() -> Loaders:
+    """Each model is loaded once, when it is first asked for, and stays."""
+    return Loaders(cache(load_policy), cache(load_scalar_model))

@@ -1,0 +1,1 @@
+"""How the processes of a stage share work, start clean and repeat themselves."""

@@ -1,0 +1,242 @@
+"""The processes that train one model together, each on its share of every step's rows.
+
+Always true:
+- Losses are divided by counts of the whole step, so gradients and metrics are sums over the ranks,
+  and all ranks take the same optimizer step: their weights stay equal to the bit.
+- All stop at the same step, resume from what rank 0 found, and fail together.
+- A rank that dies or hangs is named by the others in bounded time (see signs_of_life.py).
+
+The same number of ranks gives the same bytes again on the CPU. Another number adds the same
+gradients up in another order, which differs by rounding.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stages.context import Context, RankLost, ShareDone, Stopped
+from stages.engines.processes.signs_of_life import SignsOfLife
+
+BUCKET_ELEMENTS = 25_000_000
+"""Gradients are summed in pieces of about so many numbers."""
+
+
+@contextmanager
+def join(ctx: Context) -> Iterator["Ranks"]:
+    """What the ranks do together is the block under it; at its end all but rank 0 are done.
+
+    They leave by `ShareDone`. Nobody waits for a rank that leaves by an error: the others learn of
+    it and end with that error.
+    """
+    if ctx.world == 1:
+        alone = Ranks()
+        yield alone
+        alone.finish()
+        return
+    assert ctx.signs_of_life is not None
+    signs = SignsOfLife(ctx.signs_of_life, ctx.rank, ctx.world, ctx.collective_seconds)
+    signs.begin()
+    ranks = Ranks(ctx.rank, ctx.world, ctx.device, signs, ctx.sequence_parallel)
+    try:
+        ranks.connect(ctx.collective_seconds)
+        yield ranks
+        ranks.finish()
+        ranks.part()
+    except Stopped:
+        # Asked to stop on its own, between two loops: it says so where the others ask next.
+        if dist.is_initialized():
+            ranks.agree_to_stop(True, signs.at)
+        raise
+    except RankLost as error:
+        signs.write_failure(str(error))
+        raise
+    except BaseException as error:
+        said = str(error) or repr(error)
+        signs.write_failure(f"rank {ctx.rank} failed at {signs.at}: {said}")
+        raise
+    finally:
+        signs.end()
+    if ctx.rank:
+        raise ShareDone(f"rank {ctx.rank} has trained; rank 0 writes")
+
+
+class Ranks:
+    """This rank among all. Its methods are collectives: all ranks call them, in the same order."""
+
+    def __init__(
+        self,
+        rank: int = 0,
+        world: int = 1,
+        device: str = "cpu",
+        signs: SignsOfLife | None = None,
+        num_sharing: int = 1,
+    ) -> None:
+        self.rank, self.world = rank, world
+        self._device = torch.device(device)
+        self._signs = signs
+        self._at_end: list[Callable[[], None]] = []
+        self.num_sharing = num_sharing
+        """Neighbours that take the same rows, each a part of their tokens (see ulysses.py)."""
+        self.shared: Any = None
+        """The process group of these."""
+
+    def at_end(self, do: Callable[[], None]) -> None:
+        """What all ranks do once more together before they part for good."""
+        self._at_end.append(do)
+
+    def finish(self) -> None:
+        while self._at_end:
+            self._at_end.pop(0)()
+
+    def connect(self, patience_s: float) -> None:
+        options: dict[str, Any] = {"backend": "gloo"}
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            options = {"backend": "nccl", "device_id": self._device}
+        # The backend's own time limit, which names nobody, only stands behind ours.
+        timeout = timedelta(seconds=2 * patience_s + 60)
+        with self._collective():
+            dist.init_process_group(init_method="env://", timeout=timeout, **options)
+
+    def part(self) -> None:
+        """Leave the group, once every rank has all that it needs from the others."""
+        if self.world == 1:
+            return
+        assert self._signs
+        with self._signs.waiting(), suppress(RuntimeError):
+            self._reduce(torch.zeros(1, device=self._device), dist.ReduceOp.SUM)
+        dist.destroy_process_group()
+
+    def share(self, rows: Any) -> Any:
+        """This rank's rows of a step's. Rank 0 has some whenever there are any."""
+        return rows[self.rank // self.num_sharing :: self.world // self.num_sharing]
+
+    def agree_to_stop(self, asked: bool, at: str) -> bool:
+        """Whether any rank was asked to stop before it came to `at`; they part if so."""
+        [stop] = self.agree(at, asked)
+        if stop:
+            self.part()
+        return stop
+
+    def agree(self, at: str, *asked: bool) -> Sequence[bool]:
+        """Of each thing that a rank may ask for, whether any has before it came to `at`."""
+        if self.world == 1:
+            return asked
+        assert self._signs
+        self._signs.at = at
+        said = torch.tensor([int(one) for one in asked], device=self._device)
+        with self._collective():
+            return [bool(one) for one in self._reduce(said, dist.ReduceOp.MAX)]
+
+    def from_first(
+        self, value: Any, tensors: Mapping[str, Tensor]
+    ) -> tuple[Any, Iterator[tuple[str, Tensor]]]:
+        """Rank 0's value, and its tensors as they come, on every rank."""
+        if self.world == 1:
+            return value, iter(tensors.items())
+        said = [(value, {name: (t.shape, t.dtype) for name, t in tensors.items()})]
+        with self._collective():
+            dist.broadcast_object_list(said, src=0)
+        value, forms = said[0]
+        return value, self._copies(forms, tensors)
+
+    def _copies(
+        self, forms: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        for name, (shape, dtype) in forms.items():
+            mine = torch.empty(shape, dtype=dtype) if self.rank else tensors[name]
+            copy = mine.to(self._device)
+            with self._collective():
+                dist.broadcast(copy, src=0)
+                copied = copy.cpu()
+            yield name, copied
+
+    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Replace gradients by their sums over the ranks.
+
+        A parameter that has a gradient on some ranks only counts as zero on the others; one that
+        has none anywhere keeps none, as AdamW passes over it then.
+        """
+        if self.world == 1:
+            return
+        for bucket in _buckets(parameters):
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            has = parts[0].new_tensor([float(p.grad is not None) for p in bucket])
+            flat = torch.cat([*(part.reshape(-1) for part in parts), has])
+            with self._collective():
+                counts = self._reduce(flat, dist.ReduceOp.SUM, last=len(bucket))
+            sums = torch.split(flat, [*(p.numel() for p in bucket), len(bucket)])
+            for parameter, total, count in zip(bucket, sums, counts, strict=False):
+                parameter.grad = total.view_as(parameter) if count else None
+
+    def gather_shares(self, value: Any) -> list[Any]:
+        """The value of each share of rows: of ranks that have the same rows, that of the first."""
+        return self.gather(value)[:: self.num_sharing]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Each rank's value, by rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        with self._collective():
+            dist.all_gather_object(values, value)
+        return values
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Around work that meets other ranks all along: a broken connection names its rank.
+
+        One that hangs is found only when the backend's own time limit ends.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if self._signs and (lost := self._signs.find_lost()):
+                raise RankLost(lost) from error
+            raise
+
+    def _reduce(self, tensor: Tensor, how: Any, last: int = 0) -> list[Any]:
+        """Reduce in place; the last numbers of the result, which makes a GPU wait for it."""
+        dist.all_reduce(tensor, how)
+        return list(tensor[-last:].tolist())
+
+    @contextmanager
+    def _collective(self) -> Iterator[None]:
+        """Around each collective: waiting is watched, and a broken connection names its rank."""
+        assert self._signs
+        if self._device.type == "cuda":
+            # What this rank still computes is not time that it waits for others.
+            torch.cuda.synchronize(self._device)
+        try:
+            with self._signs.waiting():
+                yield
+        except RuntimeError as error:
+            if lost := self._signs.find_lost():
+                raise RankLost(lost) from error
+            raise
+
+
+ALONE = Ranks()
+
+
+def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Parameters that learn, in groups of one type and about BUCKET_ELEMENTS numbers."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            by_type.setdefault(parameter.dtype, []).append(parameter)
+    buckets: list[list[Tensor]] = []
+    for group in by_type.values():
+        room = 0
+        for parameter in group:
+            if room <= 0:
+                buckets.append([])
+                room = BUCKET_ELEMENTS
+            buckets[-1].append(parameter)
+            room -= parameter.numel()
+    return buckets

@@ -1,0 +1,1 @@
+"""One loop, and the learners that take its steps."""

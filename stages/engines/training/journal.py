@@ -1,0 +1,169 @@
+"""What the steps of one process leave in the stage's scratch: their rows, and the learners.
+
+The rows of each step are files, written as the step ends. The learners are written at most every
+`checkpoint_seconds`, at the end of a step, together with the hashes of all files so far; who goes
+on finds both as they were, or goes on from the checkpoint before. A step that will take longer than
+that begins with a checkpoint, so that what it leaves inside can be gone on from, too.
+"""
+
+import hashlib
+import math
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.context import Context
+from stages.data import schema
+from stages.data.artifacts import FILE_MODE, read_parquet, write_parquet
+from stages.engines.processes.ranks import ALONE
+from stages.engines.processes.step_context import StepContext, step_context
+from stages.engines.training.learner import AnyLearner
+from stages.engines.training.resume import Metrics, gather, resume_with_values, save_if_possible
+
+SCHEMAS = {
+    "rollouts": schema.ROLLOUTS,
+    "scores": schema.SCORES,
+    "experience": schema.EXPERIENCE,
+}
+AHEAD = "-ahead"
+"""The part of a step that is done while the step before learns."""
+STEP = pa.field("step", pa.int32(), nullable=False)
+"""The column that the rows of all steps together begin with."""
+
+
+class Journal:
+    def __init__(self, ctx: Context, learners: Mapping[str, AnyLearner], writer: Executor) -> None:
+        self._ctx, self._learners, self._writer = ctx, learners, writer
+        self._rows, self._steps = ctx.scratch / "rows", ctx.scratch / "steps"
+        self._files: dict[str, str] = {}
+        self._unsynced: set[str] = set()
+        self._writing: list[Future[tuple[str, str]]] = []
+        self.history: list[Metrics] = []
+        self.values: Mapping[str, Any] = {}
+        """What the checkpoint that was gone on from said beside the history."""
+        self._saved_step, self._saved_at = 0, time.monotonic()
+        self._last_step_s = math.inf
+
+    def resume(self) -> None:
+        """Put the learners to where they were; what is of later steps goes."""
+        self.history, self.values = resume_with_values(
+            self._ctx.scratch, self._learners, ALONE, self._are_there
+        )
+        self._files = dict(self.values.get("files", {}))
+        self._saved_step = len(self.history)
+        self._ctx.resume_at(len(self.history), self.history)
+        begun = {self._folder(self._saved_step + 1), self._folder(self._saved_step + 2, AHEAD)}
+        for folder in set(self._steps.glob("*")) - begun:
+            shutil.rmtree(folder)
+
+    def begin(self, step: int, name: str, part: str = "") -> StepContext:
+        """The context of a step; durable where the state that there is now has been saved."""
+        folder = self._folder(step, part)
+        return step_context(self._ctx, name, folder, durable=self._is_saved())
+
+    def write(self, kind: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep rows of a step; they are written while others compute."""
+        path = self._path(kind, step)
+        name = path.relative_to(self._rows).as_posix()
+
+        def written() -> tuple[str, str]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside = path.with_suffix(".tmp")
+            write_parquet(aside, rows, SCHEMAS[kind])
+            digest = _hash(aside)
+            os.replace(aside, path)
+            return name, digest
+
+        self._writing.append(self._writer.submit(written))
+
+    def read(self, kind: str, step: int) -> list[dict[str, Any]]:
+        return read_parquet(self._path(kind, step))
+
+    def end(self, step: int, metrics: Metrics, seconds: float) -> None:
+        """A step is over: its folder goes."""
+        self.history.append(metrics)
+        self._last_step_s = seconds
+        for part in ("", AHEAD):
+            shutil.rmtree(self._folder(step, part), ignore_errors=True)
+
+    def save(self, values: Mapping[str, Any], is_ahead: bool, *, now: bool) -> None:
+        """Keep the learners as they are at the end of a step, `now` or where it is time to.
+
+        `is_ahead`: the rollouts of the next step are there, too.
+        """
+        waited = time.monotonic() - self._saved_at
+        if self._is_saved() or not (
+            now or waited + self._last_step_s >= self._ctx.checkpoint_seconds
+        ):
+            return
+        self._settle(sync=True)
+        last = len(self.history) + is_ahead
+        files = {name: digest for name, digest in self._files.items() if _step(name) <= last}
+        kept = {**values, "files": files}
+        save_if_possible(self._ctx.scratch, gather(self._learners), self.history, kept)
+        self._saved_step, self._saved_at = len(self.history), time.monotonic()
+
+    def publish(self, kind: str, num_steps: int, path: Path) -> None:
+        """The rows of all steps as one file, a row group a step."""
+        self._settle(sync=False)
+        whole = pa.schema([STEP, *SCHEMAS[kind]])
+        with pq.ParquetWriter(path, whole, compression="zstd", store_schema=False) as writer:
+            for step in range(1, num_steps + 1):
+                table = pq.read_table(self._path(kind, step), schema=SCHEMAS[kind])
+                steps = pa.array([step] * len(table), STEP.type)
+                writer.write_table(table.add_column(0, STEP, steps).cast(whole))
+        path.chmod(FILE_MODE)
+
+    def _settle(self, *, sync: bool) -> None:
+        """Wait until all rows so far are written."""
+        for future in self._writing:
+            name, digest = future.result()
+            self._files[name] = digest
+            self._unsynced.add(name)
+        self._writing.clear()
+        if sync:
+            for name in self._unsynced:
+                _sync(self._rows / name)
+            self._unsynced.clear()
+
+    def _is_saved(self) -> bool:
+        return self._saved_step == len(self.history)
+
+    def _folder(self, step: int, part: str = "") -> Path:
+        return self._steps / f"{step:06d}{part}"
+
+    def _path(self, kind: str, step: int) -> Path:
+        return self._rows / kind / f"{step:06d}.parquet"
+
+    def _are_there(self, values: Mapping[str, Any]) -> bool:
+        """Whether the files of the steps are those that the checkpoint was written beside."""
+        files = values.get("files")
+        if not isinstance(files, dict):
+            return False
+        return all(
+            (self._rows / name).is_file() and _hash(self._rows / name) == digest
+            for name, digest in files.items()
+        )
+
+
+def _step(name: str) -> int:
+    return int(Path(name).stem)
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

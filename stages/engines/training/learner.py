@@ -1,0 +1,68 @@
+"""What the training loop asks of whoever learns, whether its state is on one GPU or on many.
+
+optimizer.py has the learner of a process that holds all of it, zero.py the one that spreads it over
+the ranks. Both speak of weights and moments by parameter, whole and in float32: a checkpoint, or
+the state that an iteration leaves, fits either, on any number of ranks.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from stages.contracts.precision import Precision
+from stages.engines.processes.ranks import Ranks
+
+
+class AnyLearner(Protocol):
+    """One model with its optimizer.
+
+    Where several ranks train, all of them call a method that says so, at the same point.
+    """
+
+    model: Any
+    precision: Precision
+    """What the model computes in."""
+    lockstep: bool
+    """Whether every pass through the model is a collective: all ranks have to make as many."""
+
+    def before_backward(self) -> float:
+        """Get ready for the backward pass of a loss; what the loss has to be multiplied by."""
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """What learns, with its gradients; none where these are spread over the ranks."""
+
+    def sum_gradients(self, ranks: Ranks) -> None:
+        """Add up the ranks' gradients; all ranks."""
+
+    def clip_gradients(self) -> float:
+        """Scale the gradients down to the largest norm allowed; the norm before that. All ranks."""
+
+    def step(self, factor: float) -> None:
+        """One optimizer step at `factor` times the learning rate; all ranks."""
+
+    def settle(self) -> None:
+        """Put the moving average, where there is one, in the place of the weights; all ranks."""
+
+    def weights_not_finite(self) -> list[str]:
+        """The names of weights, as far as this rank has them, with numbers that are not finite."""
+
+    def full_precision(self) -> AbstractContextManager[Any]:
+        """The model with its float32 weights in it, on rank 0; all ranks."""
+
+    def moments(self) -> Mapping[str, Tensor]:
+        """AdamW's state, by parameter, on rank 0; all ranks."""
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Each rank takes its part of what `moments` gave."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All that changes in training, on rank 0; all ranks."""
+
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Of all that `tensors` may have."""
+
+    def load_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Each rank takes its part of what `tensors` gave, in the order that it gave them in."""

@@ -1,0 +1,203 @@
+"""A model that learns: its weights, AdamW's moments, a moving average, all as named tensors.
+
+What learns are float32 weights, the *masters*. A model that computes in float32 has them as its
+parameters. One that computes in bfloat16 has a rounded copy of them: the gradient of each
+micro-batch is added up in float32, the optimizer moves the masters, and the copy is made anew after
+each step, so that a step too small for bfloat16 is not lost. What is saved is never the copy.
+
+Moments are named after the parameter they belong to, so that they can be written beside a model,
+read back for the next iteration, and inspected.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.contracts.precision import Precision
+from stages.engines.models.precision import is_rounded, rounded
+from stages.engines.processes.ranks import Ranks
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class Learner:
+    """One model with its optimizer, all of it in this process.
+
+    The model comes with float32 weights, whatever `precision`.
+    """
+
+    lockstep = False
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        learning_rate: float,
+        max_grad_norm: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        ema_decay: float = 0.0,
+        precision: Precision = Precision.FLOAT32,
+    ) -> None:
+        self.model = model
+        self.learning_rate = learning_rate
+        self.max_grad_norm = max_grad_norm
+        self.precision = precision
+        self._copies: dict[str, tuple[Tensor, Tensor]] = {}
+        self._masters = self._split(precision)
+        self._ema_decay = ema_decay
+        self._average = {
+            name: master.detach().clone() for name, master in self._masters.items() if ema_decay > 0
+        }
+        on_gpu = any(master.is_cuda for master in self._masters.values())
+        self._optimizer = torch.optim.AdamW(
+            self._masters.values(),
+            lr=learning_rate,
+            betas=betas,
+            weight_decay=weight_decay,
+            fused=on_gpu,
+        )
+
+    def _split(self, precision: Precision) -> dict[str, Tensor]:
+        """Round the model's weights; the masters of those that learn, by name.
+
+        `_copies` has each rounded parameter with its float32 weight. Weights that do not learn
+        are only needed to be saved again, and theirs are kept on the CPU.
+        """
+        masters: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            if precision is Precision.FLOAT32 or not is_rounded(self.model, name, parameter):
+                if parameter.requires_grad:
+                    masters[name] = parameter
+                continue
+            whole = parameter.data
+            parameter.data = rounded(whole, precision)
+            if parameter.requires_grad:
+                masters[name] = whole.requires_grad_()
+                parameter.register_post_accumulate_grad_hook(_adding_to(whole))
+            else:
+                whole = whole.cpu()
+            self._copies[name] = (parameter, whole)
+        return masters
+
+    @contextmanager
+    def full_precision(self) -> Iterator[Any]:
+        """The model with its float32 weights in it, to be saved, hashed or scaled."""
+        low = {name: parameter.data for name, (parameter, _) in self._copies.items()}
+        for parameter, whole in self._copies.values():
+            parameter.data = whole.detach()
+        try:
+            yield self.model
+        finally:
+            for name, (parameter, _) in self._copies.items():
+                parameter.data = low[name]
+            self._round(self._copies)
+
+    def parameters(self) -> Iterable[Tensor]:
+        """What learns, with its gradients, in float32."""
+        return self._masters.values()
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        return self._masters.items()
+
+    def before_backward(self) -> float:
+        """What a loss has to be multiplied by."""
+        return 1.0
+
+    def sum_gradients(self, ranks: Ranks) -> None:
+        ranks.sum_gradients(self.parameters())
+
+    def weights_not_finite(self) -> list[str]:
+        weights = self.model.named_parameters()
+        return [name for name, weight in weights if not bool(weight.isfinite().all())]
+
+    def clip_gradients(self) -> float:
+        """Scale the gradients down to the largest norm allowed; the norm before that."""
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.max_grad_norm)
+        return float(norm)
+
+    def step(self, factor: float) -> None:
+        """One optimizer step at `factor` times the learning rate."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.learning_rate * factor
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._round(self._masters)
+        for name, average in self._average.items():
+            average.lerp_(self._masters[name].detach(), 1 - self._ema_decay)
+
+    def settle(self) -> None:
+        """Put the moving average, where there is one, in the place of the weights."""
+        for name, average in self._average.items():
+            self._masters[name].data.copy_(average)
+        self._round(self._average)
+
+    def _round(self, names: Iterable[str]) -> None:
+        """Make the copies of these weights anew."""
+        pairs = [self._copies[name] for name in names if name in self._copies]
+        if pairs:
+            low, whole = zip(*((p.data, w.detach()) for p, w in pairs), strict=True)
+            torch._foreach_copy_(low, whole)
+
+    def moments(self) -> dict[str, Tensor]:
+        """AdamW's state, by parameter."""
+        return {
+            f"{moment}.{name}": self._optimizer.state[master][moment]
+            for name, master in self._masters.items()
+            for moment in _MOMENTS
+            if moment in self._optimizer.state[master]
+        }
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        for name, master in self._masters.items():
+            for moment in _MOMENTS:
+                if f"{moment}.{name}" in moments:
+                    value = moments[f"{moment}.{name}"].to(master.device)
+                    self._optimizer.state[master][moment] = value
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that changes in training."""
+        weights = {f"weight.{name}": value.data for name, value in self._masters.items()}
+        averages = {f"average.{name}": value for name, value in self._average.items()}
+        moments = {f"moment.{name}": value for name, value in self.moments().items()}
+        return weights | averages | moments
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of all that `tensors` may have."""
+        weights = {f"weight.{name}": value.shape for name, value in self._masters.items()}
+        averages = {f"average.{name}": value.shape for name, value in self._average.items()}
+        moments = {
+            f"moment.{moment}.{name}": torch.Size() if moment == "step" else value.shape
+            for name, value in self._masters.items()
+            for moment in _MOMENTS
+        }
+        return weights | averages | moments
+
+    def load_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        found = dict(tensors)
+        for name, master in self._masters.items():
+            master.data.copy_(found[f"weight.{name}"])
+        self._round(self._masters)
+        for name, average in self._average.items():
+            average.copy_(found[f"average.{name}"])
+        prefix = "moment."
+        self.load_moments(
+            {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
+        )
+
+
+def _adding_to(master: Tensor) -> Any:
+    """A hook that adds a parameter's fresh gradient to its master's."""
+
+    def add(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if master.grad is None:
+            master.grad = parameter.grad.to(master.dtype)
+        else:
+            master.grad += parameter.grad
+        parameter.grad = None
+
+    return add

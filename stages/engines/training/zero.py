@@ -1,0 +1,340 @@
+"""A learner whose weights, moments and gradients are spread over the ranks: DeepSpeed ZeRO.
+
+The ranks are those that were joined; DeepSpeed starts no process of its own. Always true:
+- Gradients are sums over the ranks, as in ranks.py. DeepSpeed takes means, so a loss is multiplied
+  by the number of ranks beforehand.
+- All ranks make the same passes through the model: a pass gathers weights (zero3), and a backward
+  pass adds gradients up (zero2 and zero3).
+- What a rank holds of a parameter is one run of its numbers, a `Part` (parts of it are gathered bit
+  by bit, never rounded). Outside, weights and moments have names and are whole, so that a
+  checkpoint of four ranks fits two, or a learner that is not spread.
+- Weights that learn are float32, whatever the model computes in; they start from the model's own
+  float32 weights, not from what DeepSpeed makes of these after rounding.
+- When the ranks part, rank 0 has the model whole again, in float32 on the CPU, and its moments.
+
+Departure from the other learner: a parameter that no row used has a gradient of zero, not none, so
+its moments decay.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stages.context import Context
+from stages.contracts.precision import Precision
+from stages.engines.models.lora import unwrapped
+from stages.engines.processes.deepspeed_engine import STAGES, configured, open_engine
+from stages.engines.processes.ranks import Ranks
+
+_FLAT = ("exp_avg", "exp_avg_sq")
+"""AdamW's moments, laid out as the weights are; its step counter is one number."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The run of a parameter's numbers that this rank holds, in one of its flat tensors."""
+
+    flat: int
+    """Which of the flat tensors."""
+    at: int
+    """Where the run starts there."""
+    start: int
+    """Where it starts in the parameter."""
+    size: int
+
+
+class ZeroLearner:
+    """One model with its optimizer, a part of it in each rank. See `AnyLearner`."""
+
+    lockstep = True
+
+    def __init__(
+        self,
+        ctx: Context,
+        ranks: Ranks,
+        model: Any,
+        *,
+        learning_rate: float,
+        max_grad_norm: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        ema_decay: float = 0.0,
+        precision: Precision = Precision.FLOAT32,
+    ) -> None:
+        self.model = model
+        self.precision = precision
+        self.learning_rate = learning_rate
+        self._rank, self._world = ranks.rank, ranks.world
+        self._device = torch.device(ctx.device)
+        self._stage = STAGES[ctx.sharding]
+        self._shapes = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
+        self._step_count = 0.0
+        self._whole: dict[str, Tensor] | None = None
+        self._whole_moments: dict[str, Tensor] = {}
+        before = {name: parameter.data for name, parameter in model.named_parameters()}
+        optimizer = torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=learning_rate,
+            betas=betas,
+            weight_decay=weight_decay,
+            fused=self._device.type == "cuda",
+        )
+        with ranks.exchanging():
+            self._engine = open_engine(
+                ctx, model, optimizer, configured(ctx, max_grad_norm, precision)
+            )
+            self._zero = self._engine.optimizer
+            self._parts = self._find_parts()
+            self._frozen = {
+                name: weight
+                for name, weight in before.items()
+                if name not in self._shapes and not self._rank
+            }
+            if self._stage == 3:
+                self._keep_the_head()
+            for name in self._shapes:
+                self._put(self._flats(), name, before[name])
+            del before
+            self._refresh()
+        self._ema_decay = ema_decay
+        self._averages = [flat.clone() for flat in self._flats()] if ema_decay > 0 else []
+        ranks.at_end(self._become_whole)
+
+    def before_backward(self) -> float:
+        self._zero.clear_backward_seen_flag()
+        self._engine._backward_prologue()
+        return float(self._world)
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        return ()
+
+    def sum_gradients(self, ranks: Ranks) -> None:
+        """What is left of it after the backward passes."""
+        with ranks.exchanging():
+            if self._stage == 1:
+                self._engine._running_engine_step = True
+                self._engine.allreduce_gradients()
+                self._engine._running_engine_step = False
+            else:
+                self._zero.finalize_gradient_accumulation_boundary()
+
+    def clip_gradients(self) -> float:
+        """The norm; DeepSpeed scales down, in the same way, when it takes the step."""
+        from deepspeed.runtime.zero.stage3 import combine_grad_norm_groups
+
+        if self._stage == 3:
+            norm = float(combine_grad_norm_groups(self._zero._get_norm_groups()))
+        else:
+            norm = float(self._zero.scaled_global_norm())
+        # DeepSpeed says -1 of gradients that are not finite.
+        return norm if norm >= 0 else float("nan")
+
+    def step(self, factor: float) -> None:
+        for group in self._zero.optimizer.param_groups:
+            group["lr"] = self.learning_rate * factor
+        self._zero.step()
+        self._zero.zero_grad(set_to_none=True)
+        self._step_count += 1
+        for average, flat in zip(self._averages, self._flats(), strict=False):
+            average.lerp_(flat.detach(), 1 - self._ema_decay)
+
+    def settle(self) -> None:
+        if self._averages:
+            for average, flat in zip(self._averages, self._flats(), strict=True):
+                flat.data.copy_(average)
+            self._refresh()
+
+    def weights_not_finite(self) -> list[str]:
+        return [
+            name
+            for name, part in self._parts.items()
+            if not bool(self._flats()[part.flat][part.at : part.at + part.size].isfinite().all())
+        ]
+
+    @contextmanager
+    def full_precision(self) -> Iterator[Any]:
+        if self._whole is not None:
+            yield self.model
+            return
+        whole = self._gather()
+        computed_with = [parameter.data for parameter in self.model.parameters()]
+        for name, parameter in self.model.named_parameters():
+            parameter.data = whole.get(name, parameter.data)
+        try:
+            yield self.model
+        finally:
+            for parameter, weight in zip(self.model.parameters(), computed_with, strict=True):
+                parameter.data = weight
+
+    def moments(self) -> dict[str, Tensor]:
+        if self._whole is not None:
+            return self._whole_moments
+        if not self._step_count:
+            return {}
+        found: dict[str, Tensor] = {}
+        for name in self._shapes:
+            for moment in _FLAT:
+                whole = self._get(self._moments(moment), name)
+                if whole is not None:
+                    found[f"{moment}.{name}"] = whole
+            if not self._rank:
+                found[f"step.{name}"] = torch.tensor(self._step_count)
+        return found
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        self._load((f"moment.{name}", moments[name]) for name in moments)
+
+    def tensors(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for kind, flats in (("weight", self._flats()), ("average", self._averages)):
+            for name in self._shapes if flats else ():
+                whole = self._get(flats, name)
+                if whole is not None:
+                    found[f"{kind}.{name}"] = whole
+        return found | {f"moment.{name}": value for name, value in self.moments().items()}
+
+    def shapes(self) -> dict[str, torch.Size]:
+        kinds = ["weight", *(["average"] if self._averages else [])]
+        kinds += [f"moment.{moment}" for moment in _FLAT]
+        shapes = {f"{kind}.{name}": shape for kind in kinds for name, shape in self._shapes.items()}
+        return shapes | {f"moment.step.{name}": torch.Size() for name in self._shapes}
+
+    def load_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        self._load(tensors)
+        self._refresh()
+
+    def _load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        for key, tensor in tensors:
+            kind, _, name = key.partition(".")
+            if kind == "weight":
+                self._put(self._flats(), name, tensor)
+            elif kind == "average":
+                self._put(self._averages, name, tensor)
+            else:
+                moment, _, name = name.partition(".")
+                self._start_moments()
+                if moment == "step":
+                    self._count(max(self._step_count, float(tensor)))
+                elif name in self._shapes:
+                    self._put(self._moments(moment), name, tensor)
+
+    def _flats(self) -> Sequence[Tensor]:
+        """The float32 weights that this rank holds."""
+        if self._stage == 3:
+            flats: Sequence[Tensor] = self._zero.fp32_partitioned_groups_flat
+        else:
+            flats = self._zero.single_partition_of_fp32_groups
+        return flats
+
+    def _moments(self, moment: str) -> list[Tensor]:
+        return [self._zero.optimizer.state[flat][moment] for flat in self._flats()]
+
+    def _start_moments(self) -> None:
+        """As AdamW itself does at its first step."""
+        for flat in self._flats():
+            state = self._zero.optimizer.state[flat]
+            if not state:
+                device = flat.device if self._device.type == "cuda" else "cpu"
+                state["step"] = torch.tensor(0.0, device=device)
+                state |= {moment: torch.zeros_like(flat.data) for moment in _FLAT}
+
+    def _count(self, steps: float) -> None:
+        self._step_count = steps
+        for flat in self._flats():
+            self._zero.optimizer.state[flat]["step"].fill_(steps)
+
+    def _find_parts(self) -> dict[str, Part]:
+        """Of each parameter that learns; one that lies with other ranks has none."""
+        parts: dict[str, Part] = {}
+        for name, parameter in self.model.named_parameters():
+            if name not in self._shapes:
+                continue
+            if self._stage == 3:
+                flat, at, size = self._zero.grad_position[self._zero.get_param_id(parameter)]
+                start = size * self._rank
+                # The last part is filled up where the numbers do not divide evenly.
+                size = min(int(size), self._shapes[name].numel() - start)
+                if size > 0:
+                    parts[name] = Part(int(flat), int(at), int(start), size)
+            elif (here := parameter._hp_mapping) is not None:
+                there, inside = here.hp_fragment_address, here.lp_fragment_address
+                parts[name] = Part(0, there.start, inside.start, inside.numel)
+        return parts
+
+    def _get(self, flats: Sequence[Tensor], name: str) -> Tensor | None:
+        """The whole tensor, on the CPU of rank 0; all ranks call it."""
+        whole = torch.zeros(self._shapes[name].numel(), device=self._device)
+        if part := self._parts.get(name):
+            own = flats[part.flat].detach()[part.at : part.at + part.size]
+            whole[part.start : part.start + part.size] = own
+        # As integers: nothing is rounded, and the sum with zeros leaves -0.0 what it is.
+        dist.reduce(whole.view(torch.int32), 0)
+        return None if self._rank else whole.view(self._shapes[name]).cpu()
+
+    def _gather(self) -> dict[str, Tensor]:
+        """All weights in float32, on the CPU of rank 0; all ranks call it."""
+        found = {name: self._get(self._flats(), name) for name in self._shapes}
+        return {**self._frozen, **{name: w for name, w in found.items() if w is not None}}
+
+    def _put(self, flats: Sequence[Tensor], name: str, whole: Tensor) -> None:
+        """Take this rank's part of a whole tensor."""
+        if part := self._parts.get(name):
+            own = whole.detach().reshape(-1)[part.start : part.start + part.size]
+            flats[part.flat].data[part.at : part.at + part.size].copy_(own)
+
+    def _refresh(self) -> None:
+        """Make the weights that the model computes with anew from the float32 ones; all ranks."""
+        if self._stage < 3:
+            self._zero.update_lp_params()
+            return
+        for group in range(len(self._flats())):
+            self._zero._reassign_or_swap_out_partitioned_parameters(group)
+        if kept := self._zero.persistent_parameters:
+            kept[0].partition(kept)
+            kept[0].all_gather(kept)
+
+    def _keep_the_head(self) -> None:
+        """Every rank keeps the output head whole, and DeepSpeed does not follow its calls.
+
+        It is called once for each chunk of tokens, and not all ranks have as many of these.
+        """
+        offload = self._zero.parameter_offload
+        plain = unwrapped(self.model)
+        # A pass starts with the backbone: the whole model is hardly ever called as such.
+        offload.fwd_pre_hook.remove()
+        coordinator = offload.get_param_coordinator()
+        plain.base_model.register_forward_pre_hook(
+            lambda *_: coordinator.reset_step(), prepend=True
+        )
+        head = plain.get_output_embeddings()
+        if head is None:
+            return
+        own_hooks = (head._forward_hooks, head._forward_pre_hooks)
+        for handle in [*offload.forward_hooks, *offload.backward_hooks]:
+            if any(handle.hooks_dict_ref() is hooks for hooks in own_hooks):
+                handle.remove()
+        kept = self._zero.persistent_parameters
+        for parameter in head.parameters():
+            if not parameter.ds_persist:
+                parameter.ds_persist = True
+                kept.append(parameter)
+                parameter.all_gather([parameter])
+
+    def _become_whole(self) -> None:
+        """Give the model back as an ordinary one, on rank 0; all ranks call it before they part."""
+        self._whole_moments, self._whole = self.moments(), self._gather()
+        self._engine.destroy()
+        self._engine.module_forward_pre_hook.remove()
+        self._engine.module_forward_post_hook.remove()
+        self._averages = []
+        del self._engine, self._zero
+        if not self._rank:
+            for name, parameter in self.model.named_parameters():
+                parameter.data = self._whole[name]
+                parameter.grad = None
+            self.model.to("cpu")
