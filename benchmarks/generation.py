@@ -13,12 +13,9 @@ benchmarks/results/generation.json, by model, slots and lengths.
 import argparse
 import json
 import math
-import os
-import platform
 import sys
 import time
-from collections.abc import Callable
-from importlib import metadata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks import records
 from benchmarks.workloads import FIRST_WORD, SHAPES
 from stages.contracts.precision import Precision
 from stages.engines.generation.generator import Completion, Request, Sampling
@@ -36,10 +34,19 @@ from stages.engines.models.precision import DTYPES
 
 MEAN_LENGTH = 128
 """Of uneven answers, about, if they were not cut."""
-RESULTS = Path(__file__).parent / "results" / "generation.json"
+RESULTS = records.RESULTS / "generation.json"
 
 
 def main() -> None:
+    options = options_of(sys.argv[1:])
+    result = measure(options)
+    print(json.dumps(result, indent=2))
+    if options.write:
+        key = f"{options.model}, {options.slots} slots, {options.requests} {options.lengths}"
+        records.add(RESULTS, key, result)
+
+
+def options_of(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -56,13 +63,7 @@ def main() -> None:
     )
     parser.add_argument("--profile", action="store_true", help="print where a GPU's time goes")
     parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
-    result = measure(options)
-    print(json.dumps(result, indent=2))
-    if options.write:
-        known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        key = f"{options.model}, {options.slots} slots, {options.requests} {options.lengths}"
-        RESULTS.write_text(json.dumps({**known, key: result}, indent=2, sort_keys=True) + "\n")
+    return parser.parse_args(words)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -120,12 +121,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         ),
         "ms_per_round_of_slots": round(1000 * best * options.slots / num_tokens, 3),
         "peak_gib": None if peak is None else round(peak, 2),
-        "hardware": torch.cuda.get_device_name()
-        if cuda
-        else f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            name: metadata.version(name) for name in ("torch", "transformers") + ("triton",) * cuda
-        },
+        "hardware": records.hardware(options.device),
+        "versions": records.versions("torch", "transformers", "triton"),
     }
 
 

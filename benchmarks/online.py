@@ -4,53 +4,52 @@
 
 Fixed work: a GRPO step of 64 prompts x 8 samples x exactly 256 new tokens, no KL term, one
 optimizer step, in bfloat16 (float32 without a GPU). The model has no token that ends a response,
-and rewards are made up from the text. What is timed is the stage itself, as it times its steps; the
-first two, which compile and record, are left out. `--model tiny` shows on any machine that it runs.
-`--write` adds the result to benchmarks/results/online.json.
+and rewards are made up from the text. What is timed is the stage itself, from the end of one step
+to the end of the next; the first two, which compile and record, are left out. `--model tiny` shows
+on any machine that it runs. `--write` adds the result to benchmarks/results/online.json.
 """
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import fields
-from importlib import metadata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import workloads
+from benchmarks import records, workloads
+from benchmarks.step_clock import StepClock
 
-RESULTS = Path(__file__).parent / "results" / "online.json"
-NUM_PROMPTS, NUM_SAMPLES, NEW_TOKENS = 64, 8, 256
+RESULTS = records.RESULTS / "online.json"
 SKIPPED_STEPS = 2
 STAGE = "online@fast"
 
 
 def main() -> None:
+    arguments = options_of(sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(arguments, Path(folder))
+    print(json.dumps(result, indent=2))
+    if arguments.write:
+        ways = [way for way in ("compile", "overlap", "reference") if getattr(arguments, way)]
+        records.add(RESULTS, " ".join([arguments.model, *ways]), result)
+
+
+def options_of(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=workloads.SHAPES, default="135m")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--reference", action="store_true", help="measure the KL all the same")
-    parser.add_argument("--micro-tokens", type=int, help="tokens in one forward pass")
+    parser.add_argument("--micro-tokens", type=int, default=32768)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--profile", action="store_true", help="a table of the last step's time")
     parser.add_argument("--write", action="store_true", help="record the result")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        result = measure(arguments, Path(folder))
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-        known[arguments.model + ("-overlap" if arguments.overlap else "")] = result
-        RESULTS.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    return parser.parse_args(words)
 
 
 def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
@@ -61,13 +60,12 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     from stages.contracts.params import Params
 
     on_gpu = torch.cuda.is_available()
-    tiny = arguments.model == "tiny"
-    num_prompts = 4 if tiny else NUM_PROMPTS
-    params = Params.model_validate(changes(arguments, num_prompts, on_gpu))
+    work = workloads.rl_step(arguments.model)
+    params = Params.model_validate(changes(arguments, work, on_gpu))
     bound = bind(STAGE, params)
     inputs = {name: root / path for name, path in bound.inputs.items()}
     outs = {name: root / path for name, path in bound.outs.items()}
-    make_inputs(arguments.model, num_prompts, inputs)
+    make_inputs(arguments.model, work.num_prompts, inputs)
     for path in outs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     ctx = context(root / "job", params.seed, "cuda" if on_gpu else "cpu", arguments)
@@ -82,11 +80,12 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     # With overlap, the last step has nothing to sample ahead.
     timed = slice(SKIPPED_STEPS, -1 if arguments.overlap else None)
     steps = [json.loads(line)["metrics"] for line in lines][timed]
-    made = num_prompts * NUM_SAMPLES * NEW_TOKENS
+    of_step = ctx.seconds(SKIPPED_STEPS)[: len(steps)]
+    made = work.num_responses * work.new_tokens
     assert all(step["num_tokens"] == made for step in steps), steps
     parts = [name for name in steps[0] if name.endswith("_seconds")]
-    of_step = [sum(step[name] for name in parts) for step in steps]
     return {
+        "model": arguments.model,
         "step_seconds": statistics.median(of_step),
         "fastest_step_seconds": min(of_step),
         **{name: statistics.median(step[name] for step in steps) for name in parts},
@@ -95,17 +94,13 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
         "stage_seconds": whole,
         "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
         "settings": {k: v for k, v in vars(arguments).items() if k not in ("write", "profile")},
-        "device": torch.cuda.get_device_name() if on_gpu else platform.processor(),
-        "cores": os.cpu_count(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "transformers")},
-        },
+        "hardware": records.hardware("cuda" if on_gpu else "cpu"),
+        "versions": records.versions("torch", "transformers", "triton"),
     }
 
 
-def changes(arguments: argparse.Namespace, num_prompts: int, on_gpu: bool) -> dict[str, Any]:
-    responses = num_prompts * NUM_SAMPLES
+def changes(arguments: argparse.Namespace, work: workloads.RlStep, on_gpu: bool) -> dict[str, Any]:
+    responses = work.num_responses
     update: dict[str, Any] = {"epochs": 1, "batch_size": responses, "kl_coef": 0.0, "max_kl": 1e9}
     if arguments.overlap:
         update |= {"mismatch": "token_truncate", "max_logprob_gap": 1.0}
@@ -120,9 +115,9 @@ def changes(arguments: argparse.Namespace, num_prompts: int, on_gpu: bool) -> di
             "online": {"fast": {"policy": "sft", "steps": arguments.steps}},
         },
         "rollout": {
-            "prompts": num_prompts,
-            "samples": NUM_SAMPLES,
-            "max_new_tokens": NEW_TOKENS,
+            "prompts": work.num_prompts,
+            "samples": work.num_samples,
+            "max_new_tokens": work.new_tokens,
             "batch_size": responses,
         },
         "score": score,
@@ -168,14 +163,17 @@ def rewards_from_text() -> None:
     Verifier.reward = lambda _, response, *__, **___: float(len(response) % 7)  # type: ignore[method-assign]
 
 
-def context(folder: Path, seed: int, device: str, arguments: argparse.Namespace) -> Any:
-    from stages.context import Context
-
+def context(folder: Path, seed: int, device: str, arguments: argparse.Namespace) -> StepClock:
     folder.mkdir()
-    known = {field.name for field in fields(Context)}
-    wanted = {"micro_tokens": arguments.micro_tokens, "compile": arguments.compile or None}
-    options = {k: v for k, v in wanted.items() if k in known and v is not None}
-    return Context(stage=STAGE, key="fast", seed=seed, folder=folder, device=device, **options)
+    return StepClock(
+        stage=STAGE,
+        key="fast",
+        seed=seed,
+        folder=folder,
+        device=device,
+        micro_tokens=arguments.micro_tokens,
+        compile=arguments.compile,
+    )
 
 
 def profiled(work: Any) -> None:

@@ -1,212 +1,225 @@
-"""TRL and vLLM at the same work as our engines, one after another on the same GPU.
+"""What TRL and vLLM are given to do, so that it is the work our engines do (side_by_side.py).
 
-    python benchmarks/peers.py --model 135m [--only grpo,sft,...] [--write]
+Peers run in bf16 (TRL with float32 weights under autocast, as we keep float32 weights) with their
+own defaults, and where a default would only slow them down at these sizes, with what is best for
+them: vLLM is in TRL's process (colocated), nothing is detokenised, activations are not computed
+twice, references of DPO are worked out beforehand, and FlashAttention is used where it is
+installed. TRL's SFT, reward model and DPO are measured with TRL's default batch and with a larger
+one. vLLM is measured without seeds, which is faster, and with one for each request, as we have.
 
-Fixed work: a GRPO step of 64 prompts x 8 samples x exactly 256 new tokens, no KL term, one
-optimizer step; SFT, reward model and DPO on sequences of uneven length. Peers run in bf16 with
-their own defaults, except that TRL gets vLLM in its process (colocated), batches as large as help
-it, and no activation checkpointing, which would only slow it down at these sizes. Each runs in a
-process of its own. `--write` adds the result to benchmarks/results/peers.json.
+Each function runs in a process of its own. A trainer's tokens are counted by its own collator, and
+its time from the end of one step to the end of another.
 """
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from benchmarks import workloads
 
-import workloads
-
-RESULTS = Path(__file__).parent / "results" / "peers.json"
-NUM_PROMPTS, NUM_SAMPLES, NEW_TOKENS = 64, 8, 256
-KINDS = ("vllm", "grpo", "sft_padded", "sft_packed", "reward_model", "dpo")
-TRAINED_ROWS = 1536
 SKIPPED_STEPS = 3
 """The first steps of a trainer warm up and are not timed."""
+TIMED_SECONDS = {"135m": 5.0, "1.1b": 5.0, "tiny": 0.1}
+"""A trainer stops after so many, but not before MIN_STEPS steps."""
+MIN_STEPS = 3
+GRPO_STEPS = {"135m": 5, "1.1b": 4, "tiny": 3}
+"""Of which the first is not timed."""
+GRPO_ROWS = {"135m": 64, "1.1b": 32, "tiny": 8}
+"""Of a micro-batch."""
+DEFAULT_BATCH = 8
+LARGE_BATCH = {"135m": 64, "1.1b": 32, "tiny": 16}
+"""In sequences. Larger ones do not fit beside the logits of all tokens."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=workloads.SHAPES, default="135m")
-    parser.add_argument("--only", default=",".join(KINDS))
-    parser.add_argument("--folder", type=Path, help="where the model is, or is to be made")
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp())
-    if not (folder / "config.json").exists():
-        workloads.make_model(options.model, folder)
-    if options.kind:
-        print("RESULT " + json.dumps(_MEASURES[options.kind](options.model, folder)))
-        return
-    measured: dict[str, Any] = {}
-    for kind in options.only.split(","):
-        measured[kind] = _in_a_process(kind, options.model, folder)
-        print(kind, json.dumps(measured[kind]), flush=True)
-    if options.write:
-        known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        known[options.model] = {**measured, "versions": _versions()}
-        RESULTS.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
-
-
-def _in_a_process(kind: str, model: str, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--model", model, "--folder", folder, "--kind", kind]
-    quiet = {
-        "WANDB_MODE": "disabled",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29555",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-    }
-    done = subprocess.run(
-        list(map(str, command)), env={**os.environ, **quiet}, text=True, capture_output=True
-    )
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("RESULT "):
-            return dict(json.loads(line.removeprefix("RESULT ")))
-    return {"failed": (done.stderr or done.stdout)[-1500:]}
-
-
-def _vllm(shape: str, folder: Path) -> dict[str, float]:
+def vllm(shape: str, folder: Path) -> dict[str, Any]:
     """Generation alone, with log-probs, as many sequences at once as vLLM's default allows."""
-    import torch
     from vllm import LLM, SamplingParams, TokensPrompt
 
     engine = LLM(
         str(folder), dtype="bfloat16", max_model_len=512, gpu_memory_utilization=0.6, max_logprobs=1
     )
-    prompts = workloads.sequences(shape, NUM_PROMPTS).prompts
-    seconds = []
-    for turn in range(3):
-        asked = [
-            (
-                TokensPrompt(prompt_token_ids=prompt),
-                SamplingParams(
-                    temperature=1.0,
-                    seed=turn * 10_000 + index,
-                    max_tokens=NEW_TOKENS,
-                    ignore_eos=True,
-                    logprobs=0,
-                    detokenize=False,
-                ),
+    work = workloads.rl_step(shape)
+    prompts = workloads.sequences(shape, work.num_prompts).prompts
+    asked = [TokensPrompt(prompt_token_ids=p) for p in prompts for _ in range(work.num_samples)]
+    made = len(asked) * work.new_tokens
+
+    def seconds(turn: int, *, seeded: bool) -> float:
+        sampling = [
+            SamplingParams(
+                temperature=1.0,
+                seed=turn * 10_000 + index if seeded else None,
+                max_tokens=work.new_tokens,
+                ignore_eos=True,
+                logprobs=0,
+                detokenize=False,
             )
-            for index, prompt in enumerate(p for p in prompts for _ in range(NUM_SAMPLES))
+            for index in range(len(asked))
         ]
         began = time.perf_counter()
-        answers = engine.generate([a for a, _ in asked], [s for _, s in asked], use_tqdm=False)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-        made = sum(len(answer.outputs[0].token_ids) for answer in answers)
-        assert made == NUM_PROMPTS * NUM_SAMPLES * NEW_TOKENS, made
-    return {"seconds": min(seconds), "tokens_per_second": made / min(seconds)}
+        answers = engine.generate(asked, sampling, use_tqdm=False)
+        took = time.perf_counter() - began
+        assert made == sum(len(answer.outputs[0].token_ids) for answer in answers)
+        assert answers[0].outputs[0].logprobs is not None
+        return took
+
+    plain = [seconds(turn, seeded=False) for turn in range(2)]
+    with_seeds = seconds(2, seeded=True)
+    return {
+        "tokens_per_second": round(made / min(plain)),
+        "tokens_per_second_with_seeds": round(made / with_seeds),
+        "seconds": [round(value, 2) for value in (*plain, with_seeds)],
+        "requests": len(asked),
+        "new_tokens": work.new_tokens,
+    }
 
 
-def _grpo(shape: str, folder: Path) -> dict[str, Any]:
+def grpo(shape: str, folder: Path) -> dict[str, Any]:
+    """Whole steps: sampling, rewards, update, and the new weights' way to vLLM."""
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     on_gpu = torch.cuda.is_available()
-    rows = workloads.sequences(shape, NUM_PROMPTS * 8).prompts
+    work = workloads.rl_step(shape)
+    rows = workloads.sequences(shape, work.num_prompts).prompts
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        return [float(ids[0] % 2) for ids in completion_ids]
+        return [float(ids[0] % 7) for ids in completion_ids]
 
+    batch_size = GRPO_ROWS[shape]
+    exactly = {"ignore_eos": True, "detokenize": False}
     trainer = GRPOTrainer(
         model=str(folder),
         reward_funcs=reward,
         args=GRPOConfig(
-            **_trainer_settings(6, 64),
-            gradient_accumulation_steps=NUM_PROMPTS * NUM_SAMPLES // 64,
-            num_generations=NUM_SAMPLES,
-            max_completion_length=NEW_TOKENS,
+            **_settings(batch_size, GRPO_STEPS[shape]),
+            logging_steps=1,
+            gradient_accumulation_steps=work.num_responses // batch_size,
+            num_generations=work.num_samples,
+            max_completion_length=work.new_tokens,
+            beta=0.0,
             use_vllm=on_gpu,
             vllm_mode="colocate",
-            vllm_gpu_memory_utilization=0.3,
+            vllm_gpu_memory_utilization=0.2,
             vllm_max_model_length=512,
-            generation_kwargs={"min_tokens": NEW_TOKENS, "ignore_eos": True} if on_gpu else None,
+            generation_kwargs=exactly if on_gpu else {"min_new_tokens": work.new_tokens},
         ),
         train_dataset=Dataset.from_dict({"prompt": [workloads.text(row) for row in rows]}),
-        callbacks=[clock := _clock()],
+        callbacks=[clock := _clock(seconds=None)],
     )
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "completions/mean_length" in entry]
+    lengths = {
+        entry[f"completions/{name}_length"] for entry in logged for name in ("min", "mean", "max")
+    }
+    assert lengths == {work.new_tokens}, lengths
+    steps = clock.step_seconds(skipped=1)
+    ratio = "sampling/importance_sampling_ratio/mean"
     return {
-        "seconds_a_step": clock.seconds_a_step(),
-        "mean_length": logged[-1]["completions/mean_length"],
+        "step_seconds": sorted(steps)[len(steps) // 2],
+        "fastest_step_seconds": min(steps),
+        "steps_seconds": [round(value, 3) for value in steps],
+        "new_tokens": work.num_responses * work.new_tokens,
+        "micro_batch": batch_size,
+        "vllm": on_gpu,
+        "importance_ratio_mean": logged[-1].get(ratio),
         **_memory(),
     }
 
 
-def _sft(shape: str, folder: Path, packing: bool) -> dict[str, Any]:
+def sft(shape: str, folder: Path, *, packing: bool) -> dict[str, Any]:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    data = workloads.sequences(shape, TRAINED_ROWS)
+    data = workloads.sequences(shape, 64 if shape == "tiny" else 1024)
     rows = [p + c for p, c in zip(data.prompts, data.chosen, strict=True)]
-    num_steps = 8 if shape == "tiny" else 40 if packing else 120
-    trainer = SFTTrainer(
-        model=str(folder),
-        args=SFTConfig(**_trainer_settings(num_steps, 8), packing=packing, max_length=1024),
-        train_dataset=Dataset.from_dict({"text": [workloads.text(row) for row in rows]}),
-        callbacks=[clock := _clock()],
-    )
-    clock.count_tokens(trainer)
-    trainer.train()
-    return {"tokens_per_second": clock.tokens_per_second(), **_memory()}
+    texts = Dataset.from_dict({"text": [workloads.text(row) for row in rows]})
+
+    def trainer(batch_size: int, callback: Any) -> Any:
+        settings = {**_settings(batch_size), "packing": packing, "max_length": 1024}
+        return SFTTrainer(
+            model=str(folder),
+            args=SFTConfig(**settings, model_init_kwargs=_attention()),
+            train_dataset=texts,
+            callbacks=[callback],
+        )
+
+    # A packed row is as long as several.
+    large = LARGE_BATCH[shape] // 4 if packing else LARGE_BATCH[shape]
+    return _with_batches(shape, trainer, sorted({DEFAULT_BATCH, large}))
 
 
-def _reward_model(shape: str, folder: Path) -> dict[str, Any]:
+def reward_model(shape: str, folder: Path) -> dict[str, Any]:
     from trl import RewardConfig, RewardTrainer
 
-    trainer = RewardTrainer(
-        model=str(folder),
-        args=RewardConfig(**_trainer_settings(8 if shape == "tiny" else 80, 8)),
-        train_dataset=_pairs(shape),
-        callbacks=[clock := _clock()],
-    )
-    clock.count_tokens(trainer)
-    trainer.train()
-    return {"tokens_per_second": clock.tokens_per_second(), **_memory()}
+    pairs = _pairs(shape)
+
+    def trainer(batch_size: int, callback: Any) -> Any:
+        return RewardTrainer(
+            model=str(folder),
+            args=RewardConfig(**_settings(batch_size), model_init_kwargs=_attention()),
+            train_dataset=pairs,
+            callbacks=[callback],
+        )
+
+    return _with_batches(shape, trainer, sorted({DEFAULT_BATCH, LARGE_BATCH[shape] // 2}))
 
 
-def _dpo(shape: str, folder: Path) -> dict[str, Any]:
+def dpo(shape: str, folder: Path) -> dict[str, Any]:
     from trl import DPOConfig, DPOTrainer
 
-    trainer = DPOTrainer(
-        model=str(folder),
-        args=DPOConfig(
-            **_trainer_settings(8 if shape == "tiny" else 80, 8), precompute_ref_log_probs=True
-        ),
-        train_dataset=_pairs(shape),
-        callbacks=[clock := _clock()],
-    )
-    clock.count_tokens(trainer)
-    trainer.train()
-    return {"tokens_per_second": clock.tokens_per_second(), **_memory()}
+    pairs = _pairs(shape)
+
+    def trainer(batch_size: int, callback: Any) -> Any:
+        settings = {**_settings(batch_size), "precompute_ref_log_probs": True}
+        return DPOTrainer(
+            model=str(folder),
+            args=DPOConfig(**settings, model_init_kwargs=_attention()),
+            train_dataset=pairs,
+            callbacks=[callback],
+        )
+
+    return _with_batches(shape, trainer, sorted({DEFAULT_BATCH, LARGE_BATCH[shape] // 2}))
+
+
+def _with_batches(shape: str, trainer: Any, batch_sizes: list[int]) -> dict[str, Any]:
+    """Tokens a second with TRL's default batch, and with the best of all."""
+    import torch
+
+    by_batch: dict[str, Any] = {}
+    for batch_size in batch_sizes:
+        clock = _clock(TIMED_SECONDS[shape])
+        try:
+            one = trainer(batch_size, clock)
+            clock.count_tokens(one)
+            one.train()
+            by_batch[str(batch_size)] = {**clock.rate(), **_memory()}
+        except torch.OutOfMemoryError as error:
+            by_batch[str(batch_size)] = {"failed": str(error)[:200]}
+        one = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+    rates = {name: found.get("tokens_per_second", 0) for name, found in by_batch.items()}
+    return {
+        "tokens_per_second": rates[str(DEFAULT_BATCH)],
+        "best_tokens_per_second": max(rates.values()),
+        "best_batch": int(max(rates, key=lambda name: rates[name])),
+        "batches": by_batch,
+    }
 
 
 def _pairs(shape: str) -> Any:
     from datasets import Dataset
 
-    data = workloads.sequences(shape, 83 * 8)
+    data = workloads.sequences(shape, 64 if shape == "tiny" else 512)
     sides = {"prompt": data.prompts, "chosen": data.chosen, "rejected": data.rejected}
     return Dataset.from_dict({k: [workloads.text(r) + " " for r in v] for k, v in sides.items()})
 
 
-def _trainer_settings(num_steps: int, batch_size: int) -> dict[str, Any]:
+def _settings(batch_size: int, num_steps: int = 10_000) -> dict[str, Any]:
     import torch
 
     return {
@@ -217,12 +230,17 @@ def _trainer_settings(num_steps: int, batch_size: int) -> dict[str, Any]:
         "gradient_checkpointing": False,
         "report_to": "none",
         "save_strategy": "no",
-        "logging_steps": 1 if num_steps < 10 else 10,
         "disable_tqdm": True,
     }
 
 
-def _clock() -> Any:
+def _attention() -> dict[str, str]:
+    from transformers.utils import is_flash_attn_2_available
+
+    return {"attn_implementation": "flash_attention_2"} if is_flash_attn_2_available() else {}
+
+
+def _clock(seconds: float | None) -> Any:
     """Times the steps after the first ones, and counts the tokens that are not padding."""
     import torch
     from transformers import TrainerCallback
@@ -244,20 +262,24 @@ def _clock() -> Any:
 
             trainer.data_collator = counting
 
-        def on_step_end(self, *_: Any, **__: Any) -> None:
+        def on_step_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.times.append(time.perf_counter())
             self.tokens.append(self._seen)
+            steps = self.times[SKIPPED_STEPS:]
+            if seconds and len(steps) > MIN_STEPS and steps[-1] - steps[0] > seconds:
+                control.should_training_stop = True
 
-        def seconds_a_step(self) -> float:
-            times = self.times[min(SKIPPED_STEPS, len(self.times) - 2) - 1 :]
-            return (times[-1] - times[0]) / (len(times) - 1)
+        def step_seconds(self, skipped: int) -> list[float]:
+            times = self.times[skipped - 1 :]
+            return [after - before for before, after in pairwise(times)]
 
-        def tokens_per_second(self) -> float:
-            first = SKIPPED_STEPS
-            spent = self.times[-1] - self.times[first]
-            return (self.tokens[-1] - self.tokens[first]) / spent
+        def rate(self) -> dict[str, Any]:
+            spent = self.times[-1] - self.times[SKIPPED_STEPS]
+            tokens = self.tokens[-1] - self.tokens[SKIPPED_STEPS]
+            steps = len(self.times) - SKIPPED_STEPS - 1
+            return {"tokens_per_second": round(tokens / spent), "tokens": tokens, "steps": steps}
 
     return Clock()
 
@@ -267,31 +289,4 @@ def _memory() -> dict[str, float]:
 
     if not torch.cuda.is_available():
         return {}
-    return {"peak_gigabytes": torch.cuda.max_memory_allocated() / 1e9}
-
-
-def _versions() -> dict[str, str]:
-    import torch
-
-    names = ("torch", "transformers", "trl", "vllm")
-    found = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {**found, "gpu": gpu}
-
-
-_MEASURES = {
-    "vllm": _vllm,
-    "grpo": _grpo,
-    "sft_padded": lambda shape, folder: _sft(shape, folder, packing=False),
-    "sft_packed": lambda shape, folder: _sft(shape, folder, packing=True),
-    "reward_model": _reward_model,
-    "dpo": _dpo,
-}
-
-if __name__ == "__main__":
-    main()
+    return {"peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2)}

@@ -11,22 +11,23 @@ Last it is changed, saved and kept as what it was saved to, which compares it wi
 
 import argparse
 import json
-import platform
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks import records
 from stages.contracts.precision import Precision
 from stages.engines.models import resident
 from stages.engines.models.folders import load_policy, save_model
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
@@ -54,13 +55,12 @@ def main() -> None:
                 sum(p.numel() for p in LlamaForCausalLM(config).parameters()) / 1e6
             ),
             **{precision.value: rounds(folder, device, precision) for precision in Precision},
-            "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "hardware": records.hardware(device),
+            "versions": records.versions("torch", "transformers"),
         }
     print(json.dumps(result, indent=2))
     if arguments.write:
-        path = ROOT / "benchmarks/results/resident.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        records.write(records.RESULTS / "resident.json", result)
 
 
 def rounds(folder: Path, device: str, precision: Precision) -> dict[str, float]:

@@ -14,11 +14,9 @@ in benchmarks/results/training.json, by model, stage and settings.
 
 import argparse
 import json
-import platform
 import sys
 import tempfile
-import time
-from importlib import metadata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from benchmarks.workloads import SHAPES, make_model, sequences
+from benchmarks import records
+from benchmarks.step_clock import StepClock
+from benchmarks.workloads import SHAPES, Sequences, make_model, sequences
 from stages.context import Context
 from stages.contracts.lora import LoraParams
 from stages.contracts.objectives import PreferenceLoss
@@ -42,11 +42,25 @@ from stages.learning.pairs import preference
 from stages.reward_model import _from_pairs
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-RESULTS = Path(__file__).parent / "results" / "training.json"
+RESULTS = records.RESULTS / "training.json"
 STAGES = ("sft", "reward_model", "dpo")
+SKIPPED_STEPS = 2
+"""They warm up."""
 
 
 def main() -> None:
+    options = options_of(sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(options.model, Path(folder) / "model")
+        for stage in options.stages.split(","):
+            for padded in [False, True] if options.padded else [False]:
+                result = measure(stage, Path(folder), options, padded=padded)
+                print(json.dumps(result), flush=True)
+                if options.write:
+                    records.add(RESULTS, _key(result), result)
+
+
+def options_of(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--stages", default=",".join(STAGES))
@@ -60,35 +74,29 @@ def main() -> None:
     parser.add_argument("--padded", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print where a GPU's time goes")
     parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     options.precision = Precision(
         options.precision or ("bfloat16" if options.device == "cuda" else "float32")
     )
-    with tempfile.TemporaryDirectory() as folder:
-        make_model(options.model, Path(folder) / "model")
-        for stage in options.stages.split(","):
-            for padded in [False, True] if options.padded else [False]:
-                result = measure(stage, Path(folder), options, padded=padded)
-                print(json.dumps(result), flush=True)
-                if options.write:
-                    _record(result)
+    return options
 
 
 def measure(
     stage: str, folder: Path, options: argparse.Namespace, *, padded: bool
 ) -> dict[str, Any]:
     """Tokens a second over the timed steps; a step is an optimizer step of `rows` rows."""
-    num_rows = options.rows * (options.steps + 2)
+    num_rows = options.rows * (options.steps + SKIPPED_STEPS)
     load = start_scalar_model if stage == "reward_model" else load_policy
     model = open_for_training(load, folder / "model", options.device, LoraParams(), seed=1)
     learner = Learner(
         model, learning_rate=1e-5, max_grad_norm=1.0, precision=Precision(options.precision)
     )
-    work, lengths = _work(stage, learner.model, options.model, num_rows, options.device)
+    data = sequences(options.model, num_rows)
+    work, lengths = work_on(stage, learner.model, data, options.device)
     if padded:
         packed._packable[learner.model] = False
     job = Path(tempfile.mkdtemp(dir=folder))
-    clock = _Clock(
+    clock = StepClock(
         stage="benchmark",
         key=None,
         seed=17,
@@ -103,13 +111,13 @@ def measure(
     if options.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     train(clock, {"policy": learner}, plan, work, shown=["loss"])
-    seconds = clock.times[-1] - clock.times[1]
-    timed = [row for step in range(2, plan.num_steps) for row in plan.rows(step)]
+    seconds = sum(clock.seconds(SKIPPED_STEPS))
+    timed = [row for step in range(SKIPPED_STEPS, plan.num_steps) for row in plan.rows(step)]
     num_tokens = sum(sum(lengths[row]) for row in timed)
     if options.profile and options.device == "cuda":
         _profile(clock, learner, plan, work)
     flops = sum(_flops(learner.model, length, stage) for row in timed for length in lengths[row])
-    name = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
+    name = records.hardware(options.device)
     peak = next((peak for kind, peak in PEAK_FLOPS.items() if kind in name), None)
     return {
         "model": options.model,
@@ -126,29 +134,13 @@ def measure(
         "peak_gigabytes": round(torch.cuda.max_memory_allocated() / 1e9, 1)
         if options.device == "cuda"
         else None,
-        "hardware": name or platform.machine(),
-        "torch": metadata.version("torch"),
-        "transformers": metadata.version("transformers"),
+        "hardware": name,
+        "versions": records.versions("torch", "transformers", "triton"),
     }
 
 
-class _Clock(Context):
-    """When each step ended, by the time its metrics were there."""
-
-    times: list[float]
-
-    def log(self, step: int, metrics: Any) -> None:
-        super().log(step, metrics)
-        if step == 1:
-            self.times = []
-        self.times.append(time.monotonic())
-
-
-def _work(
-    stage: str, model: Any, shape: str, num_rows: int, device: str
-) -> tuple[Work, list[list[int]]]:
+def work_on(stage: str, model: Any, data: Sequences, device: str) -> tuple[Work, list[list[int]]]:
     """What is learnt, and the lengths of the sequences of each row."""
-    data = sequences(shape, num_rows)
     if stage == "sft":
         work = imitation(model, data.prompts, data.chosen, device, lambda i: f"row {i}")
         pairs = zip(data.prompts, data.chosen, strict=True)
@@ -194,12 +186,10 @@ def _profile(ctx: Context, learner: Learner, plan: Plan, work: Work) -> None:
     print(seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=25))
 
 
-def _record(result: dict[str, Any]) -> None:
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+def _key(result: dict[str, Any]) -> str:
     key = [result[name] for name in ("model", "stage", "way", "precision", "micro_tokens")]
     flags = [name for name in ("compile", "checkpoint_activations") if result[name]]
-    kept[" ".join(map(str, [*key, *flags]))] = result
-    RESULTS.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+    return " ".join(map(str, [*key, *flags]))
 
 
 if __name__ == "__main__":

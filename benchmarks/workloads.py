@@ -11,10 +11,28 @@ import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MEAN_LENGTH = 221
 """Tokens of a training sequence, on average."""
-SHAPES = {
+
+
+@dataclass(frozen=True)
+class RlStep:
+    """The fixed work of a step."""
+
+    num_prompts: int = 64
+    num_samples: int = 8
+    new_tokens: int = 256
+
+    @property
+    def num_responses(self) -> int:
+        return self.num_prompts * self.num_samples
+
+
+RL_STEP = {"tiny": RlStep(num_prompts=2, new_tokens=16)}
+"""Of shapes that have one of their own."""
+SHAPES: dict[str, dict[str, Any]] = {
     # SmolLM2-135M: 30 narrow layers under a large, tied vocabulary.
     "135m": {
         "hidden_size": 576,
@@ -32,6 +50,16 @@ SHAPES = {
         "num_hidden_layers": 22,
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
+        "vocab_size": 32000,
+        "tie_word_embeddings": False,
+    },
+    # Llama-2-7B's sizes with the grouped keys and values of newer ones.
+    "7b": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
         "vocab_size": 32000,
         "tie_word_embeddings": False,
     },
@@ -61,16 +89,28 @@ class Sequences:
 
 
 def sequences(shape: str, count: int, seed: int = 17, prompt_length: int = 25) -> Sequences:
-    """Uneven lengths: log-normal around MEAN_LENGTH for a prompt and its response together."""
-    draw = random.Random(seed)
+    """Uneven lengths: log-normal around MEAN_LENGTH for a prompt and its response together.
+
+    A row does not depend on how many there are: who takes fewer has the first ones of the others.
+    """
     words = range(FIRST_WORD, SHAPES[shape]["vocab_size"])
+    mean = prompt_length + 20 if shape == "tiny" else MEAN_LENGTH
 
-    def response() -> list[int]:
-        length = draw.lognormvariate(math.log(MEAN_LENGTH - prompt_length) - 0.18, 0.6)
-        return draw.choices(words, k=min(max(8, round(length)), 1000))
+    def row(number: int) -> tuple[list[int], list[int], list[int]]:
+        draw = random.Random(f"{seed} {number}")
 
-    prompts = [draw.choices(words, k=draw.randint(20, 30)) for _ in range(count)]
-    return Sequences(prompts, [response() for _ in prompts], [response() for _ in prompts])
+        def response() -> list[int]:
+            length = draw.lognormvariate(math.log(mean - prompt_length) - 0.18, 0.6)
+            return draw.choices(words, k=min(max(8, round(length)), 1000))
+
+        return draw.choices(words, k=draw.randint(20, 30)), response(), response()
+
+    prompts, chosen, rejected = zip(*(row(number) for number in range(count)), strict=True)
+    return Sequences(list(prompts), list(chosen), list(rejected))
+
+
+def rl_step(shape: str) -> RlStep:
+    return RL_STEP.get(shape, RlStep())
 
 
 def text(ids: list[int]) -> str:
@@ -95,6 +135,8 @@ def make_model(shape: str, folder: Path) -> None:
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = LlamaForCausalLM(config)
     model.to(torch.float32).save_pretrained(folder)
+    del model
+    torch.cuda.empty_cache()  # others will measure on the same GPU
     make_tokenizer(SHAPES[shape]["vocab_size"], folder)
 
 
