@@ -1,10 +1,5 @@
 """The Triton kernels against plain torch: on the CPU in Triton's interpreter, on a GPU compiled."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -20,42 +15,6 @@ from stages.engines.generation.llama_decoder import LlamaDecoder
 from stages.engines.generation.llama_family import Layer, Shape
 from stages.engines.generation.slots import COUNT, LENGTH, REQUEST, TOKEN, Slots
 
-ROOT = Path(__file__).resolve().parents[2]
-COMPILE = """
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from stages.engines.generation import kernels
-
-def compiled(kernel, types, **constants):
-    names = kernel.arg_names
-    signature = {name: types.get(name, "constexpr") for name in names}
-    places = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, places)
-    return compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
-
-for number in ("bf16", "fp32"):
-    of = lambda *names: dict.fromkeys(names, "*" + number)
-    assert compiled(kernels._rms_norm, of("x", "weight", "out") | {"width": "i32", "eps": "fp32"},
-                    BLOCK=1024)
-    assert compiled(kernels._swiglu, of("gate_up", "out") | {"width": "i32"}, BLOCK=1024)
-    assert compiled(
-        kernels._attention,
-        of("qkv", "out", "keys", "values", "cosines", "sines", "q_norm", "k_norm")
-        | {"state": "*i64", "max_length": "i32", "scale": "fp32", "eps": "fp32"},
-        KV_HEADS=3, GROUP=3, DIM=64, NORM=True, BLOCK_G=16, BLOCK_D=64, BLOCK_N=64,
-        PRECISION="ieee",
-    )
-names = ("logits", "temperature", "logprobs", "entropies")
-assert compiled(
-    kernels._draw,
-    dict.fromkeys(names, "*fp32")
-    | dict.fromkeys(("ends", "tokens", "counts"), "*i32")
-    | {"state": "*i64", "uniforms": "*fp64"}
-    | dict.fromkeys(("vocabulary", "room", "num_ends"), "i32"),
-    NUM_BLOCKS=16, BLOCK=4096,
-)
-"""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -174,16 +133,3 @@ def test_kernels_and_late_looks_give_the_answers_of_plain_torch(monkeypatch, sam
         assert completion.support == other.support
         assert completion.logprobs == pytest.approx(other.logprobs, abs=1e-4)
         assert completion.entropy == pytest.approx(other.entropy, abs=1e-3)
-
-
-def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):
-    script = tmp_path / "compile_kernels.py"
-    script.write_text(COMPILE)
-    variables = {
-        **os.environ,
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
-    }
-    done = subprocess.run([sys.executable, script], env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

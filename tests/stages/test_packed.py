@@ -231,6 +231,18 @@ def test_flash_is_given_what_it_takes(batch, monkeypatch):
     assert not torch.equal(found, expected)
 
 
+def test_flash_is_told_what_each_version_of_it_asks_for():
+    def of_window(query, *, scale=None, window_size=(-1, -1)): ...
+
+    def of_groups(query, *, scale=None, window_size=(-1, -1), enable_gqa=False): ...
+
+    def of_flag(query, is_causal=False, scale=None): ...
+
+    assert attention.causal_options(of_window) == {"window_size": (-1, 0)}
+    assert attention.causal_options(of_groups) == {"window_size": (-1, 0), "enable_gqa": True}
+    assert attention.causal_options(of_flag) == {"is_causal": True}
+
+
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_activations_that_are_computed_again_give_the_same_bits(batch, checkpointed):
     model = build("llama")

@@ -27,10 +27,20 @@ from stages.engines.forward.ulysses import Group
 NAME = "lockstep"
 REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask")
 """What models hand to their attention that changes it."""
-_ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""Whether torch wants to be told that there are fewer key and value heads; before 2.12 it did not,
-and took them."""
 _calls: list[list[int]] = []
+
+
+def causal_options(function: Any) -> dict[str, Any]:
+    """How a version of torch is told that attention is causal, and that heads may be shared.
+
+    The name of the first has changed; where the second has none, torch takes shared heads unasked.
+    """
+    taken = inspect.signature(function).parameters
+    causal = {"window_size": (-1, 0)} if "window_size" in taken else {"is_causal": True}
+    return causal | ({"enable_gqa": True} if "enable_gqa" in taken else {})
+
+
+_CAUSAL = causal_options(varlen_attn)
 
 
 class NotPackable(Exception):
@@ -105,10 +115,7 @@ def _has_flash(q: Tensor) -> bool:
 def _by_flash(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scaling: float | None
 ) -> Tensor:
-    options: dict[str, Any] = {"enable_gqa": True} if _ASKS_FOR_GROUPS else {}
-    answer = varlen_attn(
-        q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(-1, 0), **options
-    )
+    answer = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling, **_CAUSAL)
     assert isinstance(answer, Tensor)  # nothing else was asked for
     return answer
 

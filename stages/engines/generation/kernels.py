@@ -16,9 +16,9 @@ from stages.engines.generation.slots import COUNT, LENGTH, LIMIT, NUM_FIELDS, RE
 from stages.engines.generation.torch_ops import Attend
 
 BLOCK_TOKENS = 64
-"""Cached tokens that attention reads at a time."""
-BLOCK_VOCABULARY = 4096
-"""Logits that a draw reads at a time."""
+"""Cached tokens that attention reads at a time, of 16 bits a number; of 32, half as many."""
+BLOCK_VOCABULARY = 2048
+"""Logits that a draw reads at a time: so few that a GPU holds hundreds of draws at once."""
 BLOCK_SWIGLU = 1024
 
 
@@ -67,7 +67,7 @@ def attention(state: Tensor, shape: Shape, cos: Tensor, sin: Tensor) -> Attend:
             layer.q_norm is not None,
             max(16, triton.next_power_of_2(group)),
             max(16, triton.next_power_of_2(dim)),
-            BLOCK_TOKENS,
+            max(16, 2 * BLOCK_TOKENS // qkv.element_size()),
             "ieee" if qkv.dtype == torch.float32 else "tf32",
             num_warps=4,
             num_stages=3,
@@ -221,27 +221,29 @@ def _draw(
     at = tl.arange(0, BLOCK)
     of_row = logits + row * vocabulary
 
-    largest = -float("inf")
-    likeliest = 0
+    # What can be put together at the end is kept lane by lane: each sum over a block is a wait.
+    best = tl.full([BLOCK], -float("inf"), tl.float32)
+    where = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocabulary, BLOCK):
         inside = start + at < vocabulary
         value = tl.load(of_row + start + at, mask=inside, other=-float("inf")) / heat
-        of_block = tl.max(value, axis=0)
-        # Of equals, the first.
-        first = tl.min(tl.where(value == of_block, start + at, vocabulary), axis=0)
-        likeliest = tl.where(of_block > largest, first, likeliest)
-        largest = tl.maximum(largest, of_block)
+        where = tl.where(value > best, start + at, where)
+        best = tl.maximum(best, value)
+    largest = tl.max(best, axis=0)
+    # Of equals, the first.
+    likeliest = tl.min(tl.where(best == largest, where, vocabulary), axis=0)
 
     blocks = tl.arange(0, NUM_BLOCKS)
     masses = tl.zeros([NUM_BLOCKS], tl.int64)
-    weighted = 0.0
+    terms = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocabulary, BLOCK):
         inside = start + at < vocabulary
         value = tl.load(of_row + start + at, mask=inside, other=-float("inf")) / heat - largest
         share = tl.exp(value)
         mass = tl.sum((share * _MASS).to(tl.int64), axis=0)
         masses = tl.where(blocks == start // BLOCK, mass, masses)
-        weighted += tl.sum(tl.where(share == 0, 0.0, share * value), axis=0)
+        terms += tl.where(share == 0, 0.0, share * value)
+    weighted = tl.sum(terms, axis=0)
 
     total = tl.sum(masses, axis=0)
     below = (tl.maximum(uniform, 0.0) * total.to(tl.float64)).to(tl.int64)
