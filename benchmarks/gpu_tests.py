@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=160, help="seconds of a file")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    if options.write and not torch.cuda.is_available():
+        parser.error("there is no GPU: every test would be recorded as skipped")
     found: dict[str, Any] = {
         "hardware": records.hardware("cuda" if torch.cuda.is_available() else "cpu"),
         "versions": records.versions(*VERSIONS),
