@@ -46,6 +46,7 @@ from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models.lora import open_for_training
 from stages.engines.models.precision import DTYPES
 from stages.engines.processes.ranks import ALONE
+from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.rl_state import RlState
@@ -218,7 +219,8 @@ def _of_an_adapter(shape: str, length: int) -> Iterator[Cell]:
 
 @contextmanager
 def _learner(model: Any) -> Iterator[Learner]:
-    yield Learner(model, learning_rate=1e-6, max_grad_norm=1.0, precision=PRECISION)
+    how = Optimization(learning_rate=1e-6, max_grad_norm=1.0, precision=PRECISION)
+    yield Learner(model, how)
 
 
 def _warm_up(stage: str, shape: str, learner: Learner) -> None:

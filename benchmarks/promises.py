@@ -71,6 +71,7 @@ def time_checkpoints(folder: Path, rounds: int) -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+    from stages.engines.training.learner import Optimization
     from stages.engines.training.optimizer import Learner
 
     interval = checkpoint_seconds()
@@ -85,7 +86,8 @@ def time_checkpoints(folder: Path, rounds: int) -> dict[str, Any]:
             vocab_size=VOCABULARY[size],
             tie_word_embeddings=True,
         )
-        learner = Learner(LlamaForCausalLM(config), learning_rate=1e-3, max_grad_norm=1.0)
+        how = Optimization(learning_rate=1e-3, max_grad_norm=1.0)
+        learner = Learner(LlamaForCausalLM(config), how)
         for parameter in learner.parameters():
             parameter.grad = torch.ones_like(parameter)
         learner.step(1.0)

@@ -35,6 +35,7 @@ from stages.contracts.reward_model import RewardModelParams
 from stages.engines.forward import packed
 from stages.engines.models.folders import load_policy, start_scalar_model
 from stages.engines.models.lora import open_for_training
+from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.learning.imitation import imitation
@@ -88,9 +89,10 @@ def measure(
     num_rows = options.rows * (options.steps + SKIPPED_STEPS)
     load = start_scalar_model if stage == "reward_model" else load_policy
     model = open_for_training(load, folder / "model", options.device, LoraParams(), seed=1)
-    learner = Learner(
-        model, learning_rate=1e-5, max_grad_norm=1.0, precision=Precision(options.precision)
+    how = Optimization(
+        learning_rate=1e-5, max_grad_norm=1.0, precision=Precision(options.precision)
     )
+    learner = Learner(model, how)
     data = sequences(options.model, num_rows)
     work, lengths = work_on(stage, learner.model, data, options.device)
     if padded:

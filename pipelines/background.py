@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import atomic
-from pipelines.ledger import hold_lock, is_locked
+from pipelines.locks import hold_lock, is_locked
 from pipelines.redact import RedactedStream
 from pipelines.repository import Repository
 

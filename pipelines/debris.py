@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 
 from pipelines import atomic
-from pipelines.ledger import Attempt, Entry, hold_lock, is_locked
+from pipelines.ledger import Attempt, Entry
+from pipelines.locks import hold_lock, is_locked
 from pipelines.repository import Repository
 
 _ASIDE = re.compile(r"\..*\.(?P<pid>\d+)\.tmp")

@@ -17,7 +17,6 @@ Each file has one writer. So nothing has to be repaired after a death, and `stat
 DVC's.
 """
 
-import fcntl
 import os
 import shutil
 import time
@@ -30,6 +29,7 @@ from typing import Any
 
 from pipelines import atomic, mailbox
 from pipelines.errors import LockstepError
+from pipelines.locks import hold_lock, is_locked
 from pipelines.processes import (
     is_being_submitted,
     is_named_by_a_process,
@@ -373,33 +373,3 @@ class Ledger:
     def latest(self, stage: str = "*") -> dict[str, Entry]:
         """The newest entry of each stage, or of one."""
         return {entry.stage: entry for entry in self.entries(stage)}
-
-
-@contextmanager
-def hold_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold a lock that ends with this process, whatever ends it; yields whether it is held."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        except OSError as error:
-            raise LockstepError(
-                f"{path}: this file system keeps no locks ({error.strerror}), which DVC needs too; "
-                "have it mounted with locks (Lustre: -o flock), or move the clone"
-            ) from None
-        yield True
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock."""
-    try:
-        with path.open("r", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True

@@ -16,7 +16,8 @@ from pipelines.console import Console
 from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
 from pipelines.invocation import current_invocation, dvc_ancestor
-from pipelines.ledger import Attempt, Entry, Ledger, hold_lock
+from pipelines.ledger import Attempt, Entry, Ledger
+from pipelines.locks import hold_lock
 from pipelines.params import load_params
 from pipelines.processes import lives
 from pipelines.publish import place_outputs, recorded_outs

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import atomic, slurm_queue
-from pipelines.ledger import Attempt, hold_lock
+from pipelines.ledger import Attempt
+from pipelines.locks import hold_lock
 from pipelines.processes import is_being_submitted, this_process
 from pipelines.repository import Repository
 from pipelines.slurm_queue import VANISHED, Job, SlurmSilent

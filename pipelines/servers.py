@@ -23,7 +23,7 @@ import psutil
 from pipelines import atomic, prefect_api
 from pipelines.console import Console, seconds
 from pipelines.errors import LockstepError
-from pipelines.ledger import hold_lock
+from pipelines.locks import hold_lock
 from pipelines.processes import end_processes, process_lives, start_of
 from pipelines.redact import redact
 from pipelines.repository import Repository

@@ -27,16 +27,9 @@ from pipelines import atomic, environment, link
 from pipelines.console import say_anything
 from pipelines.hashing import HashCache
 from pipelines.inputs import check_inputs
-from pipelines.ledger import (
-    FAILURE_PREFIX,
-    METRICS_OUT,
-    Attempt,
-    Entry,
-    State,
-    TaskState,
-    hold_lock,
-)
+from pipelines.ledger import FAILURE_PREFIX, METRICS_OUT, Attempt, Entry, State, TaskState
 from pipelines.lives import note_life
+from pipelines.locks import hold_lock
 from pipelines.redact import RedactedStream, redact
 from pipelines.rendezvous import among_ranks
 from pipelines.restarts import refuse_endless_restarts, stop_or_requeue

@@ -12,7 +12,7 @@ from stages.context import Context
 from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.engines.models.loaders import FRESH, Loaders
 from stages.engines.processes.ranks import Ranks
-from stages.engines.training.learner import AnyLearner
+from stages.engines.training.learner import AnyLearner, Optimization
 from stages.engines.training.learners import open_learner
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.resume import Metrics
@@ -77,16 +77,14 @@ def continued_learner(
 ) -> AnyLearner:
     """A model that goes on with the moments that the iteration before left under the name."""
     params = config.policy_update
-    learner = open_learner(
-        ctx,
-        ranks,
-        model,
+    how = Optimization(
         learning_rate=learning_rate,
         max_grad_norm=params.max_grad_norm,
         weight_decay=params.weight_decay,
         betas=(params.beta1, params.beta2),
         precision=config.precision,
     )
+    learner = open_learner(ctx, ranks, model, how)
     learner.load_moments(state.moments(name))
     return learner
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines import atomic
 from pipelines.debris import clear_debris
-from pipelines.ledger import hold_lock
+from pipelines.locks import hold_lock
 from pipelines.repository import Repository
 
 DAYS_S = 2 * 86400.0

@@ -16,7 +16,8 @@ import pytest
 from pipelines import atomic
 from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
-from pipelines.ledger import Entry, Ledger, State, hold_lock, is_locked
+from pipelines.ledger import Entry, Ledger, State
+from pipelines.locks import hold_lock, is_locked
 from pipelines.processes import start_of
 from pipelines.publish import drop_recorded, publish
 from pipelines.spec import Artifact, Spec, make_spec
@@ -171,7 +172,7 @@ def test_the_entry_last_asked_for_is_the_newest_even_when_the_clock_was_set_back
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from pipelines.ledger import hold_lock\n"
+        "import sys, time; from pathlib import Path; from pipelines.locks import hold_lock\n"
         "with hold_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     path = tmp_path / "alive"

@@ -8,7 +8,8 @@ import pytest
 
 from pipelines import atomic, mailbox
 from pipelines.errors import LockstepError
-from pipelines.ledger import Attempt, Ledger, hold_lock
+from pipelines.ledger import Attempt, Ledger
+from pipelines.locks import hold_lock
 from pipelines.profiles import Profile, Resources, load_profile
 from pipelines.repository import Repository
 from pipelines.restarts import stop_or_requeue

@@ -9,6 +9,7 @@ from stages.data.batching import collate
 from stages.engines.forward import packed
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.packed import Pace, set_pace
+from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +34,7 @@ LENGTHS = ((3, 2), (1, 1), (20, 300), (7, 40), (5, 0), (9, 130))
 def a_learner(precision=Precision.BFLOAT16):
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).cuda()
-    return Learner(model, learning_rate=1e-3, max_grad_norm=1.0, precision=precision)
+    return Learner(model, Optimization(learning_rate=1e-3, max_grad_norm=1.0, precision=precision))
 
 
 def a_batch():

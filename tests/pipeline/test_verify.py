@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.ledger import Ledger, hold_lock
+from pipelines.ledger import Ledger
+from pipelines.locks import hold_lock
 from pipelines.repository import Repository
 from pipelines.verify import Verdict, verify
 

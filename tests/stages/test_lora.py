@@ -36,6 +36,7 @@ from stages.engines.models.folders import (
     start_scalar_model,
 )
 from stages.engines.models.lora import carries_moments, is_adapter_folder, open_for_training
+from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
 
 MERGED = LoraParams(rank=3, alpha=6.0)
@@ -73,7 +74,7 @@ def base(tmp_path):
 
 def learn(model, learner=None, *, steps=2, scalar=False):
     """A few steps towards likelier responses, or towards values of one."""
-    learner = learner or Learner(model, learning_rate=0.05, max_grad_norm=1.0)
+    learner = learner or Learner(model, Optimization(learning_rate=0.05, max_grad_norm=1.0))
     model.train()
     for step in range(steps):
         torch.manual_seed(step)
@@ -237,7 +238,7 @@ def test_going_on_from_an_adapter_folder_equals_not_having_stopped(base, tmp_pat
 
     assert carries_moments(lora, tmp_path / "half")
     again = open_for_training(load, tmp_path / "half", "cpu", lora, seed=99)
-    learner = Learner(again, learning_rate=0.05, max_grad_norm=1.0)
+    learner = Learner(again, Optimization(learning_rate=0.05, max_grad_norm=1.0))
     learner.load_moments(moments)
     learn(again, learner, scalar=scalar)
     save_model(again, tmp_path / "again", tokenizer_from=tmp_path / "half", lora=lora)

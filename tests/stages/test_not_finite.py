@@ -11,6 +11,7 @@ from stages.context import Context, StageError
 from stages.contracts.catalog import bind
 from stages.data.artifacts import read_parquet
 from stages.engines.models.folders import load_policy
+from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
@@ -35,7 +36,7 @@ def fit(folder, loss_of, *, learning_rate=0.05, survey=None):
     counts = lambda rows: Counts(len(rows), len(rows))  # noqa: E731
     work = Work(counts, loss, survey, lambda row: f"pupil {row}")
     ctx = Context(stage="test", key=None, seed=3, folder=folder, micro_tokens=3)
-    learner = Learner(model, learning_rate=learning_rate, max_grad_norm=1.0)
+    learner = Learner(model, Optimization(learning_rate=learning_rate, max_grad_norm=1.0))
     return train(ctx, {"model": learner}, PLAN, work, shown=["loss"])
 
 

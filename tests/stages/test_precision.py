@@ -12,6 +12,7 @@ from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.folders import content_hash, load_policy, save_model
 from stages.engines.models.lora import open_for_training
+from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, counted, train
 from stages.engines.training.optimizer import Learner
 from tests.stages.test_lora import write_base
@@ -31,7 +32,8 @@ def base(tmp_path):
 
 def a_learner(base, lora=ALL, rate=0.01, **options):
     model = open_for_training(load_policy, base, "cpu", lora, seed=1)
-    return Learner(model, learning_rate=rate, max_grad_norm=1.0, precision=BF16, **options)
+    how = Optimization(learning_rate=rate, max_grad_norm=1.0, precision=BF16, **options)
+    return Learner(model, how)
 
 
 def nll_of(learner, rows):

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.context import Context, ShareDone, StageError, Stopped
 from stages.engines.processes.ranks import join
+from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
@@ -78,7 +79,7 @@ def fit(
     """The mean over all tokens of a step, as in SFT; this rank's weights and moments, history."""
     plan = Plan(NUM_ROWS, batch_size, epochs, seed=5, learning_rate=warmup_then_cosine(0.1))
     model = Uneven()
-    learner = Learner(model, learning_rate=0.05, max_grad_norm=0.5, weight_decay=0.1)
+    learner = Learner(model, Optimization(learning_rate=0.05, max_grad_norm=0.5, weight_decay=0.1))
     calls = 0
 
     def counts(rows):

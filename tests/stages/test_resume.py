@@ -19,6 +19,7 @@ from stages.algorithms.loss import Counts, Loss
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, Stopped
 from stages.engines.forward import inference
+from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
@@ -60,7 +61,8 @@ def fit(ctx, width=4, drawn=None, ema_decay=0.0):
         return Loss((model.weight[0] - noise).square().sum() * len(rows) / step.counts.sequences)
 
     plan = Plan(23, 8, 4, seed=5, learning_rate=warmup_then_cosine(0.1))
-    learner = Learner(model, learning_rate=0.05, max_grad_norm=1.0, ema_decay=ema_decay)
+    how = Optimization(learning_rate=0.05, max_grad_norm=1.0, ema_decay=ema_decay)
+    learner = Learner(model, how)
     work = Work(lambda rows: Counts(len(rows), len(rows)), loss)
     history = train(ctx, {"model": learner}, plan, work, shown=["loss"])
     return {name: value.clone() for name, value in learner.tensors().items()}, history

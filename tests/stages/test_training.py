@@ -7,6 +7,7 @@ from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
 from stages.contracts.optimizer import Schedule
+from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import scheduled, warmup_then_cosine
@@ -43,7 +44,7 @@ def fit(ctx, model=None, loss_of=None):
         return Loss(loss_of(loss) if loss_of else loss, {"error_max": Metric(loss, Per.MAX)})
 
     plan = Plan(23, 8, 4, seed=5, learning_rate=warmup_then_cosine(0.1))
-    learner = Learner(model, learning_rate=0.05, max_grad_norm=1.0)
+    learner = Learner(model, Optimization(learning_rate=0.05, max_grad_norm=1.0))
     history = train(
         ctx,
         {"model": learner},

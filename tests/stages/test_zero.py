@@ -27,6 +27,7 @@ from stages.engines.forward import head
 from stages.engines.models.folders import load_policy, save_model
 from stages.engines.models.lora import open_for_training
 from stages.engines.processes.ranks import join
+from stages.engines.training.learner import Optimization
 from stages.engines.training.learners import open_learner
 from stages.engines.training.loop import Plan, train
 from stages.engines.training.schedules import warmup_then_cosine
@@ -67,10 +68,16 @@ def fit(
     ctx.stop_after = stop_after
     params = LoraParams(**(lora or {"rank": 0}))
     # A learning rate at which Adam's first steps do not turn rounding into differences.
-    options = {"learning_rate": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1, "ema_decay": ema}
+    how = Optimization(
+        learning_rate=1e-3,
+        max_grad_norm=0.5,
+        weight_decay=0.1,
+        ema_decay=ema,
+        precision=Precision(precision),
+    )
     with join(ctx) as ranks:
         model = open_for_training(load_policy, base, ctx.loads_on, params, ctx.seed)
-        learner = open_learner(ctx, ranks, model, **options, precision=Precision(precision))
+        learner = open_learner(ctx, ranks, model, how)
         work = imitation(model, *rows(), ctx.device, lambda i: f"row {i}")
 
         def loss(some, step):

@@ -12,7 +12,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from pipelines import atomic
-from pipelines.ledger import Attempt, Entry, Ledger, hold_lock
+from pipelines.ledger import Attempt, Entry, Ledger
+from pipelines.locks import hold_lock
 from pipelines.params import load_params
 from pipelines.processes import start_of
 from pipelines.publish import publish

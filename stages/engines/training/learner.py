@@ -7,6 +7,7 @@ the state that an iteration leaves, fits either, on any number of ranks.
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,27 @@ from torch import Tensor
 
 from stages.contracts.precision import Precision
 from stages.engines.processes.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """How a model learns: AdamW, gradients no longer than a norm, a moving average or none."""
+
+    learning_rate: float
+    max_grad_norm: float
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    ema_decay: float = 0.0
+    precision: Precision = Precision.FLOAT32
+
+    def adamw(self, weights: Iterable[Tensor], device: torch.device) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            weights,
+            lr=self.learning_rate,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            fused=device.type == "cuda",
+        )
 
 
 class AnyLearner(Protocol):

@@ -6,17 +6,16 @@ from stages.context import Context
 from stages.contracts.sharding import Sharding
 from stages.engines.forward.ulysses import share_rows
 from stages.engines.processes.ranks import Ranks
-from stages.engines.training.learner import AnyLearner
+from stages.engines.training.learner import AnyLearner, Optimization
 from stages.engines.training.optimizer import Learner
 
 
-def open_learner(ctx: Context, ranks: Ranks, model: Any, **options: Any) -> AnyLearner:
-    """A learner of the model with `Learner`'s options; all ranks call it."""
+def open_learner(ctx: Context, ranks: Ranks, model: Any, how: Optimization) -> AnyLearner:
+    """A learner of the model; all ranks call it."""
     share_rows(ctx, ranks, model)
     if ctx.sharding is Sharding.NONE:
-        return Learner(model, **options)
-    from stages.engines.training.zero import (
-        ZeroLearner,  # DeepSpeed is an extra, and slow to import
-    )
+        return Learner(model, how)
+    # DeepSpeed is an extra, and slow to import.
+    from stages.engines.training.zero import ZeroLearner
 
-    return ZeroLearner(ctx, ranks, model, **options)
+    return ZeroLearner(ctx, ranks, model, how)

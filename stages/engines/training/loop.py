@@ -32,7 +32,7 @@ from stages.engines.forward.packed import pace_for, set_pace
 from stages.engines.forward.packing import pack
 from stages.engines.processes.ranks import ALONE, Ranks
 from stages.engines.training.faults import explain
-from stages.engines.training.learner import AnyLearner
+from stages.engines.training.learner import AnyLearner, Optimization
 from stages.engines.training.learners import open_learner
 from stages.engines.training.resume import Metrics, gather, resume, save_if_possible
 from stages.engines.training.schedules import warmup_then_cosine
@@ -313,10 +313,7 @@ def fresh_learner(
     ctx: Context, ranks: Ranks, model: Any, params: OptimizerParams, precision: Precision
 ) -> AnyLearner:
     """A model with an optimizer that has seen nothing yet."""
-    return open_learner(
-        ctx,
-        ranks,
-        model,
+    how = Optimization(
         learning_rate=params.learning_rate,
         max_grad_norm=params.max_grad_norm,
         weight_decay=params.weight_decay,
@@ -324,6 +321,7 @@ def fresh_learner(
         ema_decay=params.ema_decay,
         precision=precision,
     )
+    return open_learner(ctx, ranks, model, how)
 
 
 def last_epoch_means(history: Sequence[Metrics], plan: Plan) -> Metrics:

@@ -19,6 +19,7 @@ from torch import Tensor
 from stages.contracts.precision import Precision
 from stages.engines.models.precision import is_rounded, rounded
 from stages.engines.processes.ranks import Ranks
+from stages.engines.training.learner import Optimization
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -31,35 +32,17 @@ class Learner:
 
     lockstep = False
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        learning_rate: float,
-        max_grad_norm: float,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.95),
-        ema_decay: float = 0.0,
-        precision: Precision = Precision.FLOAT32,
-    ) -> None:
+    def __init__(self, model: Any, how: Optimization) -> None:
         self.model = model
-        self.learning_rate = learning_rate
-        self.max_grad_norm = max_grad_norm
-        self.precision = precision
+        self.how = how
+        self.precision = how.precision
         self._copies: dict[str, tuple[Tensor, Tensor]] = {}
-        self._masters = self._split(precision)
-        self._ema_decay = ema_decay
+        self._masters = self._split(how.precision)
         self._average = {
-            name: master.detach().clone() for name, master in self._masters.items() if ema_decay > 0
+            name: master.detach().clone() for name, master in self._masters.items() if how.ema_decay
         }
-        on_gpu = any(master.is_cuda for master in self._masters.values())
-        self._optimizer = torch.optim.AdamW(
-            self._masters.values(),
-            lr=learning_rate,
-            betas=betas,
-            weight_decay=weight_decay,
-            fused=on_gpu,
-        )
+        device = next(iter(self._masters.values())).device
+        self._optimizer = how.adamw(self._masters.values(), device)
 
     def _split(self, precision: Precision) -> dict[str, Tensor]:
         """Round the model's weights; the masters of those that learn, by name.
@@ -116,18 +99,18 @@ class Learner:
 
     def clip_gradients(self) -> float:
         """Scale the gradients down to the largest norm allowed; the norm before that."""
-        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.how.max_grad_norm)
         return float(norm)
 
     def step(self, factor: float) -> None:
         """One optimizer step at `factor` times the learning rate."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate * factor
+            group["lr"] = self.how.learning_rate * factor
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._round(self._masters)
         for name, average in self._average.items():
-            average.lerp_(self._masters[name].detach(), 1 - self._ema_decay)
+            average.lerp_(self._masters[name].detach(), 1 - self.how.ema_decay)
 
     def settle(self) -> None:
         """Put the moving average, where there is one, in the place of the weights."""

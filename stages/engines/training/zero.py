@@ -26,10 +26,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stages.context import Context
-from stages.contracts.precision import Precision
 from stages.engines.models.lora import unwrapped
 from stages.engines.processes.deepspeed_engine import STAGES, configured, open_engine
 from stages.engines.processes.ranks import Ranks
+from stages.engines.training.learner import Optimization
 
 _FLAT = ("exp_avg", "exp_avg_sq")
 """AdamW's moments, laid out as the weights are; its step counter is one number."""
@@ -53,22 +53,10 @@ class ZeroLearner:
 
     lockstep = True
 
-    def __init__(
-        self,
-        ctx: Context,
-        ranks: Ranks,
-        model: Any,
-        *,
-        learning_rate: float,
-        max_grad_norm: float,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.95),
-        ema_decay: float = 0.0,
-        precision: Precision = Precision.FLOAT32,
-    ) -> None:
+    def __init__(self, ctx: Context, ranks: Ranks, model: Any, how: Optimization) -> None:
         self.model = model
-        self.precision = precision
-        self.learning_rate = learning_rate
+        self.how = how
+        self.precision = how.precision
         self._rank, self._world = ranks.rank, ranks.world
         self._device = torch.device(ctx.device)
         self._stage = STAGES[ctx.sharding]
@@ -77,16 +65,11 @@ class ZeroLearner:
         self._whole: dict[str, Tensor] | None = None
         self._whole_moments: dict[str, Tensor] = {}
         before = {name: parameter.data for name, parameter in model.named_parameters()}
-        optimizer = torch.optim.AdamW(
-            [p for p in model.parameters() if p.requires_grad],
-            lr=learning_rate,
-            betas=betas,
-            weight_decay=weight_decay,
-            fused=self._device.type == "cuda",
-        )
+        learning = [p for p in model.parameters() if p.requires_grad]
+        optimizer = how.adamw(learning, self._device)
         with ranks.exchanging():
             self._engine = open_engine(
-                ctx, model, optimizer, configured(ctx, max_grad_norm, precision)
+                ctx, model, optimizer, configured(ctx, how.max_grad_norm, how.precision)
             )
             self._zero = self._engine.optimizer
             self._parts = self._find_parts()
@@ -101,8 +84,7 @@ class ZeroLearner:
                 self._put(self._flats(), name, before[name])
             del before
             self._refresh()
-        self._ema_decay = ema_decay
-        self._averages = [flat.clone() for flat in self._flats()] if ema_decay > 0 else []
+        self._averages = [flat.clone() for flat in self._flats()] if how.ema_decay else []
         ranks.at_end(self._become_whole)
 
     def before_backward(self) -> float:
@@ -136,12 +118,12 @@ class ZeroLearner:
 
     def step(self, factor: float) -> None:
         for group in self._zero.optimizer.param_groups:
-            group["lr"] = self.learning_rate * factor
+            group["lr"] = self.how.learning_rate * factor
         self._zero.step()
         self._zero.zero_grad(set_to_none=True)
         self._step_count += 1
         for average, flat in zip(self._averages, self._flats(), strict=False):
-            average.lerp_(flat.detach(), 1 - self._ema_decay)
+            average.lerp_(flat.detach(), 1 - self.how.ema_decay)
 
     def settle(self) -> None:
         if self._averages:
