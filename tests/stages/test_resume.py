@@ -185,6 +185,14 @@ def flip_a_bit(folder):
     path.write_bytes(data)
 
 
+def change_a_digit(folder):
+    """Of the history, which is still JSON and as long as before."""
+    path = newest(folder) / "values.json"
+    text = path.read_text()
+    assert json.loads(text) != json.loads(text.replace("0", "1", 1))
+    path.write_text(text.replace("0", "1", 1))
+
+
 def rewrite(folder, change):
     """A checkpoint that is whole by its hashes and still no good."""
     scratch = folder / "scratch"
@@ -198,6 +206,7 @@ def rewrite(folder, change):
 BREAKS = {
     "torn": tear,
     "a flipped bit": flip_a_bit,
+    "a changed digit": change_a_digit,
     "no tensors": lambda folder: (newest(folder) / "tensors.safetensors").unlink(),
     "no manifest": lambda folder: (newest(folder) / "manifest.json").unlink(),
     "an empty manifest": lambda folder: (newest(folder) / "manifest.json").write_text("{}"),
