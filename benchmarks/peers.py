@@ -4,8 +4,9 @@ Peers run in bf16 (TRL with float32 weights under autocast, as we keep float32 w
 own defaults, and where a default would only slow them down at these sizes, with what is best for
 them: vLLM is in TRL's process (colocated), nothing is detokenised, activations are not computed
 twice, references of DPO are worked out beforehand, and FlashAttention is used where it is
-installed. TRL's SFT, reward model and DPO are measured with TRL's default batch and with a larger
-one. vLLM is measured without seeds, which is faster, and with one for each request, as we have.
+installed. TRL's SFT, reward model and DPO are measured with TRL's default batch and with another
+that may suit them better. vLLM is measured without seeds, which is faster, and with one for each
+request, as we have.
 
 Each function runs in a process of its own. A trainer's tokens are counted by its own collator, and
 its time from the end of one step to the end of another.
@@ -146,9 +147,11 @@ def sft(shape: str, folder: Path, *, packing: bool) -> dict[str, Any]:
             callbacks=[callback],
         )
 
-    # A packed row is as long as several.
-    large = LARGE_BATCH[shape] // 4 if packing else LARGE_BATCH[shape]
-    return _with_batches(shape, trainer, sorted({DEFAULT_BATCH, large}))
+    other = LARGE_BATCH[shape]
+    if packing:
+        # All rows of a batch become one: without FlashAttention that costs its length squared.
+        other = 2 * DEFAULT_BATCH if _attention() else DEFAULT_BATCH // 2
+    return _with_batches(shape, trainer, sorted({DEFAULT_BATCH, other}))
 
 
 def reward_model(shape: str, folder: Path) -> dict[str, Any]:
