@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,28 +86,16 @@ MFU_TARGET = {"1.1b": 0.6}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=workloads.SHAPES, default="135m")
-    parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--folder", type=Path, help="where the model is, or is to be made")
-    parser.add_argument("--limit", type=float, default=240, help="seconds of a part")
-    parser.add_argument("--total", type=float, default=570, help="seconds in which parts begin")
-    parser.add_argument("--micro-tokens", type=int, default=32768)
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--one", choices=PARTS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = options_of(sys.argv[1:])
     if options.one:
         print("\nRESULT " + json.dumps(measure(options.one, options)), flush=True)
         return
-    asked = options.only.split(",")
-    if unknown := set(asked) - set(PARTS):
-        parser.error(f"no part is named {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     options.folder = options.folder or Path(tempfile.mkdtemp())
     if not (options.folder / "model" / "config.json").exists():
         workloads.make_model(options.model, options.folder / "model")
     kept = _kept(options.model)
     began = time.monotonic()
-    for part in asked:
+    for part in options.only.split(","):
         left = options.total - (time.monotonic() - began)
         if left <= 0:
             print(f"{part}: no time left", flush=True)
@@ -120,6 +109,22 @@ def main() -> None:
         if options.write:
             records.add(RESULTS, options.model, {k: v for k, v in kept.items() if k != "run"})
     print(table(kept["comparisons"]))
+
+
+def options_of(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=workloads.SHAPES, default="135m")
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--folder", type=Path, help="where the model is, or is to be made")
+    parser.add_argument("--limit", type=float, default=240, help="seconds of a part")
+    parser.add_argument("--total", type=float, default=570, help="seconds in which parts begin")
+    parser.add_argument("--micro-tokens", type=int, default=32768)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--one", choices=PARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if unknown := set(options.only.split(",")) - set(PARTS):
+        parser.error(f"no part is named {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    return options
 
 
 def _kept(model: str) -> dict[str, Any]:
@@ -154,7 +159,7 @@ def in_a_process(part: str, options: argparse.Namespace, limit: float) -> dict[s
         try:
             process.wait(limit)
         except subprocess.TimeoutExpired:
-            said.write(f"\nno result after {limit:.0f} s\n")
+            said.write(f"\nno result after {limit:g} s\n")
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -12,8 +12,10 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from tests.hardware import HAS_GPU
+
 ROOT = Path(__file__).resolve().parents[1]
-if not Path("/proc/driver/nvidia").exists():
+if not HAS_GPU:
     # Read when Triton is imported, by whomever.
     os.environ["TRITON_INTERPRET"] = "1"
 _OF_THE_MACHINE = ("MLFLOW_", "PREFECT_", "LOCKSTEP_", "DVC_", "OPENLINEAGE_")
@@ -25,7 +27,7 @@ ALONE = ("test_default_pipeline.py", "test_kills.py")
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Leave out what needs a GPU where there is none."""
-    if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia").exists():
+    if item.get_closest_marker("gpu") and not HAS_GPU:
         item.add_marker(pytest.mark.skip(reason="there is no GPU"))
 
 

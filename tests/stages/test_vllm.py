@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hardware import HAS_GPU
+
 ASIDE = Path(sys.prefix) / "vllm"
 """Where `make test` installs vLLM for the CPU."""
 TESTS = Path(__file__).parent
@@ -35,7 +37,7 @@ def run(*files):
     assert done.returncode == 0
 
 
-@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this vLLM would take the GPU")
+@pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
 def test_vllm_keeps_what_a_generator_promises():
     run("test_generators.py", "vllm_cases.py")
 

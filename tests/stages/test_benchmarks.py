@@ -1,0 +1,66 @@
+"""The benchmarks of engines run: smallest sizes, no peers; of numbers, only tokens are looked at."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import generation, memory, online, side_by_side, training
+from benchmarks.workloads import make_model, rl_step
+from stages.rewards.verifier import Verifier
+
+
+def test_generation_is_measured():
+    words = ["--model", "tiny", "--requests", "4", "--slots", "4", "--new-tokens", "6"]
+    found = generation.measure(generation.options_of([*words, "--rounds", "1"]))
+    assert found["tokens"] == 4 * 6
+
+
+@pytest.mark.parametrize("stage", training.STAGES)
+def test_training_is_measured(stage, tmp_path):
+    make_model("tiny", tmp_path / "model")
+    options = training.options_of(["--model", "tiny", "--rows", "2", "--steps", "1"])
+    found = training.measure(stage, tmp_path, options, padded=False)
+    assert found["tokens_per_second"] > 0
+
+
+def test_a_fused_step_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(Verifier, "reward", Verifier.reward)  # the benchmark has its own
+    found = online.measure(online.options_of(["--model", "tiny", "--steps", "3"]), tmp_path)
+    assert found["num_new_tokens"] == rl_step("tiny").num_responses * rl_step("tiny").new_tokens
+
+
+def test_memory_is_measured_for_every_kind_of_work():
+    cells = list(memory.measured("tiny", [64], until=float("inf")))
+    assert {cell["stage"] for cell in cells} == {
+        "rollout",
+        "score (log-probs)",
+        "sft",
+        "dpo",
+        "policy_update",
+        "reward_model",
+    }
+
+
+def test_ratios_are_held_against_the_targets_where_both_sides_have_a_number():
+    parts = {
+        "sft": {"tokens_per_second": 700, "mfu": 0.5, "run": "now"},
+        "trl_sft_padded": {"tokens_per_second": 100, "best_tokens_per_second": 200, "run": "now"},
+        "trl_sft_packed": {"failed": "out of memory", "run": "now"},
+        "online": {"steps_per_second": 0.5, "run": "now"},
+        "trl_grpo": {"steps_per_second": 0.2, "run": "before"},
+    }
+    rows = {(row["theirs"], row["by"]): row for row in side_by_side.compared("1.1b", parts)}
+    padded = rows["trl_sft_padded", "tokens_per_second"]
+    assert (padded["times_as_fast"], padded["target"], padded["reached"]) == (7.0, 6.0, True)
+    assert rows["trl_sft_padded", "best_tokens_per_second"]["reached"] is None
+    assert rows["trl_grpo", "steps_per_second"]["reached"] is False
+    assert not rows["trl_grpo", "steps_per_second"]["same_run"]
+    assert rows["the GPU's peak", "mfu"]["reached"] is False
+    assert not any(theirs == "trl_sft_packed" for theirs, _ in rows)
+
+
+def test_a_part_that_takes_too_long_is_ended_and_said_to_have_failed(tmp_path):
+    options = side_by_side.options_of(["--model", "tiny", "--folder", str(tmp_path)])
+    found = side_by_side.in_a_process("sft", options, limit=0.2)
+    assert "no result after 0.2 s" in found["failed"]
+    assert not list(Path(tmp_path).iterdir())
