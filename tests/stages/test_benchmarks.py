@@ -1,4 +1,4 @@
-"""The benchmarks of engines run: smallest sizes, no peers; of numbers, only tokens are looked at."""
+"""The benchmarks of engines run, at the smallest sizes and without peers."""
 
 from pathlib import Path
 
