@@ -61,6 +61,23 @@ def test_attention(num_heads, num_kv, dim, norms):
         torch.testing.assert_close(ours, reference)
 
 
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv", "dim", "norms"), [(9, 3, 64, False), (4, 2, 48, True)]
+)
+def test_prompts_enter_the_cache_of_all_slots_that_begin_with_them(num_heads, num_kv, dim, norms):
+    shape = Shape(1, num_heads, num_kv, dim, 1e-6)
+    qkv = randn(2, 18, (num_heads + 2 * num_kv) * dim)
+    cos, sin = randn(32, dim, seed=7), randn(32, dim, seed=8)
+    slots, prompt_of = (torch.tensor(ids, device=DEVICE) for ids in ([4, 0, 2], [0, 1, 1]))
+    caches = [randn(6, num_kv, 32, dim, seed=seed) for seed in (2, 3)]
+    theirs = [cache.clone() for cache in caches]
+    of = layer(dim, norms)
+    expected = torch_ops.prompts(shape, cos, sin, slots, prompt_of)(qkv, of, *theirs)
+    got = kernels.prompts(shape, cos, sin, slots, prompt_of)(qkv, of, *caches)
+    for ours, reference in zip([*got, *caches], [*expected, *theirs], strict=True):
+        torch.testing.assert_close(ours, reference)
+
+
 @pytest.mark.parametrize("vocabulary", [24, 4096, 9001])
 def test_draws_and_what_is_noted_about_them(vocabulary):
     requests = [Request([1, 2], seed=i) for i in range(5)] + [Request([1, 2, 3])]

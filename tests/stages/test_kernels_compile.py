@@ -20,6 +20,7 @@ SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
 """That a program may have, by the GPU's kind."""
 
 
+KERNELS = ("_attention", "_draw", "_rms_norm", "_rotate", "_spread", "_swiglu")
 STEPS = (
     ("135m", "bfloat16", 80),
     ("135m", "bfloat16", 90),
@@ -47,7 +48,7 @@ def steps(tmp_path_factory):
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
 def test_a_step_fits_the_gpu_and_reads_16_bytes_at_a_time(steps, step):
-    assert sorted(steps[step]) == ["_attention", "_draw", "_rms_norm", "_swiglu"]
+    assert sorted(steps[step]) == sorted(KERNELS)
     for name, (shared, code) in steps[step].items():
         assert shared <= SHARED_MEMORY[step[-1]], name
         assert "ld.global.v4.b32" in code, name
@@ -72,7 +73,7 @@ def _compiled(shape_name, dtype_name, arch):
     from triton.compiler import ASTSource
 
     from benchmarks.workloads import SHAPES
-    from stages.engines.generation import kernels
+    from stages.engines.generation import kernels, prompt_kernels
     from stages.engines.generation.generator import Request, Sampling
     from stages.engines.generation.llama_family import Layer, Shape
     from stages.engines.generation.slots import Slots
@@ -112,9 +113,14 @@ def _compiled(shape_name, dtype_name, arch):
             assert made.asm["cubin"]
             found[self.kernel.__name__] = (made.metadata.shared, made.asm["ptx"])
 
-    originals = {k: v for k, v in vars(kernels).items() if isinstance(v, triton.JITFunction)}
-    for name, kernel in originals.items():
-        setattr(kernels, name, Compiled(kernel))
+    originals = [
+        (module, name, value)
+        for module in (kernels, prompt_kernels)
+        for name, value in vars(module).items()
+        if isinstance(value, triton.JITFunction)
+    ]
+    for module, name, kernel in originals:
+        setattr(module, name, Compiled(kernel))
 
     qwen3 = {"hidden_size": 1024, "intermediate_size": 3072, "vocab_size": 151936}
     qwen3 |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
@@ -135,9 +141,11 @@ def _compiled(shape_name, dtype_name, arch):
     qkv = x.new_zeros(2, (heads + 2 * shape.num_kv_heads) * dim)
     angles = x.new_zeros(320, dim)
     kernels.attention(board.state, shape, angles, angles)(qkv, layer, cache, cache)
+    ids = torch.zeros(1, dtype=torch.int64)
+    kernels.prompts(shape, angles, angles, ids, ids)(qkv[:, None], layer, cache, cache)
     kernels.draw_and_record(torch.zeros(2, sizes["vocab_size"]), board)
-    for name, kernel in originals.items():
-        setattr(kernels, name, kernel)
+    for module, name, kernel in originals:
+        setattr(module, name, kernel)
     return found
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stages.engines.generation.drawing import MASS
 from stages.engines.generation.llama_family import Layer, Shape
+from stages.engines.generation.prompt_kernels import prompts as prompts
 from stages.engines.generation.slots import COUNT, LENGTH, LIMIT, NUM_FIELDS, REQUEST, TOKEN, Slots
 from stages.engines.generation.torch_ops import Attend
 

@@ -142,16 +142,12 @@ class LlamaDecoder:
         prompt_of = self.board.sent(
             [index for index, slots in enumerate(prompts.values()) for _ in slots]
         )
-        cos, sin = self._cos[:width, None], self._sin[:width, None]
+        enter = self.ops.prompts(shape, self._cos, self._sin, slots, prompt_of)
         x = F.embedding(ids, weights.embedding).flatten(0, 1)
         for layer, keys, values in zip(weights.layers, self._keys, self._values, strict=True):
             y = self.ops.rms_norm(x, layer.attention_norm, shape.norm_eps)
             qkv = F.linear(y, layer.qkv, layer.qkv_bias).view(*ids.shape, -1)
-            q, k, v = (
-                part.transpose(1, 2) for part in torch_ops.split_heads(qkv, layer, shape, cos, sin)
-            )
-            keys[:, :, :width].index_copy_(0, slots, k.index_select(0, prompt_of))
-            values[:, :, :width].index_copy_(0, slots, v.index_select(0, prompt_of))
+            q, k, v = enter(qkv, layer, keys, values)
             if layer is weights.layers[-1]:
                 return  # nothing is predicted here: the last layer's output has no use
             mixed = _causal(q, k, v)

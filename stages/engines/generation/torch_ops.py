@@ -18,6 +18,10 @@ from stages.engines.generation.slots import LENGTH
 Attend = Callable[[Tensor, Layer, Tensor, Tensor], Tensor]
 """(qkv [R, (H + 2K) * D], the layer, its caches) -> [R, H * D]; writes the caches."""
 
+Enter = Callable[[Tensor, Layer, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""(qkv [B, L, (H + 2K) * D] of B prompts, the layer, its caches) -> queries [B, H, L, D], keys and
+values [B, K, L, D]; writes the caches."""
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Over the last dimension."""
@@ -74,3 +78,21 @@ def attention(state: Tensor, shape: Shape, cos: Tensor, sin: Tensor) -> Attend:
         return mixed.flatten(1)
 
     return attend
+
+
+def prompts(shape: Shape, cos: Tensor, sin: Tensor, slots: Tensor, prompt_of: Tensor) -> Enter:
+    """Prompts, from their first token on, enter the caches of all slots that begin with them."""
+
+    def enter(
+        qkv: Tensor, layer: Layer, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        length = qkv.shape[1]
+        q, k, v = (
+            part.transpose(1, 2)
+            for part in split_heads(qkv, layer, shape, cos[:length, None], sin[:length, None])
+        )
+        keys[:, :, :length].index_copy_(0, slots, k.index_select(0, prompt_of))
+        values[:, :, :length].index_copy_(0, slots, v.index_select(0, prompt_of))
+        return q, k, v
+
+    return enter
