@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
 
 RATE, DECAY, BETAS, EPSILON = 0.01, 0.3, (0.8, 0.9), 1e-8
@@ -21,7 +22,8 @@ class Two(torch.nn.Module):
 
 
 def learner(**options):
-    return Learner(Two(), learning_rate=RATE, **{"max_grad_norm": 1e9, "betas": BETAS, **options})
+    how = {"learning_rate": RATE, "max_grad_norm": 1e9, "betas": BETAS, **options}
+    return Learner(Two(), Optimization(**how))
 
 
 def give(learner, gradients):

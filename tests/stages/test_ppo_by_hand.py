@@ -17,6 +17,7 @@ from stages.contracts.catalog import bind
 from stages.contracts.params import Params
 from stages.data import batching
 from stages.engines.processes.ranks import ALONE
+from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.rl_state import RlState
 from stages.learning import experience, policy_gradient
@@ -112,7 +113,7 @@ def update_of(tmp_path, monkeypatch):
         learners = {}
         for who, model in zip(seen, models(), strict=True):
             rate = PPO["learning_rate" if who == "policy" else "critic_learning_rate"]
-            learner = Learner(model, learning_rate=rate, max_grad_norm=PPO["max_grad_norm"])
+            learner = Learner(model, Optimization(rate, PPO["max_grad_norm"]))
 
             def clip(who=who, model=model, clip=learner.clip_gradients):
                 weights = {k: v.detach().clone() for k, v in model.named_parameters()}
