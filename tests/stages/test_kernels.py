@@ -1,11 +1,14 @@
 """The Triton kernels against plain torch: on the CPU in Triton's interpreter, on a GPU compiled."""
 
+import numpy
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+import triton.language as tl
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from triton.runtime import interpreter
 
 from stages.engines.generation import kernels, torch_ops
 from stages.engines.generation.cuda_steps import KernelDecoder
@@ -32,33 +35,55 @@ def test_norm_and_swiglu(width):
     torch.testing.assert_close(kernels.swiglu(gate_up), torch_ops.swiglu(gate_up))
 
 
-def layer(dim, norms):
+def layer(dim, norms, dtype=torch.float32):
     empty = torch.empty(0)
-    gains = [1 + 0.1 * randn(dim, seed=seed) for seed in (5, 6)] if norms else [None, None]
+    gains = [None, None]
+    if norms:
+        gains = [(1 + 0.1 * randn(dim, seed=seed)).to(dtype) for seed in (5, 6)]
     return Layer(empty, empty, None, *gains, empty, None, empty, empty, None, empty, None)
 
 
+def product_of_bfloat16(_, a, b, total, *__):
+    """Triton's interpreter multiplies the bits that it keeps bfloat16 in."""
+    wide = [
+        (x.data.astype(numpy.uint32) << 16).view(numpy.float32)
+        if x.dtype.scalar == tl.bfloat16
+        else x.data
+        for x in (a, b)
+    ]
+    return interpreter.TensorHandle(numpy.matmul(*wide) + total.data, total.dtype.scalar)
+
+
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv", "dim", "norms"), [(9, 3, 64, False), (4, 4, 32, True), (4, 1, 48, True)]
+    ("num_heads", "num_kv", "dim", "norms", "dtype"),
+    [
+        (9, 3, 64, False, torch.float32),
+        (4, 4, 32, True, torch.float32),
+        (4, 1, 48, True, torch.float32),
+        (9, 3, 64, False, torch.bfloat16),
+        (4, 1, 32, True, torch.bfloat16),
+    ],
 )
-def test_attention(num_heads, num_kv, dim, norms):
+def test_attention(monkeypatch, num_heads, num_kv, dim, norms, dtype):
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product_of_bfloat16)
     shape = Shape(1, num_heads, num_kv, dim, 1e-6)
     lengths = [0, 1, 63, 64, 65, 150]
     state = torch.zeros(len(lengths), 5, dtype=torch.int64, device=DEVICE)
     state[:, LENGTH] = torch.tensor(lengths)
-    qkv = randn(len(lengths), (num_heads + 2 * num_kv) * dim)
+    qkv = randn(len(lengths), (num_heads + 2 * num_kv) * dim).to(dtype)
     angles = torch.arange(192)[:, None] * 0.3 ** torch.arange(dim // 2)
     cos, sin = (
-        torch.cat([part, part], -1).to(DEVICE).contiguous() for part in (angles.cos(), angles.sin())
+        torch.cat([part, part], -1).to(DEVICE, dtype) for part in (angles.cos(), angles.sin())
     )
-    caches = [randn(len(lengths), num_kv, 192, dim, seed=seed) for seed in (2, 3)]
+    caches = [randn(len(lengths), num_kv, 192, dim, seed=seed).to(dtype) for seed in (2, 3)]
     theirs = [cache.clone() for cache in caches]
-    of = layer(dim, norms)
+    of = layer(dim, norms, dtype)
     expected = torch_ops.attention(state, shape, cos, sin)(qkv, of, *theirs)
     got = kernels.attention(state, shape, cos, sin)(qkv, of, *caches)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    bound = 1e-5 if dtype == torch.float32 else 2**-6
+    torch.testing.assert_close(got, expected, atol=bound, rtol=bound)
     for ours, reference in zip(caches, theirs, strict=True):
-        torch.testing.assert_close(ours, reference)
+        torch.testing.assert_close(ours, reference, atol=bound, rtol=bound)
 
 
 @pytest.mark.parametrize(
