@@ -51,7 +51,7 @@ QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_HOST_IP": "127.0.0.1",
     "MASTER_ADDR": "127.0.0.1",
 }
@@ -89,7 +89,7 @@ def main() -> None:
     options = options_of(sys.argv[1:])
     if options.one:
         print("\nRESULT " + json.dumps(measure(options.one, options)), flush=True)
-        return
+        os._exit(0)  # engines may take long to end, and nothing of them is kept
     options.folder = options.folder or Path(tempfile.mkdtemp())
     if not (options.folder / "model" / "config.json").exists():
         workloads.make_model(options.model, options.folder / "model")
