@@ -5,6 +5,7 @@ about what has ended. It reads and writes tensors that stay where they are, so t
 "again"; a copy of the slots' state, made every few steps, tells it later what has ended.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class GraphDecoder(KernelDecoder):
     def __init__(self, model: Any, slots: int) -> None:
         super().__init__(model, slots)
         self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
-        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._stream = _side_stream(self.device)
         self._pool: Any = None
 
     def forget_steps(self) -> None:
@@ -103,3 +104,9 @@ class GraphDecoder(KernelDecoder):
         self._pool = graph.pool()
         self.board.state.copy_(before)
         return graph, logits if self.sampling.cuts else None
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where graphs are recorded: one for all, as cuBLAS keeps memory for each that it has seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
