@@ -130,6 +130,10 @@ def _by_padding(
     scaling: float | None,
     dropout: float,
 ) -> Tensor:
+    if q.is_cuda and q.shape[1] != k.shape[1]:
+        # What shares heads without a copy is there what holds all scores of a sequence at once.
+        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
+
     def padded(part: Tensor) -> Tensor:
         spread = part.new_zeros(num_sequences * longest, *part.shape[1:]).index_copy(0, at, part)
         return spread.view(num_sequences, longest, *part.shape[1:]).transpose(1, 2)
