@@ -99,10 +99,15 @@ def step_reward(scores: Tensor, tokens: Tokens, how: StepReward) -> Tensor:
             0, tokens.sequence[tokens.mask], position[tokens.mask], "amax"
         )
         return torch.where(tokens.lengths > 0, torch.sigmoid(scores.reshape(-1)[last]), 0.0)
-    return rewards.scatter_reduce(
-        0,
-        tokens.sequence[tokens.mask],
-        torch.sigmoid(scores[tokens.mask]),
-        "amin" if how is StepReward.MIN else "prod",
-        include_self=False,
+    # On the CPU: torch has no product on a GPU whose order repeats, and these are few numbers.
+    return (
+        rewards.cpu()
+        .scatter_reduce(
+            0,
+            tokens.sequence[tokens.mask].cpu(),
+            torch.sigmoid(scores[tokens.mask]).cpu(),
+            "amin" if how is StepReward.MIN else "prod",
+            include_self=False,
+        )
+        .to(scores.device)
     )
