@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import shutil
+import signal
 from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from stages.engines.generation.resident_sampler import ResidentSampler
 from stages.engines.training.journal import Journal
 from tests.stages import conftest
 from tests.stages.conftest import Runner
+from tests.waiting import until
 
 NAMES = ["fast_001", "fast_002", "fast_003"]
 CHAINED = {name: {"policy": parent} for name, parent in zip(NAMES, ["sft", *NAMES], strict=False)}
@@ -141,13 +143,17 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(fused, changes):
         begun = FORKS.Event()
         process = FORKS.Process(target=live, args=(begun, killed.root, GRPO, changes))
         process.start()
-        begun.wait(120)
+        until(lambda: begun.is_set() or not process.is_alive(), "a life to begin", 120)  # noqa: B023
         process.join(patience_s)
         process.kill()
         process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
         if process.exitcode == 0:
             break
-    assert contents(killed) == contents(undisturbed)
+    made, said = contents(killed)
+    wanted, expected = contents(undisturbed)
+    assert [path for path in wanted if made[path] != wanted[path]] == []
+    assert said == expected
 
 
 class OneAfterTheOther(Executor):

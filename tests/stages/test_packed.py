@@ -120,6 +120,19 @@ def test_a_model_whose_layers_lose_word_of_the_sequences_is_padded(batch):
     assert not packed._packable[model]
 
 
+def test_what_another_model_does_meanwhile_does_not_count(batch):
+    """A sampler and a learner share a process; here one runs within the first pass of the other."""
+    busy, model = build("llama"), build("llama")
+
+    def work(*_):
+        hidden_states(busy, batch)
+
+    work()
+    model.model.layers[0].register_forward_hook(work)
+    hidden_states(model, batch)
+    assert packed._packable[model]
+
+
 def test_values_are_those_of_padded_rows(batch):
     model = build("llama", AutoModelForSequenceClassification, num_labels=1)
 

@@ -13,8 +13,6 @@ What is no plain causal attention (a window, a cap on the scores, sinks) raises 
 """
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,7 +25,6 @@ from stages.engines.forward.ulysses import Group
 NAME = "lockstep"
 REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask")
 """What models hand to their attention that changes it."""
-_calls: list[list[int]] = []
 
 
 def causal_options(function: Any) -> dict[str, Any]:
@@ -56,17 +53,6 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    """The numbers of tokens that attended within their sequences, call after call."""
-    calls: list[int] = []
-    _calls.append(calls)
-    try:
-        yield calls
-    finally:
-        _calls.remove(calls)
-
-
 def attend(
     module: Any,
     query: Tensor,
@@ -80,12 +66,16 @@ def attend(
     longest: int = 0,
     at: Tensor | None = None,
     together: Group | None = None,
+    calls: list[int] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """[1, N, H, D] for query [1, H, N, D], key and value [1, G, N, D]; H is a multiple of G."""
+    """[1, N, H, D] for query [1, H, N, D], key and value [1, G, N, D]; H is a multiple of G.
+
+    `calls` gets the number of tokens that attend within their sequences, call after call.
+    """
     if together is not None:
         others |= {"scaling": scaling, "dropout": dropout}
-        others |= {"starts": starts, "longest": longest, "at": at}
+        others |= {"starts": starts, "longest": longest, "at": at, "calls": calls}
         answer, _ = together.attend(attend, module, query, key, value, attention_mask, **others)
         return answer, None
     if starts is None:
@@ -98,7 +88,7 @@ def attend(
     wanted = [name for name in REFUSED if others.get(name) is not None]
     if wanted or not getattr(module, "is_causal", True):
         raise NotPackable(f"its attention is not plainly causal ({', '.join(wanted)})")
-    for calls in _calls:
+    if calls is not None:
         calls.append(query.shape[2])
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     if _has_flash(q) and not dropout:

@@ -98,13 +98,13 @@ def _padded(plain: Any, batch: Batch) -> Tensor:
     return take(hidden.flatten(0, 1), batch.packed.at)
 
 
-def _packed(plain: Any, packed: Packed) -> Tensor:
+def _packed(plain: Any, packed: Packed, **told: Any) -> Tensor:
+    """`told`: what the attention is to know beside the row."""
     pace, group = pace_of(plain), group_of(plain)
     row = _filled_up(packed, pace.micro_tokens) if pace.compile else _as_it_is(packed)
     own: Callable[[Tensor], Tensor] = lambda tokens: tokens  # noqa: E731
-    together = {}
     if group is not None:
-        row, own, together = _in_parts(row, group.size), group.own, {"together": group}
+        row, own, told = _in_parts(row, group.size), group.own, {**told, "together": group}
     with _layers_at(plain, pace):
         hidden: Tensor = plain.base_model(
             input_ids=own(row.ids)[None],
@@ -115,7 +115,7 @@ def _packed(plain: Any, packed: Packed) -> Tensor:
             starts=row.starts,
             longest=row.longest,
             at=row.at,
-            **together,
+            **told,
         ).last_hidden_state
     whole = hidden[0] if group is None else group.whole(hidden[0])
     return whole[: len(packed.ids)]
@@ -244,8 +244,8 @@ def _can_be_packed(plain: Any, device: Any) -> bool:
         expected = _padded(plain, batch)
         attention.register()
         plain.set_attn_implementation(attention.NAME)
-        with attention.counted() as calls:
-            found = _packed(plain, batch.packed)
+        calls: list[int] = []
+        found = _packed(plain, batch.packed, calls=calls)
         used = len(calls) == config.get_text_config().num_hidden_layers
         right = used and bool(_close(found, expected))
     except Exception as error:
