@@ -82,7 +82,7 @@ class Rates:
     decoding_share: float
     """Of the memory bandwidth, decoding at 1.1B with 512 slots (generation.json)."""
     activation_bytes: float
-    """Of a token and layer, for each of a layer's width, recomputed (memory.json, 1.1B, 16k)."""
+    """Of a token in one layer, for each of its width, nothing recomputed (training.json, 1.1B)."""
     write_gb_per_s: float
     """One process, a checkpoint (promises.json)."""
     read_gb_per_s: float
@@ -176,8 +176,9 @@ def gpu_bytes(model: Model, nodes: int, kind: str, found: Rates, work: Work) -> 
     whole, shared = SHARDINGS[kind]
     state = model.total * (whole + shared / (nodes * CLUSTER.gpus_per_node))
     gathered = 2 * BF16 * model.total / model.layers if kind == "zero3" else 0.0
-    activations = found.activation_bytes * work.micro_tokens * model.layers * model.width
-    return state + gathered + activations
+    # What every layer was given is kept; the rest is there for one layer at a time.
+    kept = BF16 * model.layers + found.activation_bytes
+    return state + gathered + kept * work.micro_tokens * model.width
 
 
 def tensor_parallel(model: Model, work: Work) -> int:

@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_tests.py [--limit 160] [--write] [FILE ...]
 
-Runs the tests marked `gpu` of the files that have one. What a test records with `record_property`
-or prints is kept beside its outcome. `--write` records the run in results/gpu_tests.json: it
-replaces the tests of these files and keeps those of others, if hardware and versions are the same.
+Runs the tests marked `gpu` of the files that have one, and those that use a GPU where there is one.
+What a test records with `record_property` or prints is kept beside its outcome. `--write` records
+the run in results/gpu_tests.json: it replaces the tests of these files and keeps those of others,
+if hardware and versions are the same.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from benchmarks import records
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = records.RESULTS / "gpu_tests.json"
+EITHER_WAY = "tests/stages/test_kernels.py"
+"""Its tests run compiled on a GPU and interpreted elsewhere."""
 VERSIONS = ("torch", "transformers", "triton", "peft", "vllm", "deepspeed", "pytest")
 
 
@@ -58,14 +61,15 @@ def marked() -> list[str]:
     """The files with a test that is marked."""
     files = (ROOT / "tests").rglob("test_*.py")
     having = [path for path in files if "mark.gpu" in path.read_text(encoding="utf-8")]
-    return [path.relative_to(ROOT).as_posix() for path in sorted(having)]
+    return [*(path.relative_to(ROOT).as_posix() for path in sorted(having)), EITHER_WAY]
 
 
 def run(file: str, limit: float) -> dict[str, Any]:
     began = time.time()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        words = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}"]
+        words = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
+        words += [] if file == EITHER_WAY else ["-m", "gpu"]
         words += ["-p", "no:cacheprovider", "-o", "junit_logging=system-out", "--tb=short", file]
         try:
             done = subprocess.run(
@@ -98,8 +102,9 @@ def outcomes(report: Path) -> dict[str, Any]:
         }
         if noted := {p.get("name"): p.get("value") for p in case.iter("property")}:
             test["recorded"] = noted
-        if printed := (case.findtext("system-out") or "").strip():
-            test["printed"] = printed.splitlines()[-40:]
+        said = (case.findtext("system-out") or "").strip().splitlines()
+        if printed := [line for line in said if "Captured Out" not in line]:
+            test["printed"] = printed[-40:]
         if wrong is not None:
             test["said"] = (wrong.text or "")[-1500:]
         if skipped is not None:

@@ -88,6 +88,7 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
         "model": arguments.model,
         "step_seconds": statistics.median(of_step),
         "fastest_step_seconds": min(of_step),
+        "steps_seconds": [round(value, 3) for value in of_step],
         **{name: statistics.median(step[name] for step in steps) for name in parts},
         "tokens_per_second": made / statistics.median(of_step),
         "num_new_tokens": made,

@@ -22,10 +22,10 @@ from benchmarks import workloads
 
 SKIPPED_STEPS = 3
 """The first steps of a trainer warm up and are not timed."""
-TIMED_SECONDS = {"135m": 5.0, "1.1b": 5.0, "tiny": 0.1}
+TIMED_SECONDS = {"135m": 4.0, "1.1b": 4.0, "tiny": 0.1}
 """A trainer stops after so many, but not before MIN_STEPS steps."""
 MIN_STEPS = 3
-GRPO_STEPS = {"135m": 5, "1.1b": 4, "tiny": 3}
+GRPO_STEPS = {"135m": 4, "1.1b": 4, "tiny": 3}
 """Of which the first is not timed."""
 GRPO_ROWS = {"135m": 64, "1.1b": 32, "tiny": 8}
 """Of a micro-batch."""

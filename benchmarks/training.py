@@ -3,7 +3,8 @@
 Random weights and random sequences of uneven lengths (workloads.py). A token counts once however
 often it is computed; padding, and what fills compiled rows up, counts nothing. MFU counts six
 operations a token for every weight that multiplies (all but the embedding's lookup) and twelve
-times width and half the length for attention, against the GPU's peak in bfloat16.
+times width and half the length for attention, against the GPU's peak in bfloat16 on paper; beside
+it is the share of what one large matrix product reaches in the same process.
 
     python benchmarks/training.py [--model 135m|1.1b|tiny] [--stages sft,reward_model,dpo]
         [--micro-tokens 32768] [--compile] [--checkpoint] [--padded] [--profile] [--write]
@@ -113,12 +114,14 @@ def measure(
     if options.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     train(clock, {"policy": learner}, plan, work, shown=["loss"])
-    seconds = sum(clock.seconds(SKIPPED_STEPS))
+    seconds = clock.seconds(SKIPPED_STEPS)
     timed = [row for step in range(SKIPPED_STEPS, plan.num_steps) for row in plan.rows(step)]
     num_tokens = sum(sum(lengths[row]) for row in timed)
     if options.profile and options.device == "cuda":
         _profile(clock, learner, plan, work)
-    flops = sum(_flops(learner.model, length, stage) for row in timed for length in lengths[row])
+    flops_per_second = sum(
+        _flops(learner.model, length, stage) for row in timed for length in lengths[row]
+    ) / sum(seconds)
     name = records.hardware(options.device)
     peak = next((peak for kind, peak in PEAK_FLOPS.items() if kind in name), None)
     return {
@@ -131,8 +134,12 @@ def measure(
         "micro_tokens": options.micro_tokens,
         "rows_a_step": options.rows,
         "mean_length": round(num_tokens / sum(len(lengths[row]) for row in timed), 1),
-        "tokens_per_second": round(num_tokens / seconds),
-        "mfu": round(flops / seconds / peak, 3) if peak else None,
+        "tokens_per_second": round(num_tokens / sum(seconds)),
+        "steps_seconds": [round(value, 3) for value in seconds],
+        "mfu": round(flops_per_second / peak, 3) if peak else None,
+        "share_of_matmul_rate": round(flops_per_second / matmul_rate(), 3)
+        if options.device == "cuda"
+        else None,
         "peak_gigabytes": round(torch.cuda.max_memory_allocated() / 1e9, 1)
         if options.device == "cuda"
         else None,
@@ -176,6 +183,19 @@ def _flops(model: Any, length: int, stage: str) -> float:
     heads = config.num_attention_heads * model.base_model.layers[0].self_attn.head_dim
     attention = 12 * config.num_hidden_layers * heads * length / 2
     return float(length * (6 * weights + attention))
+
+
+def matmul_rate(size: int = 8192, rounds: int = 20) -> float:
+    """Operations a second of a large matrix product in bfloat16."""
+    square = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for number in range(rounds + 3):
+        if number == 3:
+            begin.record()
+        square @ square
+    end.record()
+    end.synchronize()
+    return rounds * 2.0 * size**3 / (begin.elapsed_time(end) / 1000)
 
 
 def _profile(ctx: Context, learner: Learner, plan: Plan, work: Work) -> None:

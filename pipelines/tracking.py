@@ -63,13 +63,16 @@ class Tracker:
         """One round; returns what went wrong, which is also kept for the commands to say."""
         from pipelines.tracking_store import UnreachableError
 
-        groups = [group for group in self._scanner.groups() if group.busy]
+        all_groups = self._scanner.groups()
+        groups = [group for group in all_groups if group.busy]
         self.jobs_alive = any(group.alive for group in groups)
         problems: list[str] = []
         try:
             self._open()
+            assert self._parents is not None
             for group in groups:
                 problems += self._sync_group(group)
+            self._parents.close_left_behind(all_groups)
         except UnreachableError as error:
             problems.append(f"MLflow at {store_address(self.repository)} does not answer ({error})")
         text = problems[0] if problems else None

@@ -9,7 +9,7 @@ never runs ahead of it; so what it says is missing is sent again, in a form that
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -187,6 +187,18 @@ class Scanner:
             over_for_sure=sure,
             closed=closed,
         )
+
+
+def left_behind(
+    repository: Repository, groups: Iterable[Group], store: str
+) -> Iterator[ParentCursor]:
+    """Invocations that have runs which are open, and no entry any more: others took them over."""
+    with_entries = {_as_file_name(group.id) for group in groups}
+    for path in sorted(_parents(repository).glob("*.json")):
+        if path.stem not in with_entries:
+            cursor = ParentCursor.read(path, store)
+            if not cursor.final and "RUNNING" in cursor.statuses.values():
+                yield cursor
 
 
 def is_young(entry: Entry) -> bool:

@@ -5,6 +5,9 @@ ended, from dvc.lock: the stages that were up to date are linked to the runs tha
 """
 
 import re
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pipelines import atomic
@@ -13,7 +16,7 @@ from pipelines.ledger import Entry, Ledger, State
 from pipelines.params import load_params
 from pipelines.repository import Repository
 from pipelines.tracking_cached import UpToDate, up_to_date
-from pipelines.tracking_cursor import Group, ParentCursor, StageCursor, entry_name
+from pipelines.tracking_cursor import Group, ParentCursor, StageCursor, entry_name, left_behind
 from pipelines.tracking_metrics import Point, name_above, numbers, summary_of
 from pipelines.tracking_stage import ended_at, flat_params, iteration_of, started_at, status_of
 from pipelines.tracking_warnings import WarningTags
@@ -93,13 +96,25 @@ class ParentShipper:
             inside = {e: s for e, s in states.items() if iteration_of(e.spec) == iteration}
             done = {entry.spec.name for entry, state in inside.items() if state in _FINISHED}
             over = group.over or any(done >= stages for stages in _OF_A_POLICY)
-            self._set_status(run, inside, over, cursor)
+            self._set_status(run, inside, over, cursor, ends=inside or states)
         cached = self._close(group, states, cursor) if group.over else {}
         self._warnings.update(group, cursor, cached)
-        self._set_status(cursor.run_id, states, group.over, cursor)
+        self._set_status(cursor.run_id, states, group.over, cursor, ends=states)
         if group.over:
             cursor.entries = {entry_name(entry): state.value for entry, state in states.items()}
             cursor.done, cursor.final = True, group.over_for_sure
+            cursor.save()
+
+    def close_left_behind(self, groups: list[Group]) -> None:
+        """Close the runs of commands that were killed and whose stages others have taken over."""
+        from pipelines.tracking_store import MissingError, RefusedError
+
+        for cursor in left_behind(self._repository, groups, self._store.address):
+            for run, status in cursor.statuses.items():
+                if status == "RUNNING":
+                    with suppress(MissingError, RefusedError):
+                        self._store.set_status(run, "KILLED", time.time())
+                    cursor.statuses[run] = "KILLED"
             cursor.save()
 
     def _measure(self, entry: Entry, cursor: ParentCursor) -> None:
@@ -132,15 +147,21 @@ class ParentShipper:
         self._store.log(cursor.run_id, points)
 
     def _set_status(
-        self, run: str, states: dict[Entry, State], over: bool, cursor: ParentCursor
+        self,
+        run: str,
+        states: dict[Entry, State],
+        over: bool,
+        cursor: ParentCursor,
+        ends: Iterable[Entry],
     ) -> None:
+        """Of a run by its entries; it ends with the last of `ends`."""
         outcome = _worst(list(states.values()))
         self._store.if_abandoned(run, "KILLED" if outcome == "RUNNING" else outcome)
         status = outcome if over else "RUNNING"
         if cursor.statuses.get(run) == status:
             return
         running = status == "RUNNING"
-        self._store.set_status(run, status, None if running else max(map(ended_at, states)))
+        self._store.set_status(run, status, None if running else max(map(ended_at, ends)))
         cursor.statuses[run] = status
         cursor.save()
 
@@ -223,5 +244,7 @@ def _tags(group: Group, entry: Entry) -> dict[str, str | None]:
 
 
 def _worst(states: list[State]) -> str:
+    if not states:
+        return "KILLED"  # another command has taken them over
     found = {status_of(state) for state in states if state is not State.NEW}
     return next((s for s in _BY_WEIGHT if s in found), "FINISHED")

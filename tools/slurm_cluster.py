@@ -122,8 +122,11 @@ class Cluster:
 
     def start_node(self, name: str) -> None:
         (self.folder / "spool" / name).mkdir(parents=True, exist_ok=True)
-        if not self._pid(f"slurmd.{name}.pid", "slurmd"):
+        file = f"slurmd.{name}.pid"
+        if not self._pid(file, "slurmd"):
             self._start("slurmd", "-f", str(self.layout.conf), "-N", name)
+            # Its command returns before it has said who it is.
+            self._wait(lambda: self._pid(file, "slurmd") is not None, 10, f"slurmd of {name}")
 
     def kill_node(self, name: str) -> None:
         """As if the machine had lost power: its daemon and all its jobs' processes are gone."""

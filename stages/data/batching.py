@@ -137,9 +137,10 @@ def pad(
     rows: Sequence[Sequence[float]], value: float, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """[B, T] rows padded on the right."""
-    padded = torch.full((len(rows), max(map(len, rows), default=0)), value, dtype=dtype)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = torch.tensor(row, dtype=dtype)
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
+    padded = torch.full((len(rows), _longest(lengths)), value, dtype=dtype)
+    filled = torch.arange(padded.shape[1]) < lengths[:, None]
+    padded[filled] = torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
     return padded
 
 

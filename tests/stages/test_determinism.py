@@ -60,7 +60,8 @@ def test_sampling_and_training_repeat(device):
 def test_what_cannot_repeat_on_a_gpu_raises():
     script = "import torch; from stages.engines.processes import determinism; "
     script += "determinism.before_import(); determinism.after_import(); "
-    script += "torch.rand(9, device='cuda').kthvalue(2)"
+    script += "image = torch.rand(1, 1, 9, 9, device='cuda', requires_grad=True); "
+    script += "torch.nn.functional.adaptive_avg_pool2d(image, 2).sum().backward()"
     assert "does not have a deterministic implementation" in run(script).stderr
 
 

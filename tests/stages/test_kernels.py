@@ -132,6 +132,16 @@ def test_draws_and_what_is_noted_about_them(vocabulary):
     assert int(ours.state[2, REQUEST]) == ~1
 
 
+def test_of_equally_likely_tokens_the_first_is_taken():
+    board = Slots(1, 1, 4, DEVICE)
+    board.begin([Request([1])], 4, Sampling(), ends=[2])
+    board.admit({0: 0})
+    logits, block = torch.zeros(1, 9001, device=DEVICE), kernels.BLOCK_VOCABULARY
+    logits[0, [3 + 2 * block, 7 + 2 * block, 7 + block, 9 + block]] = 5.0
+    kernels.draw_and_record(logits, board)
+    assert int(board.state[0, TOKEN]) == 7 + block == int(logits.cpu().argmax())
+
+
 def test_logits_that_are_not_numbers_show():
     board = Slots(2, 2, 4, DEVICE)
     board.begin([Request([1], seed=1), Request([1])], 4, Sampling(), ends=[2])

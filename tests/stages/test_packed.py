@@ -111,7 +111,7 @@ def test_a_model_whose_layers_lose_word_of_the_sequences_is_padded(batch):
     model = build("llama", initializer_range=1e-6)
     layer = model.model.layers[1].self_attn
     told = layer.forward
-    names = ("starts", "longest", "at")
+    names = ("starts", "span", "at")
     layer.forward = lambda *args, **kw: told(
         *args,
         **{k: v for k, v in kw.items() if k not in names} | {"attention_mask": None},
@@ -268,6 +268,26 @@ def test_activations_that_are_computed_again_give_the_same_bits(batch, checkpoin
         results.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert all(layer._compiled_call_impl is None for layer in model.model.layers)
+
+
+def test_rows_of_other_sequences_are_not_compiled_for_anew(monkeypatch):
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=512)).eval()
+    set_pace(model, Pace(compile=True, micro_tokens=64))
+    seen = []
+    for lengths in ([9, 3, 4], [5, 5], [2] * 7, [12, 2], [11, 1, 1, 1]):
+        rows = [list(range(2, 2 + length)) for length in lengths]
+        hidden_states(model, collate([r[:1] for r in rows], [r[1:] for r in rows], 0))
+        seen.append(len(graphs))
+    assert seen[0] > 0
+    assert seen[-1] == seen[0], "only the number of tokens is compiled for"
 
 
 def test_compiled_layers_compute_the_same(batch, monkeypatch):

@@ -59,9 +59,11 @@ class FakeClone:
         }
         return self.ledger.find_or_create(spec, info)
 
-    def start(self, entry: Entry, *, steps: int = 0) -> Attempt:
-        """A job that lives until `die` or `finish`."""
+    def start(self, entry: Entry, *, steps: int = 0, invocation: str | None = None) -> Attempt:
+        """A job that lives until `die` or `finish`, by another command than the entry's or not."""
         launch = {"executor": "local", "profile": "laptop", "job": "77", "time": time.time()}
+        if invocation:
+            launch["invocation"] = {"id": invocation, "command": "dvc repro"}
         attempt = entry.new_attempt(launch)
         atomic.write_json(attempt.folder / "worker.json", {"pid": 1, "host": "node-1", "time": 1.0})
         (attempt.folder / "77_0_log.out").write_text("hello\n")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from fake_clone import FakeClone
+from mlflow.entities import RunInfo
 
+from pipelines.ledger import Entry
 from pipelines.shipper import unshipped
 from pipelines.tracking import Tracker
 from pipelines.tracking_cursor import end_invocation
@@ -82,6 +84,37 @@ def test_a_stage_that_waits_its_turn_reopens_the_iteration(clone: FakeClone) -> 
     clone.finish(entry)
     clone.sync()
     assert {run.info.status for run in clone.runs()} == {"FINISHED"}
+
+
+def test_an_iteration_whose_stages_another_command_took_over_was_killed(clone: FakeClone) -> None:
+    clone.run("sft")
+    _, found = taken_over(clone)
+    assert found["run/iter_001"].status == "KILLED"
+    assert found["run/iter_001"].end_time
+    assert found["run"].status == "FINISHED"
+    assert found["run-again/iter_001"].status == "RUNNING"
+
+
+def test_a_command_whose_stages_another_one_took_over_was_killed(clone: FakeClone) -> None:
+    entry, found = taken_over(clone)
+    for group in ("run", "run/iter_001"):
+        assert found[group].status == "KILLED"
+        assert found[group].end_time
+    assert found["run-again"].status == "RUNNING"
+    clone.finish(entry)
+    clone.sync()
+    assert clone.run_of("rollout@iter_001").info.status == "FINISHED"
+
+
+def taken_over(clone: FakeClone) -> tuple[Entry, dict[str, RunInfo]]:
+    """A stage that died and that the next command took up before anybody looked; runs by group."""
+    entry = clone.entry("rollout@iter_001")
+    clone.start(entry, steps=1)
+    clone.sync()
+    clone.die(entry)
+    clone.start(entry, steps=1, invocation="run-again")
+    clone.sync()
+    return entry, {run.data.tags.get("lockstep.group"): run.info for run in clone.runs()}
 
 
 def test_a_run_that_somebody_deleted_stays_away_and_holds_up_nothing(clone: FakeClone) -> None:

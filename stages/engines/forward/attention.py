@@ -63,7 +63,7 @@ def attend(
     dropout: float = 0.0,
     *,
     starts: Tensor | None = None,
-    longest: int = 0,
+    span: Tensor | None = None,
     at: Tensor | None = None,
     together: Group | None = None,
     calls: list[int] | None = None,
@@ -71,11 +71,12 @@ def attend(
 ) -> tuple[Tensor, None]:
     """[1, N, H, D] for query [1, H, N, D], key and value [1, G, N, D]; H is a multiple of G.
 
-    `calls` gets the number of tokens that attend within their sequences, call after call.
+    `span` is as long as the longest sequence. `calls` gets the number of tokens that attend within
+    their sequences, call after call.
     """
     if together is not None:
         others |= {"scaling": scaling, "dropout": dropout}
-        others |= {"starts": starts, "longest": longest, "at": at, "calls": calls}
+        others |= {"starts": starts, "span": span, "at": at, "calls": calls}
         answer, _ = together.attend(attend, module, query, key, value, attention_mask, **others)
         return answer, None
     if starts is None:
@@ -91,6 +92,8 @@ def attend(
     if calls is not None:
         calls.append(query.shape[2])
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    assert span is not None
+    longest = span.shape[0]
     if _has_flash(q) and not dropout:
         return _by_flash(q, k, v, starts, longest, scaling)[None], None
     assert at is not None

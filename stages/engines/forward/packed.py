@@ -7,8 +7,8 @@ Always true:
   attention that keeps sequences apart, and the numbers must be those of the padded way. Others are
   padded, and nobody who asks for hidden states sees a difference but the time.
 
-How it is run is execution (`Pace`): layers may be compiled, in which case rows come in few sizes,
-and their activations may be computed twice instead of being kept.
+How it is run is execution (`Pace`): layers may be compiled, in which case rows have few numbers of
+tokens, and their activations may be computed twice instead of being kept.
 """
 
 import sys
@@ -29,9 +29,10 @@ from stages.engines.forward import attention
 from stages.engines.forward.ulysses import group_of
 from stages.engines.models.lora import unwrapped
 
-MIN_SEQUENCES, MIN_LONGEST, SIZES = 256, 512, 4
-"""A compiled row has one of so few numbers of sequences, longest sequences and tokens that hardly
-anything is ever compiled twice: powers of two from these on, and quarters of the budget."""
+SIZES = 4
+"""A compiled row has quarters of the budget, so that hardly anything is ever compiled twice. How
+many sequences it has, and how long the longest is, only matters to the attention, which takes them
+as they come."""
 CHECKED = ([1, 2, 3], [4], [2, 1])
 """Sequences that both ways are compared on."""
 
@@ -105,6 +106,11 @@ def _packed(plain: Any, packed: Packed, **told: Any) -> Tensor:
     own: Callable[[Tensor], Tensor] = lambda tokens: tokens  # noqa: E731
     if group is not None:
         row, own, told = _in_parts(row, group.size), group.own, {**told, "together": group}
+    # As a shape, since compiled code takes a shape as it comes, and is made anew for a number.
+    span = torch.empty(row.longest, 0)
+    if pace.compile:
+        for of_attention in (row.starts, span):
+            torch._dynamo.maybe_mark_dynamic(of_attention, 0)
     with _layers_at(plain, pace):
         hidden: Tensor = plain.base_model(
             input_ids=own(row.ids)[None],
@@ -113,7 +119,7 @@ def _packed(plain: Any, packed: Packed, **told: Any) -> Tensor:
             attention_mask=row.positions.new_zeros(1, 1, 1, 1),
             use_cache=False,
             starts=row.starts,
-            longest=row.longest,
+            span=span,
             at=row.at,
             **told,
         ).last_hidden_state
@@ -142,22 +148,18 @@ def _filled_up(packed: Packed, budget: int) -> _Row:
     num_tokens, num_sequences = len(packed.ids), len(packed.starts) - 1
     quantum = -(-budget // SIZES)
     size = -(-num_tokens // quantum) * quantum
-    # Where attention is padded after all, sequences that are not there would cost like others.
-    fewest, shortest = (MIN_SEQUENCES, MIN_LONGEST) if packed.ids.is_cuda else (1, 1)
-    longest = _power_of_two(packed.longest, shortest)
+    longest = packed.longest
     missing = size - num_tokens
-    sequences = _power_of_two(num_sequences + -(-missing // longest), fewest)
     tail = torch.arange(missing)
-    ends = (torch.arange(1, sequences - num_sequences + 1) * longest).clamp(max=missing)
-    at = (num_sequences + tail // longest) * longest + tail % longest
+    ends = (torch.arange(1, -(-missing // longest) + 1) * longest).clamp(max=missing)
+    at = num_sequences * longest + tail
     device = packed.ids.device
-    places = (packed.at // packed.longest) * longest + packed.positions
     return _Row(
         ids=torch.nn.functional.pad(packed.ids, (0, missing)),
         positions=torch.cat([packed.positions, to_device(tail % longest, device)]),
         starts=torch.cat([packed.starts, to_device((ends + num_tokens).int(), device)]),
         longest=longest,
-        at=torch.cat([places, to_device(at, device)]),
+        at=torch.cat([packed.at, to_device(at, device)]),
     )
 
 
@@ -177,10 +179,6 @@ def _in_parts(row: _Row, size: int) -> _Row:
         longest=longest,
         at=torch.cat([places, num_sequences * longest + tail]),
     )
-
-
-def _power_of_two(number: int, least: int) -> int:
-    return max(least, 1 << (number - 1).bit_length())
 
 
 @contextmanager
