@@ -88,8 +88,10 @@ def end_processes(pids: list[int], grace: float = TERMINATE_GRACE_S) -> None:
 
 
 def lives(process: psutil.Process) -> bool:
-    """A zombie is gone: it waits for somebody to ask how it ended, and does nothing else."""
+    """A zombie is gone, but not before its last thread: until then it holds its files and locks."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        if not process.is_running():
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
     except psutil.NoSuchProcess:
         return False

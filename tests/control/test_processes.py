@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pipelines import processes
-from pipelines.processes import boot, process_lives, start_of
+from pipelines.locks import is_locked
+from pipelines.processes import boot, end_processes, lives, process_lives, start_of
 
 
 def test_a_process_lives_until_it_ends_and_its_number_alone_does_not_count() -> None:
@@ -42,3 +44,30 @@ def test_the_same_number_and_tick_after_another_start_of_the_machine_is_another_
     assert process_lives(me, started)
     monkeypatch.setattr(processes, "boot", lambda: "the next start")
     assert not process_lives(me, started)
+
+
+FIRST_THREAD_LEAVES = """
+import ctypes, fcntl, sys, threading, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_process_lives_as_long_as_any_of_its_threads(tmp_path: Path) -> None:
+    """Threads of a process that is killed end one by one, and only the last lets go of its locks."""
+    lock = tmp_path / "lock"
+    process = subprocess.Popen([sys.executable, "-c", FIRST_THREAD_LEAVES, str(lock)])
+    seen = psutil.Process(process.pid)
+    deadline = time.monotonic() + 30
+    while seen.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert seen.status() == psutil.STATUS_ZOMBIE
+    assert is_locked(lock)
+    assert lives(seen)
+    end_processes([process.pid])
+    assert not is_locked(lock)
+    assert not lives(seen)
+    process.wait()
