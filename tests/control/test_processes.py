@@ -57,7 +57,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_a_process_lives_as_long_as_any_of_its_threads(tmp_path: Path) -> None:
-    """Threads of a process that is killed end one by one, and only the last lets go of its locks."""
+    """Those of a process that is killed end one by one, and the last lets go of its locks."""
     lock = tmp_path / "lock"
     process = subprocess.Popen([sys.executable, "-c", FIRST_THREAD_LEAVES, str(lock)])
     seen = psutil.Process(process.pid)
