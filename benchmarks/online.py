@@ -151,6 +151,7 @@ def make_inputs(shape: str, num_prompts: int, inputs: dict[str, Path]) -> None:
             "prompt": workloads.text(ids),
             "prompt_ids": ids,
             "answer": "",
+            "extra": "{}",
         }
         for index, ids in enumerate(workloads.sequences(shape, num_prompts).prompts)
     ]

@@ -104,7 +104,11 @@ class _Rendered:
 
     def prompt(self, example: Example) -> dict[str, Any]:
         ids = self._prompt_ids(example.prompt, example.place)
-        return {**_of_prompt(example.prompt, ids), "answer": example.answer}
+        return {
+            **_of_prompt(example.prompt, ids),
+            "answer": example.answer,
+            "extra": example.extra,
+        }
 
     def demonstration(self, example: Example) -> dict[str, Any]:
         ids = self._prompt_ids(example.prompt, example.place)
@@ -112,6 +116,7 @@ class _Rendered:
             **_of_prompt(example.prompt, ids),
             "completion": example.completion,
             "answer": example.answer,
+            "extra": example.extra,
             "completion_ids": self._response_ids(ids, example.completion, example.place),
         }
 

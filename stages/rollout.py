@@ -24,6 +24,8 @@ from stages.engines.generation.generator import Generator, Request, Sampling
 from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import generate_all, sample_seed
 
+_OF_THE_PROMPT = ("prompt_id", "prompt", "answer", "extra", "prompt_ids")
+
 
 def run(
     config: RolloutConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
@@ -78,7 +80,7 @@ def roll_out(
 
     rows = [
         {
-            **{name: row[name] for name in ("prompt_id", "prompt", "answer", "prompt_ids")},
+            **{name: row[name] for name in _OF_THE_PROMPT},
             "sample_index": index,
             "greedy": seed is None,
             "response": decoder.text(completion.ids),

@@ -34,6 +34,11 @@ def write_json(path: Path, value: Any) -> None:
     path.chmod(FILE_MODE)
 
 
+def canonical_json(value: Any) -> str:
+    """The one text of a value: sorted keys, no spaces."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
 def set_modes(folder: Path) -> None:
     """Make a folder readable for others: transformers writes weights with mode 0600."""
     for root, _, files in os.walk(folder):

@@ -23,6 +23,8 @@ class Example:
     place: str
     completion: str = ""
     answer: str | None = None
+    extra: str = "{}"
+    """What else the source says of it, as a JSON object."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,8 @@ def files_corpus(folder: Path) -> Corpus:
 
 def _example(row: Row) -> Example:
     values = row.values
-    return Example(values["prompt"], row.place, values.get("completion", ""), values.get("answer"))
+    completion, answer = values.get("completion", ""), values.get("answer")
+    return Example(values["prompt"], row.place, completion, answer, row.extra)
 
 
 def _optional(path: Path, required: list[str]) -> list[Row]:

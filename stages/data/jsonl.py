@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from stages.context import StageError
+from stages.data.artifacts import canonical_json
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Row:
     line: int
     values: dict[str, Any]
     """Text, unless the column was read as another kind."""
+    extra: str = "{}"
+    """The other columns, as a JSON object."""
 
     @property
     def place(self) -> str:
@@ -70,8 +73,8 @@ def read_jsonl(
         ) from None
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            values = _parse(path, number, line, required, optional, kinds)
-            rows.append(Row(path.name, number, values))
+            values, extra = _parse(path, number, line, required, optional, kinds)
+            rows.append(Row(path.name, number, values, extra))
     if not rows:
         raise StageError(
             f"{path} is empty: it needs at least one JSON line with {_listed(required)}"
@@ -86,7 +89,7 @@ def _parse(
     required: Sequence[str],
     optional: Sequence[str],
     kinds: Mapping[str, Kind],
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], str]:
     place = f"{path} line {number}"
     try:
         value: Any = json.loads(line)
@@ -109,7 +112,8 @@ def _parse(
         columns[name] = value[name]
     if not columns["prompt"]:
         raise StageError(f"{place}: 'prompt' is empty: write a prompt or drop the row")
-    return columns
+    others = {name: value[name] for name in value.keys() - {*required, *optional}}
+    return columns, canonical_json(others)
 
 
 def _listed(names: Sequence[str]) -> str:

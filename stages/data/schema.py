@@ -7,6 +7,7 @@ carried for people and for verifiers. Nothing is ever re-tokenised.
 `prompt_ids`    the prompt's token ids, as the chat template renders it
 `*_ids`         a response's token ids; one that ended has its end-of-sequence token as the last id
 `answer`        what a verifier compares with; null where the data have none
+`extra`         the other columns of the source's row, a JSON object with sorted keys; `{}`: none
 """
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ PROMPTS = _schema(
     prompt=pa.string(),
     prompt_ids=_TOKENS,
     answer=pa.string(),
+    extra=pa.string(),
 )
 """prompts.parquet and held_out.parquet, sorted by prompt_id."""
 
@@ -35,6 +37,7 @@ DEMONSTRATIONS = _schema(
     prompt=pa.string(),
     completion=pa.string(),
     answer=pa.string(),
+    extra=pa.string(),
     prompt_ids=_TOKENS,
     completion_ids=_TOKENS,
 )
@@ -97,6 +100,7 @@ ROLLOUTS = _schema(
     prompt=pa.string(),
     response=pa.string(),
     answer=pa.string(),
+    extra=pa.string(),
     prompt_ids=_TOKENS,
     response_ids=_TOKENS,
     logprobs=_LOGPROBS,

@@ -66,7 +66,7 @@ def files(tmp_path: Path) -> Files:
     )
     files.write(PREFERENCES, [preference_row(B, "good", "bad")], schema.PREFERENCES)
     prompts = [
-        {"prompt_id": content_id(p), "prompt": p, "prompt_ids": [1], "answer": None}
+        {"prompt_id": content_id(p), "prompt": p, "prompt_ids": [1], "answer": None, "extra": "{}"}
         for p in (A, B, C)
     ]
     files.write(PROMPTS, prompts, schema.PROMPTS)

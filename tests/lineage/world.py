@@ -122,6 +122,7 @@ def rollout_row(prompt: str, index: int, response: str, **changes: Any) -> dict[
         "prompt": prompt,
         "response": response,
         "answer": None,
+        "extra": "{}",
         "prompt_ids": [1],
         "response_ids": [2, 3],
         "logprobs": [-0.5, -0.25],
@@ -154,6 +155,7 @@ def demonstration_row(prompt: str, completion: str) -> dict[str, Any]:
         "prompt": prompt,
         "completion": completion,
         "answer": None,
+        "extra": "{}",
         "prompt_ids": [1],
         "completion_ids": [2],
     }

@@ -91,6 +91,21 @@ def test_a_users_files_become_the_same_artifacts(runner):
     }
 
 
+def test_other_columns_are_kept_as_one_json_object_and_rollouts_carry_them(runner):
+    extra = {"task": "turn round", "cases": [{"in": "é", "out": 1}], "answer_type": None}
+    run = runner(prepare={"source": "files"}, rollout={"prompts": 2, "samples": 2})
+    prompts = [{"prompt": "ef", "answer": "fe", **extra}, {"prompt": "gh"}]
+    write_files(run.root / "data", prompts=prompts)
+    run.run("prepare")
+    text = '{"answer_type":null,"cases":[{"in":"é","out":1}],"task":"turn round"}'
+    expected = {"ef": text, "gh": "{}"}
+    assert {row["prompt"]: row["extra"] for row in rows_of(run, "prompts")} == expected
+    for stage in ("sft", "rollout@iter_001"):
+        run.run(stage)
+    rollouts = pq.read_table(run.root / "artifacts/rollouts/iter_001.parquet").to_pylist()
+    assert {row["prompt"]: row["extra"] for row in rollouts} == expected
+
+
 @pytest.mark.parametrize(
     ("replaced", "message"),
     [
