@@ -23,6 +23,7 @@ from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.batching import loss_mask
 from stages.data.finite import check_finite, sample_name
 from stages.data.seeds import draw_order
 from stages.engines.models.folders import content_hash, load_policy, save_model
@@ -208,7 +209,7 @@ def _summary(outcome: Outcome, rollouts: Rollouts) -> dict[str, float | int]:
         **outcome.metrics,
         "reward_mean": statistics.fmean(rewards),
         "reward_std": statistics.pstdev(rewards),
-        "response_length": statistics.fmean(len(row["response_ids"]) for row in rollouts),
+        "response_length": statistics.fmean(sum(loss_mask(row)) for row in rollouts),
         "truncation_rate": statistics.fmean(row["finish_reason"] == "length" for row in rollouts),
         "num_prompts": len({row["prompt_id"] for row in rollouts}),
         "num_responses": len(rollouts),

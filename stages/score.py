@@ -28,6 +28,7 @@ from stages.contracts.rl import Reward
 from stages.contracts.score import ScoreConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.batching import loss_mask
 from stages.data.finite import check_finite, sample_name
 from stages.engines.forward.inference import response_pass
 from stages.engines.forward.logprobs import response_logprobs
@@ -122,7 +123,7 @@ def _shaped(
     if params.clip is not None:
         rewards = clip_rewards(rewards, params.clip)
     ended = torch.tensor([row["finish_reason"] == "stop" for row in rollouts])
-    lengths = torch.tensor([float(len(row["response_ids"])) for row in rollouts])
+    lengths = torch.tensor([float(sum(loss_mask(row))) for row in rollouts])
     rewards = rewards + missing_eos(ended, params.missing_eos_penalty)
     rewards = rewards + overlong_penalty(
         lengths,
@@ -150,7 +151,9 @@ def _summary(
     if known:
         sampled = torch.tensor([x for i in known for x in rollouts[i]["logprobs"]])
         reference_of = torch.tensor([x for i in known for x in ref_logprobs[i] or ()])
-        summary["kl_to_reference"] = float(reported_kl(sampled, reference_of).mean())
+        counts = torch.tensor([x for i in known for x in loss_mask(rollouts[i])]) > 0
+        divergence = reported_kl(sampled, reference_of)[counts]
+        summary["kl_to_reference"] = float(divergence.mean())
     for name, values in by_source.items():
         summary[f"reward_mean/{name}"] = statistics.fmean(values[i] for i in drawn)
         summary[f"reward_std/{name}"] = statistics.pstdev(values[i] for i in drawn)

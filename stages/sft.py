@@ -1,7 +1,8 @@
 """sft: supervised fine-tuning of the base model on the demonstrations.
 
 The loss is the mean negative log-likelihood of completion tokens (the end-of-sequence token among
-them) over the whole optimizer step; prompt tokens are masked.
+them) over the whole optimizer step; prompt tokens are masked, and completion tokens where the
+demonstration's `loss_mask` has 0 for them.
 """
 
 import math
@@ -11,6 +12,7 @@ from pathlib import Path
 from stages.context import Context
 from stages.contracts.sft import SftConfig
 from stages.data.artifacts import read_parquet
+from stages.data.batching import loss_mask
 from stages.data.finite import row_name
 from stages.engines.models.folders import load_policy, save_model
 from stages.engines.models.lora import open_for_training
@@ -24,16 +26,16 @@ def run(
     config: SftConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     rows = read_parquet(inputs["demonstrations"])
-    completions = [row["completion_ids"] for row in rows]
     plan = cosine_plan(config.sft, len(rows), ctx.seed)
     with join(ctx) as ranks:
         model = open_for_training(load_policy, inputs["base"], ctx.loads_on, config.lora, ctx.seed)
         work = imitation(
             model,
             [row["prompt_ids"] for row in rows],
-            completions,
+            [row["completion_ids"] for row in rows],
             ctx.device,
             lambda i: row_name("demonstration", i, rows[i]),
+            [row.get("loss_mask") for row in rows],
         )
         learner = fresh_learner(ctx, ranks, model, config.sft, config.precision)
         shown = ["loss", "grad_norm"]
@@ -49,5 +51,6 @@ def run(
         **means,
         "perplexity": math.exp(means["loss"]),
         "num_steps": plan.num_steps,
-        "num_tokens": config.sft.epochs * sum(map(len, completions)),
+        "num_tokens": config.sft.epochs
+        * sum(sum(loss_mask(row, "completion_ids")) for row in rows),
     }

@@ -1,14 +1,18 @@
 """Token sequences as tensors: padded, and packed one after another without padding.
 
 Shapes: B sequences, L tokens in the longest, T tokens in the longest response, N tokens and R
-response tokens in all. A tensor over a response, [B, T], starts at the response's first token and
+learnt tokens in all. A tensor over a response, [B, T], starts at the response's first token and
 is padded on the right, whatever the length of the prompt.
+
+A response may hold tokens that the model did not say itself, such as what a tool answered between
+two turns: its loss mask has 0 there. They are read like any other, and are never learnt from: no
+log-prob of theirs is computed, and what is [B, T] has zeros for them as it has for padding.
 
 What a step needs to know of its lengths is worked out here, where they are: asked of a GPU, each
 number would make the process wait for all that the GPU has still to do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
@@ -19,7 +23,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Support:
-    """The tokens that each response token was drawn from: most have few, so they are not padded.
+    """The tokens that each learnt token was drawn from: most have few, so they are not padded.
 
     They stay on the CPU until a chunk of them is asked for.
     """
@@ -27,10 +31,10 @@ class Support:
     ids: Tensor
     """All of them, token after token and response after response."""
     sizes: Tensor
-    """How many belong to each response token."""
+    """How many belong to each learnt token."""
 
     def chunks(self, num_tokens: int, device: Any = "cpu") -> Iterator[Tensor]:
-        """[n, K] the ids of `num_tokens` response tokens at a time, padded with -1."""
+        """[n, K] the ids of `num_tokens` learnt tokens at a time, padded with -1."""
         of_chunks = torch.split(self.sizes, num_tokens)
         all_ids = torch.split(self.ids, [int(sizes.sum()) for sizes in of_chunks])
         for sizes, ids in zip(of_chunks, all_ids, strict=True):
@@ -56,9 +60,9 @@ class Packed:
     at: Tensor
     """[N] index of each token in [B, L], flattened."""
     predicting: Tensor
-    """[R] index among the N of the token before each response token: where it is predicted."""
+    """[R] index among the N of the token before each learnt token: where it is predicted."""
     responding: Tensor
-    """[R] index of each response token in [B, T], flattened."""
+    """[R] index of each learnt token in [B, T], flattened."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Batch:
     """[B, T]"""
     response_mask: Tensor
     """[B, T] 1.0 for a response token, 0.0 for padding."""
+    loss_mask: Tensor
+    """[B, T] 1.0 for a response token that is learnt from, 0.0 for all others and for padding."""
     before: Tensor
     """[B, T] position in `ids` of the token before each response token: where it is predicted."""
     last: Tensor
@@ -80,7 +86,7 @@ class Batch:
     packed: Packed
     """The same tokens without padding."""
     support: Support | None = None
-    """What each response token was drawn from; None: the whole vocabulary."""
+    """What each learnt token was drawn from; None: the whole vocabulary."""
 
 
 def collate(
@@ -89,11 +95,13 @@ def collate(
     pad_id: int,
     device: str | torch.device = "cpu",
     supports: Sequence[Sequence[Sequence[int]] | None] | None = None,
+    loss_masks: Sequence[Sequence[int] | None] | None = None,
 ) -> Batch:
     """Pad sequences to the longest of them. Every prompt has at least one token.
 
     `supports` are the tokens that each token of a response was drawn from, where some were cut off:
-    for all responses or for none.
+    for all responses or for none. A loss mask says with 1 which tokens of a response are learnt
+    from; without one, all are.
     """
     parts = [part for pair in zip(prompts, responses, strict=True) for part in pair]
     ids = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.long)
@@ -111,11 +119,16 @@ def collate(
     said = (step >= 0).nonzero().squeeze(1)
     responding = row[said] * steps + step[said]
     in_response = torch.arange(steps)
+    response_mask = (in_response < response_lengths[:, None]).float()
+    masks = whole_masks(responses, loss_masks)
+    learnt = response_mask if masks is None else pad(masks, 0.0)
+    kept = slice(None) if masks is None else learnt.flatten()[responding] > 0
     batch = Batch(
         ids=_spread(ids, at, (len(lengths), width), pad_id),
         attention_mask=(torch.arange(width) < lengths[:, None]).long(),
         response_ids=_spread(ids[said], responding, (len(lengths), steps), pad_id),
-        response_mask=(in_response < response_lengths[:, None]).float(),
+        response_mask=response_mask,
+        loss_mask=learnt,
         before=(prompt_lengths[:, None] - 1 + in_response).clamp(max=width - 1),
         last=lengths - 1,
         packed=Packed(
@@ -124,13 +137,35 @@ def collate(
             starts=torch.cat([ends.new_zeros(1), ends]).int(),
             longest=width,
             at=at,
-            predicting=said - 1,
-            responding=responding,
+            predicting=said[kept] - 1,
+            responding=responding[kept],
         ),
-        support=_support(supports or (), responses),
+        support=_support(supports or (), responses, masks),
     )
     moved: Batch = _moved(batch, device)
     return moved
+
+
+def whole_masks(
+    responses: Sequence[Sequence[int]], loss_masks: Sequence[Sequence[int] | None] | None
+) -> list[Sequence[int]] | None:
+    """The loss mask of each response, whole; None where nothing is masked."""
+    if loss_masks is None or all(mask is None for mask in loss_masks):
+        return None
+    masks = [
+        [1] * len(response) if mask is None else mask
+        for response, mask in zip(responses, loss_masks, strict=True)
+    ]
+    for row, (response, mask) in enumerate(zip(responses, masks, strict=True)):
+        if len(mask) != len(response) or not set(mask) <= {0, 1}:
+            raise ValueError(f"response {row}: a loss mask has a 0 or a 1 for each of its tokens")
+    return masks
+
+
+def loss_mask(row: Mapping[str, Any], ids: str = "response_ids") -> list[int]:
+    """Of a row of the data: 1 for each token of its response that is learnt from."""
+    mask: list[int] | None = row.get("loss_mask")
+    return [1] * len(row[ids]) if mask is None else mask
 
 
 def pad(
@@ -172,13 +207,18 @@ def _moved(value: Any, device: Any) -> Any:
 
 
 def _support(
-    supports: Sequence[Sequence[Sequence[int]] | None], responses: Sequence[Sequence[int]]
+    supports: Sequence[Sequence[Sequence[int]] | None],
+    responses: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]] | None,
 ) -> Support | None:
+    given: Sequence[Sequence[Sequence[int]]]
     given = [support for support in supports if support is not None]
     if not given:
         return None
     if [len(support) for support in given] != [len(response) for response in responses]:
         raise ValueError("a support belongs to every token of every response, or to none")
+    if masks is not None:
+        given, responses = _only(masks, given), _only(masks, responses)
     for row, (support, response) in enumerate(zip(given, responses, strict=True)):
         if not all(token in kept for token, kept in zip(response, support, strict=True)):
             raise ValueError(f"response {row} has a token that is not in its support")
@@ -187,3 +227,10 @@ def _support(
         ids=torch.tensor([token for kept in of_tokens for token in kept], dtype=torch.int32),
         sizes=torch.tensor([len(kept) for kept in of_tokens]),
     )
+
+
+def _only(masks: Sequence[Sequence[int]], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    return [
+        [value for value, kept in zip(row, mask, strict=True) if kept]
+        for row, mask in zip(rows, masks, strict=True)
+    ]

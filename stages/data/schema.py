@@ -15,11 +15,12 @@ import pyarrow as pa
 _TOKENS = pa.list_(pa.int32())
 _LOGPROBS = pa.list_(pa.float32())
 _ADVANTAGES = pa.list_(pa.float32())
+_MASK = pa.list_(pa.int8())
 _BY_SOURCE = pa.map_(pa.string(), pa.float32())
 
 
 def _schema(**columns: pa.DataType) -> pa.Schema:
-    optional = {"answer", "support", "margin", "advantages", "ref_logprobs"}
+    optional = {"answer", "support", "margin", "advantages", "ref_logprobs", "loss_mask"}
     return pa.schema([pa.field(n, kind, nullable=n in optional) for n, kind in columns.items()])
 
 
@@ -105,14 +106,16 @@ ROLLOUTS = _schema(
     response_ids=_TOKENS,
     logprobs=_LOGPROBS,
     support=pa.list_(_TOKENS),
+    loss_mask=_MASK,
     seed=pa.int64(),
     finish_reason=pa.string(),
     policy_hash=pa.string(),
 )
 """rollouts, sorted by (prompt_id, sample_index). `logprobs` are those of the distribution that each
 token was drawn from; `support` the tokens it was drawn from, where some were cut off (top-p and the
-like), else null; `finish_reason` is `stop` or `length`. A `greedy` row is the likeliest response,
-to compare with and not to learn from."""
+like), else null; `finish_reason` is `stop` or `length`. `loss_mask` has 0 for each token that the
+policy did not say itself and is not trained on: its log-prob is 0, its support empty; null where it
+said all. A `greedy` row is the likeliest response, to compare with and not to learn from."""
 
 SCORES = _schema(
     prompt_id=pa.string(),

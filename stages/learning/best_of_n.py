@@ -21,6 +21,7 @@ def learn_from_the_best(update: Update) -> Outcome:
         [row["response_ids"] for row in best],
         update.ctx.device,
         lambda i: sample_name(best[i]),
+        [row.get("loss_mask") for row in best],
     )
     history = update.train(update.plan(len(best)), work, ["loss", "entropy"])
     rewards = [float(row["reward"]) for row in best]

@@ -13,7 +13,7 @@ import torch
 from stages.algorithms.distillation import sampled_advantages, topk_reverse_kl
 from stages.algorithms.loss import Loss, Tokens
 from stages.context import StageError, Stopped
-from stages.data.batching import pad
+from stages.data.batching import loss_mask, pad
 from stages.data.finite import check_finite, sample_name
 from stages.data.tokenizer import Decoder
 from stages.engines.forward.inference import kept_over_responses, row_length
@@ -89,11 +89,11 @@ def _learn_distributions(update: Update, rows: Sequence[int]) -> list[Metrics]:
         )
         student = logprobs_of(policy, batch, ids, config.temperature)
         scale = params.length_scale or float(config.max_new_tokens)
-        tokens = Tokens.padded(batch.response_mask)
+        tokens = Tokens.padded(batch.loss_mask)
         return topk_reverse_kl(student, teacher, tokens, step.counts, params.aggregation, scale)
 
     work = Work(
-        counted([len(update.rollouts[i]["response_ids"]) for i in rows]),
+        counted([sum(loss_mask(update.rollouts[i])) for i in rows]),
         loss,
         describe=lambda i: sample_name(update.rollouts[rows[i]]),
         length=lambda i: row_length(update.rollouts[rows[i]]),

@@ -1,6 +1,7 @@
 """What a policy update learns from, computed once from the policy and critic it starts with.
 
-All tensors are [N, T]: N responses, T tokens in the longest, padded on the right.
+All tensors are [N, T]: N responses, T tokens in the longest, padded on the right. Tokens that a
+response's loss mask leaves out are masked as padding is: they are paid nothing, and count nowhere.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from stages.context import Context, StageError
 from stages.contracts.objectives import KlPlace
 from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
 from stages.contracts.rl import Algorithm
-from stages.data.batching import pad, to_device
+from stages.data.batching import loss_mask, pad, to_device
 from stages.engines.forward.inference import kept_over_responses
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.folders import response_values
@@ -122,7 +123,7 @@ def measure(ctx: Context, policy: Any, rollouts: Rollouts, config: PolicyUpdateC
 def compare(logprobs: Tensor, rollouts: Rollouts, config: PolicyUpdateConfig) -> Measured:
     """These log-probs of the trainer's beside the others; StageError if too far apart."""
     params = config.policy_update
-    mask = pad([[1.0] * len(row["response_ids"]) for row in rollouts], 0.0)
+    mask = pad([loss_mask(row) for row in rollouts], 0.0)
     mismatch = mismatch_weights(
         logprobs,
         pad([row["logprobs"] for row in rollouts], 0.0),

@@ -40,6 +40,8 @@ def learn_from_own_pairs(update: Update) -> Outcome:
             "prompt_ids": loser["prompt_ids"],
             "chosen_ids": winner["response_ids"],
             "rejected_ids": loser["response_ids"],
+            "chosen_mask": winner.get("loss_mask"),
+            "rejected_mask": loser.get("loss_mask"),
             "chosen_ref": chosen_ref,
             "rejected_ref": rejected_ref,
         }
@@ -97,14 +99,16 @@ def best_and_worst(rollouts: Rollouts) -> tuple[list[Mapping[str, Any]], list[Ma
 def _demonstrated(update: Update) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Each response, and the demonstration of its prompt that it is compared with."""
     shown: dict[str, Mapping[str, Any]] = {}
-    for demonstration in read_parquet(update.inputs["demonstrations"]):
-        shown.setdefault(demonstration["prompt_id"], demonstration)
+    for of_prompt in read_parquet(update.inputs["demonstrations"]):
+        shown.setdefault(of_prompt["prompt_id"], of_prompt)
     chosen: list[Mapping[str, Any]] = []
     rejected: list[Mapping[str, Any]] = []
     for row in update.rollouts:
-        completion = shown[row["prompt_id"]]["completion_ids"]
+        demonstration = shown[row["prompt_id"]]
+        completion = demonstration["completion_ids"]
         if completion != row["response_ids"]:
-            chosen.append({**row, "response_ids": completion})
+            mask = demonstration.get("loss_mask")
+            chosen.append({**row, "response_ids": completion, "loss_mask": mask})
             rejected.append(row)
     if not chosen:
         raise StageError(

@@ -16,19 +16,26 @@ from stages.engines.training.loop import Rows, Step, Work, counted
 
 Pair = Mapping[str, Any]
 """prompt_ids, chosen_ids and rejected_ids; with a reference, the sums of its log-probs of the two
-responses as chosen_ref and rejected_ref."""
+responses as chosen_ref and rejected_ref. chosen_mask and rejected_mask, where there are any, are
+the responses' loss masks."""
 
 
 def paired_batch(model: Any, pairs: Sequence[Pair], device: str) -> Batch:
     """The chosen responses, then the rejected ones, in one batch."""
     prompts = [pair["prompt_ids"] for pair in pairs]
     responses = [pair[side] for side in ("chosen_ids", "rejected_ids") for pair in pairs]
-    return collate(prompts + prompts, responses, pad_id(model), device)
+    masks = [pair.get(side) for side in ("chosen_mask", "rejected_mask") for pair in pairs]
+    return collate(prompts + prompts, responses, pad_id(model), device, loss_masks=masks)
 
 
 def pair_length(pair: Pair) -> int:
     """Tokens of a pair in a batch: its prompt is there twice."""
     return 2 * len(pair["prompt_ids"]) + len(pair["chosen_ids"]) + len(pair["rejected_ids"])
+
+
+def _chosen_tokens(pair: Pair) -> int:
+    mask = pair.get("chosen_mask")
+    return len(pair["chosen_ids"]) if mask is None else sum(mask)
 
 
 def preference(
@@ -48,7 +55,7 @@ def preference(
         batch = paired_batch(policy, some, device)
         now = response_logprobs(policy, batch, temperature)
         logprobs = now.logprobs
-        said = PairLogprobs.from_tokens(logprobs, Tokens.padded(batch.response_mask))
+        said = PairLogprobs.from_tokens(logprobs, Tokens.padded(batch.loss_mask))
         reference = None
         if kind not in REFERENCE_FREE:
             chosen, rejected = (
@@ -61,7 +68,7 @@ def preference(
         return Loss(learnt.value, {**learnt.metrics, "entropy": of_chosen})
 
     return Work(
-        counted([len(pair["chosen_ids"]) for pair in pairs]),
+        counted([_chosen_tokens(pair) for pair in pairs]),
         loss,
         describe=describe or (lambda i: row_name("preference", i, pairs[i])),
         length=lambda i: pair_length(pairs[i]),

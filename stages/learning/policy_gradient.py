@@ -29,7 +29,7 @@ from stages.context import StageError
 from stages.contracts.objectives import KlPlace, Mismatch
 from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
-from stages.data.batching import Batch, collate, pad
+from stages.data.batching import Batch, collate, loss_mask, pad
 from stages.data.finite import sample_name
 from stages.engines.forward.inference import row_length
 from stages.engines.forward.logprobs import response_logprobs
@@ -194,7 +194,7 @@ def _work(
     def loss(positions: Rows, step: Step) -> Loss:
         rows = [learnt[i] for i in positions]
         batch = response_batch(policy, rollouts, rows, device)
-        tokens = Tokens.padded(batch.response_mask)
+        tokens = Tokens.padded(batch.loss_mask)
         old = experience.select(rows, num_steps=batch.response_mask.shape[1], device=device)
         now = response_logprobs(policy, batch, config.temperature)
         if said_now is not None:
@@ -240,7 +240,7 @@ def _work(
         return total
 
     return Work(
-        counted([len(rollouts[i]["response_ids"]) for i in learnt]),
+        counted([sum(loss_mask(rollouts[i])) for i in learnt]),
         loss,
         describe=lambda i: sample_name(rollouts[learnt[i]]),
         length=lambda i: row_length(rollouts[learnt[i]]),
@@ -265,7 +265,7 @@ def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef:
         batch = response_batch(critic.model, rollouts, rows, device)
         target = returns[list(rows), : batch.response_mask.shape[1]].to(device)
         said = response_values(critic.model, batch)
-        tokens = Tokens.padded(batch.response_mask)
+        tokens = Tokens.padded(batch.loss_mask)
         return value_loss(said, said.detach(), target, tokens, step.counts, clip=None)
 
     train(
@@ -273,7 +273,7 @@ def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef:
         {"critic": critic},
         update.plan(len(rollouts), epochs=params.critic_warmup_epochs),
         Work(
-            counted([len(row["response_ids"]) for row in rollouts]),
+            counted([sum(loss_mask(row)) for row in rollouts]),
             loss,
             describe=lambda i: sample_name(rollouts[i]),
             length=lambda i: row_length(rollouts[i]),
@@ -292,4 +292,5 @@ def response_batch(model: Any, rollouts: Rollouts, rows: Rows, device: str) -> B
         pad_id(model),
         device,
         supports=[rollouts[i]["support"] for i in rows],
+        loss_masks=[rollouts[i].get("loss_mask") for i in rows],
     )

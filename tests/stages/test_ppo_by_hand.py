@@ -2,7 +2,8 @@
 
 No batch, no padding and no packing on that side: each sequence goes through the model alone, and
 every formula is a loop over its tokens. Some responses end with the end token, others were cut. The
-sampler was another policy, as where sampling runs ahead.
+sampler was another policy, as where sampling runs ahead. In half of the cases some tokens were said
+by somebody else: the loops read them and pass them by.
 """
 
 import math
@@ -68,7 +69,18 @@ def config():
     return bind("policy_update@iter_001", params).config
 
 
-def rollouts(seed):
+def masked_at(position, length):
+    """Some tokens in the middle, and of the longest responses the last one."""
+    return position % 3 == 1 and (position < length - 1 or length == 5)
+
+
+def kept(row, values):
+    """Those of the tokens that the policy said."""
+    mask = row["loss_mask"] or [1] * len(values)
+    return [value for value, said in zip(values, mask, strict=True) if said]
+
+
+def rollouts(seed, masked=False):
     """Scored rows; of every second one the last token is the end token, and nothing follows it."""
     draw = torch.Generator().manual_seed(seed)
     number = lambda: float(torch.randn((), generator=draw))  # noqa: E731
@@ -89,6 +101,9 @@ def rollouts(seed):
                 "ref_logprobs": [-2.0 + 0.3 * number() for _ in range(response)],
                 "reward": number(),
                 "support": None,
+                "loss_mask": [int(not masked_at(i, response)) for i in range(response)]
+                if masked
+                else None,
             }
         )
     return rows
@@ -148,7 +163,7 @@ def said_by(model, row, temperature):
         distribution = torch.log_softmax(logits[position - 1] / temperature, dim=-1)
         logprobs.append(distribution[ids[position]])
         entropies.append(-(distribution.exp() * distribution).sum())
-    return logprobs, entropies
+    return kept(row, logprobs), kept(row, entropies)
 
 
 def values_by(critic, row):
@@ -156,7 +171,7 @@ def values_by(critic, row):
     ids = row["prompt_ids"] + row["response_ids"]
     hidden = critic.base_model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
     scores = critic.score(hidden)[0, :, 0]
-    return [scores[position - 1] for position in range(len(row["prompt_ids"]), len(ids))]
+    return kept(row, [scores[at - 1] for at in range(len(row["prompt_ids"]), len(ids))])
 
 
 def worth_of(row, old, values):
@@ -166,7 +181,7 @@ def worth_of(row, old, values):
     """
     paid = [
         -PPO["kl_coef"] * (logprob - reference)
-        for logprob, reference in zip(old, row["ref_logprobs"], strict=True)
+        for logprob, reference in zip(old, kept(row, row["ref_logprobs"]), strict=True)
     ]
     paid[-1] += row["reward"]
     advantages, returns = [], []
@@ -223,7 +238,7 @@ def policy_losses(policy, row, old, advantages, temperature):
     losses, held = [], 0
     logprobs, entropies = said_by(policy, row, temperature)
     for logprob, entropy, before, advantage, sampled in zip(
-        logprobs, entropies, old, advantages, row["logprobs"], strict=True
+        logprobs, entropies, old, advantages, kept(row, row["logprobs"]), strict=True
     ):
         ratio = (logprob - before).exp()
         near = ratio.clamp(0.8, 1.2)
@@ -234,9 +249,12 @@ def policy_losses(policy, row, old, advantages, temperature):
     return losses, torch.stack(entropies).sum().item(), held
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["all said", "some masked"])
 @pytest.mark.parametrize("micro_tokens", [1000, 14])
-def test_every_number_of_an_update_is_that_of_the_responses_one_by_one(update_of, micro_tokens):
-    rows = rollouts(seed=0)
+def test_every_number_of_an_update_is_that_of_the_responses_one_by_one(
+    update_of, micro_tokens, masked
+):
+    rows = rollouts(seed=0, masked=masked)
     update, learnt_from, seen, history = update_of(rows, micro_tokens)
     temperature = update.config.temperature
     policy, critic = models()
@@ -260,10 +278,10 @@ def test_every_number_of_an_update_is_that_of_the_responses_one_by_one(update_of
             (learnt_from.values, values[i]),
             (learnt_from.advantages, white[i]),
             (learnt_from.returns, returns[i]),
-            (learnt_from.mask, [1.0] * length),
+            (learnt_from.mask, [1.0] * len(old[i])),
         ):
-            assert found[i, :length].tolist() == pytest.approx(expected, abs=1e-9)
-            assert not found[i, length:].any()
+            assert kept(row, found[i, :length].tolist()) == pytest.approx(expected, abs=1e-9)
+            assert not found[i, learnt_from.mask[i] == 0].any()
 
     for step, (weights, found) in enumerate(seen["critic"][:fits]):
         loaded(critic, weights)
@@ -292,4 +310,4 @@ def test_every_number_of_an_update_is_that_of_the_responses_one_by_one(update_of
         assert_close(seen["critic"][fits + step][1], gradients(critic))
         assert history[step]["loss"] == pytest.approx(loss.item(), abs=1e-9)
         assert history[step]["entropy"] == pytest.approx(uncertainty / len(losses), abs=1e-9)
-    assert all_held > 20, "the policy has to move for its ratios to count"
+    assert all_held > 15, "the policy has to move for its ratios to count"

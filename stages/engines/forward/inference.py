@@ -31,7 +31,8 @@ def over_responses(
 ) -> list[Any]:
     """`compute` of each row's prompt and response: a list with one entry a row.
 
-    A [B] result gives numbers, a [B, T] result gives lists as long as the row's response. `what`
+    A [B] result gives numbers, a [B, T] result gives lists as long as the row's response, with
+    zeros where its loss mask has them. `what`
     they are is for the message where one is not finite, which also says of which row.
     """
     done = 0
@@ -71,9 +72,8 @@ def kept_over_responses(
 def _digest(rows: Sequence[Row]) -> str:
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(
-            json.dumps([row["policy_hash"], row["prompt_ids"], row["response_ids"]]).encode()
-        )
+        of_row = [row["policy_hash"], row["prompt_ids"], row["response_ids"]]
+        digest.update(json.dumps([*of_row, row.get("loss_mask")]).encode())
     return digest.hexdigest()[:16]
 
 
@@ -132,6 +132,7 @@ def _compute(
             pad_id(model),
             ctx.device,
             supports=[row.get("support") for row in part],
+            loss_masks=[row.get("loss_mask") for row in part],
         )
         with torch.no_grad():
             computed = compute(batch).tolist()

@@ -1,9 +1,10 @@
 """Log-probs of response tokens, without the logits of a whole batch.
 
 The backbone runs once (packed.py); the output head then sees only the positions that predict a
-response token, some at a time (head.py).
+token to learn from, some at a time (head.py).
 
-Shapes: as in stages.data.batching; V tokens in the vocabulary. Numbers at padding are zeros.
+Shapes: as in stages.data.batching; V tokens in the vocabulary. Numbers at padding, and at tokens
+that are not learnt from, are zeros.
 """
 
 from collections.abc import Callable
@@ -101,7 +102,7 @@ def _in_chunks(
     *of_tokens: Tensor,
     support: Support | None = None,
 ) -> tuple[Tensor, ...]:
-    """What `read(logits / temperature, *of_tokens)` gives for each response token, as [B, T, ...].
+    """What `read(logits / temperature, *of_tokens)` gives for each learnt token, as [B, T, ...].
 
     `read` sees a chunk of n tokens: logits [n, V] in float32 at least, of each of `of_tokens`,
     [B, T, ...], the entries of these tokens, and their support, [n, K].

@@ -196,8 +196,8 @@ def token_scores(model: Any, batch: Batch) -> Tensor:
 
 
 def response_values(critic: Any, batch: Batch) -> Tensor:
-    """[B, T] what the critic expects before each response token."""
-    return token_scores(critic, batch).gather(1, batch.before) * batch.response_mask
+    """[B, T] what the critic expects before each learnt token."""
+    return token_scores(critic, batch).gather(1, batch.before) * batch.loss_mask
 
 
 def sequence_rewards(reward_model: Any, batch: Batch) -> Tensor:
