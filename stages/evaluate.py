@@ -1,8 +1,10 @@
 """evaluate: a policy on the held-out prompts.
 
 Each prompt is answered once greedily and a few times sampled. Whether an answer is right is the
-verifier's to say, whatever the reward that was trained on. Models are held one at a time: the
-policy generates, the reference rates what was sampled, the reward model scores.
+verifier's to say, whatever the reward that was trained on; where the data have no answer, nothing
+says so, and only rewards are left to compare. Models are held one at a time: the policy generates,
+the reference rates what was sampled, the reward model scores. The reference's own responses come
+from its evaluation, so they are generated and scored once for all that are compared with them.
 """
 
 import statistics
@@ -13,10 +15,9 @@ from typing import Any
 import torch
 
 from stages.algorithms.kl import reported_kl
-from stages.context import Context
+from stages.context import Context, StageError
 from stages.contracts.evaluate import EvaluateConfig
-from stages.data import schema
-from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.artifacts import read_parquet
 from stages.data.finite import sample_name
 from stages.data.tokenizer import Decoder
 from stages.engines.forward.inference import response_pass
@@ -26,10 +27,14 @@ from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import generate_all, sample_seed
 from stages.engines.models.folders import load_policy
 from stages.engines.processes.parts import collect, fill
+from stages.evaluation import folder, measures, tasks
+from stages.evaluation.answers import Answer, Answered
+from stages.evaluation.contest import Contest, contest
 from stages.rewards.source import reward_pass
 from stages.rewards.verifier import Verifier
 
 SHOWN = 16
+"""Rows of the table that a tracker shows beside those of other policies."""
 
 
 def run(
@@ -44,7 +49,7 @@ def run(
         Request(row["prompt_ids"], sample_seed(ctx.seed, "evaluate", row["prompt_id"], index))
         for row, index in asked
     ]
-    answers = generate_all(
+    generated = generate_all(
         ctx,
         lambda: opened(ctx, inputs["policy"], config.engine, config.precision, config.batch_size),
         requests,
@@ -53,68 +58,57 @@ def run(
         slots=config.batch_size,
         describe=lambda i: sample_name(rows[i]),
     )
-    completions = answers.completions
-    decoder = Decoder(inputs["policy"])
-    greedy = _answered(prompts, completions[: len(prompts)], decoder)
-    sampled = _answered(rows[len(prompts) :], completions[len(prompts) :], decoder)
+    responses = _responses(rows, generated.completions, Decoder(inputs["policy"]))
+    of_samples = generated.completions[len(prompts) :]
 
     referring = response_pass(
         ctx,
-        f"reference-of-{answers.policy_hash}",
-        sampled,
+        f"reference-of-{generated.policy_hash}",
+        responses[len(prompts) :],
         lambda: load_policy(inputs["reference"], ctx.device, config.precision),
         lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
         "the reference's log-prob",
     )
     rewarding = reward_pass(
         ctx,
-        f"rewards-of-{answers.policy_hash}",
+        f"rewards-of-{generated.policy_hash}",
         config.reward,
         inputs["reward"],
         config.precision,
-        [*greedy, *sampled],
+        responses,
     )
     fill(ctx, referring, rewarding)
     ref_logprobs, rewards = collect(ctx, referring), collect(ctx, rewarding)
+
     verifier = Verifier.load(inputs["verifier"])
-    correct = [
-        verifier.reward(row["response"], row["answer"], ended=row["finish_reason"] == "stop")
-        for row in (*greedy, *sampled)
-    ]
+    judged = [_judge(*pair, verifier) for pair in zip(responses, rewards, strict=True)]
+    answered = _by_prompt(prompts, judged, config.evaluate.samples)
+    compared = _compare(answered, inputs.get("reference_evaluation"))
+    by_task = tasks.breakdown(answered, compared)
+    folder.write(out["evaluation"], answered, compared, by_task)
+    ctx.table("samples", _shown(answered, compared))
 
-    table = [
-        {**row, "correct": bool(right), "reward": reward}
-        for row, right, reward in zip(greedy, correct, rewards, strict=False)
-    ]
-    out["evaluation"].mkdir()
-    columns = schema.EVALUATION.names
-    write_parquet(
-        out["evaluation"] / "samples.parquet",
-        [{name: row[name] for name in columns} for row in table],
-        schema.EVALUATION,
-    )
-    shown = ("prompt", "response", "reward")
-    ctx.table("samples", [{name: row[name] for name in shown} for row in table[:SHOWN]])
-
-    of_samples = completions[len(prompts) :]
     num_tokens = sum(len(completion.ids) for completion in of_samples)
     own = torch.tensor([x for completion in of_samples for x in completion.logprobs])
-    reference = torch.tensor([x for row in ref_logprobs for x in row])
+    by_reference = torch.tensor([x for row in ref_logprobs for x in row])
     return {
-        "accuracy": statistics.fmean(correct[: len(prompts)]),
-        "accuracy_sampled": statistics.fmean(correct[len(prompts) :]),
+        **measures.quality(answered),
+        **measures.by_chances(answered, config.evaluate.pass_at),
+        **(measures.against(answered, compared) if compared else {}),
         "reward_mean": statistics.fmean(rewards[len(prompts) :]),
         "reward_std": statistics.pstdev(rewards[len(prompts) :]),
-        "kl_to_reference": float(reported_kl(own, reference).mean()),
+        "kl_to_reference": float(reported_kl(own, by_reference).mean()),
         "entropy": sum(completion.entropy for completion in of_samples) / num_tokens,
         "response_length": num_tokens / len(of_samples),
         "truncation_rate": statistics.fmean(c.finish_reason == "length" for c in of_samples),
         "num_prompts": len(prompts),
+        "num_judged": sum(item.is_judged for item in answered),
+        **tasks.task_metrics(by_task, config.evaluate.task_metrics),
     }
 
 
-def _answered(
-    prompts: Sequence[Mapping[str, Any]], completions: Sequence[Completion], decoder: Decoder
+def _responses(
+    rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion], decoder: Decoder
 ) -> list[dict[str, Any]]:
     return [
         {
@@ -123,5 +117,61 @@ def _answered(
             "response_ids": completion.ids,
             "finish_reason": completion.finish_reason,
         }
-        for row, completion in zip(prompts, completions, strict=True)
+        for row, completion in zip(rows, completions, strict=True)
+    ]
+
+
+def _judge(row: Mapping[str, Any], reward: float, verifier: Verifier) -> Answer:
+    ended, correct, vote = row["finish_reason"] == "stop", None, None
+    if row["answer"] is not None:
+        correct = bool(verifier.reward(row["response"], row["answer"], ended=ended))
+        vote = verifier.given(row["response"]) if ended else None
+    length = len(row["response_ids"])
+    return Answer(row["response"], row["finish_reason"], length, reward, correct, vote)
+
+
+def _by_prompt(
+    prompts: Sequence[Mapping[str, Any]], judged: Sequence[Answer], samples: int
+) -> list[Answered]:
+    """The greedy answers come first, one a prompt, then the samples of each prompt together."""
+    sampled = judged[len(prompts) :]
+    return [
+        Answered(
+            row["prompt_id"],
+            row["prompt"],
+            row["answer"],
+            tasks.task_of(row),
+            judged[index],
+            tuple(sampled[index * samples : (index + 1) * samples]),
+        )
+        for index, row in enumerate(prompts)
+    ]
+
+
+def _compare(answered: Sequence[Answered], reference: Path | None) -> Contest | None:
+    """With the reference's answers; not for the reference itself."""
+    if reference is None:
+        return None
+    try:
+        return contest(answered, folder.read(reference))
+    except ValueError as error:
+        raise StageError(
+            f"{reference} cannot be compared with ({error}): run `dvc repro`, so that the "
+            "reference is evaluated again"
+        ) from error
+
+
+def _shown(answered: Sequence[Answered], compared: Contest | None) -> list[dict[str, Any]]:
+    """The first prompts, which are the same ones for every policy."""
+    rows = folder.greedy_rows(answered[:SHOWN], compared)
+    theirs = compared.theirs if compared else ()
+    columns = ("prompt", "response", "reward", "correct", "task", "length", "pass_rate")
+    return [
+        {
+            **{name: row[name] for name in columns},
+            "reference_response": theirs[index].greedy.response if theirs else None,
+            "reference_reward": row["reference_reward"],
+            "won": row["won"],
+        }
+        for index, row in enumerate(rows)
     ]

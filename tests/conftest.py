@@ -160,6 +160,7 @@ TINY = {
     "policy_update__epochs": 1,
     "policy_update__batch_size": 8,
     "evaluate__samples": 1,
+    "evaluate__pass_at": [1],
     "report__samples": 2,
     "rl__iterations": {"iter_001": {"policy": "sft"}},
 }

@@ -1,6 +1,7 @@
 """evaluate: a policy on the held-out prompts, every policy of the family alike."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from pydantic import Field
 
@@ -15,6 +16,10 @@ class EvaluateParams(Section):
 
     samples: int = Field(default=4, ge=1)
     """Responses sampled for each held-out prompt, beside the greedy one."""
+    pass_at: list[Annotated[int, Field(ge=1)]] = Field(default=[1, 4])
+    """The k of each pass@k: how often one of k samples is right. None is above `samples`."""
+    task_metrics: int = Field(default=24, ge=0)
+    """How many tasks have metrics of their own, the largest first; a table has all of them."""
 
 
 class EvaluateConfig(StageConfig):
@@ -30,7 +35,13 @@ class EvaluateConfig(StageConfig):
     batch_size: int = Field(alias="rollout.batch_size")
 
 
-def _evaluation(name: str, over: Over, binding: Mapping[str, str]) -> Stage:
+AGAINST = {"reference_evaluation": "artifacts/evaluations/sft"}
+"""What the win rate compares with: responses of the reference that were scored already."""
+
+
+def _evaluation(
+    name: str, over: Over, binding: Mapping[str, str], compared: Mapping[str, str] = AGAINST
+) -> Stage:
     return Stage(
         name=name,
         module="stages.evaluate",
@@ -41,6 +52,7 @@ def _evaluation(name: str, over: Over, binding: Mapping[str, str]) -> Stage:
             "reward": "artifacts/rewards/{reward}",
             "held_out": "artifacts/data/held_out.parquet",
             "verifier": "artifacts/rewards/verifier",
+            **compared,
         },
         outs={"evaluation": "artifacts/evaluations/{key}"},
         metrics="metrics/evaluations/{key}.json",
@@ -49,7 +61,7 @@ def _evaluation(name: str, over: Over, binding: Mapping[str, str]) -> Stage:
     )
 
 
-EVALUATE_SFT = _evaluation("evaluate_sft", Over.ONCE, {"key": "sft"})
+EVALUATE_SFT = _evaluation("evaluate_sft", Over.ONCE, {"key": "sft"}, {})
 EVALUATE_PREFERENCE = _evaluation("evaluate_preference", Over.PREFERENCES, {})
 EVALUATE_ONLINE = _evaluation("evaluate_online", Over.ONLINE, {})
 EVALUATE = _evaluation("evaluate", Over.ITERATIONS, {})

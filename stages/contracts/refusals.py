@@ -240,6 +240,16 @@ def _about_fused_steps(params: "Params") -> str | None:
     return None
 
 
+def _about_evaluation(params: "Params") -> str | None:
+    samples, largest = params.evaluate.samples, max(params.evaluate.pass_at, default=0)
+    if largest > samples:
+        return (
+            f"evaluate.pass_at has {largest}, but evaluate.samples is {samples}, and pass@k needs "
+            "at least k samples: raise samples, or take it out of pass_at"
+        )
+    return None
+
+
 REFUSALS: tuple[Callable[["Params"], str | None], ...] = (
     _about_groups,
     _about_the_critic,
@@ -251,4 +261,5 @@ REFUSALS: tuple[Callable[["Params"], str | None], ...] = (
     _about_the_reference,
     _about_lengths,
     _about_fused_steps,
+    _about_evaluation,
 )

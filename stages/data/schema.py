@@ -19,9 +19,18 @@ _MASK = pa.list_(pa.int8())
 _BY_SOURCE = pa.map_(pa.string(), pa.float32())
 
 
+_OPTIONAL = frozenset(
+    {
+        *("answer", "support", "margin", "advantages", "ref_logprobs", "loss_mask"),
+        *("correct", "task", "pass_rate", "reference_reward", "won", "vote"),
+        *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sampled"),
+        *("win_rate", "win_rate_low", "win_rate_high"),
+    }
+)
+
+
 def _schema(**columns: pa.DataType) -> pa.Schema:
-    optional = {"answer", "support", "margin", "advantages", "ref_logprobs", "loss_mask"}
-    return pa.schema([pa.field(n, kind, nullable=n in optional) for n, kind in columns.items()])
+    return pa.schema([pa.field(n, kind, nullable=n in _OPTIONAL) for n, kind in columns.items()])
 
 
 PROMPTS = _schema(
@@ -148,5 +157,45 @@ EVALUATION = _schema(
     response=pa.string(),
     correct=pa.bool_(),
     reward=pa.float32(),
+    task=pa.string(),
+    finish_reason=pa.string(),
+    length=pa.int32(),
+    pass_rate=pa.float32(),
+    reference_reward=pa.float32(),
+    won=pa.float32(),
 )
-"""samples.parquet of an evaluation: the greedy response to each held-out prompt."""
+"""samples.parquet of an evaluation, sorted by prompt_id: the greedy response to each held-out
+prompt. `correct` is null where nothing says what is right; `task` where the data name none;
+`pass_rate` is the share of the sampled responses that are right. `reference_reward` is that of the
+reference's greedy response, and `won` is 1 where it is lower, 0.5 for a tie; both are null for the
+reference itself."""
+
+EVALUATION_SAMPLED = _schema(
+    prompt_id=pa.string(),
+    sample_index=pa.int32(),
+    response=pa.string(),
+    correct=pa.bool_(),
+    reward=pa.float32(),
+    finish_reason=pa.string(),
+    length=pa.int32(),
+    vote=pa.string(),
+)
+"""sampled.parquet of an evaluation, sorted by (prompt_id, sample_index): the sampled responses.
+`vote` is the answer that counts in a majority vote; null: it abstains."""
+
+EVALUATION_TASKS = _schema(
+    task=pa.string(),
+    num_prompts=pa.int32(),
+    num_judged=pa.int32(),
+    accuracy=pa.float64(),
+    accuracy_low=pa.float64(),
+    accuracy_high=pa.float64(),
+    accuracy_sampled=pa.float64(),
+    win_rate=pa.float64(),
+    win_rate_low=pa.float64(),
+    win_rate_high=pa.float64(),
+    reward_mean=pa.float64(),
+    response_length=pa.float64(),
+)
+"""tasks.parquet of an evaluation, sorted by task: its numbers for each task that the data name, and
+under null for the prompts without one. Empty where no prompt has a task."""

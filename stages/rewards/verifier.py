@@ -29,8 +29,12 @@ class Verifier:
         write_json(folder / "verifier.json", {"rule": "exact_match", **asdict(self)})
 
     def reward(self, response: str, answer: str, *, ended: bool = True) -> float:
+        return float(ended and self.given(response) == answer.strip())
+
+    def given(self, response: str) -> str:
+        """The answer that a response gives."""
         given = response if self.after is None else response.rsplit(self.after, 1)[-1]
-        return float(ended and given.strip() == answer.strip())
+        return given.strip()
 
 
 def pairwise_accuracy(scores: Iterable[tuple[float, float]]) -> float | None:

@@ -144,6 +144,11 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         ("rl: {iterations: {0008: {policy: sft}}}\n", "silently drop it"),
         ("rl: {iterations: {}}\n", "iterations is empty"),
         ("prepare: {digits: 1, held_out: 50}\n", "too few"),
+        (
+            "evaluate: {samples: 3}\n",
+            "evaluate.pass_at has 4, but evaluate.samples is 3, and pass@k needs at least k",
+        ),
+        ("evaluate: {pass_at: [0]}\n", "greater than or equal to 1"),
     ],
 )
 def test_contradictions_are_refused_with_the_reason(tmp_path: Path, text: str, reason: str) -> None:

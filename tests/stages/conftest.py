@@ -26,7 +26,7 @@ TINY = {
     "reward_model": {"epochs": 1, "batch_size": 16},
     "rollout": {"prompts": 6, "samples": 3, "max_new_tokens": 12, "batch_size": 8},
     "policy_update": {"epochs": 1, "batch_size": 9},
-    "evaluate": {"samples": 2},
+    "evaluate": {"samples": 2, "pass_at": [1, 2]},
 }
 
 

@@ -309,7 +309,7 @@ def test_the_evaluation_of_the_reference_is_at_no_distance_from_it(run, reward):
     assert sum(row["correct"] for row in rows) / 16 == metrics["accuracy"]
     assert {"accuracy_sampled", "reward_mean", "reward_std", "entropy"} <= metrics.keys()
     table = json.loads((runner.root / "jobs/evaluate_sft/tables/samples.json").read_text())
-    assert table[0].keys() == {"prompt", "response", "reward"}
+    assert list(table[0])[:3] == ["prompt", "response", "reward"]
 
 
 def test_nothing_in_an_artifact_depends_on_the_hash_seed(trained, tmp_path):

@@ -1,0 +1,96 @@
+"""An evaluation as a folder: what is written is what is read back.
+
+It is read by the evaluations that are compared with it, by the report and by `lockstep samples`, so
+that a response is generated, judged and scored once.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stages.data import schema
+from stages.data.artifacts import read_parquet, write_parquet
+from stages.evaluation.answers import Answer, Answered
+from stages.evaluation.contest import Contest
+
+GREEDY = "samples.parquet"
+SAMPLED = "sampled.parquet"
+TASKS = "tasks.parquet"
+
+
+def write(
+    folder: Path,
+    answered: Sequence[Answered],
+    contest: Contest | None,
+    by_task: Sequence[Mapping[str, Any]],
+) -> None:
+    """The greedy responses, the sampled ones, and the numbers of each task."""
+    folder.mkdir()
+    write_parquet(folder / GREEDY, greedy_rows(answered, contest), schema.EVALUATION)
+    write_parquet(folder / SAMPLED, _sampled_rows(answered), schema.EVALUATION_SAMPLED)
+    write_parquet(folder / TASKS, by_task, schema.EVALUATION_TASKS)
+
+
+def read(folder: Path) -> list[Answered]:
+    """The answers in a folder."""
+    sampled: Mapping[str, list[Answer]] = defaultdict(list)
+    for row in read_parquet(folder / SAMPLED):
+        sampled[row["prompt_id"]].append(_answer(row, row["vote"]))
+    return [
+        Answered(
+            row["prompt_id"],
+            row["prompt"],
+            row["answer"],
+            row["task"],
+            _answer(row),
+            tuple(sampled[row["prompt_id"]]),
+        )
+        for row in read_parquet(folder / GREEDY)
+    ]
+
+
+def greedy_rows(answered: Sequence[Answered], contest: Contest | None) -> list[dict[str, Any]]:
+    """One row a prompt, beside the reference's reward where there is one."""
+    return [
+        {
+            "prompt_id": item.prompt_id,
+            "prompt": item.prompt,
+            "answer": item.answer,
+            "task": item.task,
+            "pass_rate": item.pass_rate,
+            "reference_reward": contest.theirs[index].greedy.reward if contest else None,
+            "won": contest.won[index] if contest else None,
+            **_columns(item.greedy),
+        }
+        for index, item in enumerate(answered)
+    ]
+
+
+def _sampled_rows(answered: Sequence[Answered]) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt_id": item.prompt_id,
+            "sample_index": index,
+            "vote": answer.vote,
+            **_columns(answer),
+        }
+        for item in answered
+        for index, answer in enumerate(item.sampled)
+    ]
+
+
+def _columns(answer: Answer) -> dict[str, Any]:
+    return {
+        "response": answer.response,
+        "finish_reason": answer.finish_reason,
+        "length": answer.length,
+        "reward": answer.reward,
+        "correct": answer.correct,
+    }
+
+
+def _answer(row: Mapping[str, Any], vote: str | None = None) -> Answer:
+    return Answer(
+        row["response"], row["finish_reason"], row["length"], row["reward"], row["correct"], vote
+    )

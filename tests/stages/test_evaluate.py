@@ -1,0 +1,191 @@
+"""The evaluation of real, tiny policies: its numbers are those of the tables that it leaves."""
+
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+from stages.context import StageError
+from stages.data import schema
+from stages.data.artifacts import read_parquet, write_parquet
+from stages.evaluation import folder
+from stages.evaluation.estimates import pass_at_k
+
+SFT, ITERATION = "evaluate_sft", "evaluate@iter_001"
+
+
+@pytest.fixture
+def run(trained, runner):
+    """A copy of the trained run, under other params."""
+
+    def copy(name="copy", **changes):
+        made = runner(name, **changes)
+        shutil.copytree(trained.root, made.root, dirs_exist_ok=True)
+        return made
+
+    return copy
+
+
+def table(runner, policy, name="samples"):
+    return read_parquet(runner.root / f"artifacts/evaluations/{policy}/{name}.parquet")
+
+
+def change_held_out(runner, change):
+    path = runner.root / "artifacts/data/held_out.parquet"
+    rows = [{**row, **change(index)} for index, row in enumerate(read_parquet(path))]
+    write_parquet(path, rows, schema.PROMPTS)
+
+
+def expect_what_it_says(runner):
+    """Some prompts whose greedy response is right, some of whose sampled ones is: it knows none."""
+    runner.run(SFT)
+    greedy, sampled = table(runner, "sft"), table(runner, "sft", "sampled")
+    shutil.rmtree(runner.root / "artifacts/evaluations")
+
+    def answer(index):
+        if greedy[index]["finish_reason"] == "stop":
+            return {"answer": greedy[index]["response"].rsplit(";", 1)[-1]}
+        return {"answer": sampled[2 * index]["vote"] or "nothing"} if index % 2 else {}
+
+    change_held_out(runner, answer)
+
+
+def give_policy(runner, source):
+    """Call another policy iter_001, without having trained it."""
+    shutil.copytree(
+        runner.root / source, runner.root / "artifacts/policies/iter_001/model", dirs_exist_ok=True
+    )
+
+
+@pytest.mark.parametrize("reward", ["reward_model", "verifier"])
+def test_the_numbers_are_those_of_the_tables(run, reward):
+    runner = run(rl={"reward": reward}, rollout={"max_new_tokens": 28})
+    expect_what_it_says(runner)
+    metrics = runner.run(SFT)
+    assert 0 < metrics["accuracy"] < 1
+    assert 0 < metrics["pass_at_1"] < metrics["pass_at_2"] < 1
+    assert 0 < metrics["majority_vote"] < 1
+    greedy, sampled = table(runner, "sft"), table(runner, "sft", "sampled")
+    assert [row["prompt_id"] for row in greedy] == sorted(row["prompt_id"] for row in greedy)
+    assert len(sampled) == 2 * len(greedy) == 32
+    assert metrics["accuracy"] == sum(row["correct"] for row in greedy) / 16
+    assert metrics["accuracy_sampled"] == sum(row["correct"] for row in sampled) / 32
+    assert metrics["pass_at_1"] == pytest.approx(metrics["accuracy_sampled"])
+    right = [sum(row["correct"] for row in sampled[2 * i : 2 * i + 2]) for i in range(16)]
+    assert metrics["pass_at_2"] == pytest.approx(sum(pass_at_k(2, c, 2) for c in right) / 16)
+    assert [row["pass_rate"] for row in greedy] == [c / 2 for c in right]
+    assert metrics["reward_mean"] == pytest.approx(sum(row["reward"] for row in sampled) / 32)
+    assert metrics["response_length"] == sum(row["length"] for row in sampled) / 32
+    cut = [row["finish_reason"] == "length" for row in sampled]
+    assert metrics["truncation_rate"] == sum(cut) / 32
+    assert all(row["vote"] is None for row, is_cut in zip(sampled, cut, strict=True) if is_cut)
+    assert metrics["num_prompts"] == metrics["num_judged"] == 16
+
+
+def test_the_reference_is_compared_with_nobody(run):
+    runner = run()
+    metrics = runner.run(SFT)
+    assert not [name for name in metrics if name.startswith("win_rate")]
+    assert {(row["reference_reward"], row["won"]) for row in table(runner, "sft")} == {(None, None)}
+
+
+def test_a_policy_that_is_the_reference_ties_with_it(run):
+    runner = run()
+    give_policy(runner, "artifacts/policies/sft/model")
+    sft, same = runner.run(SFT), runner.run(ITERATION)
+    assert same["win_rate"] == same["win_rate_sampled"] == same["win_rate_similar_length"] == 0.5
+    assert same["similar_length_share"] == 1.0
+    assert same["greedy_length"] == same["reference_greedy_length"]
+    assert same["kl_to_reference"] == pytest.approx(0, abs=1e-5)
+    assert {name: same[name] for name in sft} == sft
+
+
+def test_a_policy_is_compared_with_the_references_responses(run):
+    runner = run()
+    give_policy(runner, "artifacts/base")
+    runner.run(SFT)
+    metrics = runner.run(ITERATION)
+    mine, theirs = table(runner, "iter_001"), table(runner, "sft")
+    won = []
+    for one, other in zip(mine, theirs, strict=True):
+        assert one["reference_reward"] == other["reward"]
+        tie = one["response"] == other["response"] or one["reward"] == other["reward"]
+        won.append(0.5 if tie else float(one["reward"] > other["reward"]))
+    assert [row["won"] for row in mine] == won
+    assert 0 < metrics["win_rate"] == sum(won) / 16 < 1
+    assert metrics["win_rate_low"] < metrics["win_rate"] < metrics["win_rate_high"]
+    assert metrics["reference_greedy_length"] == sum(row["length"] for row in theirs) / 16
+    shown = json.loads((runner.root / f"jobs/{ITERATION}/tables/samples.json").read_text())
+    assert [row["prompt"] for row in shown] == [row["prompt"] for row in theirs]
+    assert [row["reference_response"] for row in shown] == [row["response"] for row in theirs]
+
+
+def test_prompts_without_an_answer_leave_rewards_to_compare(run):
+    runner = run()
+    change_held_out(runner, lambda _: {"answer": None})
+    give_policy(runner, "artifacts/base")
+    runner.run(SFT)
+    metrics = runner.run(ITERATION)
+    assert not [name for name in metrics if name.startswith(("accuracy", "pass_at", "majority"))]
+    assert metrics["num_judged"] == 0
+    assert {"win_rate", "reward_mean", "kl_to_reference"} <= metrics.keys()
+    assert {(row["correct"], row["pass_rate"]) for row in table(runner, "iter_001")} == {
+        (None, None)
+    }
+
+
+def test_some_prompts_without_an_answer_do_not_count_as_wrong(run):
+    runner = run(rollout={"max_new_tokens": 28})
+    expect_what_it_says(runner)
+    whole = runner.run(SFT)
+    before = table(runner, "sft")
+    shutil.rmtree(runner.root / "artifacts/evaluations")
+    change_held_out(runner, lambda index: {"answer": None} if index % 2 else {})
+    metrics = runner.run(SFT)
+    assert metrics["num_judged"] == 8
+    assert 0 < metrics["accuracy"] == sum(row["correct"] for row in before[::2]) / 8
+    assert metrics["reward_mean"] == whole["reward_mean"]
+    rights = [None if index % 2 else row["correct"] for index, row in enumerate(before)]
+    assert [row["correct"] for row in table(runner, "sft")] == rights
+
+
+def test_the_verifier_as_the_reward_needs_every_answer(run):
+    runner = run(rl={"reward": "verifier"})
+    change_held_out(runner, lambda index: {"answer": None} if index == 3 else {})
+    with pytest.raises(StageError, match="has no 'answer', which the verifier compares with"):
+        runner.run(SFT)
+
+
+def test_tasks_have_rows_and_the_largest_have_metrics(run):
+    runner = run(evaluate={"task_metrics": 1}, rollout={"max_new_tokens": 28})
+    expect_what_it_says(runner)
+    names = ["small"] * 4 + ["large"] * 12
+    change_held_out(runner, lambda i: {"extra": json.dumps({"task": names[i]})})
+    metrics = runner.run(SFT)
+    greedy = table(runner, "sft")
+    large, small = table(runner, "sft", "tasks")
+    assert (large["task"], small["task"]) == ("large", "small")
+    assert large["num_prompts"] == 12
+    of_large = [row for row in greedy if row["task"] == "large"]
+    assert 0 < large["accuracy"] == sum(row["correct"] for row in of_large) / 12 < 1
+    assert metrics["accuracy/large"] == large["accuracy"]
+    assert "accuracy/small" not in metrics
+    assert small["win_rate"] is None
+
+
+def test_a_task_that_is_no_text_is_refused(run):
+    runner = run()
+    change_held_out(runner, lambda i: {"extra": '{"task": 7}'} if i == 5 else {})
+    with pytest.raises(StageError, match="has the task 7: make `task`"):
+        runner.run(SFT)
+
+
+def test_an_evaluation_of_other_prompts_is_no_reference(run):
+    runner = run()
+    give_policy(runner, "artifacts/base")
+    runner.run(SFT)
+    path = runner.root / "artifacts/evaluations/sft" / folder.GREEDY
+    pq.write_table(pq.read_table(path).slice(1), path)
+    with pytest.raises(StageError, match="artifacts/evaluations/sft cannot be compared with"):
+        runner.run(ITERATION)
