@@ -2,14 +2,16 @@
 
 The loss is the mean negative log-likelihood of completion tokens (the end-of-sequence token among
 them) over the whole optimizer step; prompt tokens are masked, and completion tokens where the
-demonstration's `loss_mask` has 0 for them.
+demonstration's `loss_mask` has 0 for them. With no epochs the policy is the base model as it is,
+for runs that start from a model which follows instructions already.
 """
 
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from stages.context import Context
+from stages.context import Context, ShareDone
 from stages.contracts.sft import SftConfig
 from stages.data.artifacts import read_parquet
 from stages.data.batching import loss_mask
@@ -25,6 +27,12 @@ from stages.learning.imitation import imitation
 def run(
     config: SftConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
+    if not config.sft.epochs:
+        if ctx.rank:
+            raise ShareDone("there is nothing to train; rank 0 writes")
+        shutil.copytree(inputs["base"], out["model"])
+        start_state(out["state"])
+        return {"num_steps": 0, "num_tokens": 0}
     rows = read_parquet(inputs["demonstrations"])
     plan = cosine_plan(config.sft, len(rows), ctx.seed)
     with join(ctx) as ranks:

@@ -73,6 +73,17 @@ def test_sft_learns_and_leaves_a_model_with_its_tokenizer(trained):
     assert json.loads((folder / "state/state.json").read_text()) == {"steps": 0, "kl_coef": None}
 
 
+def test_without_epochs_the_policy_is_the_base_model_as_it_is(run):
+    runner = run(sft={"epochs": 0})
+    shutil.rmtree(runner.root / "artifacts/policies/sft")
+    (runner.root / "artifacts/data/demonstrations.parquet").unlink()
+    assert runner.run("sft") == {"num_steps": 0, "num_tokens": 0}
+    folder = runner.root / "artifacts/policies/sft"
+    assert runner.contents(folder / "model") == runner.contents(runner.root / "artifacts/base")
+    assert json.loads((folder / "state/state.json").read_text()) == {"steps": 0, "kl_coef": None}
+    assert runner.run("rollout@iter_001")["num_sequences"] == 18
+
+
 def test_the_loss_of_sft_is_that_of_a_model_whose_prompt_labels_are_masked(run):
     runner = run()
     rows = read(runner, "artifacts/data/demonstrations.parquet")
