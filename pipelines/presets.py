@@ -1,9 +1,10 @@
 """Presets: named sets of params, merged into params.yaml on request.
 
-`presets/NAME.yaml` holds a description and a part of params.yaml. Its keys and types are checked as
-those of params.yaml are; whether its values agree with the others is a question to the merged
-params, which are written only when they are valid. Where it names an algorithm, settings that only
-others read go back to their defaults. Comments and order of params.yaml stay.
+`presets/NAME.yaml` holds a description and a part of params.yaml, and so does
+`recipes/NAME/params.yaml`, beside the data and the model that go with it. Keys and types are
+checked as those of params.yaml are; whether values agree with the others is a question to the
+merged params, which are written only when they are valid. Where a preset names an algorithm,
+settings that only others read go back to their defaults. Comments and order of params.yaml stay.
 """
 
 import difflib
@@ -27,6 +28,7 @@ from stages.contracts.refusals import READ_BY
 from stages.contracts.rl import Algorithm
 
 FOLDER = "presets"
+RECIPES = "recipes"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Preset:
     """Values for some keys of params.yaml."""
 
     name: str
+    file: str
+    """Where it is from, relative to the repository."""
     description: str
     params: dict[str, Any]
     """As in params.yaml, but only what is set."""
@@ -70,17 +74,20 @@ class Merged:
     changes: list[Change]
 
 
-def preset_names(root: Path) -> list[str]:
-    return sorted(path.stem for path in (root / FOLDER).glob("*.yaml"))
+def preset_files(root: Path) -> dict[str, Path]:
+    """Each preset's file by its name, those of recipes last."""
+    presets = {path.stem: path for path in (root / FOLDER).glob("*.yaml")}
+    recipes = {path.parent.name: path for path in (root / RECIPES).glob("*/params.yaml")}
+    return dict(sorted(presets.items()) + sorted(recipes.items()))
 
 
 def load_presets(root: Path, names: Sequence[str] | None = None) -> list[Preset]:
     """The presets of these names, in their order; all where none are given."""
-    known = preset_names(root)
+    known = preset_files(root)
     for name in names or ():
         if name not in known:
-            raise LockstepError(_unknown(name, known))
-    return [_load(root, name) for name in names or known]
+            raise LockstepError(_unknown(name, list(known)))
+    return [_load(root, name, known[name]) for name in names or known]
 
 
 def merge(root: Path, presets: Sequence[Preset]) -> Merged:
@@ -161,7 +168,7 @@ def _whatever_it_is_merged_with(values: Any, handler: ValidatorFunctionWrapHandl
 
 
 class _PresetFile(Section):
-    """presets/NAME.yaml."""
+    """presets/NAME.yaml or recipes/NAME/params.yaml."""
 
     description: str
     """One line, for the list of presets."""
@@ -169,11 +176,11 @@ class _PresetFile(Section):
     """A part of params.yaml."""
 
 
-def _load(root: Path, name: str) -> Preset:
-    path = root / FOLDER / f"{name}.yaml"
+def _load(root: Path, name: str, path: Path) -> Preset:
     description = load_model(path, _PresetFile).description
     # Values keep the notation that they have in the file: 1.0e-6, not 1e-06.
-    return Preset(name, description, _round_trip().load(path.read_text(encoding="utf-8"))["params"])
+    params = _round_trip().load(path.read_text(encoding="utf-8"))["params"]
+    return Preset(name, path.relative_to(root).as_posix(), description, params)
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
@@ -191,7 +198,7 @@ def _check(root: Path, values: dict[str, Any], presets: Sequence[Preset]) -> Non
         if any(problem["type"] != "value_error" for problem in problems):
             # Presets have no such mistake, so it is one of params.yaml: said with its line.
             load_params(root)
-        files = " and ".join(f"{FOLDER}/{preset.name}.yaml" for preset in presets)
+        files = " and ".join(preset.file for preset in presets)
         reasons = [_reason(problem) for problem in problems]
         raise LockstepError(
             "\n".join(

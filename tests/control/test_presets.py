@@ -17,12 +17,14 @@ from pipelines.presets import (
     assignments,
     load_presets,
     merge,
-    preset_names,
+    preset_files,
     write,
 )
 from stages.contracts.params import Params
 
 ROOT = Path(__file__).resolve().parents[2]
+FILES = preset_files(ROOT)
+PRESETS = [name for name, path in FILES.items() if path.parent.name == "presets"]
 
 PEERS = ("trl", "trl-ppo", "openrlhf", "verl", "verl-grpo", "nemo-rl")
 POLICY_GRADIENTS = (
@@ -169,9 +171,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder that passes for a clone: the shipped params.yaml and presets."""
+    """A folder that passes for a clone: the shipped params.yaml, presets and recipes."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
     shutil.copytree(ROOT / "presets", tmp_path / "presets")
+    for path in (ROOT / "recipes").glob("*/params.yaml"):
+        (tmp_path / path.relative_to(ROOT)).parent.mkdir(parents=True)
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
     (tmp_path / "dvc.yaml").write_text("")
     return tmp_path
 
@@ -199,8 +204,9 @@ def applied(*names: str) -> dict[str, Any]:
     """What the shipped params become, by dotted key; without the detour by a file."""
     values = Params().model_dump(mode="json")
     for name in names:
-        for (section, key), value in assignments(shipped(name)):
-            values[section][key] = value
+        for key, value in assignments(shipped(name)):
+            within = values[key[0]] if len(key) > 1 else values
+            within[key[-1]] = value
     return flat(Params.model_validate(values))
 
 
@@ -217,10 +223,10 @@ def refused(root: Path, *names: str) -> str:
 
 
 def test_the_lists_above_name_every_preset_that_ships() -> None:
-    assert sorted([*PEERS, *POLICY_GRADIENTS, *OTHERS]) == preset_names(ROOT)
+    assert sorted([*PEERS, *POLICY_GRADIENTS, *OTHERS]) == PRESETS
 
 
-@pytest.mark.parametrize("name", preset_names(ROOT))
+@pytest.mark.parametrize("name", FILES)
 def test_every_preset_applies_and_then_has_nothing_left_to_change(root: Path, name: str) -> None:
     presets = load_presets(root, [name])
     merged = merge(root, presets)
@@ -264,9 +270,9 @@ def test_nothing_that_is_read_is_left_of_an_earlier_preset(last: str) -> None:
         assert not left, f"{first} before {last} leaves {left}"
 
 
-@pytest.mark.parametrize("last", preset_names(ROOT))
+@pytest.mark.parametrize("last", PRESETS)
 def test_any_two_presets_go_together(last: str) -> None:
-    for first in preset_names(ROOT):
+    for first in PRESETS:
         wanted = shipped(last)
         result = applied(first, last)
         for section, key in wanted.settings():
@@ -367,7 +373,7 @@ def test_the_command_lists_them(here: Path, capsys: pytest.CaptureFixture[str]) 
         assert preset.description in listed
     assert main(["preset", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == preset_names(here)
+    assert [row["name"] for row in rows] == list(preset_files(here))
     assert rows[0]["params"]["rl"] == {"algorithm": "best_of_n"}
 
 
