@@ -30,7 +30,7 @@ from stages.data.corpus import (
 )
 from stages.data.seeds import content_id, stable_hash
 from stages.data.tokenizer import Renderer, build_character_tokenizer
-from stages.engines.models.base_folder import copy_base_model
+from stages.engines.models.base_folder import take_base_model
 from stages.engines.models.lean_transformers import AutoConfig, AutoModelForCausalLM, hidden
 from stages.rewards.verifier import Verifier, pairwise_accuracy
 
@@ -47,7 +47,9 @@ def run(
         tokenizer = build_character_tokenizer(corpus.texts())
         _build_base_model(config.model, tokenizer, out["base"], ctx.seed)
     else:
-        tokenizer = copy_base_model(inputs["base_model"], out["base"])
+        tokenizer = take_base_model(
+            config.model, config.precision, inputs["base_model"], out["base"]
+        )
 
     rendered = _Rendered(Renderer(tokenizer), config.model.max_length)
     write_parquet(

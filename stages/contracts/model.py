@@ -13,7 +13,11 @@ class ModelParams(Section):
     source: Literal["build", "folder"] = "build"
     """`build` makes a small Llama-style model of the sizes below; `folder` reads `folder`."""
     folder: str = "models"
-    """A Hugging Face folder with config, weights and tokenizer, used when `source` is `folder`."""
+    """A Hugging Face folder with config, safetensors and tokenizer, or a .gguf file (`folder`)."""
+    trust_remote_code: bool = False
+    """Whether Python code that comes with the folder may run; such a model is refused otherwise."""
+    chat_template: str | None = None
+    """`plain`, `chatml`, or a .jinja file in the folder; null: the tokenizer's own (`folder`)."""
     hidden_size: int = 128
     """Width of the built model."""
     intermediate_size: int = 256

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from stages.contracts.base import Section, Stage, StageConfig
 from stages.contracts.model import ModelParams
+from stages.contracts.precision import Precision
 
 
 class PrepareParams(Section):
@@ -46,6 +47,7 @@ class PrepareConfig(StageConfig):
     """What prepare sees of params.yaml."""
 
     seed: int
+    precision: Precision = Field(strict=False)
     prepare: PrepareParams
     model: ModelParams
 

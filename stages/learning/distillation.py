@@ -20,6 +20,7 @@ from stages.engines.forward.inference import kept_over_responses, row_length
 from stages.engines.forward.logprobs import logprobs_of, response_logprobs, response_topk
 from stages.engines.forward.packing import pack
 from stages.engines.models.lora import is_adapter_folder
+from stages.engines.models.own_code import check_same_code
 from stages.engines.training.loop import Rows, Step, Work, counted
 from stages.engines.training.resume import Metrics
 from stages.learning.experience import Experience, Measured, measure
@@ -150,4 +151,5 @@ def _load_teacher(update: Update) -> Any:
             f"rl.teacher {folder} has another tokenizer than the policy, or none: token by token "
             "the two could not be compared. Choose a teacher that shares the policy's tokenizer"
         )
+    check_same_code(folder, update.inputs["policy"])
     return update.load.policy(folder, update.ctx.device, update.config.precision)

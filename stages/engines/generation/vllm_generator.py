@@ -37,6 +37,7 @@ from stages.engines.generation.generator import Completion, Request, Sampling
 from stages.engines.generation.vllm_worker import Checked
 from stages.engines.models.folders import content_hash, folder_hash, load_policy
 from stages.engines.models.lora import BASE, is_adapter_folder
+from stages.engines.models.own_code import may_run
 
 SETTINGS = {
     # With one GPU the engine is in this process and ends with it.
@@ -213,6 +214,7 @@ class VllmGenerator:
                     logprobs_mode="processed_logprobs",
                     worker_extension_cls=f"{Checked.__module__}.{Checked.__qualname__}",
                     disable_log_stats=True,
+                    trust_remote_code=may_run(folder),
                     **self._options,
                 )
         except (ValueError, NotImplementedError, AssertionError) as error:

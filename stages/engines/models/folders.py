@@ -38,6 +38,7 @@ from stages.engines.models.lora import (
     save_adapter,
     unwrapped,
 )
+from stages.engines.models.own_code import copy_code, may_run
 from stages.engines.models.precision import is_rounded, round_weights, rounded
 from stages.engines.models.weights import Part, check_weights, stored_weights
 
@@ -50,6 +51,8 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "vocab.json",
     "merges.txt",
+    "tokenizer.model",
+    "added_tokens.json",
 )
 
 
@@ -99,6 +102,7 @@ def save_model(
     for name in TOKENIZER_FILES:
         if (tokenizer_from / name).exists():
             shutil.copyfile(tokenizer_from / name, folder / name)
+    copy_code(_weights_folder(tokenizer_from), _weights_folder(folder))
     set_modes(folder)
     resident.note_saved(model, folder)
 
@@ -119,9 +123,11 @@ def folder_hash(folder: Path, precision: Precision = Precision.FLOAT32) -> str:
     """
     if is_adapter_folder(folder):
         return content_hash(load_policy(folder), precision)
+    trusted = may_run(folder)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(folder, local_files_only=True), dtype=torch.float32
+            config, dtype=torch.float32, trust_remote_code=trusted
         )
     with ExitStack() as files:
         stored = stored_weights(files, folder, model)
@@ -218,17 +224,23 @@ def _load(
     kept = resident.take(kind, folder, device)
     if kept is not None:
         return kept
-    adapted = is_adapter_folder(folder)
+    weights = _weights_folder(folder)
     model = auto_class.from_pretrained(
-        folder / BASE if adapted else folder,
+        weights,
         dtype=torch.float32,
         local_files_only=True,
+        trust_remote_code=may_run(weights),
         **options,
     )
-    if adapted:
+    if is_adapter_folder(folder):
         merge_folder(model, folder)
     round_weights(model, precision)
     model = model.to(device).eval()
     check_weights(model, folder, part)
     resident.lend(model, kind, folder, device)
     return model
+
+
+def _weights_folder(folder: Path) -> Path:
+    """Where config.json and the weights that an adapter may change are."""
+    return folder / BASE if is_adapter_folder(folder) else folder

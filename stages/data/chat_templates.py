@@ -1,0 +1,54 @@
+"""How a conversation becomes text, for tokenizers that do not say so themselves.
+
+A template is Jinja, as transformers applies it. Each of these ends what the assistant says with the
+tokenizer's end-of-sequence token, as training and sampling do.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from stages.context import StageError
+
+BUILT_IN = {
+    # Texts one after another, as a model that has only been pretrained knows them.
+    "plain": (
+        "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
+        "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    ),
+    "chatml": (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+        "{{ message['content'] }}"
+        "{{ (eos_token if message['role'] == 'assistant' else '<|im_end|>') + '\\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    ),
+}
+_CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+
+
+def choose_template(tokenizer: Any, wanted: str | None, folder: Path, where: str) -> bool:
+    """Give the tokenizer the template that model.chat_template names; whether that changed it."""
+    known = ", ".join(BUILT_IN)
+    if wanted is None:
+        if tokenizer.chat_template is None:
+            raise StageError(
+                f"{where}: its tokenizer has no chat template, so nothing says how a prompt is to "
+                f"be put: set model.chat_template to {known}, or to a .jinja file in the folder"
+            )
+        return False
+    if wanted in BUILT_IN:
+        vocabulary = tokenizer.get_vocab()
+        lacking = [token for token in _CHATML_TOKENS if token not in vocabulary]
+        if wanted == "chatml" and lacking:
+            raise StageError(
+                f"model.chat_template is chatml, but the tokenizer has no token {lacking[0]}: set "
+                "it to plain, or to a .jinja file in the folder"
+            )
+        tokenizer.chat_template = BUILT_IN[wanted]
+        return True
+    path = (folder / wanted).resolve()
+    if not path.is_file() or not path.is_relative_to(folder.resolve()):
+        raise StageError(
+            f"model.chat_template is {wanted}, which is neither {known} nor a file in {folder}"
+        )
+    tokenizer.chat_template = path.read_text(encoding="utf-8")
+    return True

@@ -1,0 +1,129 @@
+"""A model folder that a user gives: what is refused about it, and what of it is copied.
+
+Weights are read from safetensors alone, since pickles can run code while they are read. What is no
+text model, cannot learn, or would need code that nobody has allowed is refused before anything is
+computed, with what to do instead.
+"""
+
+import json
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from stages.context import StageError
+from stages.data.artifacts import set_modes
+from stages.engines.models.own_code import allow_code, check_code_is_there, named_code, refusal
+
+COPIED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md", "LICENSE*")
+"""Weights, configs, tokenizer, chat template, model card and licence."""
+NOT_COPIED = ("allowed_code.json", "trainer_state.json", "adapter_*")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+OTHER_SENSES = ("vision_config", "audio_config", "speech_config")
+
+
+class Kind(StrEnum):
+    """What a given model is to do."""
+
+    POLICY = "causal language model"
+    SCORER = "sequence classifier"
+
+
+def check_folder(folder: Path, where: str, kind: Kind, param: str, *, trust_code: bool) -> None:
+    """StageError where this is no folder of such a model, or its code is not allowed by `param`."""
+    if not (folder / "config.json").is_file():
+        raise StageError(f"{where} has no config.json: it is not a Hugging Face model folder")
+    _check_weights_format(folder, where)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if config.get("is_encoder_decoder"):
+        raise StageError(
+            f"{where} is an encoder-decoder model ({config.get('model_type')}): a decoder-only "
+            f"{kind} is needed"
+        )
+    if senses := [name for name in OTHER_SENSES if name in config]:
+        raise StageError(
+            f"{where} is a model of more than text (config.json has {senses[0]}): save its text "
+            "model alone, and name that folder"
+        )
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "?")
+        raise StageError(
+            f"{where} has quantised weights ({method}), which cannot learn: start from the folder "
+            "that was quantised, or from a GGUF file"
+        )
+    _check_kind(folder, config, where, kind, param, trust_code=trust_code)
+
+
+def copy_folder(source: Path, target: Path, *, with_code: bool) -> None:
+    """What a run needs of the folder; the rest stays behind."""
+    target.mkdir(parents=True)
+    left = {path for pattern in NOT_COPIED for path in source.glob(pattern)}
+    for pattern in COPIED:
+        for path in sorted(set(source.glob(pattern)) - left):
+            if path.is_file():
+                shutil.copyfile(path, target / path.name)
+    if with_code and named_code(source):
+        allow_code(source, target)
+    else:
+        _forget_code(target)
+    set_modes(target)
+
+
+def _check_weights_format(folder: Path, where: str) -> None:
+    if list(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise StageError(
+            f"{where} has its weights in {pickles[0]}, a pickle, which can run code while it is "
+            "read: convert it once, where you trust it, with AutoModelForCausalLM."
+            "from_pretrained(folder).save_pretrained(new_folder), and name the new folder"
+        )
+    raise StageError(
+        f"{where} has no *.safetensors weights: save the model with save_pretrained(folder)"
+    )
+
+
+def _check_kind(
+    folder: Path,
+    config: dict[str, Any],
+    where: str,
+    kind: Kind,
+    param: str,
+    *,
+    trust_code: bool,
+) -> None:
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    )
+
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.get("model_type"))
+    scorer = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config.get("model_type"))
+    own_code = named_code(folder)
+    if own_code and trust_code:
+        check_code_is_there(folder)
+        return
+    wanted = [causal] if kind is Kind.POLICY else [causal, scorer]
+    if wanted[-1] is None:
+        if own_code:
+            raise StageError(refusal(folder, param))
+        raise StageError(
+            f"{where}: transformers knows no {kind} of type {config.get('model_type')!r} "
+            "(config.json's model_type)"
+        )
+    saved_as = config.get("architectures") or wanted
+    if not any(name in wanted or name.endswith(("CausalLM", "LMHeadModel")) for name in saved_as):
+        raise StageError(
+            f"{where} holds a {saved_as[0]} (config.json's architectures), which is no {kind}"
+        )
+
+
+def _forget_code(folder: Path) -> None:
+    """transformers has these classes itself: nothing is to load the folder's own."""
+    for name in ("config.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values.pop("auto_map", None) is not None:
+                path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

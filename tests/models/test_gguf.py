@@ -1,0 +1,123 @@
+"""GGUF files as a start: the weights, the tokenizer, the template, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stages.context import StageError
+from stages.contracts.model import ModelParams
+from stages.contracts.precision import Precision
+from stages.data.tokenizer import Decoder, Renderer
+from stages.engines.models.base_folder import take_base_model
+from stages.engines.models.folders import load_policy
+from tests.models.gguf_files import tiny_llama, write_gguf
+from tests.stages.conftest import Runner
+
+FOLDER = ModelParams(source="folder")
+IDS = torch.tensor([[5, 9, 40, 77, 12, 3]])
+
+
+def convert(source: Path, target: Path, precision=Precision.FLOAT32, params=FOLDER):
+    return take_base_model(params, precision, source, target)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_weight_of_a_file_is_in_the_folder_and_computes_the_same(tmp_path, tied):
+    model = tiny_llama(tied=tied)
+    file = write_gguf(tmp_path / "given" / "tiny.gguf", model)
+    convert(file, tmp_path / "base")
+    loaded = load_policy(tmp_path / "base")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert torch.equal(loaded(input_ids=IDS).logits, model(input_ids=IDS).logits)
+    anywhere = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert torch.equal(anywhere(input_ids=IDS).logits, model(input_ids=IDS).logits)
+
+
+def test_a_quantised_file_is_the_model_up_to_its_rounding(tmp_path):
+    model = tiny_llama()
+    file = write_gguf(tmp_path / "given" / "tiny.gguf", model, quant="Q8_0")
+    convert(file, tmp_path / "base")
+    loaded = load_policy(tmp_path / "base").state_dict()
+    for name, tensor in model.state_dict().items():
+        bound = 0.0 if tensor.ndim == 1 else float(tensor.abs().max()) / 127
+        assert float((loaded[name] - tensor).abs().max()) <= bound, name
+    matrix = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(loaded[matrix], model.state_dict()[matrix])
+
+
+def test_the_tokenizer_is_the_files_with_its_ends_and_a_padding_of_its_own(tmp_path):
+    write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+    returned = convert(tmp_path / "given", tmp_path / "base")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "base")
+    for tokenizer in (returned, saved):
+        special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
+        assert special == ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+        assert tokenizer.eos_token_id == 2
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, 0)
+    assert "quantization_config" not in config
+
+    renderer, decoder = Renderer(saved), Decoder(tmp_path / "base")
+    ids = renderer.prompt_ids("hello world é")
+    assert saved.decode(ids) == "<|im_start|>user\nhello world é<|im_end|>\n<|im_start|>assistant\n"
+    assert ids[0] == 1
+    response = renderer.response_ids("hello ✓")
+    assert response[-1] == 2
+    assert decoder.text(response) == "hello ✓"
+
+
+def test_the_precision_is_that_of_the_params_and_the_bytes_repeat(tmp_path):
+    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+    for name in ("one", "two"):
+        convert(file, tmp_path / name, Precision.BFLOAT16)
+    assert Runner.contents(tmp_path / "one") == Runner.contents(tmp_path / "two")
+    stored = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+    assert stored.dtype == torch.bfloat16
+    weight = tiny_llama().model.layers[1].mlp.down_proj.weight
+    assert torch.equal(stored.model.layers[1].mlp.down_proj.weight, weight.bfloat16())
+
+
+def test_a_run_starts_from_a_file_and_learns(runner):
+    run = runner(
+        model={"source": "folder", "folder": "models/tiny.gguf", "max_length": 64},
+        sft={"epochs": 1, "batch_size": 32},
+        rollout={"prompts": 2, "samples": 2, "max_new_tokens": 6, "batch_size": 4},
+    )
+    write_gguf(run.root / "models" / "tiny.gguf", tiny_llama())
+    run.run("prepare")
+    metrics = run.run("sft")
+    run.run("rollout@iter_001")
+    assert metrics["loss"] < 6
+    assert (run.root / "artifacts/policies/sft/model/chat_template.jinja").is_file()
+
+
+def test_a_template_of_choice_takes_the_place_of_the_files(tmp_path):
+    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+    params = ModelParams(source="folder", chat_template="plain")
+    tokenizer = convert(file, tmp_path / "base", params=params)
+    assert tokenizer.decode(Renderer(tokenizer).prompt_ids("hi")) == "<|im_start|>hi"
+
+
+def test_files_that_cannot_be_taken_faithfully_are_refused(tmp_path):
+    model = tiny_llama()
+    two = tmp_path / "two"
+    write_gguf(two / "a.gguf", model)
+    write_gguf(two / "b.gguf", model)
+    with pytest.raises(StageError, match=r"several GGUF files \(a\.gguf, b\.gguf\)"):
+        convert(two, tmp_path / "out")
+    scaled = write_gguf(tmp_path / "c.gguf", model, extra_tensor="rope_freqs.weight")
+    with pytest.raises(StageError, match="rotary frequencies"):
+        convert(scaled, tmp_path / "out")
+    odd = write_gguf(tmp_path / "d.gguf", model, extra_tensor="blk.0.attn_sinks.weight")
+    with pytest.raises(StageError, match="does not convert this kind of file faithfully"):
+        convert(odd, tmp_path / "out")
+    (tmp_path / "e.gguf").write_bytes(b"GGUF, not")
+    with pytest.raises(StageError, match="not readable as GGUF"):
+        convert(tmp_path / "e.gguf", tmp_path / "out")
+    (tmp_path / "weights.bin").write_bytes(b"")
+    with pytest.raises(StageError, match=r"not a \.gguf file"):
+        convert(tmp_path / "weights.bin", tmp_path / "out")

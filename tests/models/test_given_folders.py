@@ -1,0 +1,236 @@
+"""Folders that users bring: what is copied, what is made fit, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from stages.context import StageError
+from stages.contracts.model import ModelParams
+from stages.contracts.precision import Precision
+from stages.data.tokenizer import Decoder, Renderer
+from stages.engines.models.base_folder import take_base_model
+from stages.engines.models.folders import load_policy
+from stages.engines.models.own_code import allow_code, check_same_code
+from tests.models.custom_code import write_echo
+from tests.models.families import SIZES, write_family
+from tests.models.gguf_files import CHARACTERS, MERGES, SPECIAL, TOKENS
+from tests.stages.conftest import Runner
+
+
+def take(source, target, **options):
+    params = ModelParams(source="folder", **options)
+    return take_base_model(params, Precision.FLOAT32, source, target)
+
+
+def change_json(path, **changes):
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+def test_only_what_a_run_needs_is_copied_and_the_bytes_repeat(tmp_path):
+    given = write_family(tmp_path / "given", "llama")
+    (given / "README.md").write_text("---\nlicense: mit\n---\n")
+    (given / "pytorch_model.bin").write_bytes(b"a pickle beside the safetensors")
+    (given / ".git").mkdir()
+    (given / "run.py").write_text("raise SystemExit")
+    (given / "allowed_code.json").write_text("{}")
+    for name in ("one", "two"):
+        take(given, tmp_path / name)
+    names = {path.name for path in (tmp_path / "one").iterdir()}
+    assert not names & {"pytorch_model.bin", ".git", "run.py", "allowed_code.json"}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
+    assert Runner.contents(tmp_path / "one") == Runner.contents(tmp_path / "two")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth"])
+def test_pickled_weights_are_refused_with_what_to_do(tmp_path, name):
+    given = write_family(tmp_path / "given", "llama")
+    (given / "model.safetensors").rename(given / name)
+    with pytest.raises(StageError, match=rf"{name}, a pickle.*save_pretrained\(new_folder\)"):
+        take(given, tmp_path / "base")
+
+
+def test_models_that_are_no_text_decoders_are_refused_by_name(tmp_path):
+    tiny = {"vocab_size": 50, "d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 16}
+    kinds = {
+        "t5": (AutoModelForSeq2SeqLM, {**tiny, "d_kv": 8}, "encoder-decoder model"),
+        "bert": (AutoModelForMaskedLM, SIZES, "holds a BertForMaskedLM"),
+        "llama": (AutoModelForSequenceClassification, SIZES, "LlamaForSequenceClassification"),
+    }
+    for family, (auto, options, message) in kinds.items():
+        folder = tmp_path / family
+        auto.from_config(AutoConfig.for_model(family, **options)).save_pretrained(folder)
+        with pytest.raises(StageError, match=message):
+            take(folder, tmp_path / "base")
+    seeing = write_family(tmp_path / "seeing", "llama")
+    change_json(seeing / "config.json", vision_config={"hidden_size": 4})
+    with pytest.raises(StageError, match=r"more than text .*vision_config.* text model alone"):
+        take(seeing, tmp_path / "base")
+    small = write_family(tmp_path / "small", "llama")
+    change_json(small / "config.json", quantization_config={"quant_method": "gptq"})
+    with pytest.raises(StageError, match=r"quantised weights \(gptq\)"):
+        take(small, tmp_path / "base")
+
+
+def test_tokenizer_and_model_have_to_agree(tmp_path):
+    given = write_family(tmp_path / "given", "llama")
+    with pytest.raises(StageError, match=r"max_length is 65, .* context of 64 tokens"):
+        take(given, tmp_path / "a", max_length=65)
+    change_json(given / "config.json", vocab_size=20)
+    with pytest.raises(StageError, match=r"knows 20: call model\.resize_token_embeddings"):
+        take(given, tmp_path / "b")
+    (given / "tokenizer.json").unlink()
+    (given / "tokenizer_config.json").unlink()
+    with pytest.raises(StageError, match="no tokenizer"):
+        take(given, tmp_path / "c")
+
+
+def test_a_model_without_padding_or_beginning_goes_through_a_whole_iteration(runner):
+    run = runner(
+        model={"source": "folder", "max_length": 48},
+        sft={"epochs": 1, "batch_size": 48},
+        reward_model={"epochs": 1, "batch_size": 32},
+        rollout={"prompts": 2, "samples": 2, "max_new_tokens": 6, "batch_size": 4},
+        policy_update={"epochs": 1, "batch_size": 4},
+    )
+    nothing = {"pad_token_id": None, "bos_token_id": None}
+    given = write_family(run.root / "models", "gpt_neox", **nothing)
+    change_json(given / "tokenizer_config.json", pad_token=None, bos_token=None)
+    run.run("prepare")
+    assert AutoTokenizer.from_pretrained(run.root / "artifacts/base").pad_token is None
+    for stage in ("sft", "reward_model", "rollout@iter_001", "score@iter_001"):
+        run.run(stage)
+    run.run("policy_update@iter_001")
+    policy = run.root / "artifacts/policies/iter_001/model"
+    assert AutoModelForCausalLM.from_pretrained(policy).config.model_type == "gpt_neox"
+
+
+def test_a_slow_tokenizer_becomes_a_fast_one(tmp_path):
+    given = write_family(tmp_path / "given", "gpt2", vocab_size=len(TOKENS), eos_token_id=0)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (given / name).unlink()
+    vocabulary = {token: index for index, token in enumerate(TOKENS)}
+    (given / "vocab.json").write_text(json.dumps(vocabulary))
+    (given / "merges.txt").write_text("#version: 0.2\n" + "\n".join(MERGES) + "\n")
+    tokenizer = take(given, tmp_path / "base", chat_template="plain")
+    assert (tmp_path / "base" / "tokenizer.json").is_file()
+    decoder = Decoder(tmp_path / "base")
+    ids = tokenizer("hello world", add_special_tokens=False)["input_ids"]
+    assert ids == decoder.ids("hello world")
+    assert ids[0] == vocabulary["hell"]
+    assert decoder.text(ids) == "hello world"
+    assert len(CHARACTERS) + len(SPECIAL) + len(MERGES) == len(TOKENS)
+
+
+def test_without_a_chat_template_one_is_asked_for_and_taken(tmp_path):
+    given = write_family(tmp_path / "given", "llama")
+    (given / "chat_template.jinja").unlink()
+    with pytest.raises(StageError, match=r"set model\.chat_template to plain, chatml, or"):
+        take(given, tmp_path / "a")
+    with pytest.raises(StageError, match=r"chatml, but the tokenizer has no token <\|im_start\|>"):
+        take(given, tmp_path / "b", chat_template="chatml")
+    for outside in ("missing.jinja", "../given.jinja"):
+        (tmp_path / "given.jinja").write_text("not in the folder")
+        with pytest.raises(StageError, match="neither plain, chatml nor a file in"):
+            take(given, tmp_path / "c", chat_template=outside)
+    tokenizer = take(given, tmp_path / "plain", chat_template="plain")
+    assert tokenizer.decode(Renderer(tokenizer).prompt_ids("a+b")) == "<bos>a+b"
+    text = "{% for message in messages %}{{ message['content'] + '?' }}{% endfor %}"
+    (given / "ask.jinja").write_text(text)
+    take(given, tmp_path / "own", chat_template="ask.jinja")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "own")
+    assert saved.decode(Renderer(saved).prompt_ids("a+b")) == "a+b?"
+
+
+def test_chatml_is_the_format_of_that_name(tmp_path):
+    given = write_family(tmp_path / "given", "llama", vocab_size=60)
+    tokenizer = AutoTokenizer.from_pretrained(given)
+    tokenizer.add_tokens(["<|im_start|>", "<|im_end|>", "\n"], special_tokens=True)
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.save_pretrained(given)
+    change_json(given / "config.json", eos_token_id=tokenizer.eos_token_id)
+    (given / "generation_config.json").unlink()
+    taken = take(given, tmp_path / "base", chat_template="chatml")
+    prompt = taken.decode(Renderer(taken).prompt_ids("a+b"))
+    assert prompt == "<|im_start|>user\na+b<|im_end|>\n<|im_start|>assistant\n"
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    whole = taken.apply_chat_template(said, tokenize=False)
+    assert whole == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+
+
+def test_code_that_comes_with_a_model_runs_only_if_it_is_allowed(runner):
+    model = {"source": "folder", "max_length": 48}
+    refused = runner("refused", model=model)
+    write_echo(refused.root / "models")
+    with pytest.raises(
+        StageError, match=r"modeling_echo\.EchoForCausalLM.*model\.trust_remote_code: true"
+    ):
+        refused.run("prepare")
+
+    run = runner(
+        "allowed",
+        model={**model, "trust_remote_code": True},
+        sft={"epochs": 1, "batch_size": 48},
+        rollout={"prompts": 2, "samples": 2, "max_new_tokens": 6, "batch_size": 4},
+    )
+    write_echo(run.root / "models")
+    run.run("prepare")
+    metrics = run.run("sft")
+    run.run("rollout@iter_001")
+    assert metrics["loss"] > 0
+    policy = run.root / "artifacts/policies/sft/model"
+    before = load_file(run.root / "models" / "model.safetensors")
+    after = load_file(policy / "model.safetensors")
+    assert not torch.equal(before["model.mix.weight"], after["model.mix.weight"])
+    anywhere = AutoModelForCausalLM.from_pretrained(policy, trust_remote_code=True)
+    assert type(anywhere).__name__ == "EchoForCausalLM"
+
+    (policy / "modeling_echo.py").write_text("raise SystemExit('not what was let in')\n")
+    with pytest.raises(StageError, match="changed after it was let in"):
+        load_policy(policy)
+    (policy / "allowed_code.json").unlink()
+    with pytest.raises(StageError, match=r"model\.trust_remote_code"):
+        load_policy(policy)
+
+
+def test_classes_that_transformers_has_itself_are_taken_instead_of_a_folders_own(tmp_path):
+    given = write_family(tmp_path / "given", "llama")
+    (given / "modeling_llama.py").write_text("raise SystemExit('never to be run')\n")
+    change_json(
+        given / "config.json", auto_map={"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}
+    )
+    take(given, tmp_path / "base")
+    assert not (tmp_path / "base" / "modeling_llama.py").exists()
+    assert type(load_policy(tmp_path / "base")).__module__.startswith("transformers.models.llama")
+
+
+def test_code_that_is_not_in_the_folder_is_never_fetched(tmp_path):
+    given = write_echo(tmp_path / "given")
+    names = {"AutoConfig": "somebody/else--configuration_echo.EchoConfig"}
+    change_json(given / "config.json", auto_map=names)
+    with pytest.raises(StageError, match=r"not in the folder: put configuration_echo\.py there"):
+        take(given, tmp_path / "base", trust_remote_code=True)
+
+
+def test_a_teacher_may_run_no_other_code_than_the_policys_even_if_it_says_so_itself(tmp_path):
+    given, teacher = write_echo(tmp_path / "given"), write_echo(tmp_path / "teacher")
+    policy, plain = write_echo(tmp_path / "policy"), write_family(tmp_path / "plain", "llama")
+    allow_code(given, policy)
+    check_same_code(teacher, policy)
+    check_same_code(plain, policy)
+    with (given / "modeling_echo.py").open("a") as file:
+        file.write("\nimport os\n")
+    allow_code(given, teacher)
+    for of_policy in (policy, plain):
+        with pytest.raises(StageError, match="only a base model may bring code"):
+            check_same_code(teacher, of_policy)
