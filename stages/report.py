@@ -2,7 +2,8 @@
 
 Reads numbers and samples that other stages wrote, compares the SFT policy with the final one, and
 writes both files from that alone: the same inputs give the same bytes. The final policy is the last
-that params.yaml names; where another is more accurate, the report says so.
+that params.yaml names; where another is more accurate, the report says so. Where nothing says what
+is right, rewards are compared instead.
 
 In reading order: `evidence` (what is read), `family` (the tree of policies), `comparison`,
 `story` and `concerns` (what may be concluded), `page` and `summary` (how it is shown).
@@ -22,7 +23,7 @@ def run(
 ) -> dict[str, float | int]:
     family = Family(config.rl.family, frozenset(config.rl.preferences), frozenset(config.rl.online))
     found = evidence.read(inputs, family)
-    pairs = comparison.pair_up(found.before, found.after)
+    pairs = comparison.pair_up(found.answered[ROOT], found.answered[family.final])
     told = story.tell(config, family, found, pairs)
     raised = concerns.collect(family, found, config.warn)
 
@@ -37,14 +38,17 @@ def run(
 
     first, last = found.evaluations[ROOT], found.evaluations[family.final]
     metrics: dict[str, float | int] = {
-        "sft_accuracy": first["accuracy"],
-        "final_accuracy": last["accuracy"],
-        "accuracy_gain": last["accuracy"] - first["accuracy"],
         "final_reward_mean": last["reward_mean"],
         "final_kl_to_reference": last["kl_to_reference"],
         "final_entropy": last["entropy"],
         "num_warnings": len(raised),
     }
+    if "accuracy" in first and "accuracy" in last:
+        metrics["sft_accuracy"] = first["accuracy"]
+        metrics["final_accuracy"] = last["accuracy"]
+        metrics["accuracy_gain"] = last["accuracy"] - first["accuracy"]
+    if "win_rate" in last:
+        metrics["final_win_rate"] = last["win_rate"]
     if found.pairwise_accuracy is not None:
         metrics["reward_pairwise_accuracy"] = found.pairwise_accuracy
     return metrics

@@ -35,12 +35,11 @@ class Contest:
 
 def contest(mine: Sequence[Answered], theirs: Sequence[Answered]) -> Contest:
     """Prompt by prompt; ValueError where the two did not answer the same prompts."""
-    if [item.prompt_id for item in mine] != [item.prompt_id for item in theirs]:
-        raise ValueError("the two policies were evaluated on different prompts")
+    won = greedy_outcomes(mine, theirs)
     pairs = list(zip(mine, theirs, strict=True))
     return Contest(
         theirs=tuple(theirs),
-        won=tuple(outcome(one.greedy, other.greedy) for one, other in pairs),
+        won=won,
         won_sampled=tuple(
             mean(outcome(a, b) for a, b in product(one.sampled, other.sampled)) or 0.0
             for one, other in pairs
@@ -49,6 +48,13 @@ def contest(mine: Sequence[Answered], theirs: Sequence[Answered]) -> Contest:
             is_similar(one.greedy.length, other.greedy.length) for one, other in pairs
         ),
     )
+
+
+def greedy_outcomes(mine: Sequence[Answered], theirs: Sequence[Answered]) -> tuple[float, ...]:
+    """Greedy response against greedy response, for each prompt."""
+    if [item.prompt_id for item in mine] != [item.prompt_id for item in theirs]:
+        raise ValueError("the two policies were evaluated on different prompts")
+    return tuple(outcome(one.greedy, other.greedy) for one, other in zip(mine, theirs, strict=True))
 
 
 def outcome(mine: Answer, theirs: Answer) -> float:

@@ -6,6 +6,7 @@ that a response is generated, judged and scored once.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,16 @@ def read(folder: Path) -> list[Answered]:
     for row in read_parquet(folder / SAMPLED):
         sampled[row["prompt_id"]].append(_answer(row, row["vote"]))
     return [
-        Answered(
-            row["prompt_id"],
-            row["prompt"],
-            row["answer"],
-            row["task"],
-            _answer(row),
-            tuple(sampled[row["prompt_id"]]),
-        )
-        for row in read_parquet(folder / GREEDY)
+        replace(item, sampled=tuple(sampled[item.prompt_id]))
+        for item in read_greedy(folder / GREEDY)
+    ]
+
+
+def read_greedy(path: Path) -> list[Answered]:
+    """The greedy answers of a table, without the sampled ones."""
+    return [
+        Answered(row["prompt_id"], row["prompt"], row["answer"], row["task"], _answer(row), ())
+        for row in read_parquet(path)
     ]
 
 

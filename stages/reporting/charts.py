@@ -28,7 +28,10 @@ class Figure:
 
 
 def figures(family: Family, evidence: Evidence, params: Params) -> list[Figure]:
-    """Accuracy, reward, KL, entropy and length over the iterations; and reward against KL."""
+    """Accuracy, reward, KL, entropy and length over the iterations; and reward against KL.
+
+    Where nothing says what is right, the win rate stands in for accuracy.
+    """
     steps = iteration_axis(family)
     share = Format.SHARE
     max_kl = params.policy_update.max_kl
@@ -44,25 +47,21 @@ def figures(family: Family, evidence: Evidence, params: Params) -> list[Figure]:
         svg = draw(metric, f"{title} over the iterations", lines, steps, y, Format.NUMBER)
         return Figure(title, reading, key, svg)
 
-    greedy = _lines(family, evidence, "accuracy", family.depth, name="greedy")
-    sampled = _lines(
-        family, evidence, "accuracy_sampled", family.depth, name="sampled", dashed=True
-    )
-    accuracy = Figure(
-        "Accuracy",
-        "Held-out answers that are exactly right. Higher is better.",
-        (("solid", "greedy"), ("dashed", "sampled")),
-        draw(
-            "accuracy",
-            "Accuracy over the iterations",
-            [*greedy, *sampled],
-            steps,
-            fit(_extremes([*greedy, *sampled]), share, floor=0.0, ceiling=1.0),
-            share,
-        ),
-    )
+    def as_share(metric: str, reading: str) -> Figure:
+        greedy = _lines(family, evidence, metric, family.depth, name="greedy")
+        sampled = _lines(
+            family, evidence, f"{metric}_sampled", family.depth, name="sampled", dashed=True
+        )
+        title = EVALUATION[metric].label
+        y = fit(_extremes([*greedy, *sampled]), share, floor=0.0, ceiling=1.0)
+        svg = draw(metric, f"{title} over the iterations", [*greedy, *sampled], steps, y, share)
+        return Figure(title, reading, (("solid", "greedy"), ("dashed", "sampled")), svg)
+
+    is_judged = any("accuracy" in metrics for metrics in evidence.evaluations.values())
     return [
-        accuracy,
+        as_share("accuracy", "Held-out answers that are exactly right. Higher is better.")
+        if is_judged
+        else as_share("win_rate", "Against the SFT policy, by reward. 50% is no difference."),
         over_iterations(
             "reward_mean",
             "What training pushes up. Should rise with accuracy.",

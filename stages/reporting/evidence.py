@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.context import StageError
+from stages.data import schema
+from stages.data.artifacts import read_parquet
+from stages.evaluation import folder
+from stages.evaluation.answers import Answered
 from stages.reporting.family import ROOT, Family
 
 Metrics = Mapping[str, float]
@@ -19,20 +24,7 @@ Metrics = Mapping[str, float]
 ITERATION_STAGES = ("rollout", "score", "policy_update")
 PREFERENCE_STAGES = ("preference",)
 ONLINE_STAGES = ("online",)
-_NEEDED = ("accuracy", "reward_mean", "kl_to_reference", "entropy")
-_COLUMNS = ("prompt_id", "prompt", "answer", "response", "correct", "reward")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A policy's greedy response to one held-out prompt."""
-
-    prompt_id: str
-    prompt: str
-    answer: str
-    response: str
-    correct: bool
-    reward: float
+_NEEDED = ("reward_mean", "kl_to_reference", "entropy")
 
 
 @dataclass(frozen=True)
@@ -41,10 +33,10 @@ class Evidence:
     """Held-out metrics of each policy, `sft` first."""
     training: Mapping[str, Mapping[str, Metrics]]
     """Metrics of the stages that made each policy."""
-    before: list[Sample]
-    """The SFT policy's responses."""
-    after: list[Sample]
-    """The final policy's responses."""
+    answered: Mapping[str, list[Answered]]
+    """Greedy responses of each policy to the held-out prompts."""
+    tasks: Mapping[str, list[dict[str, Any]]]
+    """Numbers of the SFT policy and of the final one for each task; none where there is none."""
     sft: Metrics
     prepare: Metrics
     pairwise_accuracy: float | None
@@ -67,8 +59,18 @@ def read(inputs: Mapping[str, Path], family: Family) -> Evidence:
     return Evidence(
         evaluations=evaluations,
         training=training,
-        before=_samples(inputs["evaluations"] / ROOT / "samples.parquet"),
-        after=_samples(inputs["evaluations"] / family.final / "samples.parquet"),
+        answered={
+            policy: folder.read_greedy(
+                _table(inputs["evaluations"] / policy / folder.GREEDY, schema.EVALUATION)
+            )
+            for policy in family.policies
+        },
+        tasks={
+            policy: read_parquet(
+                _table(inputs["evaluations"] / policy / folder.TASKS, schema.EVALUATION_TASKS)
+            )
+            for policy in (ROOT, family.final)
+        },
         sft=_metrics(inputs["sft"]),
         prepare=_metrics(inputs["prepare"]),
         pairwise_accuracy=_metrics(inputs["reward"] / "quality.json").get("pairwise_accuracy"),
@@ -95,22 +97,13 @@ def _metrics(path: Path, needed: tuple[str, ...] = ()) -> Metrics:
     return numbers
 
 
-def _samples(path: Path) -> list[Sample]:
-    table = pq.read_table(_existing(path))
-    for column in _COLUMNS:
-        if column not in table.column_names:
+def _table(path: Path, expected: pa.Schema) -> Path:
+    """A table that has every column it should have."""
+    columns = pq.read_schema(_existing(path)).names
+    for column in expected.names:
+        if column not in columns:
             raise StageError(f"{path} has no column {column!r}: delete it and run `dvc repro`")
-    return [
-        Sample(
-            prompt_id=str(row["prompt_id"]),
-            prompt=row["prompt"],
-            answer="" if row["answer"] is None else str(row["answer"]),
-            response=row["response"],
-            correct=bool(row["correct"]),
-            reward=float(row["reward"]),
-        )
-        for row in table.select(list(_COLUMNS)).to_pylist()
-    ]
+    return path
 
 
 def _existing(path: Path) -> Path:

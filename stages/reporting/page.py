@@ -5,14 +5,14 @@ from typing import Any
 
 from stages.contracts.params import Params
 from stages.reporting import changes, charts, graph, tables
-from stages.reporting.comparison import Pair, choose
+from stages.reporting.comparison import Pair, choose, extremes
 from stages.reporting.concerns import Concern
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import ROOT, Family
 from stages.reporting.markup import Child, Markup, document, element, join
 from stages.reporting.story import Story
 from stages.reporting.style import STYLE
-from stages.reporting.vocabulary import EVALUATION, Format, write, write_change
+from stages.reporting.vocabulary import EVALUATION, Format, write, write_change, write_interval
 
 _TERMS = {
     "Policy": "The language model that is being trained; each iteration makes a new one.",
@@ -33,11 +33,12 @@ def render(
 ) -> str:
     """The whole document."""
     body = join(
-        _header(story, concerns),
+        _header(story, concerns, has_tasks=bool(evidence.tasks[family.final])),
         element(
             "main",
             _cards(family, evidence),
             _iterations(params, family, evidence),
+            _tasks(family, evidence),
             _samples(params, family, pairs),
             _training(family, evidence),
             _params(params),
@@ -52,9 +53,10 @@ def render(
     return document(story.headline, STYLE, body)
 
 
-def _header(story: Story, concerns: Sequence[Concern]) -> Markup:
+def _header(story: Story, concerns: Sequence[Concern], *, has_tasks: bool) -> Markup:
     links = {
         "iterations": "Iterations",
+        **({"tasks": "Tasks"} if has_tasks else {}),
         "samples": "Samples",
         "training": "Training",
         "params": "Params",
@@ -116,10 +118,17 @@ def _cards(family: Family, evidence: Evidence) -> Markup:
             f"from {write(before, form)}; {note}",
         )
 
+    def won(metric: str, note: str) -> Markup:
+        low, high = last.get(f"{metric}_low"), last.get(f"{metric}_high")
+        sure = "50% is no difference" if low is None else f"95%: {write_interval(low, high)}"
+        return _card(EVALUATION[metric].label, write(last.get(metric), Format.SHARE), sure, note)
+
+    is_judged = "accuracy" in last
     return element(
         "section",
-        moved("accuracy", "held-out answers exactly right"),
-        moved("accuracy_sampled", "the same, with sampling"),
+        moved("accuracy", "held-out answers that are right") if is_judged else None,
+        won("win_rate", "of greedy responses against SFT’s"),
+        None if is_judged else won("win_rate_sampled", "of sampled responses against SFT’s"),
         moved("reward_mean", "mean on held-out prompts"),
         moved("kl_to_reference", "nats per token away from SFT"),
         moved("entropy", "nats per token, 0 is collapse"),
@@ -161,15 +170,37 @@ def _iterations(params: Params, family: Family, evidence: Evidence) -> Markup:
         "iterations",
         "Over the iterations",
         f"Each policy on the same held-out prompts. {family.final} is the final one: the last that "
-        "params.yaml names. Accuracy is of the greedy response; all else is of sampled ones.",
+        "params.yaml names. Accuracy and win rate are of the greedy response, with 95% intervals; "
+        "all else is of sampled ones.",
         charts.legend(family),
         element("div", cells, class_="charts"),
         tables.policies(family, evidence),
+        element("h3", "One against another"),
+        element(
+            "p",
+            "How often the greedy response of the policy in the row gets a higher reward than that "
+            "of the policy above; a tie counts half.",
+            class_="note",
+        ),
+        tables.head_to_head(family, evidence),
+    )
+
+
+def _tasks(family: Family, evidence: Evidence) -> Markup | None:
+    if not evidence.tasks[family.final]:
+        return None
+    return _section(
+        "tasks",
+        "Task by task",
+        f"The SFT policy and {family.final} on the held-out prompts of each task. A few prompts "
+        "say little: look at the interval.",
+        tables.tasks(family, evidence),
     )
 
 
 def _samples(params: Params, family: Family, pairs: list[Pair]) -> Markup:
     shown = choose(pairs, params.report.samples)
+    rose, fell = extremes(pairs, max(1, params.report.samples // 4))
     return _section(
         "samples",
         "Before and after",
@@ -177,7 +208,15 @@ def _samples(params: Params, family: Family, pairs: list[Pair]) -> Markup:
         f"{len(pairs):,} held-out prompts; the {len(shown)} below are picked for how much their "
         "reward changed, not at random.",
         tables.outcomes(pairs),
-        tables.samples(shown, family.final),
+        tables.samples(tables.by_outcome(shown), family.final),
+        element("h3", "Gained and lost most"),
+        tables.samples(
+            {"Reward rose most": rose, "Reward fell most": fell},
+            family.final,
+            "samples extremes",
+        )
+        if rose or fell
+        else element("p", "No reward changed.", class_="empty"),
     )
 
 

@@ -1,11 +1,12 @@
 """The run in words: what was done, whether it helped, and what to doubt. Plain text, no markup."""
 
+import statistics
 from dataclasses import dataclass
 
 from stages.contracts.params import Params
 from stages.contracts.rl import Reward
 from stages.reporting.comparison import Outcome, Pair, Verdict, count, judge
-from stages.reporting.evidence import Evidence
+from stages.reporting.evidence import Evidence, Metrics
 from stages.reporting.family import ROOT, Family
 from stages.reporting.vocabulary import Format, write
 
@@ -13,6 +14,10 @@ _REWARD_WORDS = {
     Reward.REWARD_MODEL: "a reward model trained on preference pairs",
     Reward.VERIFIER: "a rule that checks the answer",
 }
+
+
+EVEN = 0.5
+"""A win rate that shows no difference."""
 
 
 @dataclass(frozen=True)
@@ -27,31 +32,57 @@ class Story:
 def tell(params: Params, family: Family, evidence: Evidence, pairs: list[Pair]) -> Story:
     """Draw the conclusions that the numbers allow."""
     verdict = judge(pairs)
-    before = write(evidence.evaluations[ROOT]["accuracy"], Format.SHARE)
-    after = write(evidence.evaluations[family.final]["accuracy"], Format.SHARE)
-    headline = {
-        Verdict.BETTER: f"It learned: accuracy rose from {before} to {after}",
-        Verdict.WORSE: f"It got worse: accuracy fell from {before} to {after}",
-        Verdict.UNCLEAR: f"No clear change: accuracy was {before} and is now {after}",
-    }[verdict]
+    first, last = evidence.evaluations[ROOT], evidence.evaluations[family.final]
+    is_judged = "accuracy" in first and "accuracy" in last
     return Story(
         verdict=verdict,
-        headline=headline,
-        lead=_lead(family, pairs),
+        headline=_by_accuracy(verdict, first, last) if is_judged else _by_reward(verdict, pairs),
+        lead=_lead(family, pairs) if is_judged else _lead_by_reward(family, pairs),
         method=_method(params, family),
         caveats=tuple(_caveats(family, evidence, verdict)),
     )
 
 
+def _by_accuracy(verdict: Verdict, first: Metrics, last: Metrics) -> str:
+    before, after = (write(metrics["accuracy"], Format.SHARE) for metrics in (first, last))
+    return {
+        Verdict.BETTER: f"It learned: accuracy rose from {before} to {after}",
+        Verdict.WORSE: f"It got worse: accuracy fell from {before} to {after}",
+        Verdict.UNCLEAR: f"No clear change: accuracy was {before} and is now {after}",
+    }[verdict]
+
+
+def _by_reward(verdict: Verdict, pairs: list[Pair]) -> str:
+    rate = write(statistics.fmean(pair.won for pair in pairs), Format.SHARE)
+    start = {
+        Verdict.BETTER: "It learned",
+        Verdict.WORSE: "It got worse",
+        Verdict.UNCLEAR: "No clear change",
+    }[verdict]
+    return f"{start}: by reward it wins {rate} against the supervised policy"
+
+
 def _lead(family: Family, pairs: list[Pair]) -> str:
-    right_before = sum(pair.before.correct for pair in pairs)
-    right_after = sum(pair.after.correct for pair in pairs)
+    judged = [pair for pair in pairs if pair.outcome.is_judged]
+    right_before = sum(bool(pair.before.greedy.correct) for pair in judged)
+    right_after = sum(bool(pair.after.greedy.correct) for pair in judged)
+    counts = count(pairs)
+    which = "" if len(judged) == len(pairs) else " with an answer to compare with"
+    return (
+        f"Of {len(judged):,} held-out prompts{which}, which no training step has seen, the final "
+        f"policy {family.final} answers {right_after:,} exactly right; the supervised policy "
+        f"answered {right_before:,}. {counts[Outcome.IMPROVED]:,} went from wrong to right, "
+        f"{counts[Outcome.REGRESSED]:,} from right to wrong."
+    )
+
+
+def _lead_by_reward(family: Family, pairs: list[Pair]) -> str:
     counts = count(pairs)
     return (
         f"Of {len(pairs):,} held-out prompts, which no training step has seen, the final policy "
-        f"{family.final} answers {right_after:,} exactly right; the supervised policy answered "
-        f"{right_before:,}. {counts[Outcome.IMPROVED]:,} went from wrong to right, "
-        f"{counts[Outcome.REGRESSED]:,} from right to wrong."
+        f"{family.final} gets a higher reward than the supervised policy on "
+        f"{counts[Outcome.HIGHER]:,}, a lower one on {counts[Outcome.LOWER]:,} and the same on "
+        f"{counts[Outcome.SAME]:,}. The data do not say which answers are right."
     )
 
 
@@ -84,16 +115,42 @@ def _caveats(family: Family, evidence: Evidence, verdict: Verdict) -> list[str]:
             "prompts or more iterations would decide it."
         )
     first, last = evidence.evaluations[ROOT], evidence.evaluations[family.final]
-    best = max(family.policies, key=lambda policy: evidence.evaluations[policy]["accuracy"])
-    if evidence.evaluations[best]["accuracy"] > last["accuracy"]:
-        share = write(evidence.evaluations[best]["accuracy"], Format.SHARE)
+    accuracy = {
+        policy: metrics["accuracy"]
+        for policy, metrics in evidence.evaluations.items()
+        if "accuracy" in metrics
+    }
+    best = max(accuracy, key=accuracy.__getitem__, default=family.final)
+    if family.final in accuracy and accuracy[best] > accuracy[family.final]:
+        share = write(accuracy[best], Format.SHARE)
         caveats.append(
             f"{best} is more accurate ({share}) than {family.final}, which counts as final because "
             "it is the last that params.yaml names."
         )
-    if last["reward_mean"] > first["reward_mean"] and verdict is Verdict.WORSE:
+    fell = verdict is Verdict.WORSE and family.final in accuracy
+    if last["reward_mean"] > first["reward_mean"] and fell:
         caveats.append(
             "Reward rose while accuracy fell: the policy has probably learned to please the reward "
             "source rather than to answer right."
         )
+    if (caveat := _about_length(last)) is not None:
+        caveats.append(caveat)
     return caveats
+
+
+def _about_length(last: Metrics) -> str | None:
+    """Wins that are gone where the responses are equally long."""
+    similar = last.get("win_rate_similar_length", 0.0)
+    if last.get("win_rate_low", 0.0) <= EVEN or similar > EVEN:
+        return None
+    said = (
+        f"but {write(similar, Format.SHARE)} where the responses are of similar length, which "
+        f"{write(last['similar_length_share'], Format.SHARE)} are"
+        if "win_rate_similar_length" in last
+        else "but no two responses are of similar length"
+    )
+    return (
+        f"By reward it wins {write(last['win_rate'], Format.SHARE)} against the supervised policy, "
+        f"{said} (mean {write(last['greedy_length'])} tokens, before "
+        f"{write(last['reference_greedy_length'])}): the reward may favour length as such."
+    )

@@ -148,6 +148,9 @@ tbody th { font-weight: 600; }
   display: block; max-width: 54em; color: var(--faint); font-size: 12.5px; font-weight: 400;
   line-height: 1.4;
 }
+.numbers td small, .samples th small {
+  display: block; color: var(--faint); font-size: 12px; font-weight: 400;
+}
 tr.group th { padding-top: 20px; color: var(--accent); font-weight: 620; }
 thead + tbody > tr.group:first-child th { padding-top: 12px; }
 .params .default { color: var(--faint); }
@@ -176,6 +179,9 @@ code { font-size: 12.5px; }
 .regressed { background: var(--regressed); }
 .still-wrong { background: var(--still-wrong); }
 .still-right { background: var(--still-right); }
+.higher-reward { background: var(--improved); }
+.lower-reward { background: var(--regressed); }
+.same-reward { background: var(--still-wrong); }
 
 .samples {
   table-layout: fixed; overflow: hidden; border: 1px solid var(--rule); border-radius: 10px;

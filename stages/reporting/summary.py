@@ -3,20 +3,22 @@
 from collections.abc import Sequence
 
 from stages.contracts.params import Params
+from stages.evaluation.answers import Answer
 from stages.reporting.comparison import Pair, choose
 from stages.reporting.concerns import Concern
-from stages.reporting.evidence import Evidence, Sample
+from stages.reporting.evidence import Evidence
 from stages.reporting.family import ROOT, Family
 from stages.reporting.markup import printable
 from stages.reporting.story import Story
-from stages.reporting.vocabulary import EVALUATION, Format, write
+from stages.reporting.tables import NO_TASK
+from stages.reporting.vocabulary import Format, describe, pass_metrics, write
 
 PAGE = "artifacts/report/index.html"
 WIDTH = 88
 _NUM_SAMPLES = 3
+_MOST_TASKS = 8
 _COLUMNS = {
-    "accuracy": "accuracy",
-    "accuracy_sampled": "sampled",
+    "win_rate": "wins",
     "reward_mean": "reward",
     "kl_to_reference": "KL",
     "entropy": "entropy",
@@ -40,6 +42,7 @@ def render(
         *(_wrap(f"Note: {caveat}") for caveat in story.caveats),
         *map(_concern, concerns),
         _policies(family, evidence),
+        *([_tasks(family, evidence)] if evidence.tasks[family.final] else []),
         "## Before and after",
         *(_sample(pair, family.final) for pair in choose(pairs, _NUM_SAMPLES)),
         f"The whole report: {PAGE}",
@@ -61,14 +64,50 @@ def _reward_source(params: Params, evidence: Evidence) -> str:
 
 
 def _policies(family: Family, evidence: Evidence) -> str:
-    head = ["policy", *_COLUMNS.values()]
+    columns = _columns(evidence)
     rows = [
         [
             policy,
-            *(write(evidence.evaluations[policy].get(n), EVALUATION[n].format) for n in _COLUMNS),
+            *(write(evidence.evaluations[policy].get(n), describe(n).format) for n in columns),
         ]
         for policy in family.policies
     ]
+    return _table(["policy", *columns.values()], rows)
+
+
+def _columns(evidence: Evidence) -> dict[str, str]:
+    """Metrics and what they are called here; of pass@k the largest k."""
+    known = {name for metrics in evidence.evaluations.values() for name in metrics}
+    judged = {
+        "accuracy": "accuracy",
+        "accuracy_sampled": "sampled",
+        **{name: describe(name).label.lower() for name in pass_metrics(known)[-1:]},
+    }
+    return {**(judged if "accuracy" in known else {}), **_COLUMNS}
+
+
+def _tasks(family: Family, evidence: Evidence) -> str:
+    """The largest tasks; the page has all of them."""
+    before = {row["task"]: row for row in evidence.tasks[ROOT]}
+    largest = sorted(
+        evidence.tasks[family.final], key=lambda row: (-row["num_prompts"], row["task"] or "")
+    )
+    rows = [
+        [
+            _shorten(row["task"] or NO_TASK, WIDTH // 3),
+            write(row["num_prompts"], Format.COUNT),
+            write(before.get(row["task"], {}).get("accuracy"), Format.SHARE),
+            write(row["accuracy"], Format.SHARE),
+            write(row["win_rate"], Format.SHARE),
+        ]
+        for row in largest[:_MOST_TASKS]
+    ]
+    table = _table(["task", "prompts", ROOT, family.final, "wins"], rows)
+    left = len(largest) - _MOST_TASKS
+    return table if left <= 0 else f"{table}\n\n{left} more tasks are in the report."
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join(
@@ -80,20 +119,20 @@ def _policies(family: Family, evidence: Evidence) -> str:
 def _sample(pair: Pair, final: str) -> str:
     """An indented block, which Markdown shows as it is: nothing in it can be taken for markup."""
     name_width = max(len(ROOT), len(final))
-    expected = _shorten(pair.before.answer, WIDTH // 3)
+    expected = _shorten(pair.before.answer or "", WIDTH // 3)
     prompt = _shorten(pair.before.prompt, WIDTH - len(expected) - 20)
     lines = [
         f"{prompt}   (expected: {expected})" if expected else prompt,
-        _response(ROOT.ljust(name_width), pair.before),
-        _response(final.ljust(name_width), pair.after),
+        _response(ROOT.ljust(name_width), pair.before.greedy),
+        _response(final.ljust(name_width), pair.after.greedy),
     ]
     return "\n".join(f"    {line}" for line in lines)
 
 
-def _response(name: str, sample: Sample) -> str:
-    mark = "✓" if sample.correct else "✗"
-    start = f"  {name}  {mark} {write(sample.reward):>7}  "
-    return start + _shorten(sample.response or "(empty)", WIDTH - len(start) - 4)
+def _response(name: str, answer: Answer) -> str:
+    mark = {True: "✓", False: "✗", None: " "}[answer.correct]
+    start = f"  {name}  {mark} {write(answer.reward):>7}  "
+    return start + _shorten(answer.response or "(empty)", WIDTH - len(start) - 4)
 
 
 def _shorten(text: str, width: int) -> str:

@@ -1,7 +1,10 @@
 """The tables of the page: policies, samples before and after, training, changed params."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 
+from stages.evaluation.answers import Answer, Answered
+from stages.evaluation.contest import greedy_outcomes
 from stages.reporting.changes import Change
 from stages.reporting.comparison import Outcome, Pair, count
 from stages.reporting.evidence import (
@@ -9,15 +12,23 @@ from stages.reporting.evidence import (
     ONLINE_STAGES,
     PREFERENCE_STAGES,
     Evidence,
-    Sample,
 )
 from stages.reporting.family import ROOT, Family
 from stages.reporting.markup import Child, Markup, element
-from stages.reporting.vocabulary import EVALUATION, MISSING, Format, describe, spell_out, write
+from stages.reporting.vocabulary import (
+    MISSING,
+    Format,
+    describe,
+    pass_metrics,
+    spell_out,
+    write,
+    write_change,
+    write_interval,
+)
 
-POLICY_COLUMNS = (
-    "accuracy",
-    "accuracy_sampled",
+_QUALITY = ("accuracy", "accuracy_sampled", "majority_vote")
+_WINS = ("win_rate", "win_rate_sampled", "win_rate_similar_length")
+_OTHERS = (
     "reward_mean",
     "reward_std",
     "kl_to_reference",
@@ -35,20 +46,89 @@ _STAGE_TITLES = {
 # policy_update repeats these so that its run can be compared alone; here they stand above it.
 _REPEATED = ("response_length", "truncation_rate", "reward_mean", "reward_std")
 _LONGEST_TEXT = 1500
+_MOST_CONTESTANTS = 8
+NO_TASK = "(no task)"
 
 
 def policies(family: Family, evidence: Evidence) -> Markup:
     """The numbers behind the charts."""
-    head = ["Policy", "Starts from", *(EVALUATION[name].label for name in POLICY_COLUMNS)]
+    columns = policy_columns(evidence)
+    head = ["Policy", "Starts from", *(describe(name).label for name in columns)]
     rows = []
     for policy in family.policies:
         metrics = evidence.evaluations[policy]
         mark = element("span", "final", class_="tag") if policy == family.final else None
-        cells = [element("td", write(metrics.get(n), EVALUATION[n].format)) for n in POLICY_COLUMNS]
+        cells = [
+            element("td", write(metrics.get(name), describe(name).format), _interval(name, metrics))
+            for name in columns
+        ]
         name = element("th", policy, " ", mark, scope="row")
         parent = element("td", family.parents.get(policy, MISSING), class_="text")
         rows.append(element("tr", name, parent, cells))
     return _scrolling("Held-out numbers of each policy", _table(head, rows, "numbers", num_text=2))
+
+
+def policy_columns(evidence: Evidence) -> list[str]:
+    """What is known of at least one policy, in the order in which it is shown."""
+    known = {name for metrics in evidence.evaluations.values() for name in metrics}
+    first, *others = _QUALITY
+    ordered = [first, *others[:1], *pass_metrics(known), *others[1:], *_WINS, *_OTHERS]
+    return [name for name in ordered if name in known or name in _OTHERS]
+
+
+def tasks(family: Family, evidence: Evidence) -> Markup:
+    """Each task before and after; by accuracy where there is one, and by reward."""
+    before, after = (
+        {row["task"]: row for row in evidence.tasks[policy]} for policy in (ROOT, family.final)
+    )
+    is_judged = any(row["accuracy"] is not None for row in after.values())
+    head = ["Task", "Prompts"]
+    if is_judged:
+        head += [f"Accuracy: {ROOT}", f"Accuracy: {family.final}", "Change", "95% interval"]
+    head += ["Win rate", "95% interval", "Reward"]
+    rows = []
+    for task, row in after.items():
+        old = before.get(task, {}).get("accuracy")
+        new = row["accuracy"]
+        moved = MISSING if old is None or new is None else write_change(old, new, Format.SHARE)
+        judged = (
+            [
+                write(old, Format.SHARE),
+                write(new, Format.SHARE),
+                moved,
+                write_interval(row["accuracy_low"], row["accuracy_high"]),
+            ]
+            if is_judged
+            else []
+        )
+        cells = [
+            write(row["num_prompts"], Format.COUNT),
+            *judged,
+            write(row["win_rate"], Format.SHARE),
+            write_interval(row["win_rate_low"], row["win_rate_high"]),
+            write(row["reward_mean"]),
+        ]
+        name = element("th", task or NO_TASK, scope="row")
+        rows.append(element("tr", name, [element("td", cell) for cell in cells]))
+    return _scrolling("Numbers of each task", _table(head, rows, "numbers tasks", num_text=1))
+
+
+def head_to_head(family: Family, evidence: Evidence) -> Markup:
+    """How often the greedy response of the policy in the row beats that of the one above."""
+    policies, share = family.policies, Format.SHARE
+    if len(policies) > _MOST_CONTESTANTS:
+        policies = [ROOT, *policies[1 - _MOST_CONTESTANTS :]]
+    rows = []
+    for mine in policies:
+        cells = [
+            element(
+                "td", MISSING if mine == theirs else write(_beats(evidence, mine, theirs), share)
+            )
+            for theirs in policies
+        ]
+        rows.append(element("tr", element("th", mine, scope="row"), cells))
+    table = _table(["Wins against", *policies], rows, "numbers contest", num_text=1)
+    return _scrolling("Win rate of each policy against each other", table)
 
 
 def outcomes(pairs: Sequence[Pair]) -> Markup:
@@ -70,26 +150,33 @@ def outcomes(pairs: Sequence[Pair]) -> Markup:
     )
 
 
-def samples(pairs: Sequence[Pair], final: str) -> Markup:
+def samples(groups: Mapping[str, Sequence[Pair]], final: str, class_: str = "samples") -> Markup:
     """Prompts with the responses before and after, their rewards and whether they are right."""
     head = ["Prompt", "Expected", f"Before: {ROOT}", f"After: {final}"]
     rows = []
-    previous: Outcome | None = None
-    for pair in pairs:
-        if pair.outcome is not previous:
-            title = element("th", pair.outcome.value.capitalize(), colspan=4, scope="rowgroup")
-            rows.append(element("tr", title, class_="group"))
-            previous = pair.outcome
-        rows.append(
+    for title, pairs in groups.items():
+        if pairs:
+            heading = element("th", title, colspan=4, scope="rowgroup")
+            rows.append(element("tr", heading, class_="group"))
+        rows += [
             element(
                 "tr",
-                element("th", _text(pair.before.prompt), scope="row"),
+                element("th", _text(pair.before.prompt), _task(pair.before), scope="row"),
                 element("td", _text(pair.before.answer or MISSING), data_label=head[1]),
-                element("td", _response(pair.before), data_label=head[2]),
-                element("td", _response(pair.after), data_label=head[3]),
+                element("td", _response(pair.before.greedy), data_label=head[2]),
+                element("td", _response(pair.after.greedy), data_label=head[3]),
             )
-        )
-    return _table(head, rows, "samples", num_text=4)
+            for pair in pairs
+        ]
+    return _table(head, rows, class_, num_text=4)
+
+
+def by_outcome(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Pairs under the name of what became of them."""
+    return {
+        outcome.value.capitalize(): [pair for pair in pairs if pair.outcome is outcome]
+        for outcome in Outcome
+    }
 
 
 def training(family: Family, evidence: Evidence) -> Markup:
@@ -150,16 +237,33 @@ def changed_params(changes: Sequence[Change]) -> Markup:
     return _scrolling("Params that differ from the defaults", table)
 
 
-def _response(sample: Sample) -> list[Markup]:
-    mark = "✓ right" if sample.correct else "✗ wrong"
-    kind = "right" if sample.correct else "wrong"
+def _beats(evidence: Evidence, mine: str, theirs: str) -> float:
+    return statistics.fmean(greedy_outcomes(evidence.answered[mine], evidence.answered[theirs]))
+
+
+def _interval(name: str, metrics: Mapping[str, float]) -> Markup | None:
+    low, high = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
+    return None if low is None else element("small", write_interval(low, high))
+
+
+def _task(item: Answered) -> Markup | None:
+    return element("small", item.task) if item.task else None
+
+
+def _response(answer: Answer) -> list[Markup]:
+    judged = element(
+        "span",
+        "✓ right" if answer.correct else "✗ wrong",
+        class_="right" if answer.correct else "wrong",
+    )
+    cut = ", cut off" if answer.finish_reason == "length" else ""
     note = element(
         "p",
-        element("span", mark, class_=kind),
-        element("span", f"reward {write(sample.reward)}", class_="reward"),
+        judged if answer.correct is not None else None,
+        element("span", f"reward {write(answer.reward)}{cut}", class_="reward"),
         class_="mark",
     )
-    return [_text(sample.response or "(empty)"), note]
+    return [_text(answer.response or "(empty)"), note]
 
 
 def _text(text: str) -> Markup:

@@ -1,6 +1,8 @@
 """Every metric that the report shows: its name in words, one sentence about it, its format."""
 
 import math
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -22,6 +24,7 @@ class Metric:
 
 
 MISSING = "–"
+_PASS_AT = re.compile(r"pass_at_(\d+)")
 
 EVALUATION = {
     "accuracy": Metric(
@@ -34,6 +37,26 @@ EVALUATION = {
         "Sampled accuracy",
         "The same share when tokens are drawn at random from the policy’s own probabilities, as "
         "they are in training.",
+        Format.SHARE,
+    ),
+    "majority_vote": Metric(
+        "Majority vote",
+        "Share of prompts where the answer that most of the sampled responses give is right.",
+        Format.SHARE,
+    ),
+    "win_rate": Metric(
+        "Win rate",
+        "Share of prompts where the policy’s greedy response has a higher reward than the SFT "
+        "policy’s; a tie counts half, so 50% is no difference.",
+        Format.SHARE,
+    ),
+    "win_rate_sampled": Metric(
+        "Win rate, sampled", "The same among all pairs of sampled responses.", Format.SHARE
+    ),
+    "win_rate_similar_length": Metric(
+        "Win rate, similar length",
+        "The same where the two greedy responses differ in length by at most a fifth: reward "
+        "models often favour length as such.",
         Format.SHARE,
     ),
     "reward_mean": Metric(
@@ -159,7 +182,17 @@ TRAINING = {
 
 def describe(name: str) -> Metric:
     """The metric of that name; one that is not known here is shown under its own name."""
+    if chances := _PASS_AT.fullmatch(name):
+        k = chances[1]
+        meaning = f"Chance that of {k} sampled responses at least one is right."
+        return Metric(f"Pass@{k}", meaning, Format.SHARE)
     return TRAINING.get(name) or Metric(spell_out(name), "")
+
+
+def pass_metrics(names: Iterable[str]) -> list[str]:
+    """Those of the names that are a pass@k, the smallest k first."""
+    found = {name: int(chances[1]) for name in names if (chances := _PASS_AT.fullmatch(name))}
+    return sorted(found, key=found.__getitem__)
 
 
 def spell_out(name: str) -> str:
@@ -172,6 +205,13 @@ def write(value: float | None, form: Format = Format.NUMBER) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     return signed(_digits(value, form))
+
+
+def write_interval(low: float | None, high: float | None) -> str:
+    """Two shares as the ends of an interval: `52.1–63.8%`."""
+    if low is None or high is None:
+        return MISSING
+    return f"{100 * low:.1f}–{100 * high:.1f}%"
 
 
 def _digits(value: float, form: Format) -> str:

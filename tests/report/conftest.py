@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from stages.context import Context
 from stages.contracts.catalog import bind_all
 from stages.contracts.params import Params
 from stages.contracts.report import ReportConfig
+from stages.evaluation import folder, measures, tasks
+from stages.evaluation.answers import Answer, Answered
+from stages.evaluation.contest import contest
 from stages.report import run
 
 
@@ -57,9 +58,18 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content))
 
 
-def write_samples(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_evaluation(
+    path: Path, answered: list[Answered], reference: list[Answered] | None
+) -> dict[str, float]:
+    """The folder of an evaluation as the stage writes it, and the numbers that follow from it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path)
+    compared = contest(answered, reference) if reference else None
+    folder.write(path, answered, compared, tasks.breakdown(answered, compared))
+    return {
+        **measures.quality(answered),
+        **measures.by_chances(answered, [1, 2]),
+        **(measures.against(answered, compared) if compared else {}),
+    }
 
 
 def graph_of(params: Params) -> list[dict[str, Any]]:
@@ -94,7 +104,6 @@ def _evaluation(depth: int, lag: float) -> dict[str, float]:
     gain = depth - lag
     return {
         "accuracy": round(0.402 + 0.1003 * gain, 4),
-        "accuracy_sampled": round(0.371 + 0.1101 * gain, 4),
         "reward_mean": round(-0.431 + 0.4507 * gain, 4),
         "reward_std": round(0.91 - 0.08 * depth, 4),
         "kl_to_reference": round(0.0217 * depth**1.3, 4),
@@ -150,7 +159,9 @@ def _training(depth: int, algorithm: str) -> dict[str, dict[str, float]]:
     }
 
 
-def _rows(share_right: float, reward: float) -> list[dict[str, Any]]:
+def _answered(
+    share_right: float, reward: float, *, judged: bool, task: Callable[[int], str | None]
+) -> list[Answered]:
     rows = []
     for number in range(256):
         a, b = 11 + number * 37 % 89, 10 + number * 53 % 90
@@ -161,15 +172,23 @@ def _rows(share_right: float, reward: float) -> list[dict[str, Any]]:
         total = a + b if correct else a + b - (10 if number % 3 else 1)
         ones = f"{a % 10}+{b % 10}={a % 10 + b % 10}"
         tens = f"{a // 10}+{b // 10}={a // 10 + b // 10}"
+        greedy = Answer(
+            response=f"{ones}, {tens}, so {total}",
+            finish_reason="stop",
+            length=20 + number % 5,
+            reward=reward + (1.2 if correct else -0.9) + 0.001 * (number % 17),
+            correct=correct if judged else None,
+            vote=str(total),
+        )
         rows.append(
-            {
-                "prompt_id": f"held_out/{number:05d}",
-                "prompt": f"{a}+{b}=",
-                "answer": str(a + b),
-                "response": f"{ones}, {tens}, so {total}",
-                "correct": correct,
-                "reward": reward + (1.2 if correct else -0.9) + 0.001 * (number % 17),
-            }
+            Answered(
+                prompt_id=f"held_out/{number:05d}",
+                prompt=f"{a}+{b}=",
+                answer=str(a + b) if judged else None,
+                task=task(number),
+                greedy=greedy,
+                sampled=(greedy, replace(greedy, correct=number % 2 == 0 if judged else None)),
+            )
         )
     return rows
 
@@ -178,19 +197,28 @@ def _rows(share_right: float, reward: float) -> list[dict[str, Any]]:
 def finished_run(tmp_path: Path) -> Callable[..., FinishedRun]:
     """Makes a run: of the default params, or of those given."""
 
-    def make(**sections: Any) -> FinishedRun:
+    def make(
+        *,
+        judged: bool = True,
+        task: Callable[[int], str | None] = lambda _: None,
+        **sections: Any,
+    ) -> FinishedRun:
         params = Params.model_validate(sections)
         made = FinishedRun(tmp_path, params, graph_of(params))
         depths = {"sft": 0}
+        reference: list[Answered] | None = None
         for name, iteration in params.rl.iterations.items():
             depths[name] = depths[iteration.policy] + 1
         for index, (policy, depth) in enumerate(depths.items()):
             lag = 0.8 if index > depth and policy != list(depths)[-1] else 0.0
             metrics = _evaluation(depth, lag)
-            rows = _rows(metrics["accuracy"], metrics["reward_mean"])
-            metrics["accuracy"] = sum(row["correct"] for row in rows) / len(rows)
+            share = metrics.pop("accuracy")
+            rows = _answered(share, metrics["reward_mean"], judged=judged, task=task)
+            reference = reference or rows
+            metrics |= write_evaluation(
+                made.inputs["evaluations"] / policy, rows, reference if policy != "sft" else None
+            )
             write_json(made.inputs["evaluation_metrics"] / f"{policy}.json", metrics)
-            write_samples(made.inputs["evaluations"] / policy / "samples.parquet", rows)
             if policy != "sft":
                 for stage, content in _training(depth, params.rl.algorithm.value).items():
                     write_json(made.inputs["iterations"] / policy / f"{stage}.json", content)

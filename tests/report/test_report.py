@@ -1,6 +1,7 @@
 """The report says what the inputs say, and nothing in them can break it."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -74,9 +75,16 @@ def test_the_policy_table_holds_the_numbers_of_the_evaluations(finished_run: Cal
     rows = {row[0].split()[0]: row for row in Page(page).rows("numbers", page)[1:]}
     for policy in ("sft", "iter_001", "iter_002", "iter_003"):
         metrics = json.loads((run.inputs["evaluation_metrics"] / f"{policy}.json").read_text())
+        ends = (f"{name}_{end}" for name in ("accuracy", "win_rate") for end in ("low", "high"))
+        low, high, win_low, win_high = (100 * metrics.get(name, math.nan) for name in ends)
+        wins = f"{write(metrics.get('win_rate'), Format.SHARE)} {win_low:.1f}–{win_high:.1f}%"
+        by_chances = ("accuracy_sampled", "pass_at_1", "pass_at_2", "majority_vote")
+        of_pairs = ("win_rate_sampled", "win_rate_similar_length")
         expected = [
-            write(metrics["accuracy"], Format.SHARE),
-            write(metrics["accuracy_sampled"], Format.SHARE),
+            f"{write(metrics['accuracy'], Format.SHARE)} {low:.1f}–{high:.1f}%",
+            *(write(metrics[name], Format.SHARE) for name in by_chances),
+            "–" if policy == "sft" else wins,
+            *(write(metrics.get(name), Format.SHARE) for name in of_pairs),
             write(metrics["reward_mean"]),
             write(metrics["reward_std"]),
             write(metrics["kl_to_reference"]),
@@ -86,7 +94,8 @@ def test_the_policy_table_holds_the_numbers_of_the_evaluations(finished_run: Cal
         ]
         assert rows[policy][2:] == expected
         line = next(line for line in summary.splitlines() if line.startswith(f"| {policy} "))
-        assert [cell.strip() for cell in line.split("|")[2:-1]] == [*expected[:3], *expected[4:7]]
+        in_short = [expected[i].split()[0] for i in (0, 1, 3, 5, 8, 10, 11, 12)]
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == in_short
 
 
 def test_metrics_are_the_inputs_own_values(finished_run: Callable) -> None:
@@ -94,11 +103,13 @@ def test_metrics_are_the_inputs_own_values(finished_run: Callable) -> None:
     change_json(run.inputs["evaluation_metrics"] / "sft.json", accuracy=0.25)
     last = run.inputs["evaluation_metrics"] / "iter_003.json"
     change_json(last, accuracy=0.75, reward_mean=-1.5, kl_to_reference=0.125, entropy=0.375)
+    change_json(last, win_rate=0.875)
     _, _, metrics = run.report()
     assert metrics == {
         "sft_accuracy": 0.25,
         "final_accuracy": 0.75,
         "accuracy_gain": 0.5,
+        "final_win_rate": 0.875,
         "final_reward_mean": -1.5,
         "final_kl_to_reference": 0.125,
         "final_entropy": 0.375,

@@ -80,7 +80,7 @@ def browse(tmp_path: Path) -> Callable[..., str]:
 def test_everything_is_drawn_and_fits_the_screen(
     finished_run: Callable, browse: Callable, width: int
 ) -> None:
-    run = finished_run()
+    run = finished_run(task=lambda number: "carry" if number % 3 else "no carry")
     attack = "<script>parent.document.title = 'ran'</script>"
     for policy, reward, right in (("sft", -99.0, False), ("iter_003", 99.0, True)):
         path = run.inputs["evaluations"] / policy / "samples.parquet"
