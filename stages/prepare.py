@@ -1,48 +1,65 @@
 """prepare: the data as token ids, the tokenizer, the base model and the verifier.
 
-The source is either the arithmetic task, made from the seed, or a user's JSON lines. Both become
-the same `Corpus` of texts; from there on there is one path. Texts are rendered to token ids here
-and nowhere else. The held-out prompts are in no training set, whatever the source.
+The source is either the arithmetic task, made from the seed, or a user's data in any of several
+formats. Both become the same rows of text, a stream for each role; from there on there is one path.
+Texts are rendered to token ids here and nowhere else. The held-out prompts are in no training set,
+whatever the source. No row is left out without being counted in report.json, with the reason.
 
-A kill costs all of it: it reads each file once and trains nothing, so it is short beside what
-follows.
+A kill costs all of it: it reads each file a few times and trains nothing, so it is short beside
+what follows.
 """
 
-from collections.abc import Mapping
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stages.context import Context, StageError
+from stages.context import Context, StageError, Stopped
 from stages.contracts.model import ModelParams
-from stages.contracts.prepare import PrepareConfig
+from stages.contracts.prepare import PrepareConfig, Unfit
+from stages.contracts.sources import Role
 from stages.data import schema
-from stages.data.artifacts import set_modes, write_json, write_parquet
-from stages.data.corpus import (
-    Example,
-    Labelled,
-    Pair,
-    Rated,
-    arithmetic_corpus,
-    files_corpus,
-)
-from stages.data.seeds import content_id, stable_hash
+from stages.data.artifacts import set_modes, write_json
+from stages.data.corpus import ArithmeticCorpus, Corpus
+from stages.data.dialogue import Message, response_text
+from stages.data.items import Demonstration, Example, Labelled, Pair
+from stages.data.parquet_stream import streaming
+from stages.data.rendering import Rendered, TooLong, render
+from stages.data.seeds import stable_hash
+from stages.data.selection import FilesCorpus
+from stages.data.sources import unreadable
+from stages.data.tally import Dropped, shown
 from stages.data.tokenizer import Renderer, build_character_tokenizer
 from stages.engines.models.base_folder import take_base_model
 from stages.engines.models.lean_transformers import AutoConfig, AutoModelForCausalLM, hidden
 from stages.rewards.verifier import Verifier, pairwise_accuracy
+
+ROWS_AT_A_TIME = 512
+SCHEMAS = {
+    Role.HELD_OUT: schema.PROMPTS,
+    Role.HELD_OUT_PREFERENCES: schema.PREFERENCES,
+    Role.DEMONSTRATIONS: schema.DEMONSTRATIONS,
+    Role.PREFERENCES: schema.PREFERENCES,
+    Role.FEEDBACK: schema.FEEDBACK,
+    Role.STEPS: schema.STEPS,
+    Role.PROMPTS: schema.PROMPTS,
+}
+"""In the order in which they are written: answers to held-out prompts are known for their pairs."""
 
 
 def run(
     config: PrepareConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     params = config.prepare
-    if params.source == "arithmetic":
-        corpus = arithmetic_corpus(params, ctx.seed)
-    else:
-        corpus = files_corpus(inputs["files"])
+    corpus: Corpus = (
+        ArithmeticCorpus(params, ctx.seed)
+        if params.source == "arithmetic"
+        else FilesCorpus(params, inputs["files"], ctx.seed)
+    )
     if config.model.source == "build":
         tokenizer = build_character_tokenizer(corpus.texts())
         _build_base_model(config.model, tokenizer, out["base"], ctx.seed)
@@ -51,136 +68,120 @@ def run(
             config.model, config.precision, inputs["base_model"], out["base"]
         )
 
-    rendered = _Rendered(Renderer(tokenizer), config.model.max_length)
-    write_parquet(
-        out["demonstrations"],
-        [rendered.demonstration(example) for example in corpus.demonstrations],
-        schema.DEMONSTRATIONS,
-    )
-    for name, pairs in (
-        ("preferences", corpus.preferences),
-        ("held_out_preferences", corpus.held_out_preferences),
-    ):
-        write_parquet(out[name], [rendered.pair(pair) for pair in pairs], schema.PREFERENCES)
-    write_parquet(out["feedback"], map(rendered.rated, corpus.feedback), schema.FEEDBACK)
-    write_parquet(out["steps"], map(rendered.labelled, corpus.steps), schema.STEPS)
-    for name, prompts in (("prompts", corpus.prompts), ("held_out", corpus.held_out)):
-        rows = {row["prompt_id"]: row for row in map(rendered.prompt, prompts)}
-        write_parquet(out[name], [rows[key] for key in sorted(rows)], schema.PROMPTS)
+    renderer = Renderer(tokenizer)
+    watch = _Watch(Verifier(after=corpus.answer_after))
+    for index, (role, columns) in enumerate(SCHEMAS.items()):
+        sorted_by = "prompt_id" if role.asks else None
+        with streaming(out[role], columns, sorted_by, ctx.scratch) as stream:
+            rows = corpus.rows(role)
+            while batch := list(islice(rows, ROWS_AT_A_TIME)):
+                if ctx.should_stop():
+                    raise Stopped(f"stopped while writing {role}")
+                items = [watch.with_its_answer(role, item) for item in batch]
+                rendered = _rendered(role, items, renderer, config, corpus)
+                kept = [(item, watch.seen(role, item, row)) for item, row in rendered]
+                stream.write(list(chain.from_iterable(repeat(v, item.copies) for item, v in kept)))
+                ctx.progress(index, len(SCHEMAS), rows=corpus.tally.num_written(role))
+        _refuse_nothing_left(corpus, role)
+    ctx.progress(len(SCHEMAS), len(SCHEMAS))
 
-    verifier = Verifier(after=corpus.answer_after)
     out["verifier"].mkdir()
-    verifier.save(out["verifier"])
-    accuracy = pairwise_accuracy(
-        (verifier.reward(pair.chosen, pair.answer), verifier.reward(pair.rejected, pair.answer))
-        for pair in corpus.held_out_preferences
-        if pair.answer is not None
+    watch.verifier.save(out["verifier"])
+    write_json(
+        out["verifier"] / "quality.json", {"pairwise_accuracy": pairwise_accuracy(watch.rewards)}
     )
-    write_json(out["verifier"] / "quality.json", {"pairwise_accuracy": accuracy})
+    table = corpus.tally.table()
+    write_json(
+        out["report"],
+        {"template": renderer.template_hash, "sources": table, "unused_files": corpus.unused},
+    )
+    ctx.table("data", [{**row, "dropped": str(row["dropped"])} for row in table])
+    print(shown(table), flush=True)
+    if corpus.unused:
+        print(f"read by no role: {', '.join(corpus.unused)}", flush=True)
 
-    right = [e for e in corpus.demonstrations if e.answer is not None]
+    written = {f"num_{role}": corpus.tally.num_written(role) for role in Role}
+    written["num_step_labels"] = watch.num_step_labels
+    del written["num_steps"]
     metrics: dict[str, float | int] = {
-        "num_demonstrations": len(corpus.demonstrations),
-        "num_preferences": len(corpus.preferences),
-        "num_feedback": len(corpus.feedback),
-        "num_step_labels": sum(len(labelled.labels) for labelled in corpus.steps),
-        "num_prompts": len(corpus.prompts),
-        "num_held_out": len(corpus.held_out),
-        "num_held_out_preferences": len(corpus.held_out_preferences),
+        **written,
+        **corpus.tally.metrics(),
         "vocabulary": len(tokenizer),
-        "longest_sequence": rendered.longest,
+        "longest_sequence": watch.longest,
     }
-    if right:
-        correct = sum(verifier.reward(e.completion, str(e.answer)) for e in right)
-        metrics["demonstration_accuracy"] = correct / len(right)
+    if watch.num_answered:
+        metrics["demonstration_accuracy"] = watch.num_right / watch.num_answered
     return metrics
 
 
-class _Rendered:
-    """Rows with token ids; a text that does not fit the context is an error naming its place."""
-
-    def __init__(self, renderer: Renderer, max_length: int) -> None:
-        self._renderer = renderer
-        self._max_length = max_length
-        self.longest = 0
-
-    def prompt(self, example: Example) -> dict[str, Any]:
-        ids = self._prompt_ids(example.prompt, example.place)
-        return {
-            **_of_prompt(example.prompt, ids),
-            "answer": example.answer,
-            "extra": example.extra,
-        }
-
-    def demonstration(self, example: Example) -> dict[str, Any]:
-        ids = self._prompt_ids(example.prompt, example.place)
-        return {
-            **_of_prompt(example.prompt, ids),
-            "completion": example.completion,
-            "answer": example.answer,
-            "extra": example.extra,
-            "completion_ids": self._response_ids(ids, example.completion, example.place),
-        }
-
-    def pair(self, pair: Pair) -> dict[str, Any]:
-        ids = self._prompt_ids(pair.prompt, pair.place)
-        return {
-            **_of_prompt(pair.prompt, ids),
-            "chosen": pair.chosen,
-            "rejected": pair.rejected,
-            "answer": pair.answer,
-            "margin": pair.margin,
-            "chosen_ids": self._response_ids(ids, pair.chosen, pair.place),
-            "rejected_ids": self._response_ids(ids, pair.rejected, pair.place),
-        }
-
-    def rated(self, rated: Rated) -> dict[str, Any]:
-        ids = self._prompt_ids(rated.prompt, rated.place)
-        return {
-            **_of_prompt(rated.prompt, ids),
-            "completion": rated.completion,
-            "rating": rated.rating,
-            "completion_ids": self._response_ids(ids, rated.completion, rated.place),
-        }
-
-    def labelled(self, labelled: Labelled) -> dict[str, Any]:
-        """Steps are rendered one by one, so that each ends with a token; the last ends the text."""
-        ids = self._prompt_ids(labelled.prompt, labelled.place)
-        *first, last = [self._renderer.response_ids(step) for step in labelled.steps]
-        parts = [*(step[:-1] for step in first), last]
-        return {
-            **_of_prompt(labelled.prompt, ids),
-            "completion_ids": self._fitting(ids, [i for p in parts for i in p], labelled.place),
-            "step_ends": [length - 1 for length in accumulate(map(len, parts))],
-            "step_labels": labelled.labels,
-        }
-
-    def _prompt_ids(self, prompt: str, place: str) -> list[int]:
-        ids = self._renderer.prompt_ids(prompt)
-        if len(ids) >= self._max_length:
-            raise StageError(
-                f"{place}: the prompt has {len(ids)} tokens and leaves no room for a response in "
-                f"model.max_length {self._max_length}: shorten it or raise model.max_length"
-            )
-        return ids
-
-    def _response_ids(self, prompt_ids: list[int], response: str, place: str) -> list[int]:
-        return self._fitting(prompt_ids, self._renderer.response_ids(response), place)
-
-    def _fitting(self, prompt_ids: list[int], ids: list[int], place: str) -> list[int]:
-        total = len(prompt_ids) + len(ids)
-        self.longest = max(self.longest, total)
-        if total > self._max_length:
-            raise StageError(
-                f"{place}: prompt and response have {total} tokens together, more than "
-                f"model.max_length {self._max_length}: shorten them or raise model.max_length"
-            )
-        return ids
+def _rendered(
+    role: Role, items: list[Example], renderer: Renderer, config: PrepareConfig, corpus: Corpus
+) -> Iterator[tuple[Example, Rendered]]:
+    """The rows that can be used; the others are counted, or refused."""
+    params = config.prepare
+    for item, row in render(items, renderer, config.model.max_length):
+        counts = corpus.tally.of(role, item.place.source)
+        if isinstance(row, Rendered):
+            counts.num_kept += 1
+            counts.num_written += item.copies
+            yield item, row
+        elif not isinstance(row, TooLong):
+            unreadable(item.place, row, params, counts)
+        elif params.too_long is Unfit.REFUSE or params.source == "arithmetic":
+            raise StageError(f"{item.place}: {row}")
+        else:
+            counts.dropped[Dropped.TOO_LONG] += 1
 
 
-def _of_prompt(prompt: str, ids: list[int]) -> dict[str, Any]:
-    """The columns that every row has."""
-    return {"prompt_id": content_id(prompt), "prompt": prompt, "prompt_ids": ids}
+def _refuse_nothing_left(corpus: Corpus, role: Role) -> None:
+    counts = [counts for counts in corpus.tally.all() if counts.role is role]
+    if counts and not corpus.tally.num_written(role):
+        dropped = sum((Counter(one.dropped) for one in counts), Counter())
+        why = ", ".join(f"{number} {reason}" for reason, number in dropped.items())
+        raise StageError(
+            f"no row of the {role} is left ({why}): of what docs/data.md says of these reasons, "
+            "change what applies, or give the role no source"
+        )
+
+
+@dataclass
+class _Watch:
+    """What is told of the rows while they pass."""
+
+    verifier: Verifier
+    longest: int = 0
+    num_step_labels: int = 0
+    num_answered: int = 0
+    """Demonstrations whose answer is known."""
+    num_right: float = 0.0
+    rewards: list[tuple[float, float]] = field(default_factory=list)
+    """The verifier's, of both sides of held-out pairs whose answer is known."""
+    _answers: dict[str, str] = field(default_factory=dict)
+
+    def with_its_answer(self, role: Role, item: Example) -> Example:
+        """A held-out pair may leave its answer to the held-out prompt."""
+        if role is Role.HELD_OUT_PREFERENCES and item.answer is None:
+            return replace(item, answer=self._answers.get(item.prompt.id))
+        return item
+
+    def seen(self, role: Role, item: Example, row: Rendered) -> Mapping[str, Any]:
+        self.longest = max(self.longest, row.length)
+        if isinstance(item, Labelled):
+            self.num_step_labels += len(item.labels) * item.copies
+        if item.answer is None:
+            return row.values
+        if role is Role.HELD_OUT:
+            self._answers[item.prompt.id] = item.answer
+        elif role is Role.HELD_OUT_PREFERENCES and isinstance(item, Pair):
+            better, worse = (self._reward([side], item) for side in (item.chosen, item.rejected))
+            self.rewards.append((better, worse))
+        elif isinstance(item, Demonstration):
+            self.num_answered += item.copies
+            self.num_right += self._reward(item.completion, item) * item.copies
+        return row.values
+
+    def _reward(self, response: Sequence[Message], item: Example) -> float:
+        return self.verifier.reward(response_text(response), str(item.answer))
 
 
 def _build_base_model(params: ModelParams, tokenizer: Any, folder: Path, seed: int) -> None:

@@ -1,5 +1,6 @@
 """prepare: the data, the tokenizer and the base model that everything else starts from."""
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -7,6 +8,29 @@ from pydantic import Field, model_validator
 from stages.contracts.base import Section, Stage, StageConfig
 from stages.contracts.model import ModelParams
 from stages.contracts.precision import Precision
+from stages.contracts.sources import Sources
+
+
+class Duplicates(StrEnum):
+    """Which rows of a role count as there already."""
+
+    KEEP = "keep"
+    EXACT = "exact"
+    NORMALISED = "normalised"
+
+
+class Unfit(StrEnum):
+    """What happens to a row that cannot be used."""
+
+    DROP = "drop"
+    REFUSE = "refuse"
+
+
+class Turns(StrEnum):
+    """Which of an assistant's turns a demonstration teaches."""
+
+    ALL = "all"
+    LAST = "last"
 
 
 class PrepareParams(Section):
@@ -15,7 +39,21 @@ class PrepareParams(Section):
     source: Literal["arithmetic", "files"] = "arithmetic"
     """`arithmetic` makes a verifiable task from the seed; `files` reads `folder`."""
     folder: str = "data"
-    """Folder with the JSON lines that docs/data.md describes, when `source` is `files`."""
+    """Folder with the data, when `source` is `files`: json, jsonl, csv, parquet or arrow."""
+    files: Sources = Field(default_factory=dict)
+    """The sources of each role; none: files named after their role, such as `prompts.csv`."""
+    duplicates: Duplicates = Field(default=Duplicates.EXACT, strict=False)
+    """Rows of a file's role that are dropped: `exact` copies, `normalised` ones too, or none."""
+    contamination: Unfit = Field(default=Unfit.DROP, strict=False)
+    """What becomes of a training row in the files whose prompt is held out."""
+    too_long: Unfit = Field(default=Unfit.DROP, strict=False)
+    """What becomes of a row in the files that does not fit `model.max_length`."""
+    bad_rows: Unfit = Field(default=Unfit.REFUSE, strict=False)
+    """What becomes of a row in the files that cannot be read as its format."""
+    turns: Turns = Field(default=Turns.ALL, strict=False)
+    """Which turns of the assistant a demonstration in the files teaches."""
+    ranked_pairs: int = Field(default=0, ge=0)
+    """Most pairs made of one row of ranked responses, the best one's first; 0: all."""
     digits: int = Field(default=2, ge=1, le=4)
     """Most digits of a number in the arithmetic task."""
     demonstrations: int = Field(default=3000, ge=1)
@@ -26,12 +64,25 @@ class PrepareParams(Section):
     """Number of preference pairs that the reward model learns from."""
     prompts: int = Field(default=2000, ge=1)
     """Number of prompts that rollouts draw from."""
-    held_out: int = Field(default=256, ge=1)
+    held_out: int = Field(default=256, ge=0)
     """Number of prompts, and of preference pairs, kept from every training set for evaluation."""
+
+    @model_validator(mode="after")
+    def _prompts_are_there_once(self) -> "PrepareParams":
+        for role, sources in self.files.items():
+            for source in sources if role.asks else ():
+                if source.weight > 1:
+                    raise ValueError(
+                        f"files.{role}: {source.label} has weight {source.weight}, but each prompt "
+                        "is there once: weights up to 1 thin them out"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _enough_problems(self) -> "PrepareParams":
         if self.source == "arithmetic":
+            if not self.held_out:
+                raise ValueError("held_out is 0: hold some of the problems out")
             # Problems are unordered pairs: 3+5 held out keeps 5+3 out of training.
             numbers = 10**self.digits
             distinct = numbers * (numbers + 1) // 2
@@ -66,6 +117,7 @@ PREPARE = Stage(
         "prompts": "artifacts/data/prompts.parquet",
         "held_out": "artifacts/data/held_out.parquet",
         "held_out_preferences": "artifacts/data/held_out_preferences.parquet",
+        "report": "artifacts/data/report.json",
         "verifier": "artifacts/rewards/verifier",
     },
     metrics="metrics/prepare.json",

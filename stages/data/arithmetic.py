@@ -18,6 +18,8 @@ from enum import StrEnum
 
 from stages.data.seeds import shuffled, stable_hash
 
+NAME = "arithmetic"
+"""What its rows are said to come from."""
 ANSWER_AFTER = ";"
 """The answer is what follows the last of these."""
 ALPHABET = "0123456789+=;"

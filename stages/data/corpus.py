@@ -1,93 +1,62 @@
-"""The texts that everything is learnt from, whatever their source, each with the place to point at.
+"""The arithmetic task as the rows of each role, made from the seed.
 
-Held-out prompts are in no training set: the arithmetic task is split by problem, and in a user's
-files an overlap is an error.
+Held-out prompts are in no training set: the task is split by problem.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from stages.context import StageError
 from stages.contracts.prepare import PrepareParams
+from stages.contracts.sources import Role
 from stages.data import arithmetic
-from stages.data.jsonl import NUMBER, NUMBERS, TEXTS, Row, read_jsonl
+from stages.data.dialogue import asked, said
+from stages.data.items import Demonstration, Example, Labelled, Pair, Place, Rated
 from stages.data.seeds import shuffled
+from stages.data.tally import Tally
 
 
-@dataclass(frozen=True)
-class Example:
-    """A prompt, and where there is one its completion or its right answer."""
+class Corpus(Protocol):
+    """All rows of a run, whatever their source."""
 
-    prompt: str
-    place: str
-    completion: str = ""
-    answer: str | None = None
-    extra: str = "{}"
-    """What else the source says of it, as a JSON object."""
+    tally: Tally
+    unused: Sequence[str]
+    """Files of rows that nothing reads."""
 
-
-@dataclass(frozen=True)
-class Pair:
-    """Two responses to a prompt, the first preferred."""
-
-    prompt: str
-    place: str
-    chosen: str
-    rejected: str
-    answer: str | None = None
-    margin: float | None = None
-    """By how much the first is better, where the source says so."""
-
-
-@dataclass(frozen=True)
-class Rated:
-    """A response with a rating."""
-
-    prompt: str
-    place: str
-    completion: str
-    rating: float
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """A response in steps, each right (1) or wrong (0)."""
-
-    prompt: str
-    place: str
-    steps: list[str]
-    labels: list[float]
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """All texts of a run."""
-
-    demonstrations: list[Example]
-    preferences: list[Pair]
-    feedback: list[Rated]
-    steps: list[Labelled]
-    prompts: list[Example]
-    held_out: list[Example]
-    held_out_preferences: list[Pair]
     answer_after: str | None
     """What the answer follows in a response; None where the whole response is the answer."""
 
     def texts(self) -> Iterator[str]:
         """Every text in it."""
-        for example in (*self.demonstrations, *self.prompts, *self.held_out):
-            yield from (example.prompt, example.completion, example.answer or "")
-        for pair in (*self.preferences, *self.held_out_preferences):
-            yield from (pair.prompt, pair.chosen, pair.rejected)
-        for rated in self.feedback:
-            yield from (rated.prompt, rated.completion)
-        for labelled in self.steps:
-            yield from (labelled.prompt, *labelled.steps)
+
+    def rows(self, role: Role) -> Iterator[Example]:
+        """The rows of a role that are used."""
 
 
-def arithmetic_corpus(params: PrepareParams, seed: int) -> Corpus:
+class ArithmeticCorpus:
     """The addition task, its problems split into held-out ones and the rest."""
+
+    answer_after: str | None = arithmetic.ANSWER_AFTER
+    unused: Sequence[str] = ()
+
+    def __init__(self, params: PrepareParams, seed: int) -> None:
+        self.tally = Tally()
+        self._rows = _rows(params, seed)
+
+    def texts(self) -> Iterator[str]:
+        for items in self._rows.values():
+            for item in items:
+                yield from item.texts()
+
+    def rows(self, role: Role) -> Iterator[Example]:
+        counts = self.tally.of(role, arithmetic.NAME)
+        counts.format = counts.source
+        for item in self._rows[role]:
+            counts.num_read += 1
+            yield item
+
+
+def _rows(params: PrepareParams, seed: int) -> dict[Role, Sequence[Example]]:
     problems = arithmetic.unordered_problems(params.digits)
     order = shuffled(len(problems), seed, "held_out")
     held_out = [problems[index] for index in order[: params.held_out]]
@@ -101,139 +70,61 @@ def arithmetic_corpus(params: PrepareParams, seed: int) -> Corpus:
     completions = arithmetic.demonstrations(shown, params.demonstration_accuracy, seed)
     held_out = arithmetic.draw(held_out, params.held_out, seed, "held_out_order")
     compared = arithmetic.draw(rest, params.preferences, seed, "preferences")
-    asked = arithmetic.draw(rest, params.prompts, seed, "prompts")
+    drawn = arithmetic.draw(rest, params.prompts, seed, "prompts")
     preferences = _pairs(compared, seed, "train")
-    return Corpus(
-        demonstrations=[
-            Example(p.prompt, p.prompt, completion, p.answer)
-            for p, completion in zip(shown, completions, strict=True)
+    return {
+        Role.DEMONSTRATIONS: [
+            Demonstration(
+                place=_place(index),
+                prompt=asked(problem.prompt),
+                answer=problem.answer,
+                completion=[said(completion)],
+            )
+            for index, (problem, completion) in enumerate(zip(shown, completions, strict=True))
         ],
-        preferences=preferences,
-        feedback=_both_sides(preferences),
-        steps=[
-            _labelled(pair, text) for pair in preferences for text in (pair.chosen, pair.rejected)
+        Role.PREFERENCES: preferences,
+        Role.FEEDBACK: [
+            Rated(place=pair.place, prompt=pair.prompt, completion=side, rating=rating)
+            for pair in preferences
+            for side, rating in ((pair.chosen, 1.0), (pair.rejected, 0.0))
         ],
-        prompts=[Example(p.prompt, p.prompt, answer=p.answer) for p in asked],
-        held_out=[Example(p.prompt, p.prompt, answer=p.answer) for p in held_out],
-        held_out_preferences=_pairs(held_out, seed, "held_out"),
-        answer_after=arithmetic.ANSWER_AFTER,
-    )
+        Role.STEPS: [
+            _labelled(pair, side["content"])
+            for pair in preferences
+            for side in (pair.chosen, pair.rejected)
+        ],
+        Role.PROMPTS: _prompts(drawn),
+        Role.HELD_OUT: _prompts(held_out),
+        Role.HELD_OUT_PREFERENCES: _pairs(held_out, seed, "held_out"),
+    }
+
+
+def _place(index: int) -> Place:
+    return Place(arithmetic.NAME, index + 1)
+
+
+def _prompts(problems: Iterable[arithmetic.Problem]) -> list[Example]:
+    return [
+        Example(place=_place(index), prompt=asked(problem.prompt), answer=problem.answer)
+        for index, problem in enumerate(problems)
+    ]
 
 
 def _pairs(problems: Iterable[arithmetic.Problem], seed: int, split: str) -> list[Pair]:
     return [
         Pair(
-            prompt=problem.prompt,
-            place=problem.prompt,
-            chosen=arithmetic.worked(problem),
-            rejected=arithmetic.rejected(problem, seed, f"{split} {index}"),
+            place=_place(index),
+            prompt=asked(problem.prompt),
             answer=problem.answer,
+            chosen=said(arithmetic.worked(problem)),
+            rejected=said(arithmetic.rejected(problem, seed, f"{split} {index}")),
         )
         for index, problem in enumerate(problems)
     ]
 
 
-def _both_sides(pairs: Iterable[Pair]) -> list[Rated]:
-    """The responses of pairs one by one, the preferred ones rated 1 and the others 0."""
-    return [
-        Rated(pair.prompt, pair.place, text, rating)
-        for pair in pairs
-        for text, rating in ((pair.chosen, 1.0), (pair.rejected, 0.0))
-    ]
-
-
 def _labelled(pair: Pair, text: str) -> Labelled:
     """A working in its steps; one is right where it is that of the right working."""
-    right, given = arithmetic.steps(pair.chosen), arithmetic.steps(text)
+    right, given = arithmetic.steps(pair.chosen["content"]), arithmetic.steps(text)
     labels = [float(step == expected) for step, expected in zip(given, right, strict=True)]
-    return Labelled(pair.prompt, pair.place, given, labels)
-
-
-def files_corpus(folder: Path) -> Corpus:
-    """A user's JSON lines; StageError names what is wrong with them by file and line."""
-    demonstrations = read_jsonl(
-        folder / "demonstrations.jsonl", ["prompt", "completion"], ["answer"]
-    )
-    pair_columns = ["prompt", "chosen", "rejected"]
-    preferences = read_jsonl(
-        folder / "preferences.jsonl", pair_columns, ["answer", "margin"], {"margin": NUMBER}
-    )
-    pairs = [_pair(row) for row in preferences]
-    feedback = _optional(folder / "feedback.jsonl", ["prompt", "completion", "rating"])
-    steps = _optional(folder / "steps.jsonl", ["prompt", "steps", "labels"])
-    prompts = read_jsonl(folder / "prompts.jsonl", ["prompt"], ["answer"])
-    held_out = read_jsonl(folder / "held_out.jsonl", ["prompt", "answer"])
-    held_out_preferences = read_jsonl(
-        folder / "held_out_preferences.jsonl", pair_columns, ["answer"]
-    )
-    _refuse_overlap(
-        (demonstrations, preferences, prompts, feedback, steps), (held_out, held_out_preferences)
-    )
-    answers = {row.values["prompt"]: row.values["answer"] for row in held_out}
-    return Corpus(
-        demonstrations=[_example(row) for row in demonstrations],
-        preferences=pairs,
-        feedback=[_rated(row) for row in feedback] if feedback else _both_sides(pairs),
-        steps=[_in_steps(row) for row in steps],
-        prompts=[_example(row) for row in prompts],
-        held_out=[_example(row) for row in held_out],
-        held_out_preferences=[_pair(row, answers) for row in held_out_preferences],
-        answer_after=None,
-    )
-
-
-def _example(row: Row) -> Example:
-    values = row.values
-    completion, answer = values.get("completion", ""), values.get("answer")
-    return Example(values["prompt"], row.place, completion, answer, row.extra)
-
-
-def _optional(path: Path, required: list[str]) -> list[Row]:
-    """The rows of a file that need not be there."""
-    kinds = {"rating": NUMBER, "steps": TEXTS, "labels": NUMBERS}
-    return read_jsonl(path, required, kinds=kinds) if path.exists() else []
-
-
-def _rated(row: Row) -> Rated:
-    values = row.values
-    return Rated(values["prompt"], row.place, values["completion"], float(values["rating"]))
-
-
-def _in_steps(row: Row) -> Labelled:
-    values = row.values
-    if len(values["steps"]) != len(values["labels"]) or not all(values["steps"]):
-        raise StageError(
-            f"{row.place} has {len(values['steps'])} steps and {len(values['labels'])} labels: "
-            "write one label for each step, and no empty step"
-        )
-    labels = [float(label) for label in values["labels"]]
-    if not all(0 <= label <= 1 for label in labels):
-        raise StageError(
-            f"{row.place}: a label is 1 or true for a right step, 0 or false otherwise"
-        )
-    return Labelled(values["prompt"], row.place, values["steps"], labels)
-
-
-def _pair(row: Row, answers: dict[str, str] | None = None) -> Pair:
-    values = row.values
-    answer = values.get("answer", (answers or {}).get(values["prompt"]))
-    return Pair(
-        values["prompt"],
-        row.place,
-        values["chosen"],
-        values["rejected"],
-        answer,
-        None if values.get("margin") is None else float(values["margin"]),
-    )
-
-
-def _refuse_overlap(training: Iterable[list[Row]], held_out: Iterable[list[Row]]) -> None:
-    seen = {row.values["prompt"]: row for rows in training for row in rows}
-    for rows in held_out:
-        for row in rows:
-            if row.values["prompt"] in seen:
-                trained_on = seen[row.values["prompt"]].place
-                raise StageError(
-                    f"{row.place} holds out the prompt of {trained_on}: what is trained on "
-                    "measures nothing. Remove it from one of the two."
-                )
+    return Labelled(place=pair.place, prompt=pair.prompt, steps=given, labels=labels)

@@ -3,7 +3,12 @@
 Text is rendered to token ids once, in prepare; from there on ids are what counts, and text is
 carried for people and for verifiers. Nothing is ever re-tokenised.
 
-`prompt_id`     hash of the prompt's text; the same prompt has the same id everywhere
+`row_id`        hash of the row's content; the same content has the same id everywhere
+`source`        the file, or the dataset, that the row was read from, and `line` which of its lines,
+                or rows where it has no lines
+`template`      hash of the chat template that rendered it; null where the tokenizer has none
+`prompt_id`     hash of the prompt's text, or of all messages where it is more than a question;
+                the same prompt has the same id everywhere
 `prompt_ids`    the prompt's token ids, as the chat template renders it
 `*_ids`         a response's token ids; one that ended has its end-of-sequence token as the last id
 `answer`        what a verifier compares with; null where the data have none
@@ -22,6 +27,7 @@ _BY_SOURCE = pa.map_(pa.string(), pa.float32())
 _OPTIONAL = frozenset(
     {
         *("answer", "support", "margin", "advantages", "ref_logprobs", "loss_mask"),
+        *("row_id", "source", "line", "template"),
         *("correct", "task", "pass_rate", "reference_reward", "won", "vote"),
         *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sampled"),
         *("win_rate", "win_rate_low", "win_rate_high"),
@@ -33,12 +39,21 @@ def _schema(**columns: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(n, kind, nullable=n in _OPTIONAL) for n, kind in columns.items()])
 
 
+_ORIGIN = {
+    "row_id": pa.string(),
+    "source": pa.string(),
+    "line": pa.int64(),
+    "template": pa.string(),
+}
+
+
 PROMPTS = _schema(
     prompt_id=pa.string(),
     prompt=pa.string(),
     prompt_ids=_TOKENS,
     answer=pa.string(),
     extra=pa.string(),
+    **_ORIGIN,
 )
 """prompts.parquet and held_out.parquet, sorted by prompt_id."""
 
@@ -50,8 +65,12 @@ DEMONSTRATIONS = _schema(
     extra=pa.string(),
     prompt_ids=_TOKENS,
     completion_ids=_TOKENS,
+    loss_mask=_MASK,
+    **_ORIGIN,
 )
-"""demonstrations.parquet, in the order of the source."""
+"""demonstrations.parquet, in the order of the source. `loss_mask` has 1 where the assistant speaks
+and 0 where a user or a tool does, for each of `completion_ids`; null: all of it is the
+assistant's."""
 
 PREFERENCES = _schema(
     prompt_id=pa.string(),
@@ -63,6 +82,7 @@ PREFERENCES = _schema(
     prompt_ids=_TOKENS,
     chosen_ids=_TOKENS,
     rejected_ids=_TOKENS,
+    **_ORIGIN,
 )
 """preferences.parquet and held_out_preferences.parquet, in the order of the source. `margin` is by
 how much the chosen response is better, where the source says so."""
@@ -74,6 +94,7 @@ FEEDBACK = _schema(
     rating=pa.float32(),
     prompt_ids=_TOKENS,
     completion_ids=_TOKENS,
+    **_ORIGIN,
 )
 """feedback.parquet, in the order of the source: single responses, each with a rating."""
 
@@ -84,6 +105,7 @@ STEPS = _schema(
     completion_ids=_TOKENS,
     step_ends=_TOKENS,
     step_labels=pa.list_(pa.float32()),
+    **_ORIGIN,
 )
 """steps.parquet, in the order of the source: responses whose steps are right (1) or wrong (0).
 `step_ends` are the positions in `completion_ids` of each step's last token."""

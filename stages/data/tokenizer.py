@@ -4,11 +4,16 @@
 other stages: it only reads text back, from tokenizer.json, without importing transformers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from stages.data.dialogue import Dialogue, Message, is_plain
+from stages.data.formats.messages import RowError
+from stages.data.seeds import content_id
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 CHAT_TEMPLATE = (
@@ -36,27 +41,165 @@ class Decoder:
         return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=False).ids]
 
 
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a response that is tokenised by itself."""
+
+    text: str
+    said: bool = True
+    """Whether the assistant says it; else it is what comes between two of its turns."""
+    ends: bool = True
+    """Whether the end-of-sequence token follows."""
+
+
 class Renderer:
-    """Prompts and responses to token ids, as the tokenizer's chat template says."""
+    """Dialogues to token ids, as the tokenizer's chat template says.
+
+    What the assistant says is tokenised apart from what comes before it, and ends with the
+    end-of-sequence token: those are the ids that a policy would sample after the prompt.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._template = tokenizer.chat_template
+        self._bos: int | None = tokenizer.bos_token_id
+        self._eos = int(tokenizer.eos_token_id)
 
-    def prompt_ids(self, prompt: str) -> list[int]:
-        """The ids after which a response starts."""
-        tokenizer = self._tokenizer
-        if tokenizer.chat_template is None:
-            ids = [int(i) for i in tokenizer(prompt, add_special_tokens=False)["input_ids"]]
-            return [tokenizer.bos_token_id, *ids] if tokenizer.bos_token_id is not None else ids
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+    @property
+    def template_hash(self) -> str | None:
+        """Of the chat template; None where there is none."""
+        return None if self._template is None else content_id(str(self._template))
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text by itself, without special ones."""
+        if not texts:
+            return []
+        tokenized = self._tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
         )
-        return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+        ids: list[list[int]] = tokenized["input_ids"]
+        return ids
 
-    def response_ids(self, response: str) -> list[int]:
-        """The ids of a response that ended: its text and the end-of-sequence token."""
-        ids = self._tokenizer(response, add_special_tokens=False)["input_ids"]
-        return [*(int(i) for i in ids), int(self._tokenizer.eos_token_id)]
+    def prompt_texts(self, prompts: Sequence[Dialogue]) -> list[str | RowError]:
+        """Each prompt up to where the response starts; what the template refuses, as an error."""
+        if self._template is None:
+            return [_untemplated(prompt) for prompt in prompts]
+        try:
+            if any(prompt.tools for prompt in prompts):
+                raise ValueError("tools go with one dialogue at a time")
+            return list(self._rendered([prompt.messages for prompt in prompts], (), asks=True))
+        except Exception:  # one of them: each by itself tells which
+            return [self._one_prompt(prompt) for prompt in prompts]
+
+    def prompt_ids(self, ids: list[int]) -> list[int]:
+        """The ids of a prompt, given those of its text: without a template, a start token first."""
+        starts = self._template is None and self._bos is not None
+        return [self._bos, *ids] if starts else ids  # type: ignore[list-item]
+
+    def response(self, prompt: Dialogue, asked: str, turns: Sequence[Message]) -> list[Segment]:
+        """The turns that follow a prompt, whose text is `asked`; RowError where they cannot be.
+
+        A plain response is its text. Of anything else the template says what it looks like: each
+        turn of the assistant is what follows the dialogue before it, up to the end token; and the
+        dialogue before a turn has to be the beginning of the whole, or the policy would be taught
+        to go on from something that it never sees.
+        """
+        if len(turns) == 1 and is_plain(turns[0]):
+            return [Segment(turns[0]["content"])]
+        if self._template is None:
+            raise RowError("it has several turns, and the tokenizer has no chat template for them")
+        messages = [*prompt.messages, *turns]
+        whole = self._by_itself(messages, prompt, asks=False)
+        end = str(self._tokenizer.eos_token)
+        segments: list[Segment] = []
+        position = len(asked)
+        for index in range(len(prompt.messages), len(messages)):
+            if messages[index]["role"] != "assistant":
+                continue
+            before = asked if not segments else self._by_itself(messages[:index], prompt, asks=True)
+            spoken = self._by_itself(messages[: index + 1], prompt, asks=False)
+            words, ended, after = spoken[len(before) :].rpartition(end)
+            if not spoken.startswith(before) or not whole.startswith(before + words):
+                raise RowError(
+                    "the chat template writes a turn otherwise once others follow it, so that no "
+                    "response can be told from what comes before: set prepare.turns to last, or "
+                    "use a template that leaves earlier turns as they are"
+                )
+            if not ended or after.strip():
+                raise RowError(
+                    f"the chat template does not end the assistant's turn with {end!r}, the end "
+                    "token: make the tokenizer's eos_token the one that ends a turn"
+                )
+            if segments:
+                segments.append(Segment(whole[position : len(before)], said=False, ends=False))
+            segments.append(Segment(words))
+            position = len(before) + len(words) + len(end)
+        return segments
+
+    def joined(self, segments: Sequence[Segment], ids: Sequence[list[int]]) -> "Response":
+        """Segments whose texts have these ids, one after another."""
+        joined: list[int] = []
+        mask: list[int] = []
+        for segment, own in zip(segments, ids, strict=True):
+            joined += [*own, self._eos] if segment.ends else own
+            mask += [int(segment.said)] * (len(joined) - len(mask))
+        return Response(joined, mask if 0 in mask else None)
+
+    def free_text(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        """A text with no prompt: a start token, or the first one, and what is predicted from it."""
+        ids = ids if ids[-1:] == [self._eos] else [*ids, self._eos]
+        if self._bos is not None and ids[0] != self._bos:
+            ids = [self._bos, *ids]
+        return ids[:1], ids[1:]
+
+    def _one_prompt(self, prompt: Dialogue) -> str | RowError:
+        try:
+            return self._by_itself(prompt.messages, prompt, asks=True)
+        except RowError as error:
+            return error
+
+    def _by_itself(self, messages: Sequence[Message], prompt: Dialogue, *, asks: bool) -> str:
+        try:
+            [text] = self._rendered([messages], prompt.tools, asks=asks)
+        except Exception as error:  # a template may raise anything
+            raise RowError(f"the chat template refuses it ({error})") from None
+        return text
+
+    def _rendered(
+        self,
+        dialogues: Sequence[Sequence[Message]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        asks: bool,
+    ) -> list[str]:
+        texts: list[str] = self._tokenizer.apply_chat_template(
+            [[dict(message) for message in messages] for messages in dialogues],
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=asks,
+            tokenize=False,
+        )
+        return texts
+
+
+@dataclass(frozen=True)
+class Response:
+    """The ids of a response, and where the assistant speaks in it."""
+
+    ids: list[int]
+    loss_mask: list[int] | None
+    """None: everywhere."""
+
+
+def _untemplated(prompt: Dialogue) -> str | RowError:
+    if len(prompt.messages) == 1 and not prompt.tools:
+        text: str = prompt.messages[0]["content"]
+        return text
+    return RowError(
+        "its prompt is more than a question, and the tokenizer has no chat template to render it"
+    )
 
 
 def build_character_tokenizer(texts: Iterable[str]) -> Any:

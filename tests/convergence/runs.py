@@ -27,7 +27,7 @@ START = "artifacts/policies/sft/model"
 
 def prepared(root: Path, files: Mapping[str, Sequence[Row]], **params: dict[str, Any]) -> Runner:
     """A run from JSON lines up to its SFT policy."""
-    runner = Runner(root, prepare={"source": "files"}, **params)
+    runner = Runner(root, prepare={"source": "files", "duplicates": "keep"}, **params)
     for name, rows in files.items():
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (root / f"data/{name}.jsonl").write_text(lines)
@@ -38,7 +38,7 @@ def prepared(root: Path, files: Mapping[str, Sequence[Row]], **params: dict[str,
 
 def continued(start: Runner, root: Path, **params: dict[str, Any]) -> Runner:
     """A copy of a run, to go on from under these params."""
-    runner = Runner(root, prepare={"source": "files"}, **params)
+    runner = Runner(root, prepare={"source": "files", "duplicates": "keep"}, **params)
     shutil.copytree(start.root / "artifacts", root / "artifacts")
     return runner
 

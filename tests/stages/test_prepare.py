@@ -110,14 +110,14 @@ def test_other_columns_are_kept_as_one_json_object_and_rollouts_carry_them(runne
     ("replaced", "message"),
     [
         ({"demonstrations": ""}, r"demonstrations\.jsonl is empty"),
-        ({"prompts": '{"prompt": "ef"}\n{oops\n'}, r"prompts\.jsonl line 2 is not JSON"),
-        ({"prompts": '["ef"]\n'}, r"prompts\.jsonl line 1 is not a JSON object"),
-        ({"held_out": [{"prompt": "ij"}]}, r"held_out\.jsonl line 1 has no 'answer'"),
+        ({"prompts": '{"prompt": "ef"}\n{oops\n'}, r"prompts\.jsonl line 2: it is not JSON"),
+        ({"prompts": '["ef"]\n'}, r"prompts\.jsonl line 1: it is not a JSON object"),
         (
             {"preferences": [FILES["preferences"][0], {"prompt": "x", "chosen": "y"}]},
-            r"preferences\.jsonl line 2 has no 'rejected'",
+            r"preferences\.jsonl line 2: there is no 'rejected'",
         ),
-        ({"held_out": [{"prompt": "ij", "answer": 5}]}, r"line 1: 'answer' is int: write text"),
+        ({"held_out": [{"prompt": "ij", "answer": [5]}]}, r"line 1: 'answer' is list: write text"),
+        ({"prompts": [{"prompt": ""}]}, r"prompts\.jsonl line 1: the prompt is empty"),
         ({"prompts": [{"prompt": "e" * 60}]}, r"prompts\.jsonl line 1.* 61 tokens .*max_length 48"),
         (
             {"demonstrations": [{"prompt": "ab", "completion": "b" * 50}]},
@@ -141,7 +141,7 @@ def test_other_columns_are_kept_as_one_json_object_and_rollouts_carry_them(runne
         ),
         (
             {"steps": [{"prompt": "ab", "steps": ["b", "c"], "labels": [1]}]},
-            r"steps\.jsonl line 1 has 2 steps and 1 labels",
+            r"steps\.jsonl line 1: there are 2 steps and 1 labels",
         ),
         (
             {"steps": [{"prompt": "ab", "steps": "b", "labels": [1]}]},
@@ -154,17 +154,17 @@ def test_other_columns_are_kept_as_one_json_object_and_rollouts_carry_them(runne
     ],
 )
 def test_a_bad_file_is_named_with_its_line(runner, replaced, message):
-    run = runner(prepare={"source": "files"})
+    strict = {"contamination": "refuse", "too_long": "refuse"}
+    run = runner(prepare={"source": "files", **strict})
     write_files(run.root / "data", **replaced)
     with pytest.raises(StageError, match=message):
         run.run("prepare")
 
 
-def test_a_missing_file_is_named(runner):
+def test_a_folder_without_data_is_refused_with_the_names_that_it_might_have(runner):
     run = runner(prepare={"source": "files"})
-    write_files(run.root / "data")
-    (run.root / "data/held_out.jsonl").unlink()
-    with pytest.raises(StageError, match=r"held_out\.jsonl is missing"):
+    (run.root / "data/demonstration.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(StageError, match=r"has no data: .*demonstrations\.\*, preferences\.\*"):
         run.run("prepare")
 
 

@@ -1,0 +1,1 @@
+"""Rows as others write them, read into one shape."""

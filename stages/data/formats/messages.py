@@ -1,0 +1,165 @@
+"""Dialogues as others write them, as messages that a chat template reads.
+
+Lists of `{role, content}` (OpenAI, TRL) or `{from, value}` (ShareGPT), one such object, JSON text
+of either (CSV has no other way), plain text, or `Human:`/`Assistant:` transcripts (HH-RLHF). What
+is no dialogue raises `RowError`; whoever knows the row names its place.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stages.data.dialogue import Message
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+_KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking")
+_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+
+
+class RowError(ValueError):
+    """What is wrong with a row, to be said after its place."""
+
+
+def is_transcript(value: Any) -> bool:
+    """Whether a text is a dialogue written as `Human:` and `Assistant:` paragraphs."""
+    if not isinstance(value, str):
+        return False
+    first = _TURN.match(value)
+    return first is not None and first[1] == "Human" and "\n\nAssistant:" in value
+
+
+def from_transcript(text: str) -> list[Message]:
+    """The messages of a transcript; an `Assistant:` with nothing after it only asks for more."""
+    _, *parts = _TURN.split(text)
+    turns = [
+        {"role": _SPEAKERS[speaker], "content": content.strip()}
+        for speaker, content in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    if turns and turns[-1] == {"role": "assistant", "content": ""}:
+        turns.pop()
+    return list(turns)
+
+
+def messages_of(value: Any, name: str, speaker: str) -> list[Message]:
+    """The messages of a column; plain text is one message of `speaker`."""
+    if is_transcript(value):
+        return from_transcript(value)
+    value = _parsed(value)
+    if isinstance(value, str):
+        return [{"role": speaker, "content": value}]
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
+        raise RowError(f"{name!r} is {_kind(value)}: write text or a list of messages")
+    if not value:
+        raise RowError(f"{name!r} has no messages: write some or drop the row")
+    return [_message(item, name) for item in value]
+
+
+def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """The tools that a row offers."""
+    if isinstance(value, str):
+        value = _json(value, "tools")
+    value = [value] if isinstance(value, Mapping) else value or []
+    if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
+        raise RowError(f"'tools' is {_kind(value)}: write a list of tools")
+    return tuple(_without_nulls(item) for item in value)
+
+
+def _message(item: Mapping[str, Any], name: str) -> Message:
+    if "from" in item and "role" not in item:
+        told, content = item["from"], item.get("value")
+    else:
+        told, content = item.get("role"), item.get("content")
+    role = _ROLES.get(told) if isinstance(told, str) else None
+    if role is None:
+        raise RowError(
+            f"{name!r} has a message of {told!r}: a message has a `role` (system, user, assistant, "
+            "tool) and `content`, or `from` (system, human, gpt, function_call, observation) and "
+            "`value`"
+        )
+    kept = {key: _without_nulls(item[key]) for key in _KEPT if item.get(key)}
+    if told == "function_call":
+        kept, content = {"tool_calls": _json(content, f"{name}: function_call")}, ""
+    if "tool_calls" in kept:
+        kept["tool_calls"] = _calls(kept["tool_calls"], name)
+    return {"role": role, "content": _words(content, name, optional="tool_calls" in kept), **kept}
+
+
+def _words(content: Any, name: str, *, optional: bool) -> str:
+    """A message's text; parts of text are joined, and pictures and the like are refused."""
+    if content is None and optional:
+        return ""
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(map(str, texts))
+        raise RowError(f"{name!r} has a message with something other than text in it")
+    if not isinstance(content, str):
+        raise RowError(f"{name!r} has a message whose content is {_kind(content)}: write text")
+    return content
+
+
+def _calls(value: Any, name: str) -> list[Mapping[str, Any]]:
+    """Calls of tools as templates read them: a function's name, and its arguments as a mapping."""
+    calls: list[Mapping[str, Any]] = []
+    for call in [value] if isinstance(value, Mapping) else value:
+        function = call.get("function", call) if isinstance(call, Mapping) else {}
+        if not isinstance(function.get("name"), str):
+            raise RowError(f"{name!r} has a call of a tool without the tool's name")
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            arguments = _json(arguments, f"{name}: arguments")
+        named = {"id": call["id"]} if call.get("id") else {}
+        function = {"name": function["name"], "arguments": arguments}
+        calls.append({"type": "function", **named, "function": function})
+    return calls
+
+
+def _parsed(value: Any) -> Any:
+    """JSON text of messages, as CSV files have it; any other text is left."""
+    if not (isinstance(value, str) and value.lstrip().startswith(("[{", "[ {", "[\n", '{"'))):
+        return value
+    try:
+        read = json.loads(value)
+    except json.JSONDecodeError:
+        return value
+    items = read if isinstance(read, list) else [read]
+    spoken = all(isinstance(item, Mapping) and item.keys() & {"role", "from"} for item in items)
+    return read if items and spoken else value
+
+
+def _json(value: Any, name: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise RowError(f"{name!r} is not JSON ({error.msg})") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Parquet gives every struct the keys of all: those that are null were not there."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

@@ -1,0 +1,161 @@
+"""The rows that a user's files, or a hub's datasets, give to each role.
+
+Rows are read as they are needed, and more than once where more than one thing is asked of them: no
+role is ever in memory as a whole. A role's sources are the ones that params.yaml names, or, where
+it names none at all, the files of the folder that are called after the role.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+from stages.context import StageError
+from stages.contracts.prepare import PrepareParams, Unfit
+from stages.contracts.sources import Role, Source
+from stages.data.formats.detect import detect, renamed
+from stages.data.formats.files import Numbered, counted_in, file_type, hub_rows, rows_of
+from stages.data.formats.messages import RowError
+from stages.data.formats.rows import Format
+from stages.data.items import Example, Place, items_of
+from stages.data.tally import Counts, Dropped
+
+NUM_LOOKED_AT = 64
+"""Rows whose columns tell a file's format."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One file of a source, or one dataset."""
+
+    source: Source
+    label: str
+    """What its rows are said to come from."""
+    path: Path | None = None
+
+    def rows(self) -> Iterator[Numbered]:
+        return hub_rows(self.source) if self.path is None else rows_of(self.path)
+
+    def place(self, number: int) -> Place:
+        return Place(self.label, number, "row" if self.path is None else counted_in(self.path))
+
+
+def sources_of(params: PrepareParams, folder: Path) -> dict[Role, list[Opened]]:
+    """The sources of each role; StageError where a path names no file, or there is nothing."""
+    if params.files:
+        found = {
+            role: [
+                one
+                for source in params.files.get(role, ())
+                for one in _opened(source, role, folder)
+            ]
+            for role in Role
+        }
+    else:
+        found = {
+            role: [_named(folder, path) for path in _data_files(folder) if _stem(path) == role]
+            for role in Role
+        }
+        if not any(found.values()):
+            raise StageError(
+                f"{folder} has no data: prepare.source is 'files', which reads "
+                f"{', '.join(f'{role}.*' for role in Role)} (json, jsonl, csv, parquet, arrow) "
+                "from it. Add some of these files, or name others in prepare.files"
+            )
+        for role, opened in found.items():
+            if len(opened) > 1:
+                names = " and ".join(one.label for one in opened)
+                raise StageError(
+                    f"{folder}: {names} are both {role}: keep one, or use prepare.files"
+                )
+    if not found[Role.FEEDBACK]:
+        found[Role.FEEDBACK] = found[Role.PREFERENCES]
+    return found
+
+
+def unused_files(params: PrepareParams, folder: Path) -> list[str]:
+    """Files of rows in the folder that no role reads."""
+    used = {one.path for opened in sources_of(params, folder).values() for one in opened}
+    return [_named(folder, path).label for path in _data_files(folder) if path not in used]
+
+
+def read(opened: Opened, role: Role, params: PrepareParams, counts: Counts) -> Iterator[Example]:
+    """The rows that a source gives to a role; what is wrong with one is named by its place."""
+    numbered = opened.rows()
+    head = list(islice(numbered, NUM_LOOKED_AT))
+    if not head:
+        raise StageError(f"{_where(opened)} is empty: it needs at least one row for {role}")
+    format = _format(opened, role, head)
+    counts.format = format.name.value
+    for number, row in chain(head, numbered):
+        counts.num_read += 1
+        place = opened.place(number)
+        try:
+            if isinstance(row, RowError):
+                raise row
+            given = format.given(renamed(row, opened.source.columns))
+            for item in items_of(role, given, place, params.turns, params.ranked_pairs):
+                "".join(item.texts()).encode()
+                yield item
+        except UnicodeEncodeError:
+            unreadable(place, "it holds half a character", params, counts)
+        except RowError as error:
+            unreadable(place, error, params, counts)
+
+
+def unreadable(place: Place, error: object, params: PrepareParams, counts: Counts) -> None:
+    """Count a row that cannot be used, or refuse it."""
+    if params.bad_rows is Unfit.REFUSE:
+        raise StageError(f"{place}: {error}. To leave such rows out, set prepare.bad_rows to drop")
+    counts.dropped[Dropped.UNREADABLE] += 1
+
+
+def _format(opened: Opened, role: Role, head: list[Numbered]) -> Format:
+    columns: set[str] = set()
+    for number, row in head:
+        if isinstance(row, RowError):
+            wrong = f"{opened.place(number)}: {row}"
+            continue
+        named = renamed(row, opened.source.columns)
+        columns.update(name for name, value in named.items() if value is not None)
+    if not columns:
+        raise StageError(wrong if isinstance(row, RowError) else f"{_where(opened)} has no columns")
+    try:
+        return detect(frozenset(columns), role, opened.source)
+    except RowError as error:
+        raise StageError(f"{_where(opened)}: {error}") from None
+
+
+def _where(opened: Opened) -> str:
+    return opened.label if opened.path is None else str(opened.path)
+
+
+def _opened(source: Source, role: Role, folder: Path) -> Iterator[Opened]:
+    if source.dataset:
+        yield Opened(source, source.label)
+        return
+    paths = sorted(path for path in folder.glob(source.path) if path.is_file())
+    if not paths:
+        raise StageError(
+            f"prepare.files.{role}: {source.path!r} matches no file in {folder}: mend the path, or "
+            "set prepare.folder to where the data are"
+        )
+    for path in paths:
+        if file_type(path) is None:
+            raise StageError(
+                f"prepare.files.{role}: {path} is none of json, jsonl, csv, parquet and arrow"
+            )
+        yield Opened(source, path.relative_to(folder).as_posix(), path)
+
+
+def _named(folder: Path, path: Path) -> Opened:
+    label = path.relative_to(folder).as_posix()
+    return Opened(Source(path=label), label, path)
+
+
+def _data_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file() and file_type(path))
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]
