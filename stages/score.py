@@ -33,7 +33,8 @@ from stages.data.finite import check_finite, sample_name
 from stages.engines.forward.inference import response_pass
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.loaders import FRESH, Loaders
-from stages.engines.processes.parts import collect, fill
+from stages.engines.processes.parts import Pass, collect, fill
+from stages.rewards.named import NamedSource, named_pass
 from stages.rewards.source import reward_pass
 
 SHOWN = 16
@@ -56,14 +57,8 @@ def score(
     load: Loaders = FRESH,
 ) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
     """Rows of schema.SCORES beside the rollouts, and their metrics."""
-    weights = config.score.weights or {config.reward.value: 1.0}
-    folders = {config.reward.value: inputs["reward"], Reward.VERIFIER.value: inputs["verifier"]}
-    rewarding = {
-        name: reward_pass(
-            ctx, f"rewards-{name}", Reward(name), folders[name], config.precision, rollouts, load
-        )
-        for name in weights
-    }
+    weights = config.score.weights or {config.reward: 1.0}
+    rewarding = {name: _rewarding(config, inputs, name, rollouts, ctx, load) for name in weights}
     referring = response_pass(
         ctx,
         "reference",
@@ -109,6 +104,23 @@ def score(
     ]
     ctx.table("samples", samples[:: max(1, len(samples) // SHOWN)][:SHOWN])
     return scores, _summary(rollouts, shaped.tolist(), by_source, ref_logprobs)
+
+
+def _rewarding(
+    config: ScoreConfig,
+    inputs: Mapping[str, Path],
+    name: str,
+    rollouts: Sequence[Mapping[str, Any]],
+    ctx: Context,
+    load: Loaders,
+) -> Pass:
+    """What one source says. A named one is its params and the folder: it may not be `rl.reward`."""
+    called = f"rewards-{name}"
+    if name in config.rewards:
+        source = NamedSource(name, config.rewards[name], inputs["functions"])
+        return named_pass(ctx, called, source, rollouts)
+    folder = inputs["verifier" if name == Reward.VERIFIER else "reward"]
+    return reward_pass(ctx, called, name, folder, config.precision, rollouts, load)
 
 
 def _shaped(

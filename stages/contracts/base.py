@@ -1,9 +1,9 @@
 """What a stage promises, in a form that both planes can import: no torch, no dvc.
 
 A `Stage` names its inputs, outputs and the params that bear its identity. Paths are templates over
-the stage's *binding*: `key` (the policy that is made or evaluated), `policy` (the one it starts
-from) and `reward` (the reward source). dvc.yaml says the same in DVC's own words, and
-a test holds the two together.
+the stage's *binding*: `key` (the policy that is made or evaluated, or the reward source), `policy`
+(the one it starts from) and `reward` (the reward source that policies learn from). dvc.yaml says
+the same in DVC's own words, and a test holds the two together.
 """
 
 from collections.abc import Mapping
@@ -79,6 +79,8 @@ class Over(StrEnum):
     """Over `rl.preferences`."""
     ONLINE = "online"
     """Over `rl.online`."""
+    REWARDS = "rewards"
+    """Over `rewards`."""
 
 
 class Processes(StrEnum):

@@ -17,6 +17,7 @@ from stages.contracts.preference import PREFERENCE, REFERENCE_LOGPROBS
 from stages.contracts.prepare import PREPARE
 from stages.contracts.report import REPORT
 from stages.contracts.reward_model import REWARD_MODEL
+from stages.contracts.rewards import REWARD_SOURCE
 from stages.contracts.rl import Start
 from stages.contracts.rollout import ROLLOUT
 from stages.contracts.score import SCORE
@@ -28,6 +29,7 @@ STAGES = {
         PREPARE,
         SFT,
         REWARD_MODEL,
+        REWARD_SOURCE,
         REFERENCE_LOGPROBS,
         PREFERENCE,
         ROLLOUT,
@@ -68,7 +70,8 @@ def bind(address: str, params: Params) -> BoundStage:
         raise ValueError(f"no stage is called {name!r}; there are {', '.join(STAGES)}")
     stage = STAGES[name]
     binding = {
-        "reward": params.rl.reward.value,
+        "reward": params.rl.reward,
+        "functions": params.score.folder,
         "files": params.prepare.folder,
         "base_model": params.model.folder,
         "prompts": params.rollout.source.value,
@@ -81,8 +84,11 @@ def bind(address: str, params: Params) -> BoundStage:
     if stage.over is not Over.ONCE:
         if policy not in repeated:
             known = ", ".join(repeated) or "nothing"
-            raise ValueError(f"rl.{stage.over} has no {policy!r}; it has {known}")
-        binding |= {"key": policy, "policy": repeated[policy].policy}
+            where = "" if stage.over is Over.REWARDS else "rl."
+            raise ValueError(f"{where}{stage.over} has no {policy!r}; it has {known}")
+        binding |= {"key": policy}
+        if (start := repeated[policy]) is not None:
+            binding |= {"policy": start.policy}
     return BoundStage(
         stage=stage,
         key=binding.get("key"),
@@ -102,11 +108,12 @@ def bind_all(params: Params) -> list[BoundStage]:
     ]
 
 
-def repeated_over(stage: Stage, params: Params) -> Mapping[str, Start]:
-    """The policies that the stage is repeated over, with what each starts from."""
-    policies: Mapping[Over, Mapping[str, Start]] = {
+def repeated_over(stage: Stage, params: Params) -> Mapping[str, Start | None]:
+    """What the stage is repeated over: policies, with what each starts from, or reward sources."""
+    policies: Mapping[Over, Mapping[str, Start | None]] = {
         Over.ITERATIONS: params.rl.iterations,
         Over.PREFERENCES: params.rl.preferences,
         Over.ONLINE: params.rl.online,
+        Over.REWARDS: dict.fromkeys(params.rewards),
     }
     return policies.get(stage.over, {})

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from stages.contracts.base import Over, Section, Stage, StageConfig
 from stages.contracts.precision import Precision
-from stages.contracts.rl import Reward
 from stages.contracts.rollout import Engine
 
 
@@ -28,7 +27,7 @@ class EvaluateConfig(StageConfig):
     seed: int
     precision: Precision = Field(strict=False)
     evaluate: EvaluateParams
-    reward: Reward = Field(alias="rl.reward", strict=False)
+    reward: str = Field(alias="rl.reward")
     max_new_tokens: int = Field(alias="rollout.max_new_tokens")
     temperature: float = Field(alias="rollout.temperature")
     engine: Engine = Field(alias="rollout.engine", strict=False)

@@ -8,13 +8,13 @@ ROOT = "sft"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def refuse_odd_names(value: Any) -> Any:
+def refuse_odd_names(value: Any, such_as: str = "iter_001, iter_002, ...") -> Any:
     """A mapping whose keys are all words; ValueError names one that is not."""
     for name in value if isinstance(value, dict) else ():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
                 f"{name!r} is not a name (a letter, then letters, digits and underscores), and "
-                "DVC would silently drop it: call it iter_001, iter_002, ..."
+                f"DVC would silently drop it: call it {such_as}"
             )
     return value
 

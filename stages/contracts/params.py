@@ -1,6 +1,6 @@
 """The whole of params.yaml, and what its values must agree on."""
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.contracts.base import Section
 from stages.contracts.evaluate import EvaluateParams
@@ -13,6 +13,7 @@ from stages.contracts.preference import PreferenceParams
 from stages.contracts.prepare import PrepareParams
 from stages.contracts.refusals import REFUSALS
 from stages.contracts.reward_model import RewardModelParams
+from stages.contracts.rewards import AnySource, refuse_source_names
 from stages.contracts.rl import RlParams
 from stages.contracts.rollout import RolloutParams
 from stages.contracts.score import ScoreParams
@@ -50,6 +51,8 @@ class Params(Section):
     """Algorithm, reward, and the family tree of policies."""
     rollout: RolloutParams = RolloutParams()
     """Sampling responses to train on."""
+    rewards: dict[str, AnySource] = Field(default_factory=dict)
+    """Sources of rewards by name, each of a kind: docs/rewards.md."""
     score: ScoreParams = ScoreParams()
     """Turning responses into rewards."""
     policy_update: PolicyUpdateParams = PolicyUpdateParams()
@@ -62,6 +65,8 @@ class Params(Section):
     """The page at the end."""
     warn: WarnParams = WarnParams()
     """From where on a policy's numbers are worth a warning; docs/warnings.md explains each."""
+
+    _sources_have_names = field_validator("rewards", mode="before")(refuse_source_names)
 
     @model_validator(mode="after")
     def _values_agree(self) -> "Params":

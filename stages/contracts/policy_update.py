@@ -17,7 +17,7 @@ from stages.contracts.objectives import (
 from stages.contracts.optimizer import Schedule
 from stages.contracts.precision import Precision
 from stages.contracts.preference import check_loss_settings
-from stages.contracts.rl import Algorithm, Reward
+from stages.contracts.rl import Algorithm
 
 
 class Critic(StrEnum):
@@ -192,7 +192,7 @@ class PolicyUpdateConfig(StageConfig):
     precision: Precision = Field(strict=False)
     policy_update: PolicyUpdateParams
     algorithm: Algorithm = Field(alias="rl.algorithm", strict=False)
-    reward: Reward = Field(alias="rl.reward", strict=False)
+    reward: str = Field(alias="rl.reward")
     prompts: int = Field(alias="rollout.prompts")
     reserve: int = Field(alias="rollout.reserve")
     temperature: float = Field(alias="rollout.temperature")

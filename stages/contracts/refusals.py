@@ -3,6 +3,7 @@
 A refusal looks at the whole params and says what is wrong with them, or nothing.
 """
 
+import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,7 @@ def _about_the_critic(params: "Params") -> str | None:
             "rl.algorithm is ppo, whose advantages come from a critic, but policy_update.critic "
             "is none: set it to auto, or rl.algorithm to grpo, rloo or another without a critic"
         )
-    if critic is Critic.REWARD_MODEL and params.rl.reward is not Reward.REWARD_MODEL:
+    if critic is Critic.REWARD_MODEL and params.rl.reward != Reward.REWARD_MODEL:
         return (
             f"policy_update.critic is reward_model, but rl.reward is {params.rl.reward}, so no "
             "reward model is trained: set critic to policy or auto"
@@ -173,12 +174,17 @@ def _about_pairs(params: "Params") -> str | None:
 
 
 def _about_rewards(params: "Params") -> str | None:
+    if params.rl.reward not in (choices := [*Reward, *params.rewards]):
+        close = difflib.get_close_matches(params.rl.reward, choices, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(choices)}"
+        return f"rl.reward names {params.rl.reward!r}, which is not a source of rewards: {hint}"
+    known = dict.fromkeys([params.rl.reward, Reward.VERIFIER.value, *params.rewards])
     for name in params.score.weights:
-        known = dict.fromkeys([params.rl.reward.value, Reward.VERIFIER.value])
         if name not in known:
+            *others, last = known
             return (
                 f"score.weights names {name!r}; with rl.reward {params.rl.reward} the sources are "
-                f"{' and '.join(known)}"
+                f"{', '.join(others)} and {last}"
             )
     weights = params.score.weights.values()
     if params.score.weights and not any(weights):

@@ -52,7 +52,7 @@ _GROUPED = (
 
 
 class Reward(StrEnum):
-    """Where the reward of a response comes from: the name of its folder under artifacts/rewards."""
+    """The sources of rewards that are there without being named in `rewards`."""
 
     REWARD_MODEL = "reward_model"
     VERIFIER = "verifier"
@@ -77,8 +77,8 @@ class RlParams(Section):
 
     algorithm: Algorithm = Field(default=Algorithm.PPO, strict=False)
     """How policies learn from their rollouts; docs/algorithms.md describes each."""
-    reward: Reward = Field(default=Reward.REWARD_MODEL, strict=False)
-    """`reward_model`: the trained reward model. `verifier`: 1 for a right answer, 0 otherwise."""
+    reward: str = Reward.REWARD_MODEL.value
+    """`reward_model`: the trained one. `verifier`: 1 for a right answer. Or a name in `rewards`."""
     teacher: str = "models"
     """Hugging Face folder of the policy that `distill` learns from; it shares the tokenizer."""
     iterations: dict[str, Start] = Field(

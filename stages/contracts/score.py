@@ -4,14 +4,16 @@ from pydantic import Field
 
 from stages.contracts.base import Over, Processes, Section, Stage, StageConfig
 from stages.contracts.precision import Precision
-from stages.contracts.rl import Reward
+from stages.contracts.rewards import AnySource
 
 
 class ScoreParams(Section):
     """Turning responses into rewards."""
 
     weights: dict[str, float] = Field(default_factory=dict)
-    """Weight of each source, `rl.reward` and `verifier`; empty: `rl.reward` alone."""
+    """Weight of each source: `rl.reward`, `verifier`, names in `rewards`; empty: `rl.reward`."""
+    folder: str = "rewards"
+    """Where the functions, schemas and templates are that `rewards` names."""
     reference: bool = True
     """Whether the SFT policy's log-probs are computed; without them, there is no KL to speak of."""
     clip: float | None = Field(default=None, gt=0)
@@ -31,7 +33,8 @@ class ScoreConfig(StageConfig):
 
     precision: Precision = Field(strict=False)
     score: ScoreParams
-    reward: Reward = Field(alias="rl.reward", strict=False)
+    rewards: dict[str, AnySource]
+    reward: str = Field(alias="rl.reward")
     temperature: float = Field(alias="rollout.temperature")
     max_new_tokens: int = Field(alias="rollout.max_new_tokens")
 
@@ -44,6 +47,7 @@ SCORE = Stage(
         "rollouts": "artifacts/rollouts/{key}.parquet",
         "reward": "artifacts/rewards/{reward}",
         "verifier": "artifacts/rewards/verifier",
+        "functions": "{functions}",
         "reference": "artifacts/policies/sft/model",
     },
     outs={"scores": "artifacts/scores/{key}.parquet"},

@@ -13,14 +13,14 @@ from stages.engines.models.lora import open_for_training
 
 
 def load_critic(
-    inputs: Mapping[str, Path], start: Critic, reward: Reward, lora: LoraParams, ctx: Context
+    inputs: Mapping[str, Path], start: Critic, reward: str, lora: LoraParams, ctx: Context
 ) -> Any:
     """The critic of the iteration before, ready to learn; the first starts as `start` says."""
     previous = inputs["state"] / "critic"
     if previous.exists():
         return open_for_training(load_scalar_model, previous, ctx.loads_on, lora, ctx.seed)
     if start is Critic.AUTO:
-        start = Critic.REWARD_MODEL if reward is Reward.REWARD_MODEL else Critic.POLICY
+        start = Critic.REWARD_MODEL if reward == Reward.REWARD_MODEL else Critic.POLICY
     if start is Critic.REWARD_MODEL:
         return open_for_training(load_scalar_model, inputs["reward"], ctx.loads_on, lora, ctx.seed)
     return open_for_training(start_scalar_model, inputs["policy"], ctx.loads_on, lora, ctx.seed)

@@ -102,9 +102,18 @@ def _method(params: Params, family: Family) -> str:
         name = params.rl.algorithm.value.upper().replace("_", " ")
         parts.append(f"{name}, {' and '.join(done)}")
     return (
-        f"{', then '.join(parts)} from SFT to {family.final}, "
-        f"rewards from {_REWARD_WORDS[params.rl.reward]}"
+        f"{', then '.join(parts)} from SFT to {family.final}, rewards from {_reward_words(params)}"
     )
+
+
+def _reward_words(params: Params) -> str:
+    words = [
+        _REWARD_WORDS[Reward(name)]
+        if name in _REWARD_WORDS
+        else f"{name} ({params.rewards[name].kind.replace('_', ' ')})"
+        for name in params.score.weights or [params.rl.reward]
+    ]
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _caveats(family: Family, evidence: Evidence, verdict: Verdict) -> list[str]:

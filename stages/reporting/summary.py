@@ -60,7 +60,7 @@ def _reward_source(params: Params, evidence: Evidence) -> str:
     if evidence.pairwise_accuracy is None:
         return ""
     share = write(evidence.pairwise_accuracy, Format.SHARE)
-    return f"The {params.rl.reward.value.replace('_', ' ')} ranks {share} of held-out pairs right."
+    return f"The {params.rl.reward.replace('_', ' ')} ranks {share} of held-out pairs right."
 
 
 def _policies(family: Family, evidence: Evidence) -> str:

@@ -12,6 +12,7 @@ from stages.engines.forward.inference import UNIT_ROWS, response_pass
 from stages.engines.models.loaders import FRESH, Loaders
 from stages.engines.processes.parts import Compute, Pass
 from stages.rewards.model import RewardRule
+from stages.rewards.named import NamedSource, named_pass
 from stages.rewards.verifier import Verifier
 
 Rows = Sequence[Mapping[str, Any]]
@@ -20,17 +21,22 @@ Rows = Sequence[Mapping[str, Any]]
 def reward_pass(
     ctx: Context,
     name: str,
-    source: Reward,
+    source: str,
     folder: Path,
     precision: Precision,
     rows: Rows,
     load: Loaders = FRESH,
 ) -> Pass:
-    """One reward for each row of prompt_ids, response_ids, response, answer and finish_reason."""
-    if source is Reward.REWARD_MODEL:
+    """One reward for each row of rollouts, or of prompts with a response and a finish_reason.
+
+    `source` is the reward model, the verifier or a name in `rewards`; `folder` its artifact.
+    """
+    if source == Reward.REWARD_MODEL:
         rule = RewardRule.load(folder)
         model = lambda: load.scalar(folder, ctx.device, precision)  # noqa: E731
         return response_pass(ctx, name, rows, model, rule.rewards, _what(source))
+    if source != Reward.VERIFIER:
+        return named_pass(ctx, name, NamedSource.load(source, folder), rows)
     for row in rows:
         if row["answer"] is None:
             raise StageError(
@@ -53,7 +59,7 @@ def _verified(verifier: Verifier, rows: Rows) -> Compute:
     ]
 
 
-def _checked(compute: Compute, source: Reward, rows: Rows) -> Compute:
+def _checked(compute: Compute, source: str, rows: Rows) -> Compute:
     """Refuse a reward that is not a number before it is kept."""
 
     def of_unit(unit: range) -> Sequence[Any]:
@@ -65,5 +71,5 @@ def _checked(compute: Compute, source: Reward, rows: Rows) -> Compute:
     return of_unit
 
 
-def _what(source: Reward) -> str:
-    return f"the reward from {source.value}"
+def _what(source: str) -> str:
+    return f"the reward from {source}"

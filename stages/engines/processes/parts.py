@@ -42,6 +42,8 @@ class Pass:
     """Makes ready to compute, such as by loading a model; called only if something is missing."""
     numbers: Callable[[Sequence[Any]], Mapping[str, float]] = lambda _: {}
     """What the progress line says about the results of the latest unit."""
+    close: Callable[[], None] = lambda: None
+    """Lets go of what `load` opened; called once nothing more is computed, whatever the reason."""
 
     @property
     def units(self) -> list[range]:
@@ -94,6 +96,13 @@ def _fill(ctx: Context, work: Pass, passes: Sequence[Pass]) -> None:
     todo = missing(ctx, work)
     if not todo:
         return
+    try:
+        _compute(ctx, work, todo, passes)
+    finally:
+        work.close()
+
+
+def _compute(ctx: Context, work: Pass, todo: Sequence[range], passes: Sequence[Pass]) -> None:
     compute = work.load()
     total = sum(each.num_rows for each in passes)
     looked = -math.inf

@@ -1,0 +1,347 @@
+"""rewards: the sources of rewards that params.yaml names, each of one kind.
+
+`score.weights` and `rl.reward` speak of a source by its name. What a kind needs is written in its
+own class, and nothing else is allowed in it. docs/rewards.md has an example of each.
+"""
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from stages.contracts.base import Over, Section, Stage, StageConfig
+from stages.contracts.family import refuse_odd_names
+
+RESERVED = ("reward_model", "verifier")
+"""Sources that are there without being named."""
+TEMPLATE_NAMES = ("prompt", "response", "answer")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+
+
+class Rule(Section):
+    """What every built-in rule has: it looks at one response at a time, in a process of its own."""
+
+    timeout: float = Field(default=10.0, gt=0)
+    """Seconds that one response may take."""
+    concurrency: int = Field(default=1, ge=1)
+    """Processes that look at responses side by side; changes no reward."""
+
+
+class Verdict(Rule):
+    """A rule that says whether a response is right."""
+
+    must_end: bool = True
+    """Whether a response that was cut before it ended is wrong, whatever it says."""
+    on_timeout: float | None = None
+    """Reward of a response that takes longer than `timeout`; null: the stage fails and names it."""
+
+
+class Maths(Verdict):
+    """1 where the response's result equals the row's `answer` as mathematics, else 0."""
+
+    kind: Literal["maths"]
+    """`maths`"""
+    on_timeout: float | None = 0.0
+    """Reward of a response that takes longer than `timeout`; null: the stage fails and names it."""
+
+
+class MultipleChoice(Verdict):
+    """1 where the response chooses the letter of the row's `answer`, else 0."""
+
+    kind: Literal["multiple_choice"]
+    """`multiple_choice`"""
+    letters: str = Field(default="ABCDE", pattern=r"^[A-Z]{2,26}$")
+    """The letters that may be chosen."""
+
+
+class Match(StrEnum):
+    """How much of a response a pattern has to match."""
+
+    FULL = "full"
+    SEARCH = "search"
+
+
+class Pattern(Verdict):
+    """1 where a regular expression matches the response, else 0."""
+
+    kind: Literal["pattern"]
+    """`pattern`"""
+    pattern: str
+    """A Python regular expression; what its group `answer` catches, if any, must be the answer."""
+    match: Match = Field(default=Match.SEARCH, strict=False)
+    """Whether the `full` response has to match, or it is enough to `search` in it."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{value!r} is not a regular expression: {error}") from None
+        return value
+
+    @property
+    def needs_answer(self) -> bool:
+        return "answer" in re.compile(self.pattern).groupindex
+
+
+class Format(Verdict):
+    """1 where the response consists of the given tags, each once and in this order, else 0."""
+
+    kind: Literal["format"]
+    """`format`"""
+    tags: list[str] = Field(default=["think", "answer"], min_length=1)
+    """Names of the tags: [think, answer] asks for <think>...</think><answer>...</answer>."""
+
+
+class JsonSchema(Verdict):
+    """1 where the response is JSON that fits a schema, else 0."""
+
+    kind: Literal["json_schema"]
+    """`json_schema`"""
+    definition: dict[str, Any] | None = None
+    """The JSON schema itself; null: it is in `file`."""
+    file: str | None = None
+    """A file in `score.folder` that holds the schema."""
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> "JsonSchema":
+        if (self.definition is None) == (self.file is None):
+            raise ValueError("a json_schema has either a `definition` or a `file`: give one")
+        return self
+
+
+class Instruction(Section):
+    """One thing that every response has to do."""
+
+    id: str
+    """Its name, such as `punctuation:no_comma`; docs/rewards.md lists them."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Its arguments, such as {num_words: 50, relation: at least}."""
+
+
+class Counted(StrEnum):
+    """What following some of several instructions is worth."""
+
+    ALL = "all"
+    SHARE = "share"
+
+
+class Unsupported(StrEnum):
+    """What to do at an instruction that there is no check for."""
+
+    ERROR = "error"
+    SKIP = "skip"
+
+
+class Instructions(Verdict):
+    """Whether the response follows instructions that a program can check (IFEval)."""
+
+    kind: Literal["instructions"]
+    """`instructions`"""
+    instructions: list[Instruction] = Field(default_factory=list)
+    """For every row alike; empty: each row's columns `instruction_id_list` and `kwargs` count."""
+    counted: Counted = Field(default=Counted.ALL, strict=False)
+    """`all`: 1 where all are followed, else 0. `share`: the share that is."""
+    unsupported: Unsupported = Field(default=Unsupported.ERROR, strict=False)
+    """An instruction without a check is an `error`, or left out of the count (`skip`)."""
+
+
+class LengthUnit(StrEnum):
+    """What a length counts."""
+
+    TOKENS = "tokens"
+    WORDS = "words"
+    CHARACTERS = "characters"
+
+
+class LengthShape(StrEnum):
+    """How the reward falls with the distance from the target."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class LengthSide(StrEnum):
+    """On which side of the target it falls."""
+
+    BOTH = "both"
+    LONGER = "longer"
+    SHORTER = "shorter"
+
+
+class Length(Rule):
+    """1 at a target length, falling to 0 at a distance of `width`."""
+
+    kind: Literal["length"]
+    """`length`"""
+    target: int = Field(ge=0)
+    """The length to aim for."""
+    width: int | None = Field(default=None, ge=1)
+    """The distance from the target at which the reward is 0; null: the target itself."""
+    unit: LengthUnit = Field(default=LengthUnit.TOKENS, strict=False)
+    """What is counted."""
+    shape: LengthShape = Field(default=LengthShape.LINEAR, strict=False)
+    """`linear`: a straight line. `cosine`: flat at both ends."""
+    side: LengthSide = Field(default=LengthSide.BOTH, strict=False)
+    """Which responses lose: those off the target on `both` sides, the `longer` or the `shorter`."""
+
+    @model_validator(mode="after")
+    def _has_a_width(self) -> "Length":
+        if not self.width and not self.target:
+            raise ValueError("a target of 0 needs a width: from where on is the reward 0?")
+        return self
+
+
+class Repetition(Rule):
+    """Minus the share of word sequences that the response has said before; 0 for none."""
+
+    kind: Literal["repetition"]
+    """`repetition`"""
+    ngram: int = Field(default=3, ge=1)
+    """Words in a sequence."""
+
+
+class Batched(Section):
+    """What is asked about several responses at once."""
+
+    batch_size: int = Field(default=64, ge=1)
+    """Responses in one call."""
+    timeout: float = Field(default=30.0, gt=0)
+    """Seconds that one call may take."""
+    concurrency: int = Field(default=1, ge=1)
+    """Calls that are under way at once."""
+
+
+class Function(Batched):
+    """A Python function of yours, in a process of its own."""
+
+    kind: Literal["function"]
+    """`function`"""
+    function: str
+    """`module:function`; the module is a file in `score.folder`."""
+
+    @field_validator("function")
+    @classmethod
+    def _is_a_function(cls, value: str) -> str:
+        if not _FUNCTION.fullmatch(value):
+            raise ValueError(f"{value!r} does not name a function: write module:function")
+        return value
+
+
+class Remote(Section):
+    """What is asked over HTTP."""
+
+    url: str
+    """Where; http:// or https://, without a user part."""
+    timeout: float = Field(default=60.0, gt=0)
+    """Seconds that one request may take."""
+    retries: int = Field(default=5, ge=0)
+    """How often a request that met 429, 5xx or no connection is sent again."""
+    concurrency: int = Field(default=8, ge=1)
+    """Requests that are under way at once."""
+    token_variable: str | None = None
+    """Environment variable whose value is sent as bearer token; null: none is sent."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{value!r} is no address that begins with http:// or https://")
+        if "@" in parts.netloc:
+            raise ValueError(
+                "a password in an address would be in git: put the token into an environment "
+                "variable, and the variable's name into `token_variable`"
+            )
+        return value
+
+    @field_validator("token_variable")
+    @classmethod
+    def _is_a_variable(cls, value: str | None) -> str | None:
+        if value is not None and not _VARIABLE.fullmatch(value):
+            raise ValueError(
+                "this is not the name of an environment variable; the token itself must not be in "
+                "params.yaml"
+            )
+        return value
+
+
+class Http(Remote):
+    """A reward model that somebody serves."""
+
+    kind: Literal["http"]
+    """`http`"""
+    batch_size: int = Field(default=32, ge=1)
+    """Responses in one request."""
+    columns: list[str] = Field(default=["prompts", "responses", "answers"], min_length=1)
+    """What is sent of each row, by the names that functions have for it."""
+
+
+class Judge(Remote):
+    """A language model that is asked for a number, behind an OpenAI-compatible endpoint."""
+
+    kind: Literal["judge"]
+    """`judge`"""
+    model: str
+    """The model's name at the endpoint."""
+    template: str | None = None
+    """What it is asked, with {prompt}, {response}, {answer} or any column; null: in `file`."""
+    file: str | None = None
+    """A file in `score.folder` that holds the template."""
+    system: str | None = None
+    """The system message; null: none."""
+    low: float = 0.0
+    """The lowest number that counts as an answer."""
+    high: float = 10.0
+    """The highest number that counts as an answer."""
+    field: str | None = None
+    """The field of a JSON object that holds the number; null: the last number of the text is it."""
+    on_unparsable: float | None = None
+    """Reward where the answer has no such number; null: the stage fails and shows the answer."""
+    max_tokens: int = Field(default=512, ge=1)
+    """The longest answer that is asked for."""
+
+    @model_validator(mode="after")
+    def _asks_about_the_response(self) -> "Judge":
+        if (self.template is None) == (self.file is None):
+            raise ValueError("a judge has either a `template` or a `file`: give one")
+        if self.template is not None and "{response}" not in self.template:
+            raise ValueError("the template has no {response}: what should the judge judge?")
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}")
+        return self
+
+
+AnyRule = (
+    Maths | MultipleChoice | Pattern | Format | JsonSchema | Instructions | Length | Repetition
+)
+AnySource = Annotated[AnyRule | Function | Http | Judge, Field(discriminator="kind")]
+
+
+def refuse_source_names(value: Any) -> Any:
+    """A mapping whose keys can name sources; ValueError says which cannot."""
+    for name in value if isinstance(value, dict) else ():
+        if name in RESERVED:
+            raise ValueError(f"there is a source called {name!r} already: choose another name")
+    return refuse_odd_names(value, "right, short, judge, ...")
+
+
+class RewardSourceConfig(StageConfig):
+    """What reward_source sees of params.yaml."""
+
+    source: AnySource = Field(alias="rewards.{key}")
+
+
+REWARD_SOURCE = Stage(
+    name="reward_source",
+    module="stages.reward_source",
+    config=RewardSourceConfig,
+    inputs={"functions": "{functions}"},
+    outs={"source": "artifacts/rewards/{key}"},
+    metrics="metrics/rewards/{key}.json",
+    over=Over.REWARDS,
+)

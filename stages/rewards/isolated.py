@@ -1,0 +1,127 @@
+"""A Python process that scores rows for us, and that can be ended wherever it hangs.
+
+A rule may meet a response that it never finishes with, a function of the user's may do anything: in
+a process of its own it can neither take the stage with it nor keep it waiting, not even from inside
+a C call. Rows and rewards cross as lines of JSON, through pipes that the scored code does not see:
+what it prints goes to the job's log.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stages.rewards import isolated_worker
+
+START_SECONDS = 120.0
+"""How long the process may take to import what it needs."""
+
+
+class Hung(Exception):
+    """The process did not answer in time; it has been ended."""
+
+
+class Refused(Exception):
+    """The process says why it cannot score; `index` is the row's, where it knows."""
+
+    def __init__(self, said: str, index: int | None = None) -> None:
+        super().__init__(said)
+        self.index = index
+
+
+class Isolated:
+    """The process; it starts when first needed, and again after it was ended."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        """`order`: the first line that it gets, which says what it shall score by."""
+        self._order = order
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""
+
+    def score(self, rows: Sequence[Mapping[str, Any]], seconds: float) -> list[float]:
+        """A reward for each row, within so many seconds."""
+        self.start()
+        rewards: list[float] = self._ask({"rows": list(rows)}, seconds)["rewards"]
+        return rewards
+
+    def start(self) -> None:
+        """Have the process running and ready: what it imports takes time of its own."""
+        if self._process is not None:
+            return
+        root = Path(isolated_worker.__file__).parents[2]
+        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._unread = b""
+        self._process = subprocess.Popen(
+            # -P: a folder called `stages` where we happen to be is not the code that is meant.
+            [sys.executable, "-P", isolated_worker.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                # Sets of words come in the same order in every run.
+                "PYTHONHASHSEED": "0",
+                # The folder of functions is an input: importing from it must not change it.
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+        )
+        self._ask(self._order, START_SECONDS)
+
+    def close(self) -> None:
+        """End the process, and what it has started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+    def _ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._line(process, seconds))
+        except (OSError, EOFError, ValueError):
+            self.close()
+            raise Refused(_how_it_ended(process.returncode)) from None
+        except Hung:
+            self.close()
+            raise
+        if "refused" in answer:
+            raise Refused(answer["refused"], answer.get("index"))
+        return answer
+
+    def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
+        assert process.stdout is not None
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                raise Hung
+            chunk = os.read(process.stdout.fileno(), 1 << 16)
+            if not chunk:
+                raise EOFError
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+
+def _how_it_ended(returncode: int | None) -> str:
+    if returncode is not None and returncode < 0 and returncode != -signal.SIGKILL:
+        return f"its process was ended by {signal.Signals(-returncode).name}"
+    return "its process ended without an answer (see the log; was it out of memory?)"

@@ -1,0 +1,183 @@
+"""The process that scores rows: it reads lines of JSON and answers each with one.
+
+The first line says by what: {"rule": params, "folder": path} for a built-in rule, {"function":
+"module:function", "folder": path, "columns": names or null} for a function. Each line after it has
+rows, and is answered by {"rewards": numbers} or by {"refused": reason, "index": of the row}. It
+ends with its parent, and never writes where it was not told to.
+"""
+
+import asyncio
+import importlib
+import inspect
+import json
+import math
+import numbers
+import os
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RULE_MEMORY = 8 << 30
+"""Bytes of address space for a rule: a response may be a number that no memory holds."""
+LOOK_INTERVAL_S = 1.0
+Score = Callable[[Sequence[Mapping[str, Any]]], list[float]]
+
+
+class Refusal(Exception):
+    def __init__(self, reason: str, index: int | None = None) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
+def main() -> None:
+    questions, answers = _private_pipes()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    score: Score | None = None
+    for line in questions:
+        message = json.loads(line)
+        try:
+            if score is None:
+                score = _by_rule(message) if "rule" in message else _by_function(message)
+                answer: dict[str, Any] = {"ready": True}
+            else:
+                answer = {"rewards": score(message["rows"])}
+        except Refusal as refusal:
+            answer = {"refused": str(refusal), "index": refusal.index}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _private_pipes() -> tuple[Any, Any]:
+    """Ours alone: the scored code finds an empty input, and what it prints goes to the log."""
+    questions = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    return questions, answers
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_INTERVAL_S)
+    os._exit(1)
+
+
+def _by_rule(order: Mapping[str, Any]) -> Score:
+    from stages.rewards.given import Unusable
+    from stages.rewards.rules import open_rule
+
+    resource.setrlimit(resource.RLIMIT_AS, (RULE_MEMORY, RULE_MEMORY))
+    rule = open_rule(order["rule"], Path(order["folder"]))
+
+    def score(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        rewards = []
+        for index, row in enumerate(rows):
+            try:
+                rewards.append(rule(row))
+            except Unusable as reason:
+                raise Refusal(str(reason), index) from None
+            except Exception as error:
+                raise Refusal(f"the rule failed: {_last_line(error)}", index) from error
+        return rewards
+
+    return score
+
+
+def _by_function(order: Mapping[str, Any]) -> Score:
+    function = _load(Path(order["folder"]), order["function"])
+    names = order["columns"]
+    wanted = [] if names is None else _wanted(function, names)
+
+    def score(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        from stages.rewards.given import columns
+
+        arguments = columns(rows, wanted)
+        try:
+            returned = function(**arguments)
+            if inspect.isawaitable(returned):
+                returned = asyncio.run(_awaited(returned))
+        except Exception as error:
+            raise Refusal(f"raised {_last_line(error)}") from error
+        return _numbers(returned, len(rows))
+
+    return score
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _load(folder: Path, name: str) -> Callable[..., Any]:
+    """The function, from a file in the folder and from nowhere else."""
+    module_name, _, function_name = name.partition(":")
+    path = folder.joinpath(*module_name.split(".")).with_suffix(".py")
+    if not path.is_file():
+        raise Refusal(f"there is no file {path}: score.folder names the folder of functions")
+    sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise Refusal(f"importing {path} raised {_last_line(error)}") from error
+    if Path(str(module.__file__)).resolve() != path.resolve():
+        raise Refusal(f"{module_name} is a module of Python's or of a package: rename {path}")
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise Refusal(f"{path} has no function {function_name}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _wanted(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
+    """The columns that the function's parameters name; all, where it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return list(names)
+    unknown = [
+        parameter.name
+        for parameter in parameters
+        if parameter.name not in names
+        and parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_POSITIONAL
+    ]
+    if unknown:
+        raise Refusal(
+            f"it asks for {', '.join(unknown)}, which no row has; there are {', '.join(names)}"
+        )
+    return [parameter.name for parameter in parameters if parameter.name in names]
+
+
+def _numbers(returned: Any, count: int) -> list[float]:
+    """What a function returned, as one finite number a row."""
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+        raise Refusal(f"returned {_shown(returned)}, not a list of {count} numbers")
+    if len(values) != count:
+        raise Refusal(f"returned {len(values)} numbers for {count} responses")
+    for index, value in enumerate(values):
+        if not isinstance(value, numbers.Real):
+            raise Refusal(f"returned {_shown(value)}, not a number", index)
+        if not math.isfinite(value):
+            raise Refusal(f"returned {value}", index)
+    return [float(value) for value in values]
+
+
+def _shown(value: Any) -> str:
+    return f"{repr(value)[:60]} ({type(value).__name__})"
+
+
+def _last_line(error: BaseException) -> str:
+    """The error, with the line that raised it; the whole traceback is in the log."""
+    traceback.print_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return traceback.format_exception_only(error)[-1].strip() + where
+
+
+if __name__ == "__main__":
+    main()

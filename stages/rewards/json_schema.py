@@ -1,0 +1,54 @@
+"""json_schema: whether a response is JSON that fits a schema.
+
+The JSON is the whole response, or all that stands in one ``` fence. A schema that refers to an
+address outside itself is refused: nothing is fetched while responses are scored.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stages.contracts.rewards import JsonSchema
+from stages.rewards.given import Row
+
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
+_NOT_JSON = object()
+
+
+def open_rule(params: JsonSchema, folder: Path) -> Callable[[Row], float]:
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    schema = params.definition if params.file is None else read_schema(folder / params.file)
+    kind = validator_for(schema)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"this is no JSON schema: {error.message}") from None
+    validator = kind(schema, registry=Registry())
+
+    def reward(row: Row) -> float:
+        value = _value(row["response"].strip())
+        return float(value is not _NOT_JSON and validator.is_valid(value))
+
+    return reward
+
+
+def read_schema(path: Path) -> Any:
+    """The schema in a file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _value(text: str) -> Any:
+    fenced = _FENCED.fullmatch(text)
+    try:
+        return json.loads(fenced[1] if fenced else text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _NOT_JSON
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")

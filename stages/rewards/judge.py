@@ -1,0 +1,160 @@
+"""judge: a language model behind an OpenAI-compatible endpoint is asked for a number.
+
+It is asked at temperature 0, one request a response. The number is a field of the last JSON object
+in its answer, or the last number of the text (8/10 and "8 out of 10" are 8 where 10 is the
+highest); it has to lie between `low` and `high`. What it answered is kept in the scratch by a hash
+of the request, so that a stage that was killed does not ask again. A model that somebody serves may
+answer another way tomorrow: the scores keep what it said today.
+"""
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stages.context import Context, StageError
+from stages.contracts.rewards import TEMPLATE_NAMES, Judge
+from stages.rewards.given import Row, name_of, other_columns
+from stages.rewards.remote import NoAnswer, Server
+from stages.rewards.side_by_side import side_by_side
+
+_HOLE = re.compile(r"\{(\w+)\}")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?![\w])")
+SHOWN = 200
+
+
+class JudgeScorer:
+    def __init__(
+        self, ctx: Context, name: str, params: Judge, folder: Path, rows: Sequence[Row]
+    ) -> None:
+        self._ctx, self._name, self._params = ctx, name, params
+        self._server = Server(name, params, "/chat/completions")
+        self._given_up = threading.Event()
+        self._template = read_template(name, params, folder)
+        known = [*TEMPLATE_NAMES, *other_columns(rows)]
+        if unknown := [hole for hole in _HOLE.findall(self._template) if hole not in known]:
+            raise StageError(
+                f"the template of rewards.{name} has {{{unknown[0]}}}, which no row has; there are "
+                f"{', '.join(known)}"
+            )
+
+    def close(self) -> None:
+        self._given_up.set()
+
+    def score(self, rows: Sequence[Row]) -> list[float]:
+        calls = [partial(self._of_row, row) for row in rows]
+        return side_by_side(self._ctx, calls, self._params.concurrency, self.close)
+
+    def _of_row(self, row: Row) -> float:
+        said = self._answer(row)
+        number = parse(said, self._params)
+        if number is not None:
+            return number
+        if self._params.on_unparsable is None:
+            raise StageError(
+                f"reward {self._name!r} for {name_of(row)}: the judge's answer has no number from "
+                f"{self._params.low:g} to {self._params.high:g}: {said[-SHOWN:]!r}. Ask more "
+                f"clearly, or say what such an answer is worth: rewards.{self._name}.on_unparsable"
+            )
+        return self._params.on_unparsable
+
+    def _answer(self, row: Row) -> str:
+        message = request(self._params, self._template, row)
+        asked = json.dumps([self._server.url, message], sort_keys=True)
+        digest = hashlib.sha256(asked.encode()).hexdigest()
+        kept = self._ctx.scratch / "judge" / self._name / f"{digest}.json"
+        if (known := _recall(kept)) is not None:
+            return known
+        try:
+            answer = self._server.ask(message, self._given_up.is_set)
+            said = answer["choices"][0]["message"]["content"]
+        except NoAnswer as problem:
+            raise StageError(f"reward {self._name!r} for {name_of(row)}: {problem}") from None
+        except (KeyError, IndexError, TypeError):
+            shown = json.dumps(answer)[:SHOWN]
+            raise StageError(
+                f"reward {self._name!r} for {name_of(row)}: {self._server.url} answered no chat "
+                f"completion: {shown}"
+            ) from None
+        said = said or ""
+        _keep(kept, said)
+        return str(said)
+
+
+def read_template(name: str, params: Judge, folder: Path) -> str:
+    """What the judge is asked; StageError where its file is missing or asks about no response."""
+    if params.template is not None:
+        return params.template
+    path = folder / str(params.file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StageError(f"the template of rewards.{name} cannot be read: {error}") from None
+    if "{response}" not in text:
+        raise StageError(f"{path} has no {{response}}: what should the judge judge?")
+    return text
+
+
+def request(params: Judge, template: str, row: Row) -> dict[str, Any]:
+    """The chat completion that is asked for."""
+    values = {**row["extra"], **{name: row[name] for name in TEMPLATE_NAMES}}
+
+    def fill(hole: re.Match[str]) -> str:
+        value = values.get(hole[1])
+        return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+    messages = [{"role": "user", "content": _HOLE.sub(fill, template)}]
+    if params.system is not None:
+        messages.insert(0, {"role": "system", "content": params.system})
+    return {
+        "model": params.model,
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": params.max_tokens,
+    }
+
+
+def parse(text: str, params: Judge) -> float | None:
+    """The number that an answer gives, if it is within the range."""
+    number = _field(text, params.field) if params.field else _last_number(text, params.high)
+    return number if number is not None and params.low <= number <= params.high else None
+
+
+def _last_number(text: str, high: float) -> float | None:
+    of_high = re.sub(rf"\s*(?:/|\bout of\b)\s*{high:g}(?:\.0+)?(?![\w.]*\d)", " ", text)
+    found = _NUMBER.findall(of_high)
+    return float(found[-1]) if found else None
+
+
+def _field(text: str, field: str) -> float | None:
+    """The field of the last JSON object that has it."""
+    decoder = json.JSONDecoder()
+    for start in reversed([match.start() for match in re.finditer(r"\{", text)]):
+        try:
+            value, _ = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        found = value.get(field)
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            return float(found)
+    return None
+
+
+def _recall(path: Path) -> str | None:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return kept["said"] if isinstance(kept, dict) else None
+
+
+def _keep(path: Path, said: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
+    aside.write_text(json.dumps({"said": said}), encoding="utf-8")
+    os.replace(aside, path)

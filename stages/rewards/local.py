@@ -1,0 +1,163 @@
+"""Scorers that compute here, in processes of their own: built-in rules and users' functions.
+
+Each reward is a finite number, or the stage fails with the source, the row and what went wrong.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stages.context import Context, StageError
+from stages.contracts.rewards import AnyRule, Function, Verdict
+from stages.rewards.given import Row, column_names, names_of
+from stages.rewards.isolated import Hung, Isolated, Refused
+from stages.rewards.side_by_side import side_by_side
+
+SEARCH_TIMEOUTS = 3
+"""How many timeouts may be spent on finding the row that a function fails at."""
+
+
+class _Processes:
+    """Some processes of one kind, each busy with one call at a time."""
+
+    def __init__(self, ctx: Context, order: Mapping[str, Any], count: int) -> None:
+        self._ctx = ctx
+        self._all = [Isolated(order) for _ in range(count)]
+        self._idle = list(self._all)
+        self._given_up = False
+
+    def close(self) -> None:
+        for process in self._all:
+            process.close()
+
+    def _give_up(self) -> None:
+        """End the calls under way; whoever made them hears that it is over, and starts no more."""
+        self._given_up = True
+        self.close()
+
+    def _side_by_side(self, batches: Sequence[Sequence[Row]]) -> list[float]:
+        def call(batch: Sequence[Row]) -> list[float]:
+            process = self._idle.pop()
+            try:
+                return self._of_batch(process, batch)
+            finally:
+                self._idle.append(process)
+
+        calls = [partial(call, batch) for batch in batches]
+        results = side_by_side(self._ctx, calls, len(self._all), self._give_up)
+        return [reward for result in results for reward in result]
+
+    def _of_batch(self, process: Isolated, batch: Sequence[Row]) -> list[float]:
+        raise NotImplementedError
+
+
+class RuleScorer(_Processes):
+    """A built-in rule, row by row."""
+
+    def __init__(self, ctx: Context, name: str, params: AnyRule, folder: Path) -> None:
+        order = {"rule": params.model_dump(mode="json"), "folder": str(folder)}
+        super().__init__(ctx, order, params.concurrency)
+        self._name, self._params = name, params
+
+    def score(self, rows: Sequence[Row]) -> list[float]:
+        return self._side_by_side([[row] for row in rows])
+
+    def _of_batch(self, process: Isolated, batch: Sequence[Row]) -> list[float]:
+        what = f"reward {self._name!r} ({self._params.kind})"
+        try:
+            return process.score(batch, self._params.timeout)
+        except Refused as refused:
+            raise StageError(f"{what} cannot score {names_of(batch)}: {refused}") from None
+        except Hung:
+            seconds = f"{self._params.timeout:g} s"
+            instead = self._params.on_timeout if isinstance(self._params, Verdict) else None
+            if instead is None:
+                raise StageError(
+                    f"{what} did not finish within {seconds} for {names_of(batch)}: raise "
+                    f"rewards.{self._name}.timeout, or look at the response"
+                ) from None
+            print(
+                f"{what} did not finish within {seconds} for {names_of(batch)}: its reward is "
+                f"{instead:g}",
+                file=sys.stderr,
+            )
+            return [instead for _ in batch]
+
+
+class FunctionScorer(_Processes):
+    """A function of the user's, batch by batch.
+
+    Where it fails for a batch, it is asked about one row after another: the message then names the
+    row, not sixty-four of them.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        name: str,
+        params: Function,
+        folder: Path,
+        rows: Sequence[Row] | None = None,
+    ) -> None:
+        """`rows`: all that it may be asked about; without them, it can only be checked."""
+        order = {
+            "function": params.function,
+            "folder": str(folder.resolve()),
+            "columns": None if rows is None else column_names(rows),
+        }
+        super().__init__(ctx, order, params.concurrency)
+        module, _, function = params.function.partition(":")
+        path = folder.joinpath(*module.split(".")).with_suffix(".py")
+        self._what = f"reward {name!r} ({folder.name}/{path.relative_to(folder)}:{function})"
+        self._name, self._params = name, params
+
+    def check(self) -> None:
+        """Load the function; StageError says why that is impossible."""
+        try:
+            self._all[0].start()
+        except (Refused, Hung) as error:
+            said = str(error) or "its module takes too long to import"
+            raise StageError(f"{self._what} cannot be loaded: {said}") from None
+
+    def score(self, rows: Sequence[Row]) -> list[float]:
+        self.check()
+        size = self._params.batch_size
+        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return self._side_by_side(batches)
+
+    def _of_batch(self, process: Isolated, batch: Sequence[Row]) -> list[float]:
+        try:
+            return process.score(batch, self._params.timeout)
+        except (Refused, Hung) as error:
+            if self._given_up:
+                raise
+            index = getattr(error, "index", None)
+            if index is not None:
+                raise self._failure(error, [batch[index]]) from None
+            at = batch if len(batch) == 1 else self._culprit(process, batch)
+            raise self._failure(error, at or batch, alone=at is not None) from None
+
+    def _culprit(self, process: Isolated, batch: Sequence[Row]) -> list[Row] | None:
+        """The first row that fails by itself, if one does before patience is over."""
+        until = time.monotonic() + SEARCH_TIMEOUTS * self._params.timeout
+        for row in batch:
+            if self._given_up or time.monotonic() > until:
+                return None
+            try:
+                process.score([row], self._params.timeout)
+            except (Refused, Hung):
+                return [row]
+        return None
+
+    def _failure(self, error: Exception, rows: Sequence[Row], *, alone: bool = True) -> StageError:
+        where = names_of(rows)
+        if isinstance(error, Hung):
+            said = f"did not return within {self._params.timeout:g} s"
+            remedy = f"raise rewards.{self._name}.timeout or lower its batch_size"
+        else:
+            said, remedy = str(error), "mend the function; the log has its whole traceback"
+        together = "" if alone else ", though no row of them does so by itself"
+        return StageError(f"{self._what} {said} for {where}{together}: {remedy}")

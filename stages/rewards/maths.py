@@ -1,0 +1,93 @@
+"""maths: whether a response's result equals the expected one as mathematics.
+
+The expected one is the row's `answer`; of one that shows its working, as in GSM8K, what follows the
+last `####`. The response's result is what its last \\boxed{} holds; without one, what follows its
+last `####`; without that, what math-verify finds in the whole text, which is mostly the last
+formula or number; and where it finds nothing, the last number. Equal are 1/2, 0.5 and \\frac{1}{2};
+1,234 and 1234; $18 and 18.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from stages.contracts.rewards import Maths
+from stages.rewards.given import Row, Unusable
+
+MARK = "####"
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
+
+
+def open_rule(_params: Maths, _folder: Path) -> Callable[[Row], float]:
+    # Its own time limits are alarms, and do not reach into C: the process's limit does.
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    return lambda row: float(is_right(row["response"], row["answer"]))
+
+
+def is_right(response: str, answer: str) -> bool:
+    """Whether the response's result is the expected one; Unusable where that is no result."""
+    expected = answer.rsplit(MARK, 1)[-1].strip()
+    if not expected:
+        raise Unusable(f"its 'answer' {answer!r} ends without a result")
+    stated = last_boxed(response)
+    if stated is None and MARK in response:
+        stated = response.rsplit(MARK, 1)[-1].strip().partition("\n")[0]
+    found = response if stated is None else stated
+    if _plain(found) == _plain(expected):
+        return True
+    one, other = _number(expected), _number(found)
+    if one is not None and other is not None:
+        return one == other
+    parsed = _parsed(found, formula=stated is not None)
+    if parsed:
+        return _equal(_parsed(expected, formula=True), parsed)
+    last = _NUMBER.findall(found)
+    return bool(last) and one is not None and _number(last[-1]) == one
+
+
+def last_boxed(text: str) -> str | None:
+    """What the last \\boxed{...} holds, braces within it counted; None where there is none."""
+    start = text.rfind(r"\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 1, start + len(r"\boxed{")
+    for position in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[begin:position].strip()
+    return None
+
+
+def _plain(text: str) -> str:
+    return text.strip().strip("$").strip().rstrip(".").strip()
+
+
+def _number(text: str) -> Decimal | None:
+    """The number that a text is, if it is nothing else: $1,234.50 and 18 are, 18 apples is not."""
+    plain = _plain(text)
+    if not _NUMBER.fullmatch(plain):
+        return None
+    try:
+        return Decimal(plain.replace(",", ""))
+    except InvalidOperation:
+        return None
+
+
+def _parsed(text: str, *, formula: bool) -> list[Any]:
+    """What math-verify makes of a formula, or of a text that has one somewhere."""
+    from math_verify import parse
+
+    if not formula:
+        return list(parse(text, parsing_timeout=0))
+    return list(parse(rf"\boxed{{{text}}}", parsing_timeout=0)) or list(
+        parse(text, parsing_timeout=0)
+    )
+
+
+def _equal(expected: list[Any], found: list[Any]) -> bool:
+    from math_verify import verify
+
+    return bool(expected) and bool(verify(expected, found, timeout_seconds=0))

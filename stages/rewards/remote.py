@@ -1,0 +1,167 @@
+"""One request to a server that scores, sent again while there is hope.
+
+Hope is after 429, 5xx and a lost connection: the next try waits, twice as long each time, or as
+long as the server says (Retry-After). Anything else is final, and the message has the first line of
+what the server said. The token comes from the environment, goes to the named address only
+(redirections are not followed) and is in no message.
+"""
+
+import email.utils
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from stages.context import StageError
+from stages.contracts.rewards import Remote
+
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
+LOOK_INTERVAL_S = 0.2
+LONGEST_ANSWER = 64 << 20
+SHOWN = 200
+
+
+class GivenUp(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class NoAnswer(Exception):
+    """The server did not answer as it should; the message says how, without the row."""
+
+
+class _Again(Exception):
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class _NoRedirections(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class Server:
+    """A server by the params of one source."""
+
+    def __init__(
+        self, name: str, params: Remote, path: str = "", *, first_wait: float = FIRST_WAIT_S
+    ) -> None:
+        self.url = params.url.rstrip("/") + path
+        self._params, self._first_wait = params, first_wait
+        self._token = _token(name, params.token_variable)
+        self._opener = urllib.request.build_opener(_NoRedirections)
+
+    def ask(self, message: Mapping[str, Any], given_up: Callable[[], bool]) -> Any:
+        """The answer's JSON; NoAnswer where there is none."""
+        wait = self._first_wait
+        for tries in range(self._params.retries + 1):
+            try:
+                return self._once(json.dumps(message).encode())
+            except _Again as again:
+                reason = str(again)
+                if tries == self._params.retries:
+                    break
+                _sleep(
+                    min(again.wait if again.wait is not None else wait, LONGEST_WAIT_S), given_up
+                )
+                wait = min(2 * wait, LONGEST_WAIT_S)
+        times = f"{self._params.retries + 1} times" if self._params.retries else "once"
+        raise NoAnswer(f"{self.url} was asked {times}, at last {reason}")
+
+    def _once(self, body: bytes) -> Any:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        request = urllib.request.Request(self.url, body, headers, method="POST")
+        deadline = time.monotonic() + self._params.timeout
+        try:
+            with self._opener.open(request, timeout=self._params.timeout) as answer:
+                read = _read(answer, deadline)
+        except urllib.error.HTTPError as error:
+            with error:
+                said = self._first_line(error, deadline)
+            reason = f"it answered {error.code} {error.reason}{said}"
+            if error.code == 429 or error.code >= 500:
+                raise _Again(reason, _retry_after(error.headers.get("Retry-After"))) from None
+            raise NoAnswer(f"{self.url}: {reason}{_advice(error.code)}") from None
+        except TimeoutError:
+            raise _Again(f"it did not answer within {self._params.timeout:g} s") from None
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, TimeoutError):
+                raise _Again(f"it did not answer within {self._params.timeout:g} s") from None
+            raise _Again(f"there was no connection ({error.reason})") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise _Again(f"the connection broke ({type(error).__name__}: {error})") from None
+        try:
+            return json.loads(read)
+        except ValueError:
+            raise NoAnswer(f"{self.url} answered no JSON: {read[:SHOWN]!r}") from None
+
+    def _first_line(self, error: urllib.error.HTTPError, deadline: float) -> str:
+        try:
+            text = _read(error, deadline).decode(errors="replace").strip()
+        except (OSError, http.client.HTTPException):
+            return ""
+        line = text.partition("\n")[0][:SHOWN]
+        if self._token:
+            line = line.replace(self._token, "***")
+        return f": {line}" if line else ""
+
+
+def _read(answer: Any, deadline: float) -> bytes:
+    """The whole body, even of a server that sends a byte now and then, before the deadline."""
+    parts: list[bytes] = []
+    while part := answer.read1(1 << 16):
+        parts.append(part)
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        if sum(map(len, parts)) > LONGEST_ANSWER:
+            raise NoAnswer(f"{answer.url} answered more than {LONGEST_ANSWER >> 20} MB")
+    return b"".join(parts)
+
+
+def _token(name: str, variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "").strip()
+    if not token:
+        raise StageError(
+            f"rewards.{name}.token_variable names {variable}, which is not set where the stage "
+            "runs: export it, or have the profile pass it on"
+        )
+    return token
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds to wait, from seconds or a date."""
+    if value is None:
+        return None
+    try:
+        return max(float(value), 0.0)
+    except ValueError:
+        pass
+    try:
+        date = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max((date - datetime.now(UTC)).total_seconds(), 0.0)
+
+
+def _advice(code: int) -> str:
+    if code in (401, 403):
+        return " (is the token in `token_variable` right?)"
+    return " (a redirection, which is not followed: set `url` to its end)" if code < 400 else ""
+
+
+def _sleep(seconds: float, given_up: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if given_up():
+            raise GivenUp
+        time.sleep(min(left, LOOK_INTERVAL_S))

@@ -1,0 +1,67 @@
+"""http: rewards from a server, by batches.
+
+POST {"prompts": [...], "responses": [...], ...} is answered by {"rewards": [...]}, a number for
+each response. A server's rewards are what it says at the time: two scorings agree as far as it
+does.
+"""
+
+import math
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from stages.context import Context, StageError
+from stages.contracts.rewards import Http
+from stages.rewards.given import Row, column_names, columns, names_of
+from stages.rewards.remote import NoAnswer, Server
+from stages.rewards.side_by_side import side_by_side
+
+
+class HttpScorer:
+    def __init__(self, ctx: Context, name: str, params: Http, rows: Sequence[Row]) -> None:
+        self._ctx, self._name, self._params = ctx, name, params
+        self._server = Server(name, params)
+        self._given_up = threading.Event()
+        known = column_names(rows)
+        if unknown := [column for column in params.columns if column not in known]:
+            raise StageError(
+                f"rewards.{name}.columns names {', '.join(unknown)}, which no row has; there are "
+                f"{', '.join(known)}"
+            )
+
+    def close(self) -> None:
+        self._given_up.set()
+
+    def score(self, rows: Sequence[Row]) -> list[float]:
+        size = self._params.batch_size
+        calls = [
+            partial(self._of_batch, rows[start : start + size])
+            for start in range(0, len(rows), size)
+        ]
+        results = side_by_side(self._ctx, calls, self._params.concurrency, self.close)
+        return [reward for result in results for reward in result]
+
+    def _of_batch(self, batch: Sequence[Row]) -> list[float]:
+        message = columns(batch, self._params.columns)
+        try:
+            answer = self._server.ask(message, self._given_up.is_set)
+        except NoAnswer as problem:
+            raise StageError(f"reward {self._name!r} for {names_of(batch)}: {problem}") from None
+        return self._numbers(answer, batch)
+
+    def _numbers(self, answer: Any, batch: Sequence[Row]) -> list[float]:
+        rewards = answer.get("rewards") if isinstance(answer, dict) else None
+        begin = f"reward {self._name!r}: {self._server.url} answered"
+        if not isinstance(rewards, list):
+            raise StageError(f'{begin} no {{"rewards": [...]}} for {names_of(batch)}')
+        if len(rewards) != len(batch):
+            raise StageError(
+                f"{begin} {len(rewards)} rewards for {len(batch)} responses: {names_of(batch)}"
+            )
+        for row, reward in zip(batch, rewards, strict=True):
+            if isinstance(reward, bool) or not isinstance(reward, int | float):
+                raise StageError(f"{begin} {reward!r}, not a number, for {names_of([row])}")
+            if not math.isfinite(reward):
+                raise StageError(f"{begin} {reward} for {names_of([row])}")
+        return [float(reward) for reward in rewards]
