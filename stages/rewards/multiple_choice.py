@@ -44,7 +44,6 @@ def choice(response: str, letters: str) -> str | None:
 
 def _alone(text: str, letters: str) -> str | None:
     """The letter that a text is, or begins with as a choice does: `B`, `(B)`, `B) Paris`."""
-    match = re.fullmatch(
-        rf"[\s*(]*([{letters}])(?:[\s*.)]*|[.):]\s.*)", text.replace(r"\text", ""), re.DOTALL
-    )
+    plain = re.sub(r"\\text\{(.*?)\}", r"\1", text)
+    match = re.fullmatch(rf"[\s*(]*([{letters}])(?:[\s*.)]*|[.):]\s.*)", plain, re.DOTALL)
     return match[1] if match else None

@@ -49,17 +49,15 @@ class _NoRedirections(urllib.request.HTTPRedirectHandler):
 class Server:
     """A server by the params of one source."""
 
-    def __init__(
-        self, name: str, params: Remote, path: str = "", *, first_wait: float = FIRST_WAIT_S
-    ) -> None:
+    def __init__(self, name: str, params: Remote, path: str = "") -> None:
         self.url = params.url.rstrip("/") + path
-        self._params, self._first_wait = params, first_wait
+        self._params = params
         self._token = _token(name, params.token_variable)
         self._opener = urllib.request.build_opener(_NoRedirections)
 
     def ask(self, message: Mapping[str, Any], given_up: Callable[[], bool]) -> Any:
         """The answer's JSON; NoAnswer where there is none."""
-        wait = self._first_wait
+        wait = FIRST_WAIT_S
         for tries in range(self._params.retries + 1):
             try:
                 return self._once(json.dumps(message).encode())

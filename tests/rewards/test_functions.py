@@ -1,0 +1,226 @@
+"""Reward functions: what they are given, and how one that misbehaves is named and ended."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stages.context import Context, StageError, Stopped
+from stages.rewards.given import given
+from stages.rewards.named import NamedSource, named_pass, open_scorer
+from tests.rewards.conftest import row
+
+ROWS = [row(str(number), index=number, level=number * 10) for number in range(5)]
+
+
+def failure(score, folder: Path, **params) -> str:
+    with pytest.raises(StageError) as caught:
+        score(ROWS, folder, kind="function", **params)
+    return str(caught.value)
+
+
+def test_a_function_gets_the_columns_that_it_names(score, functions) -> None:
+    folder = functions(
+        mine="def f(prompts, responses, answers, finish_reasons, response_ids, level, other=7):\n"
+        "    assert other == 7 and finish_reasons == ['stop'] * len(prompts)\n"
+        "    assert all(p.startswith('What is') for p in prompts)\n"
+        "    return [int(r) * 100 + int(a) + l + len(i) / 2\n"
+        "            for r, a, l, i in zip(responses, answers, level, response_ids)]\n"
+    )
+    expected = [number * 100 + 4 + number * 10 + 0.5 for number in range(5)]
+    assert score(ROWS, folder, kind="function", function="mine:f") == expected
+
+
+def test_keywords_get_everything_and_batches_are_as_long_as_asked(score, functions) -> None:
+    folder = functions(
+        mine="def f(responses, **columns):\n"
+        "    assert {'prompts', 'answers', 'level', 'prompt_ids'} <= set(columns)\n"
+        "    return [len(responses)] * len(responses)\n"
+    )
+    rewards = score(ROWS, folder, kind="function", function="mine:f", batch_size=2)
+    assert rewards == [2.0, 2.0, 2.0, 2.0, 1.0]
+
+
+def test_an_async_function_and_one_with_neighbours_and_arrays(score, functions) -> None:
+    folder = functions(
+        helper="import numpy\nfactor = numpy.float32(0.5)\n",
+        mine="import asyncio, helper, numpy\n"
+        "async def f(responses):\n"
+        "    await asyncio.sleep(0.01)\n"
+        "    return numpy.array([float(r) for r in responses]) * helper.factor\n",
+    )
+    rewards = score(ROWS, folder, kind="function", function="mine:f", concurrency=2, batch_size=1)
+    assert rewards == [0.0, 0.5, 1.0, 1.5, 2.0]
+    assert not list(folder.rglob("__pycache__")), "importing has changed an input"
+
+
+def test_what_a_function_prints_does_not_disturb(score, functions, capfd) -> None:
+    folder = functions(
+        mine="import os, sys\n"
+        "print('hello at import')\n"
+        "def f(responses):\n"
+        "    print('{\"rewards\": [9]}')\n"
+        "    os.write(1, b'raw words')\n"
+        "    assert sys.stdin.read() == ''\n"
+        "    return [1 for _ in responses]\n"
+    )
+    assert score(ROWS, folder, kind="function", function="mine:f") == [1.0] * 5
+    assert "raw words" in capfd.readouterr().err
+
+
+def test_a_function_that_raises_is_named_with_the_row(score, functions) -> None:
+    folder = functions(mine="def f(responses):\n    return [1 / (3 - int(r)) for r in responses]\n")
+    said = failure(score, folder, function="mine:f")
+    assert "reward 'mine' (rewards/mine.py:f) raised ZeroDivisionError: division by zero" in said
+    assert "(mine.py:2) for prompt p1, sample 1 ('What is 2 + 2, for the 3th time?')" in said
+
+
+def test_a_failure_that_no_row_has_by_itself_names_them_all(score, functions) -> None:
+    folder = functions(
+        mine="def f(responses):\n    assert len(responses) == 1, 'one'\n    return [0]\n"
+    )
+    said = failure(score, folder, function="mine:f")
+    assert "AssertionError: one" in said
+    assert "5 rows from prompt p0, sample 0" in said
+    assert "though no row of them does so by itself" in said
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("[1] * (len(responses) - 1)", "returned 4 numbers for 5 responses"),
+        ("None", "returned None (NoneType), not a list of 5 numbers"),
+        ("'12345'", "returned '12345' (str), not a list of 5 numbers"),
+        ("[1, 1, 'x', 1, 1]", "returned 'x' (str), not a number for prompt p1, sample 0"),
+        ("[1, None, 1, 1, 1]", "returned None (NoneType), not a number for prompt p0, sample 1"),
+        ("[1, 1, 1, 1, float('nan')]", "returned nan for prompt p2, sample 0"),
+        ("[1, 1, 1, float('-inf'), 1]", "returned -inf for prompt p1, sample 1"),
+    ],
+)
+def test_wrong_returns_are_refused(score, functions, returned, said) -> None:
+    folder = functions(mine=f"def f(responses):\n    return {returned}\n")
+    assert said in failure(score, folder, function="mine:f")
+
+
+def test_a_hang_is_ended_and_named_even_inside_c(score, functions) -> None:
+    """Sorting by hand in Python could be interrupted; this power of a number cannot."""
+    folder = functions(
+        mine="def f(responses):\n"
+        "    return [(9 ** (9 ** 9)) % 7 if r == '2' else 1.0 for r in responses]\n"
+    )
+    began = time.monotonic()
+    said = failure(score, folder, function="mine:f", timeout=1.0)
+    assert "(rewards/mine.py:f) did not return within 1 s for prompt p1, sample 0" in said
+    assert time.monotonic() - began < 20
+    assert not [
+        p for p in psutil.Process().children(recursive=True) if "isolated" in str(p.cmdline())
+    ]
+
+
+def test_a_process_that_dies_is_named(score, functions) -> None:
+    folder = functions(
+        mine="import os\n"
+        "def f(responses):\n"
+        "    '1' in responses and os.abort()\n"
+        "    return [0] * len(responses)\n"
+    )
+    said = failure(score, folder, function="mine:f", batch_size=1)
+    assert "its process" in said
+    assert "for prompt p0, sample 1" in said
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("other:f", "there is no file"),
+        ("mine:g", "has no function g"),
+        ("broken:f", "raised ModuleNotFoundError: No module named 'not_there'"),
+        ("json:f", "rename"),
+        ("mine:asks", "asks for weather, which no row has; there are prompts, responses"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_named(score, functions, function, said) -> None:
+    folder = functions(
+        mine="def asks(weather):\n    return []\ndef f(responses):\n    return []\n",
+        broken="import not_there\n",
+        json="def f(responses): return []\n",
+    )
+    assert said in failure(score, folder, function=function)
+
+
+def test_stopping_ends_a_call_under_way(ctx: Context, functions) -> None:
+    folder = functions(
+        mine="import time, pathlib\n"
+        "def f(responses):\n"
+        "    pathlib.Path(__file__).with_name('begun').touch()\n"
+        "    time.sleep(60)\n"
+    )
+    from stages.contracts.rewards import Function
+
+    params = Function(kind="function", function="mine:f", timeout=90.0)
+    source = NamedSource("mine", params, folder)
+    plain = [given(item) for item in ROWS]
+    scorer = open_scorer(ctx, source, plain)
+    asked = ctx.should_stop
+    ctx.should_stop = lambda: (folder / "begun").exists() or asked()  # type: ignore[method-assign]
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        scorer.score(plain)
+    assert time.monotonic() - began < 30
+    scorer.close()
+
+
+def test_finished_units_outlive_a_failure(ctx: Context, functions, monkeypatch) -> None:
+    """The second unit fails; when the function is mended, the first is not computed again."""
+    from stages.contracts.rewards import Function
+    from stages.engines.processes.parts import collect, fill
+
+    monkeypatch.setattr("stages.rewards.named.UNIT_ROWS", 2)
+    text = "def f(responses):\n    open({!r}, 'a').write(' '.join(responses) + '|')\n    {}\n"
+    calls = ctx.folder / "calls"
+    source = NamedSource(
+        "mine", Function(kind="function", function="mine:f"), ctx.folder.parent / "rewards"
+    )
+    functions(mine=text.format(str(calls), "return [1 / (2 - int(r)) for r in responses]"))
+    with pytest.raises(StageError, match="p1, sample 0"):
+        fill(ctx, named_pass(ctx, "rewards-mine", source, ROWS))
+    assert calls.read_text().startswith("0 1|2 3|")
+    calls.unlink()
+    functions(mine=text.format(str(calls), "return [float(r) for r in responses]"))
+    work = named_pass(ctx, "rewards-mine", source, ROWS)
+    fill(ctx, work)
+    assert calls.read_text() == "2 3|4|"
+    assert collect(ctx, work) == [0.5, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_worker_ends_with_its_parent(functions) -> None:
+    """A parent that is killed outright leaves no process behind."""
+    import subprocess
+    import sys
+
+    folder = functions(
+        mine="import os, pathlib, time\n"
+        "def f(responses):\n"
+        "    pathlib.Path(__file__).with_name('pid').write_text(str(os.getpid()))\n"
+        "    time.sleep(60)\n"
+    )
+    program = (
+        "from stages.rewards.isolated import Isolated\n"
+        f"Isolated({{'function': 'mine:f', 'folder': {str(folder)!r}, 'columns': ['responses']}})"
+        ".score([{'response': '', 'extra': {}}], 60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path.cwd())
+    for _ in range(200):
+        if (folder / "pid").exists() and (folder / "pid").read_text():
+            break
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    pid = int((folder / "pid").read_text())
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.1)
+    psutil.Process(pid).kill()
+    pytest.fail("the worker outlived its parent")
