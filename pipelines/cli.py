@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.console import say_anything
 from pipelines.errors import LockstepError
 from pipelines.lineage.options import add_options
+from pipelines.samples_options import add_options as add_samples_options
 from pipelines.session_options import add_options as add_session_options
 
 _DESCRIPTION = """\
@@ -20,6 +21,7 @@ An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, po
   lockstep logs sft    what a stage wrote
   lockstep cancel sft  end its job, and those that wait for it
   lockstep lineage X   what made an artifact; `lineage diff X Y`: why two differ
+  lockstep samples     read what a policy answers; --lost: where it was better before
   lockstep verify      read every artifact again, and say what is not as it was recorded
   lockstep preset grpo set params.yaml to a named choice of values
   lockstep session up  keep a process with its models between the stages of the loop
@@ -132,6 +134,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_options(lineage)
     add_json(lineage)
+
+    shown = add("samples", _samples, "Show a policy's answers to the held-out prompts.")
+    add_samples_options(shown)
+    add_json(shown)
 
     preset = add("preset", _preset, "List presets, or merge some into params.yaml.")
     preset.add_argument(
@@ -291,6 +297,13 @@ def _lineage(arguments: argparse.Namespace) -> int:
     from pipelines.lineage.options import question_of
 
     return lineage(question_of(arguments))
+
+
+def _samples(arguments: argparse.Namespace) -> None:
+    from pipelines.repository import Repository
+    from pipelines.samples import samples
+
+    print(samples(Repository.find().root, arguments))
 
 
 def _preset(arguments: argparse.Namespace) -> None:

@@ -17,6 +17,11 @@ from pipelines.lineage.evidence import Artifact, Evidence
 from pipelines.lineage.naming import role_of
 from pipelines.repository import Repository
 
+NEEDS_PYARROW = (
+    "rows are in Parquet files, and pyarrow is not installed here: it comes with the compute plane "
+    "(`pip install -e '.[train]'`), or alone by `pip install pyarrow`"
+)
+
 
 class Gone(LockstepError):
     """The bytes of an artifact are not here."""
@@ -124,10 +129,7 @@ def _read(path: Path, columns: tuple[str, ...] | None) -> list[dict[str, Any]]:
     try:
         import pyarrow.parquet as pq
     except ModuleNotFoundError:
-        raise LockstepError(
-            "rows are in Parquet files, and pyarrow is not installed here: it comes with the "
-            "compute plane (`pip install -e '.[train]'`), or alone by `pip install pyarrow`"
-        ) from None
+        raise LockstepError(NEEDS_PYARROW) from None
     try:
         table = pq.ParquetFile(path)
         wanted = None if columns is None else [c for c in columns if c in table.schema_arrow.names]

@@ -30,6 +30,7 @@ COMMANDS = (
     "cancel",
     "record",
     "lineage",
+    "samples",
     "logs",
     "sync",
     "up",
