@@ -36,6 +36,7 @@ from stages.engines.training.journal import AHEAD, Journal
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.resume import Metrics
 from stages.engines.training.rl_state import RlState, load_state
+from stages.environments.episodes import open_arena
 from stages.policy_update import learn, open_learners, save, scored_rollouts
 from stages.rollout import roll_out
 from stages.score import score
@@ -90,6 +91,7 @@ class Steps:
         self._config, self._inputs, self._ctx = config, inputs, ctx
         self._state, self._learners, self._thread = state, learners, ahead
         self._prompts, self._decoder = read_parquet(inputs["prompts"]), Decoder(inputs["policy"])
+        self._arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
         self._load = resident()
         self.sampler = ResidentSampler(
             config, inputs["policy"], learners["policy"], ctx, aside, apart=config.online.overlap
@@ -162,7 +164,7 @@ class Steps:
     def _sample(self, step: int, ctx: StepContext) -> Sampled:
         """A step's responses by the weights that the sampler has taken."""
         rows, metrics = roll_out(
-            self._config, self._prompts, self._decoder, self.sampler.opened, ctx
+            self._config, self._prompts, self._decoder, self.sampler.opened, ctx, self._arena
         )
         policy_hash = self.sampler.policy_hash()
         rows = [{**row, "policy_hash": policy_hash} for row in rows]

@@ -23,6 +23,7 @@ from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Generator, Request, Sampling
 from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import generate_all, sample_seed
+from stages.environments.episodes import Arena, of_episodes, open_arena, played
 
 _OF_THE_PROMPT = ("prompt_id", "prompt", "answer", "extra", "prompt_ids")
 
@@ -34,7 +35,8 @@ def run(
 
     how = (config.rollout.engine, config.precision, config.rollout.batch_size)
     generator = partial(opened, ctx, inputs["policy"], *how)
-    rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), generator, ctx)
+    arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
+    rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), generator, ctx, arena)
     write_parquet(out["rollouts"], rows, schema.ROLLOUTS)
     return metrics
 
@@ -45,6 +47,7 @@ def roll_out(
     decoder: Decoder,
     generator: Callable[[], AbstractContextManager[Generator]],
     ctx: Context,
+    arena: Arena | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
     """Rows of schema.ROLLOUTS for the iteration that `ctx` is bound to, and their metrics."""
     params = config.rollout
@@ -67,6 +70,7 @@ def roll_out(
         for row, index in slots
     ]
 
+    named = [{**row, "sample_index": index} for row, index in slots]
     sampled = generate_all(
         ctx,
         generator,
@@ -74,7 +78,8 @@ def roll_out(
         max_new_tokens=params.max_new_tokens,
         sampling=Sampling(params.temperature, params.top_p, params.top_k, params.min_p),
         slots=params.batch_size,
-        describe=lambda i: sample_name({**slots[i][0], "sample_index": slots[i][1]}),
+        describe=lambda i: sample_name(named[i]),
+        play=played(arena, named) if arena else None,
     )
     completions = sampled.completions
 
@@ -87,14 +92,16 @@ def roll_out(
             "response_ids": completion.ids,
             "logprobs": completion.logprobs,
             "support": completion.support,
+            "loss_mask": completion.loss_mask,
             "seed": seed or 0,
             "finish_reason": completion.finish_reason,
+            "environment_reward": completion.environment_reward,
             "policy_hash": sampled.policy_hash,
         }
         for (row, index), seed, completion in zip(slots, seeds, completions, strict=True)
     ]
     drawn_at_random = [c for c, seed in zip(completions, seeds, strict=True) if seed is not None]
-    num_tokens = sum(len(completion.ids) for completion in drawn_at_random)
+    num_tokens = sum(completion.num_sampled for completion in drawn_at_random)
     num_cut = sum(completion.finish_reason == "length" for completion in drawn_at_random)
     return rows, {
         "response_length": num_tokens / len(drawn_at_random),
@@ -102,4 +109,5 @@ def roll_out(
         "entropy": sum(completion.entropy for completion in drawn_at_random) / num_tokens,
         "num_sequences": len(drawn_at_random),
         "num_tokens": num_tokens,
+        **(of_episodes(drawn_at_random) if arena else {}),
     }

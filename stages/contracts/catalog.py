@@ -75,6 +75,7 @@ def bind(address: str, params: Params) -> BoundStage:
         "files": params.prepare.folder,
         "base_model": params.model.folder,
         "prompts": params.rollout.source.value,
+        "environments": params.rollout.environments,
         "teacher": params.rl.teacher,
         **stage.binding,
     }

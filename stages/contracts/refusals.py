@@ -220,6 +220,16 @@ def _about_lengths(params: "Params") -> str | None:
             f"rollout.max_new_tokens {params.rollout.max_new_tokens} leaves no room for a prompt "
             f"in model.max_length {params.model.max_length}"
         )
+    observed = (params.rollout.max_turns - 1) * params.rollout.max_observation_tokens
+    longest = params.rollout.max_new_tokens + observed
+    if params.rollout.environment is not None and longest >= params.model.max_length:
+        return (
+            f"rollout.max_turns {params.rollout.max_turns} with up to "
+            f"{params.rollout.max_observation_tokens} observed tokens between two turns and "
+            f"{params.rollout.max_new_tokens} of the policy's own leave no room for a prompt in "
+            f"model.max_length {params.model.max_length}: lower rollout.max_turns, "
+            "rollout.max_observation_tokens or rollout.max_new_tokens"
+        )
     drawn, available = params.rollout.prompts + params.rollout.reserve, params.prepare.prompts
     from_prompts = params.rollout.source is PromptSource.PROMPTS
     if params.prepare.source == "arithmetic" and from_prompts and drawn > available:

@@ -51,6 +51,16 @@ class RolloutParams(Section):
     """`torch`, `vllm`, or `auto`: vllm on a GPU for over 3 billion weights, where installed."""
     batch_size: int = Field(default=256, ge=1)
     """Sequences decoded together; floating-point rounding depends on it, so it bears identity."""
+    environment: str | None = None
+    """What responses are played with, turn by turn: `calculator`, `guess`, module:Class; null."""
+    environments: str = "environments"
+    """Folder with the modules of your own environments."""
+    max_turns: int = Field(default=8, ge=1)
+    """Most turns of an episode; `max_new_tokens` is for all of them together."""
+    max_observation_tokens: int = Field(default=64, ge=1)
+    """Most tokens, chat template included, of what an environment answers to one turn."""
+    environment_timeout: float = Field(default=60.0, gt=0)
+    """Seconds that an environment may take to answer."""
 
     @property
     def cuts_support(self) -> bool:
@@ -73,6 +83,7 @@ ROLLOUT = Stage(
     inputs={
         "policy": "artifacts/policies/{policy}/model",
         "prompts": "artifacts/data/{prompts}.parquet",
+        "environments": "{environments}",
     },
     outs={"rollouts": "artifacts/rollouts/{key}.parquet"},
     metrics="metrics/iterations/{key}/rollout.json",

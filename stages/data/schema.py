@@ -28,6 +28,7 @@ _OPTIONAL = frozenset(
     {
         *("answer", "support", "margin", "advantages", "ref_logprobs", "loss_mask"),
         *("row_id", "source", "line", "template"),
+        "environment_reward",
         *("correct", "task", "pass_rate", "reference_reward", "won", "vote"),
         *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sampled"),
         *("win_rate", "win_rate_low", "win_rate_high"),
@@ -140,13 +141,15 @@ ROLLOUTS = _schema(
     loss_mask=_MASK,
     seed=pa.int64(),
     finish_reason=pa.string(),
+    environment_reward=pa.float32(),
     policy_hash=pa.string(),
 )
 """rollouts, sorted by (prompt_id, sample_index). `logprobs` are those of the distribution that each
 token was drawn from; `support` the tokens it was drawn from, where some were cut off (top-p and the
 like), else null; `finish_reason` is `stop` or `length`. `loss_mask` has 0 for each token that the
 policy did not say itself and is not trained on: its log-prob is 0, its support empty; null where it
-said all. A `greedy` row is the likeliest response, to compare with and not to learn from."""
+said all. `environment_reward` is what an environment paid; null where there was none. A `greedy`
+row is the likeliest response, to compare with and not to learn from."""
 
 SCORES = _schema(
     prompt_id=pa.string(),

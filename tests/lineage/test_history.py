@@ -115,6 +115,7 @@ def test_the_tree_tells_all_that_is_known_of_each_stage(ask: Asker) -> None:
     answer = ask("policy@iter_002", "--json").json
     assert sorted(node["stage"] or node["path"] for node in answer["stages"]) == [
         "data",
+        "environments",
         "models",
         "policy_update@iter_001",
         "policy_update@iter_002",

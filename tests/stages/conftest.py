@@ -45,7 +45,7 @@ class Runner:
             for key, value in {**{name: {} for name in TINY}, **changes}.items()
         }
         self.params = Params.model_validate(values)
-        for folder in ("data", "models", "rewards"):
+        for folder in ("data", "models", "rewards", "environments"):
             (root / folder).mkdir(parents=True, exist_ok=True)
 
     def paths(self, address: str) -> tuple[dict[str, Path], dict[str, Path]]:

@@ -1,5 +1,6 @@
 """The torch generator against a plain forward pass, and the promises about its randomness."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -76,6 +77,24 @@ def test_a_response_ends_with_its_only_end_token_or_is_cut(policy, requests):
         else:
             assert len(completion.ids) == 12
             assert completion.ids[-1] not in ends
+
+
+def test_a_response_may_have_stops_and_a_limit_of_its_own(policy, requests):
+    stops, limits = (5, 9), [1 + i % 7 for i in range(len(requests))]
+    plain = generate(policy, requests, max_new_tokens=12, sampling=Sampling(temperature=2.0))
+    cut = generate(
+        policy,
+        [replace(each, max_new_tokens=limit) for each, limit in zip(requests, limits, strict=True)],
+        max_new_tokens=12,
+        sampling=Sampling(temperature=2.0, stop_ids=stops),
+    )
+    ends = {*end_ids(policy), *stops}
+    for whole, short, limit in zip(plain, cut, limits, strict=True):
+        at = [1 + i for i, token in enumerate(whole.ids) if token in ends]
+        assert short.ids == whole.ids[: min([limit, *at])]
+        assert (short.finish_reason == "stop") is (short.ids[-1] in ends)
+    assert {short.finish_reason for short in cut} == {"stop", "length"}
+    assert {short.ids[-1] for short in cut} & set(stops)
 
 
 def test_without_a_seed_the_likeliest_token_is_taken(policy):

@@ -5,7 +5,7 @@ An engine is a factory: `open_engine(folder, slots)` gives a generator with the 
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -185,3 +185,25 @@ def test_sleep_and_wake_change_no_answer(setting):
     assert generator.generate(REQUESTS, **options) == before
     assert generator.policy_hash == content_hash(setting.policy)
     generator.close()
+
+
+def test_an_answer_may_have_stops_and_a_limit_of_its_own(generator):
+    stops = (5, 9)
+    limits = [1 + i % 7 for i in range(len(REQUESTS))]
+    plain = generator.generate(REQUESTS, max_new_tokens=24, sampling=WARM)
+    cut = generator.generate(
+        [replace(each, max_new_tokens=limit) for each, limit in zip(REQUESTS, limits, strict=True)],
+        max_new_tokens=24,
+        sampling=replace(WARM, stop_ids=stops),
+    )
+    reasons = set()
+    for whole, short, limit in zip(plain, cut, limits, strict=True):
+        ends = [i for i, token in enumerate(whole.ids) if token in (*ENDS, *stops)]
+        expected = whole.ids[: min([limit, *(1 + i for i in ends)])]
+        assert short.ids == expected
+        assert short.logprobs == pytest.approx(whole.logprobs[: len(expected)], abs=1e-4)
+        assert (short.finish_reason == "stop") is (expected[-1] in (*ENDS, *stops))
+        reasons.add(expected[-1] if expected[-1] in stops else short.finish_reason)
+    assert reasons == {*stops, "stop", "length"}
+    again = generator.generate(REQUESTS, max_new_tokens=24, sampling=WARM)
+    assert again == plain

@@ -62,7 +62,7 @@ def decode(decoder: Decoder, requests: Sequence[Request], max_new_tokens: int) -
             admitted = {slot: waiting.popleft() for slot in free[: len(waiting)]}
             decoder.admit(admitted)
             busy |= admitted
-            last_step |= dict.fromkeys(admitted.values(), step + max_new_tokens)
+            last_step |= {i: step + requests[i].limit(max_new_tokens) for i in admitted.values()}
         elif not waiting and decoder.rows_for(len(busy)) < decoder.rows_for(1 + max(busy)):
             outside = sorted(slot for slot in busy if slot >= len(busy))
             targets = dict(zip(outside, free[: len(outside)], strict=True))

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from stages.context import StageError
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn; the defaults cut nothing off.
+    """How tokens are drawn, and what else ends a completion; the defaults cut nothing off.
 
     As in vLLM, logits are first divided by the temperature, then cut: by min_p, then top_k, then
     top_p, each on what the ones before have left, renormalised. Of equally likely tokens the one
@@ -28,6 +30,8 @@ class Sampling:
     """Keep this many of the likeliest tokens; 0: off."""
     min_p: float = 0.0
     """Keep tokens at least this probable relative to the likeliest; 0: off."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end a completion besides the model's own end tokens; they are its last id."""
 
     @property
     def cuts(self) -> bool:
@@ -40,11 +44,21 @@ class Request:
 
     prompt_ids: Sequence[int]
     seed: int | None = None
+    max_new_tokens: int | None = None
+    """Where fewer tokens than the call allows may answer this one."""
+
+    def limit(self, of_call: int) -> int:
+        """How many tokens may answer it in a call that allows so many."""
+        return of_call if self.max_new_tokens is None else min(self.max_new_tokens, of_call)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A sampled response; one that ended has the end-of-sequence token as its last id."""
+    """A sampled response; one that ended has an end token, or one that stops, as its last id.
+
+    Where an environment was played with (stages/environments), it is a whole episode: all turns,
+    and what was observed between them.
+    """
 
     ids: list[int]
     logprobs: list[float]
@@ -53,6 +67,16 @@ class Completion:
     finish_reason: Literal["stop", "length"]
     support: list[list[int]] | None = None
     """The ids, sorted, that each token was drawn from; None: the whole vocabulary."""
+    loss_mask: list[int] | None = None
+    """0 for each token that was observed, not sampled: its log-prob is 0 and its support empty;
+    None: all were sampled."""
+    environment_reward: float | None = None
+    """What the environment paid for the episode."""
+    turns: int = 1
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.ids) if self.loss_mask is None else sum(self.loss_mask)
 
 
 class Generator(Protocol):
@@ -77,3 +101,16 @@ class Generator(Protocol):
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+def check_context(context: int | None, requests: Sequence[Request], max_new_tokens: int) -> None:
+    """StageError where a prompt and its answer do not fit the model's context."""
+    if not all(len(request.prompt_ids) for request in requests):
+        raise StageError("a prompt has no tokens: what is to be answered has to begin somehow")
+    longest = max(requests, key=lambda each: len(each.prompt_ids) + each.limit(max_new_tokens))
+    num_prompt, limit = len(longest.prompt_ids), longest.limit(max_new_tokens)
+    if context is not None and num_prompt + limit > context:
+        raise StageError(
+            f"a prompt of {num_prompt} tokens and rollout.max_new_tokens {limit} do not fit "
+            f"the model's context of {context}: lower rollout.max_new_tokens or shorten the prompts"
+        )

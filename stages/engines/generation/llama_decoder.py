@@ -57,16 +57,17 @@ class LlamaDecoder:
 
     def begin(self, requests: Sequence[Request], max_new_tokens: int, sampling: Sampling) -> None:
         """Make room for these requests, and note them."""
-        ends = sorted(end_ids(self.model))
+        ends = sorted(end_ids(self.model) | set(sampling.stop_ids))
         if len(ends) > NUM_ENDS:
             raise StageError(
-                f"the model's config names {len(ends)} end tokens; at most {NUM_ENDS} are decoded"
+                f"the model's config and the environment name {len(ends)} tokens that end a "
+                f"response; at most {NUM_ENDS} are decoded"
             )
         room = (self.slots, len(requests), max_new_tokens)
         if self._board is None or not self._board.fits(*room):
             self.forget_steps()
             self._board = Slots(*room, self.device)
-        longest = max(len(request.prompt_ids) for request in requests) + max_new_tokens
+        longest = max(len(each.prompt_ids) + each.limit(max_new_tokens) for each in requests)
         if longest > self._length:
             self.forget_steps()
             self._make_cache(-(-longest // CACHE_BLOCK) * CACHE_BLOCK)

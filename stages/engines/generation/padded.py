@@ -24,10 +24,12 @@ def generate(
     ids, mask = _left_padded([request.prompt_ids for request in requests], pad_id(policy), device)
     greedy = torch.tensor([request.seed is None for request in requests], device=device)
     seeds = torch.tensor([request.seed or 0 for request in requests], device=device)
-    ends = torch.tensor(sorted(end_ids(policy)), device=device)
+    ends = torch.tensor(sorted(end_ids(policy) | set(sampling.stop_ids)), device=device)
+    limits = torch.tensor([each.limit(max_new_tokens) for each in requests], device=device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
 
     running = torch.ones(len(requests), dtype=torch.bool, device=device)
+    cut = torch.zeros_like(running)
     tokens, logprobs, entropies, emitted = [], [], [], []
     supports: list[list[list[int]]] = [[] for _ in requests]
     cache, inputs = None, ids
@@ -51,6 +53,8 @@ def generate(
         entropies.append(drawn.entropies)
         emitted.append(running)
         running = running & ~torch.isin(drawn.tokens, ends)
+        cut = cut | (running & (step + 1 >= limits))
+        running = running & ~cut
         if not running.any():
             break
         inputs, positions = drawn.tokens[:, None], positions[:, -1:] + 1
@@ -59,13 +63,13 @@ def generate(
     lengths = torch.stack(emitted, 1).sum(1).tolist()
     all_tokens, all_logprobs = torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist()
     entropy = (torch.stack(entropies, 1) * torch.stack(emitted, 1)).sum(1).tolist()
-    cut = running.tolist()
+    was_cut = cut.tolist()
     return [
         Completion(
             ids=all_tokens[i][: lengths[i]],
             logprobs=all_logprobs[i][: lengths[i]],
             entropy=entropy[i],
-            finish_reason="length" if cut[i] else "stop",
+            finish_reason="length" if was_cut[i] else "stop",
             support=supports[i] if sampling.cuts else None,
         )
         for i in range(len(requests))

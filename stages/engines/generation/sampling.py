@@ -7,6 +7,7 @@ are many requests: a slot whose sequence has ended then takes the next.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stages.context import Context
@@ -21,6 +22,10 @@ LEAST_UNITS = 16
 """A unit is one round of the slots until there are so many units, for shards and against kills."""
 MOST_ROUNDS = 8
 """A unit has at most so many requests a slot."""
+
+
+Play = Callable[..., list[Completion]]
+"""(generator, range of requests, requests, max_new_tokens=, sampling=) to an episode for each."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +50,21 @@ def generate_all(
     sampling: Sampling,
     slots: int,
     describe: Callable[[int], str],
+    play: Play | None = None,
 ) -> Samples:
     """Complete all requests with the generator that `opened` gives; ShareDone if shards owe some.
 
     Parts lie under the hash of the weights that sampled them, so those of two policies never mix.
     A process that finds its share done under the one hash there is takes that, and loads no policy.
-    `describe` names a request where its log-probs are not finite.
+    `describe` names a request where its log-probs are not finite. With `play` a request is where an
+    episode begins, and its completion the whole of it.
     """
 
     def responses(name: str, generator: Generator | None = None) -> Pass:
         def decode(unit: range) -> list[dict[str, Any]]:
             assert generator is not None
-            completions = generator.generate(
+            answer = generator.generate if play is None else partial(play, generator, unit)
+            completions = answer(
                 requests[unit.start : unit.stop], max_new_tokens=max_new_tokens, sampling=sampling
             )
             for index, completion in zip(unit, completions, strict=True):
@@ -78,5 +86,5 @@ def generate_all(
 
 
 def _response_length(completions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    num_tokens = sum(len(completion["ids"]) for completion in completions)
+    num_tokens = sum(Completion(**completion).num_sampled for completion in completions)
     return {"response_length": num_tokens / len(completions)}

@@ -71,7 +71,8 @@ class Slots:
         rows = []
         for request in requests.values():
             ids = self._requests[request].prompt_ids
-            rows.append([ids[-1], len(ids) - 1, 0, request, self._limit])
+            limit = self._requests[request].limit(self._limit)
+            rows.append([ids[-1], len(ids) - 1, 0, request, limit])
         self.state.index_copy_(0, self.sent(list(requests)), self.sent(rows))
 
     def move(self, targets: Mapping[int, int]) -> None:

@@ -17,7 +17,7 @@ from stages.contracts.precision import Precision
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.generation.decoding import decode
-from stages.engines.generation.generator import Completion, Request, Sampling
+from stages.engines.generation.generator import Completion, Request, Sampling, check_context
 from stages.engines.generation.llama_decoder import LlamaDecoder
 from stages.engines.generation.llama_family import hold_once, is_known
 from stages.engines.generation.padded import generate as generate_padded
@@ -63,7 +63,8 @@ class TorchGenerator:
         self, requests: Sequence[Request], *, max_new_tokens: int, sampling: Sampling
     ) -> list[Completion]:
         assert not self._asleep, "wake it first"
-        check_context(self._model, requests, max_new_tokens)
+        context = getattr(unwrapped(self._model).config, "max_position_embeddings", None)
+        check_context(context, requests, max_new_tokens)
         with _on(self._device):
             completions = self._generate(requests, max_new_tokens, sampling)
             if not self._checked:
@@ -150,19 +151,6 @@ class TorchGenerator:
                 f"decode models of type {unwrapped(self._model).config.model_type} rightly; "
                 "set rollout.engine: vllm"
             )
-
-
-def check_context(model: Any, requests: Sequence[Request], max_new_tokens: int) -> None:
-    """StageError where a prompt and its answer do not fit the model's context."""
-    if not all(len(request.prompt_ids) for request in requests):
-        raise StageError("a prompt has no tokens: what is to be answered has to begin somehow")
-    context = getattr(unwrapped(model).config, "max_position_embeddings", None)
-    longest = max(len(request.prompt_ids) for request in requests)
-    if context is not None and longest + max_new_tokens > context:
-        raise StageError(
-            f"a prompt of {longest} tokens and rollout.max_new_tokens {max_new_tokens} do not fit "
-            f"the model's context of {context}: lower rollout.max_new_tokens or shorten the prompts"
-        )
 
 
 def _on(device: str) -> AbstractContextManager[Any]:

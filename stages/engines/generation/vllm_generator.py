@@ -33,7 +33,7 @@ import torch
 from stages.context import StageError
 from stages.contracts.precision import Precision
 from stages.data.seeds import stable_hash
-from stages.engines.generation.generator import Completion, Request, Sampling
+from stages.engines.generation.generator import Completion, Request, Sampling, check_context
 from stages.engines.generation.vllm_worker import Checked
 from stages.engines.models.folders import content_hash, folder_hash, load_policy
 from stages.engines.models.lora import BASE, is_adapter_folder
@@ -137,10 +137,9 @@ class VllmGenerator:
                 "vLLM does not tell which tokens rollout.top_p, top_k and min_p left to draw from: "
                 "set rollout.engine: torch, or these to 1, 0 and 0"
             )
-        self._check_context(requests, max_new_tokens)
+        check_context(self._llm.llm_engine.model_config.max_model_len, requests, max_new_tokens)
         common = {
-            "max_tokens": max_new_tokens,
-            "stop_token_ids": sorted(self._ends),
+            "stop_token_ids": sorted(self._ends | set(sampling.stop_ids)),
             # The end tokens are the ones above and no others.
             "ignore_eos": True,
             "logprobs": 0,
@@ -148,10 +147,8 @@ class VllmGenerator:
             "detokenize": False,
         }
         params = [
-            SamplingParams(temperature=0.0, **common)
-            if request.seed is None
-            else SamplingParams(
-                temperature=sampling.temperature, seed=stable_hash("vllm", request.seed), **common
+            SamplingParams(
+                max_tokens=request.limit(max_new_tokens), **_drawing(request, sampling), **common
             )
             for request in requests
         ]
@@ -235,15 +232,11 @@ class VllmGenerator:
             if wrong:
                 raise StageError(f"in vLLM, after loading: {wrong}")
 
-    def _check_context(self, requests: Sequence[Request], max_new_tokens: int) -> None:
-        context = self._llm.llm_engine.model_config.max_model_len
-        longest = max(len(request.prompt_ids) for request in requests)
-        if longest + max_new_tokens > context:
-            raise StageError(
-                f"a prompt of {longest} tokens and rollout.max_new_tokens {max_new_tokens} do not "
-                f"fit the model's context of {context}: lower rollout.max_new_tokens or shorten "
-                "the prompts"
-            )
+
+def _drawing(request: Request, sampling: Sampling) -> dict[str, Any]:
+    if request.seed is None:
+        return {"temperature": 0.0}
+    return {"temperature": sampling.temperature, "seed": stable_hash("vllm", request.seed)}
 
 
 def _completion(output: Any) -> Completion:

@@ -1,0 +1,1 @@
+"""What a policy can act in, turn after turn: tools and games."""

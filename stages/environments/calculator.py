@@ -1,0 +1,73 @@
+"""A calculator as a tool: `calc(12+34)` is answered with `46`, and what is said last is the answer.
+
+A turn that ends with a call is answered with its result, or with `error` where it cannot be
+computed. Any other turn is the policy's answer and ends the episode: 1 where it equals the row's
+`answer`, else 0.
+
+Numbers are whole or decimal, operations + - * / and parentheses; the result has no trailing zeros.
+"""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, ClassVar
+
+from stages.environments.environment import Environment, Observation
+
+CALL = re.compile(r"calc\((.*)\)\s*$", re.DOTALL)
+LONGEST = 200
+"""Characters of an expression."""
+DIGITS = 12
+"""Decimal places of a result that has more."""
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+class Calculator(Environment):
+    """An episode with the tool."""
+
+    stops: ClassVar[tuple[str, ...]] = (")",)
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:  # noqa: ARG002
+        if row["answer"] is None:
+            raise ValueError("the row has no `answer` to compare with: add it to the data")
+        self._answer = row["answer"].strip()
+
+    def step(self, action: str) -> Observation:
+        call = CALL.search(action)
+        if call is None:
+            return Observation(reward=float(action.strip() == self._answer), done=True)
+        try:
+            return Observation(text=result(call[1]))
+        except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
+            return Observation(text="error")
+
+
+def result(expression: str) -> str:
+    """The value of an expression; an error where it has none."""
+    if len(expression) > LONGEST:
+        raise ValueError(f"an expression has at most {LONGEST} characters")
+    return _shown(_value(ast.parse(expression.strip(), mode="eval").body, expression))
+
+
+def _value(node: ast.expr, source: str) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return Fraction(ast.get_source_segment(source.strip(), node) or "")
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, source)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        operation = _OPERATIONS[type(node.op)]
+        return operation(_value(node.left, source), _value(node.right, source))
+    raise ValueError("numbers, + - * / and parentheses are all that is known")
+
+
+def _shown(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value.numerator)
+    return f"{float(value):.{DIGITS}f}".rstrip("0").rstrip(".")

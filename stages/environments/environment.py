@@ -1,0 +1,46 @@
+"""What an environment is: something that answers a policy's turns and pays for them.
+
+One object plays one episode. The row's prompt opens it; the policy speaks, `step` answers with what
+the policy observes next, and so on until the environment says that it is done, or the policy's
+tokens or turns are used up. The episode's reward is the sum of what its steps paid.
+
+An environment must be a function of (row, seed, actions): the seed is the only randomness that it
+may use. It is the same for every sample of a prompt, in every iteration and in evaluation, so that
+samples of one prompt are comparable.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Observation:
+    """An environment's answer to a turn."""
+
+    text: str = ""
+    """What the policy reads next; nobody reads it where the episode is over."""
+    reward: float = 0.0
+    """What the turn is paid."""
+    done: bool = False
+    """Whether the episode is over."""
+
+
+class Environment(ABC):
+    """One episode. It is made without arguments."""
+
+    stops: ClassVar[tuple[str, ...]] = ()
+    """What ends a turn besides the end token, each one token of the policy's tokenizer. After such
+    a stop the policy goes on in the same message, and the observation is put there as it is. After
+    the end token the observation is a message of its own, as the chat template has it."""
+    role: ClassVar[str] = "user"
+    """Who says these messages, for the chat template."""
+
+    @abstractmethod
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        """Begin: the row has `prompt_id`, `prompt`, `answer`, and `extra`, its other columns."""
+
+    @abstractmethod
+    def step(self, action: str) -> Observation:
+        """Answer a turn; `action` is all that the policy said in it, without special tokens."""

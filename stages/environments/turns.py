@@ -1,0 +1,111 @@
+"""How an observation becomes tokens between two turns.
+
+A turn that ended with the end token is a finished message. What the chat template puts between it
+and the policy's next turn is read off the template once: a dialogue with a placeholder is rendered,
+and what surrounds the placeholder is turned into ids. A turn that ended with a stop of the
+environment's goes on in the same message, and nothing surrounds the observation.
+
+The observation's own text is tokenised once, by itself, and as text: what looks like a special
+token in it is not one. Ids that the policy sampled are never touched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from stages.context import StageError
+
+ASKED, ANSWERED, OBSERVED = "asked-of-the-policy", "answered-by-the-policy", "observed-by-it"
+"""Placeholders that no template has in it."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The ids around an observation, and those of it."""
+
+    before: Sequence[int]
+    """What follows the end token of a turn, up to the observation."""
+    after: Sequence[int]
+    """From there to the first token of the next turn."""
+    stop_ids: tuple[int, ...]
+    tokenizer: Tokenizer
+
+    def observed(self, text: str, *, same_message: bool) -> list[int]:
+        """What comes after a turn; ValueError where the tokenizer cannot say the text."""
+        own = _ids(self.tokenizer, text)
+        unknown = getattr(self.tokenizer.model, "unk_token", None)
+        if unknown is not None and self.tokenizer.token_to_id(unknown) in own:
+            raise ValueError(f"the policy's tokenizer has no tokens for all of {text!r}")
+        return own if same_message else [*self.before, *own, *self.after]
+
+
+def read_turns(model_folder: Path, role: str, stops: Sequence[str]) -> Turns:
+    """For a policy's folder; StageError where its template or tokenizer does not allow turns."""
+    from transformers import AutoTokenizer
+
+    rendering = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
+    before, after = around_observation(rendering, role)
+    tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    around = _ids(tokenizer, before), _ids(tokenizer, after)
+    # From here on a text is a text.
+    tokenizer.encode_special_tokens = True
+    return Turns(*around, tuple(_stop_id(tokenizer, stop) for stop in stops), tokenizer)
+
+
+def around_observation(tokenizer: Any, role: str) -> tuple[str, str]:
+    """The text between an end token and an observation, and between that and the next turn."""
+    if tokenizer.chat_template is None:
+        return "", ""
+    asked = [
+        {"role": "user", "content": ASKED},
+        {"role": "assistant", "content": ANSWERED},
+    ]
+    try:
+        first = tokenizer.apply_chat_template(asked, tokenize=False)
+        both = tokenizer.apply_chat_template(
+            [*asked, {"role": role, "content": OBSERVED}],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+    except Exception as error:
+        raise StageError(
+            f"the policy's chat template does not render a dialogue with the role {role!r} "
+            f"({error}): give the environment another `role`, or the tokenizer another template"
+        ) from error
+    if any(shown.count(ANSWERED) != 1 for shown in (first, both)) or both.count(OBSERVED) != 1:
+        raise StageError(
+            f"the policy's chat template does not show what an assistant and the role {role!r} "
+            "say as it is: give the environment another `role`, or the tokenizer another template"
+        )
+    said, _, rest = both.partition(ANSWERED)
+    if first.partition(ANSWERED)[0] != said:
+        raise StageError(
+            "the policy's chat template writes earlier turns differently when the dialogue goes "
+            "on, so that turns cannot be added to what was sampled: give it another template"
+        )
+    ended = rest.lstrip()
+    if not ended.startswith(tokenizer.eos_token):
+        raise StageError(
+            f"the policy's chat template does not end an assistant's turn with the end token "
+            f"{tokenizer.eos_token!r}, which the policy says when it is done: it puts "
+            f"{rest[:20]!r} there. Make template and end token agree"
+        )
+    before, _, after = ended.removeprefix(tokenizer.eos_token).partition(OBSERVED)
+    return before, after
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return [int(i) for i in tokenizer.encode(text, add_special_tokens=False).ids]
+
+
+def _stop_id(tokenizer: Tokenizer, stop: str) -> int:
+    ids = _ids(tokenizer, stop)
+    if len(ids) != 1 or tokenizer.decode(ids) != stop:
+        raise StageError(
+            f"the environment stops turns at {stop!r}, which is not one token of the policy's "
+            "tokenizer: choose stops that are, or none, and let turns end with the end token"
+        )
+    return ids[0]

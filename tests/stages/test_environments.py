@@ -1,0 +1,494 @@
+"""Episodes with an environment: ids, masks, seeds and rewards; what holds of any rollout, too."""
+
+import shutil
+import time
+
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from stages import rollout
+from stages.context import ShareDone, StageError, Stopped
+from stages.contracts.catalog import bind
+from stages.contracts.params import Params
+from stages.contracts.precision import Precision
+from stages.data.seeds import stable_hash
+from stages.data.tokenizer import Decoder
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.sampling import sample_seed
+from stages.engines.generation.torch_generator import TorchGenerator
+from stages.environments.calculator import Calculator, result
+from stages.environments.environment import Observation
+from stages.environments.episodes import play
+from stages.environments.guess import Guess
+from stages.environments.turns import around_observation, read_turns
+from tests.stages.conftest import Runner
+from tests.stages.test_algorithms import rows
+
+ROLLOUT, SCORE, UPDATE = (f"{stage}@iter_001" for stage in ("rollout", "score", "policy_update"))
+ECHO = '''
+from stages.environments.environment import Environment, Observation
+
+
+class Echo(Environment):
+    """Says how long the turn was and who is asked; over after as many turns as the seed says."""
+
+    stops = (";",)
+
+    def reset(self, row, seed):
+        assert row["prompt"].endswith("=")
+        assert set(row) == {"prompt_id", "prompt", "answer", "extra"}
+        self.left, self.name = 1 + seed % 4, str(seed % 100)
+
+    def step(self, action):
+        self.left -= 1
+        text = f"{len(action) % 10}+{self.name}="
+        return Observation(text, reward=0.25 * len(action), done=not self.left)
+
+
+class Raises(Echo):
+    def step(self, action):
+        raise KeyError("no such tool")
+
+
+class Hangs(Echo):
+    def step(self, action):
+        import time
+
+        time.sleep(600)
+
+
+class Talks(Echo):
+    def step(self, action):
+        return Observation("1" * 9)
+
+
+class Mumbles(Echo):
+    def step(self, action):
+        return "1"
+
+
+class Infinite(Echo):
+    def step(self, action):
+        return Observation("1", reward=float("inf"))
+
+
+class Foreign(Echo):
+    def step(self, action):
+        return Observation("hello")
+
+
+class Stops(Echo):
+    stops = ("==",)
+
+
+class Forgets(Environment):
+    def step(self, action):
+        return Observation("1")
+
+
+class Tutor:
+    def reset(self, row, seed): ...
+    def step(self, action): ...
+'''
+PLAYING = {
+    "environment": "echo:Echo", "max_turns": 3, "max_new_tokens": 14, "temperature": 1.5,
+    "prompts": 6, "samples": 3, "batch_size": 4, "max_observation_tokens": 8,
+}  # fmt: skip
+
+
+@pytest.fixture
+def playing(trained, tmp_path):
+    """A copy of the trained run, with an environment of the user's."""
+
+    def copy(name="run", rollout=None, **changes):
+        changes = {"rl": {"reward": "verifier", "algorithm": "grpo"}, **changes}
+        run = Runner(tmp_path / name, rollout={**PLAYING, **(rollout or {})}, **changes)
+        shutil.copytree(trained.root, run.root, dirs_exist_ok=True)
+        for path in ("artifacts/rollouts", "jobs"):
+            shutil.rmtree(run.root / path)
+        (run.root / "environments/echo.py").write_text(ECHO)
+        return run
+
+    return copy
+
+
+def test_every_turn_is_what_the_policy_says_after_all_before_it(playing):
+    """A hand-written loop, an episode at a time, without the code that plays them."""
+    run = playing()
+    metrics = run.run(ROLLOUT)
+    policy = run.root / "artifacts/policies/sft/model"
+    decoder = Decoder(policy)
+    generator = TorchGenerator("cpu", Precision.FLOAT32, 1)
+    generator.load(policy)
+    module: dict = {}
+    exec(ECHO, module)
+    played = rows(run, "rollouts/iter_001")
+    eos, stop = decoder.vocabulary()["<eos>"], decoder.vocabulary()[";"]
+    endings, all_turns = set(), []
+    for row in played:
+        seed = sample_seed(run.params.seed, "iter_001", row["prompt_id"], row["sample_index"])
+        assert row["seed"] == seed
+        environment = module["Echo"]()
+        of_game = stable_hash(run.params.seed, "environment", row["prompt_id"])
+        environment.reset(
+            {name: row[name] for name in ("prompt_id", "prompt", "answer")} | {"extra": {}}, of_game
+        )
+        ids, mask, logprobs, paid, turn, reason = [], [], [], 0.0, 0, "length"
+        while turn < 3 and sum(mask) < 14:
+            turn_seed = stable_hash(seed, "turn", turn) if turn else seed
+            (said,) = generator.generate(
+                [Request([*row["prompt_ids"], *ids], turn_seed)],
+                max_new_tokens=14 - sum(mask),
+                sampling=Sampling(1.5, stop_ids=(stop,)),
+            )
+            turn += 1
+            ids, mask = ids + said.ids, mask + [1] * len(said.ids)
+            logprobs += said.logprobs
+            endings.add(said.ids[-1] if said.ids[-1] in (eos, stop) else said.finish_reason)
+            if said.finish_reason == "length":
+                break
+            seen = environment.step(decoder.text(said.ids))
+            paid += seen.reward
+            if seen.done:
+                reason = "stop"
+                break
+            if turn == 3 or sum(mask) == 14:
+                break
+            observed = decoder.ids(seen.text)
+            ids, mask = ids + observed, mask + [0] * len(observed)
+            logprobs += [0.0] * len(observed)
+        assert row["response_ids"] == ids
+        assert row["loss_mask"] == mask
+        assert row["logprobs"] == pytest.approx(logprobs, abs=1e-5)
+        assert all(x == 0.0 for x, said in zip(row["logprobs"], mask, strict=True) if not said)
+        assert row["environment_reward"] == pytest.approx(paid)
+        assert row["finish_reason"] == reason
+        assert row["response"] == decoder.text(ids)
+        all_turns.append(turn)
+    assert endings == {eos, stop, "length"}
+    assert set(all_turns) == {1, 2, 3}
+    assert {row["finish_reason"] for row in played} == {"stop", "length"}
+    assert metrics["turns"] == pytest.approx(sum(all_turns) / len(played))
+    assert metrics["num_tokens"] == sum(sum(row["loss_mask"]) for row in played)
+    assert metrics["response_length"] == metrics["num_tokens"] / len(played)
+    assert metrics["environment_reward"] == pytest.approx(
+        sum(row["environment_reward"] for row in played) / len(played)
+    )
+
+
+def test_an_episode_of_one_turn_is_the_response_without_an_environment(playing):
+    """The same prompt, seed and budget give the same tokens, to the bit."""
+    alone, game = playing("alone", {"environment": None}), playing("game", {"max_turns": 1})
+    alone.run(ROLLOUT)
+    game.run(ROLLOUT)
+    first, second = (rows(run, "rollouts/iter_001") for run in (alone, game))
+    stop = Decoder(game.root / "artifacts/policies/sft/model").vocabulary()[";"]
+    for plain, played in zip(first, second, strict=True):
+        assert plain["loss_mask"] is None
+        assert plain["environment_reward"] is None
+        ids = plain["response_ids"]
+        length = 1 + ids.index(stop) if stop in ids else len(ids)
+        assert played["response_ids"] == ids[:length]
+        assert played["loss_mask"] == [1] * length
+        assert played["logprobs"] == pytest.approx(plain["logprobs"][:length], abs=1e-5)
+
+
+def test_an_episode_does_not_depend_on_its_neighbours(playing):
+    few, many = playing("few", {"batch_size": 1}), playing("many", {"batch_size": 32})
+    for run in (few, many):
+        run.run(ROLLOUT)
+    for one, other in zip(*(rows(run, "rollouts/iter_001") for run in (few, many)), strict=True):
+        for name in ("response_ids", "loss_mask", "finish_reason", "environment_reward"):
+            assert one[name] == other[name]
+        assert one["logprobs"] == pytest.approx(other["logprobs"], abs=1e-5)
+
+
+def test_the_bytes_do_not_depend_on_shards_or_stops(playing):
+    whole, cut = playing("whole"), playing("cut")
+    whole.run(ROLLOUT)
+    expected = whole.contents(whole.root / "artifacts/rollouts")
+    bound, (inputs, outs) = bind(ROLLOUT, cut.params), cut.paths(ROLLOUT)
+    outs["rollouts"].parent.mkdir()
+    stopping = cut.context(ROLLOUT)
+    stopping.request_stop()
+    with pytest.raises(Stopped):
+        rollout.run(bound.config, inputs, outs, stopping)
+    with pytest.raises(ShareDone):
+        rollout.run(bound.config, inputs, outs, cut.context(ROLLOUT, shard=1, num_shards=2))
+    rollout.run(bound.config, inputs, outs, cut.context(ROLLOUT, shard=0, num_shards=2))
+    assert cut.contents(cut.root / "artifacts/rollouts") == expected
+
+
+def test_a_killed_rollout_plays_only_the_episodes_that_are_left(playing, monkeypatch):
+    whole, cut = playing("whole"), playing("cut")
+    whole.run(ROLLOUT)
+    monkeypatch.setattr("stages.environments.episodes.play", dies_in_unit(3, play))
+    with pytest.raises(RuntimeError, match="the third unit"):
+        cut.run(ROLLOUT)
+    begun = []
+    monkeypatch.setattr(
+        "stages.environments.episodes.play",
+        lambda arena, generator, rows, *rest, **how: (
+            begun.extend(rows) or play(arena, generator, rows, *rest, **how)
+        ),
+    )
+    cut.run(ROLLOUT)
+    assert len(begun) == 18 - 2 * 4
+    assert cut.contents(cut.root / "artifacts/rollouts") == whole.contents(
+        whole.root / "artifacts/rollouts"
+    )
+
+
+def dies_in_unit(number, play):
+    count = []
+
+    def dying(*arguments, **how):
+        count.append(1)
+        if len(count) == number:
+            raise RuntimeError("the third unit")
+        return play(*arguments, **how)
+
+    return dying
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dpo"])
+def test_what_was_sampled_is_what_is_trained_on(playing, algorithm):
+    """Trainer and reference say of the policy's own tokens what the sampler said."""
+    run = playing(rl={"reward": "verifier", "algorithm": algorithm}, policy_update={"epochs": 1})
+    run.run(ROLLOUT)
+    of_score = run.run(SCORE)
+    # Rewards that differ, so that every algorithm has something to learn from.
+    path = run.root / "artifacts/scores/iter_001.parquet"
+    table = pq.read_table(path)
+    paid = [row["environment_reward"] for row in rows(run, "rollouts/iter_001")]
+    scored = [{**row, "reward": x} for row, x in zip(table.to_pylist(), paid, strict=True)]
+    pq.write_table(table.from_pylist(scored, schema=table.schema), path)
+    metrics = run.run(UPDATE)
+    played = rows(run, "rollouts/iter_001")
+    assert metrics["logprob_gap_max"] < 1e-4
+    assert abs(of_score["kl_to_reference"]) < 1e-6
+    assert metrics["response_length"] == sum(sum(row["loss_mask"]) for row in played) / len(played)
+    for score, row in zip(rows(run, "scores/iter_001"), played, strict=True):
+        assert score["ref_logprobs"] == pytest.approx(row["logprobs"], abs=1e-4)
+
+
+def test_supports_of_cut_off_sampling_go_with_the_tokens(playing):
+    run = playing(rollout={"top_k": 4})
+    run.run(ROLLOUT)
+    run.run(SCORE)
+    for row in rows(run, "rollouts/iter_001"):
+        assert [len(kept) > 0 for kept in row["support"]] == [bool(m) for m in row["loss_mask"]]
+    path = run.root / "artifacts/scores/iter_001.parquet"
+    table = pq.read_table(path)
+    scored = [{**row, "reward": float(i)} for i, row in enumerate(table.to_pylist())]
+    pq.write_table(table.from_pylist(scored, schema=table.schema), path)
+    assert run.run(UPDATE)["logprob_gap_max"] < 1e-4
+
+
+def test_fused_steps_play_what_chained_iterations_play(playing):
+    names = ["fast_001", "fast_002"]
+    rl = {
+        "reward": "verifier", "algorithm": "reinforce",
+        "iterations": {"fast_001": {"policy": "sft"}, "fast_002": {"policy": "fast_001"}},
+        "online": {"fast": {"policy": "sft", "steps": 2}},
+    }  # fmt: skip
+    run = playing(rl=rl, score={"missing_eos_penalty": 2.0})
+    for name in names:
+        for stage in ("rollout", "score", "policy_update"):
+            run.run(f"{stage}@{name}")
+    run.run("online@fast")
+    last = run.root / "artifacts/policies" / names[-1] / "model"
+    assert run.contents(last.parents[1] / "fast/model") == run.contents(last)
+    together = rows(run, "rollouts/fast")
+    for step, name in enumerate(names, 1):
+        alone = rows(run, f"rollouts/{name}")
+        assert any(0 in row["loss_mask"] for row in alone)
+        assert [row for row in together if row["step"] == step] == [
+            {"step": step, **row} for row in alone
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("echo:Raises", r"KeyError: 'no such tool'"),
+        ("echo:Talks", r"9 tokens, more than rollout.max_observation_tokens 8"),
+        ("echo:Mumbles", r"answered with str, not with an Observation"),
+        ("echo:Infinite", r"reward is inf"),
+        ("echo:Foreign", r"no tokens for all of 'hello'"),
+        ("echo:Forgets", r"abstract .*reset"),
+    ],
+)
+def test_an_environment_that_fails_is_named_with_the_row(playing, name, problem):
+    run = playing(rollout={"environment": name})
+    with pytest.raises(StageError, match=rf"environment {name} failed at .*prompt \w+.*{problem}"):
+        run.run(ROLLOUT)
+
+
+def test_an_environment_that_hangs_is_given_up(playing):
+    run = playing(rollout={"environment": "echo:Hangs", "environment_timeout": 0.2})
+    began = time.monotonic()
+    with pytest.raises(StageError, match=r"prompt \w+, sample 0.*environment_timeout 0.2 seconds"):
+        run.run(ROLLOUT)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("chess", "'chess'; there are calculator, guess"),
+        ("chess:Board", r"no .*environments/chess.py: put the module there"),
+        ("echo:Missing", "no class Missing"),
+        ("echo:Tutor", "no class Tutor that is an Environment"),
+        ("echo:Stops", "stops turns at '=='.*not one token"),
+        ("broken:Any", "does not import: SyntaxError"),
+    ],
+)
+def test_an_environment_that_is_not_there_is_refused(playing, name, problem):
+    run = playing(rollout={"environment": name})
+    (run.root / "environments/broken.py").write_text("class Any(:\n")
+    with pytest.raises(StageError, match=problem):
+        run.run(ROLLOUT)
+    # The folder is an input: reading from it adds nothing to it.
+    assert {path.name for path in (run.root / "environments").iterdir()} == {"echo.py", "broken.py"}
+
+
+def test_episodes_that_cannot_fit_are_refused_beforehand():
+    values = {"rollout": {"environment": "guess", "max_turns": 4, "max_observation_tokens": 8,
+                          "max_new_tokens": 24}}  # fmt: skip
+    with pytest.raises(ValueError, match=r"max_turns 4.*model.max_length 48"):
+        Params.model_validate(values)
+    Params.model_validate({"rollout": {**values["rollout"], "max_turns": 2}})
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BRACKETS = (
+    "<bos>{% for m in messages %}{% if m['role'] == 'user' %}[I] {{ m['content'] }} [/I]"
+    "{% elif m['role'] == 'assistant' %} {{ m['content'] }} <eos>"
+    "{% else %}{{ raise_exception('no such role') }}{% endif %}{% endfor %}"
+)
+UNENDED = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+FORGETFUL = "{% for m in messages[-2:] %}{{ m['content'] }}<eos>{% endfor %}"
+SHOUTED = "{% for m in messages %}{{ m['content'] | upper }}<eos>{% endfor %}"
+
+
+def tokenizer_of(trained, template):
+    tokenizer = AutoTokenizer.from_pretrained(trained.root / "artifacts/policies/sft/model")
+    if template:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "expected"),
+    [
+        (None, "user", ("", "")),
+        (CHATML, "user", ("\n<|im_start|>user\n", "<eos>\n<|im_start|>assistant\n")),
+        (CHATML, "tool", ("\n<|im_start|>tool\n", "<eos>\n<|im_start|>assistant\n")),
+        (BRACKETS, "user", ("[I] ", " [/I]")),
+    ],
+)
+def test_what_surrounds_an_observation_is_read_off_the_template(trained, template, role, expected):
+    assert around_observation(tokenizer_of(trained, template), role) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "problem"),
+    [
+        (BRACKETS, "tool", "does not render a dialogue with the role 'tool'"),
+        (UNENDED, "user", "does not end an assistant's turn with the end token"),
+        (FORGETFUL, "user", "writes earlier turns differently"),
+        (SHOUTED, "user", "does not show what an assistant and the role 'user' say"),
+    ],
+)
+def test_a_template_that_allows_no_turns_is_refused(trained, template, role, problem):
+    with pytest.raises(StageError, match=problem):
+        around_observation(tokenizer_of(trained, template), role)
+
+
+def test_an_observation_is_wrapped_after_an_end_token_and_not_after_a_stop(trained, tmp_path):
+    tokenizer = tokenizer_of(trained, CHATML)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.add_tokens(list("usera\nint"))
+    tokenizer.save_pretrained(tmp_path)
+    turns = read_turns(tmp_path, "user", (";",))
+    whole = turns.observed("12", same_message=False)
+    assert Decoder(tmp_path)._tokenizer.decode(whole, skip_special_tokens=False) == (
+        "\n<|im_start|>user\n12<eos>\n<|im_start|>assistant\n"
+    )
+    assert turns.observed("12", same_message=True) == Decoder(tmp_path).ids("12")
+    (stop,) = turns.stop_ids
+    assert stop == Decoder(tmp_path).vocabulary()[";"]
+
+
+def test_what_looks_like_a_special_token_in_an_observation_is_text(trained):
+    folder = trained.root / "artifacts/policies/sft/model"
+    turns = read_turns(folder, "user", ())
+    end = Decoder(folder).vocabulary()["<eos>"]
+    assert Decoder(folder).ids("1<eos>2")[1] == end
+    with pytest.raises(ValueError, match="no tokens for all of '1<eos>2'"):
+        turns.observed("1<eos>2", same_message=True)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("12+34", "46"), ("2*(3+4)-5", "9"), ("7/2", "3.5"), ("1/3", "0.333333333333"),
+        ("-4*-2", "8"), ("0.1+0.2", "0.3"), (" 6 / 3 ", "2"),
+    ],
+)  # fmt: skip
+def test_the_calculator_computes(expression, expected):
+    assert result(expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression", ["", "1/0", "2**99999", "x", "__import__('os')", "1" * 300, "1,2", "1+", "1j"]
+)
+def test_the_calculator_answers_nonsense_with_error(expression):
+    game = Calculator()
+    game.reset({"answer": "1"}, 0)
+    assert game.step(f"calc({expression})") == Observation("error")
+
+
+def test_the_calculator_pays_for_the_right_answer():
+    for said, paid in (("46", 1.0), (" 46 ", 1.0), ("47", 0.0), ("", 0.0)):
+        game = Calculator()
+        game.reset({"answer": "46"}, 0)
+        assert game.step("calc(12+34)") == Observation("46")
+        assert game.step(said) == Observation(reward=paid, done=True)
+
+
+def test_a_number_is_found_by_halving():
+    found = set()
+    for seed in range(60):
+        game = Guess()
+        game.reset({}, seed)
+        low, high = 1, 7
+        for _ in range(3):
+            guess = (low + high) // 2
+            seen = game.step(str(guess))
+            if seen.done:
+                break
+            low, high = (low, guess - 1) if seen.text == "<" else (guess + 1, high)
+        assert seen == Observation(reward=1.0, done=True)
+        found.add(guess)
+    assert found == set(range(1, 8))
+    assert game.step("none") == Observation(done=True)
+
+
+def test_the_game_is_the_same_for_all_samples_of_a_prompt(playing):
+    """Rewards of one prompt's samples are comparable: they are asked for the same number."""
+    run = playing(rollout={"environment": "guess", "samples": 8, "max_turns": 1})
+    run.run(ROLLOUT)
+    numbers = {}
+    for row in rows(run, "rollouts/iter_001"):
+        if row["environment_reward"] == 1.0:
+            numbers.setdefault(row["prompt_id"], set()).add(
+                [c for c in row["response"] if c.isdigit()][-1]
+            )
+    assert numbers
+    assert all(len(of) == 1 for of in numbers.values())
