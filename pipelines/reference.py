@@ -39,7 +39,25 @@ def params_reference() -> str:
             parts += [f"## {name}\n", f"{field.description}\n"]
             rows = _table(section.model_fields, lambda key, name=name: readers(f"{name}.{key}"))
             parts.append(rows)
+    parts += _kinds(readers)
     return "\n".join(parts)
+
+
+def _kinds(readers: typing.Callable[[str], str]) -> list[str]:
+    """A table for each kind of source that `rewards` can name."""
+    union = typing.get_args(typing.get_args(Params.model_fields["rewards"].annotation)[1])[0]
+    parts = [
+        "## rewards\n",
+        f"{Params.model_fields['rewards'].description} Read by {readers('rewards')}; each by the "
+        "reward_source of its name, too.\n",
+    ]
+    for kind in typing.get_args(union):
+        name = typing.get_args(kind.model_fields["kind"].annotation)[0]
+        parts += [f"### kind: {name}\n", f"{kind.__doc__}\n"]
+        fields = {key: field for key, field in kind.model_fields.items() if key != "kind"}
+        own = {key: field for key, field in fields.items() if key in kind.__annotations__}
+        parts.append(_table(own | fields))
+    return parts
 
 
 def profiles_reference() -> str:

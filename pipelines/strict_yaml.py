@@ -3,7 +3,7 @@
 import difflib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ def load_model(path: Path, model: type[Model]) -> Model:
         return model.model_validate(values)
     except ValidationError as error:
         known = _all_keys(model)
-        problems = [_describe(path, model, problem, known) for problem in error.errors()]
+        problems = [_describe(path, model, problem, known, values) for problem in error.errors()]
         raise LockstepError("\n".join(problems)) from None
 
 
@@ -46,14 +46,30 @@ def load_yaml(path: Path, *, pure: bool = True) -> dict[str, Any]:
     return values
 
 
-def _describe(path: Path, model: type[BaseModel], problem: Any, known: Sequence[str]) -> str:
-    location: Location = problem["loc"]
+def _describe(
+    path: Path,
+    model: type[BaseModel],
+    problem: Any,
+    known: Sequence[str],
+    values: Mapping[str, Any],
+) -> str:
+    location = _as_written(problem["loc"], values)
     key = ".".join(str(part) for part in location)
     line = _line_of(path, location)
     where = f"{path}:{line}" if line else str(path)
     if problem["type"] == "extra_forbidden":
-        hint = _nearest(model, location, known)
-        return f"{where}: unknown key `{key}`{hint}"
+        siblings = _keys_at(model, [str(part) for part in problem["loc"][:-1]])
+        return f"{where}: unknown key `{key}`{_nearest(location, siblings, known)}"
+    if problem["type"] == "union_tag_not_found":
+        tag = problem["ctx"]["discriminator"].strip("'")
+        kinds = _tags(model, [str(part) for part in location], tag)
+        return f"{where}: `{key}` has no `{tag}`; add one of {', '.join(kinds)}"
+    if problem["type"] == "union_tag_invalid":
+        tag, found = problem["ctx"]["discriminator"].strip("'"), problem["ctx"]["tag"]
+        kinds = _tags(model, [str(part) for part in location], tag)
+        close = difflib.get_close_matches(str(found), kinds, n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        return f"{where}: `{key}.{tag}` is '{found}'; {hint}there are {', '.join(kinds)}"
     if problem["type"] == "missing":
         return f"{where}: key `{key}` is missing; add it"
     if problem["type"] == "value_error":
@@ -64,10 +80,24 @@ def _describe(path: Path, model: type[BaseModel], problem: Any, known: Sequence[
     return f"{where}: `{key}` is {found!r} ({type(found).__name__}): {reason}"
 
 
-def _nearest(model: type[BaseModel], location: Location, known: Sequence[str]) -> str:
+def _as_written(location: Location, values: Mapping[str, Any]) -> Location:
+    """Where something is in the file: the kind that a mapping was taken for is no key of it."""
+    node: Any = values
+    written: list[int | str] = []
+    for index, part in enumerate(location):
+        if isinstance(node, dict) and part not in node and index < len(location) - 1:
+            continue
+        written.append(part)
+        try:
+            node = node[part]
+        except (LookupError, TypeError):
+            node = None
+    return tuple(written)
+
+
+def _nearest(location: Location, siblings: Sequence[str], known: Sequence[str]) -> str:
     """A hint at what was meant: a close key beside it, else the same or a close key elsewhere."""
     *parents, name = (str(part) for part in location)
-    siblings = _keys_at(model, parents)
     close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
     if close:
         return f"; did you mean `{'.'.join([*parents, close[0]])}`?"
@@ -80,30 +110,59 @@ def _nearest(model: type[BaseModel], location: Location, known: Sequence[str]) -
 
 
 def _keys_at(model: type[BaseModel], parents: Sequence[str]) -> list[str]:
-    current: type[BaseModel] | None = model
+    """The keys of a section; of a mapping that has a kind, those of this kind."""
+    return list(
+        dict.fromkeys(key for found in _models_at(model, parents) for key in found.model_fields)
+    )
+
+
+def _tags(model: type[BaseModel], parents: Sequence[str], tag: str) -> list[str]:
+    """The kinds that a mapping can be of."""
+    return [kind for found in _models_at(model, parents) for kind in _literals(found, tag)]
+
+
+def _models_at(model: type[BaseModel], parents: Sequence[str]) -> list[type[BaseModel]]:
+    current = [model]
     for part in parents:
-        if current is None:
-            return []
-        field = current.model_fields.get(part)
-        current = _model_of(field.annotation) if field else current
-    return list(current.model_fields) if current else []
+        fields = [found.model_fields[part] for found in current if part in found.model_fields]
+        if fields:
+            current = _models_of(fields[0].annotation)
+            continue
+        # A name that the user chose, or the kind that the mapping was taken for.
+        of_kind = [
+            found
+            for found in current
+            if any(part in _literals(found, name) for name in found.model_fields)
+        ]
+        current = of_kind or current
+    return current
+
+
+def _literals(model: type[BaseModel], name: str) -> tuple[str, ...]:
+    field = model.model_fields.get(name)
+    if field is None or typing.get_origin(field.annotation) is not typing.Literal:
+        return ()
+    return typing.get_args(field.annotation)
 
 
 def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in model.model_fields.items():
-        inner = _model_of(field.annotation)
-        keys += _all_keys(inner, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
+        inner = _models_of(field.annotation)
+        # Of several kinds none is meant before the user has chosen one.
+        keys += _all_keys(inner[0], f"{prefix}{name}.") if len(inner) == 1 else [f"{prefix}{name}"]
     return keys
 
 
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The model inside an annotation such as `Model`, `Model | None` or `dict[str, Model]`."""
+def _models_of(annotation: Any) -> list[type[BaseModel]]:
+    """The models inside an annotation such as `Model`, `Model | None` or `dict[str, Model]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (dict, typing.Union, types.UnionType):
-        return next(filter(None, map(_model_of, typing.get_args(annotation))), None)
-    return None
+        return [annotation]
+    origin = typing.get_origin(annotation)
+    if origin in (dict, typing.Union, types.UnionType, typing.Annotated):
+        inner = typing.get_args(annotation)
+        return [found for each in inner for found in _models_of(each)]
+    return []
 
 
 def _line_of(path: Path, location: Location) -> int | None:

@@ -174,7 +174,7 @@ def _about_pairs(params: "Params") -> str | None:
 
 
 def _about_rewards(params: "Params") -> str | None:
-    if params.rl.reward not in (choices := [*Reward, *params.rewards]):
+    if params.rl.reward not in (choices := [*(each.value for each in Reward), *params.rewards]):
         close = difflib.get_close_matches(params.rl.reward, choices, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(choices)}"
         return f"rl.reward names {params.rl.reward!r}, which is not a source of rewards: {hint}"

@@ -94,7 +94,7 @@ class Format(Verdict):
     kind: Literal["format"]
     """`format`"""
     tags: list[str] = Field(default=["think", "answer"], min_length=1)
-    """Names of the tags: [think, answer] asks for <think>...</think><answer>...</answer>."""
+    """Names of the tags: [think, answer] is `<think>...</think><answer>...</answer>`."""
 
 
 class JsonSchema(Verdict):

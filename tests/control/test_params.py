@@ -1,5 +1,6 @@
 """params.yaml is strict: mistakes are named by file, line and key."""
 
+import typing
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from ruamel.yaml import YAML
 from pipelines.errors import LockstepError
 from pipelines.params import load_params
 from stages.contracts.params import Params
+from stages.contracts.rewards import AnySource
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,6 +138,38 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
             "set policy_update.dpo_reference to previous",
         ),
         ("score: {weights: {judge: 1.0}}\n", "the sources are reward_model and verifier"),
+        (
+            "rewards: {right: {kind: maths}}\nscore: {weights: {judge: 1.0}}\n",
+            "the sources are reward_model, verifier and right",
+        ),
+        ("rl: {reward: verifer}\n", "did you mean 'verifier'?"),
+        ("rl: {reward: judge}\n", "there are reward_model, verifier"),
+        (
+            "rl: {reward: right}\nrewards: {right: {kind: maths}}\n"
+            "policy_update: {critic: reward_model}\n",
+            "no reward model is trained",
+        ),
+        (
+            "rl: {reward: right}\nrewards: {right: {kind: maths}}\n"
+            "score: {weights: {reward_model: 1.0}}\n",
+            "with rl.reward right the sources are right and verifier",
+        ),
+        ("rewards: {verifier: {kind: maths}}\n", "a source called 'verifier' already"),
+        ("rewards: {a-b: {kind: maths}}\n", "call it right, short, judge"),
+        ("rewards: {x: {kind: pattern, pattern: '('}}\n", "not a regular expression"),
+        ("rewards: {x: {kind: function, function: score}}\n", "write module:function"),
+        ("rewards: {x: {kind: length, target: 0}}\n", "needs a width"),
+        ("rewards: {x: {kind: json_schema}}\n", "either a `definition` or a `file`"),
+        ("rewards: {x: {kind: http, url: 'ftp://a'}}\n", "http:// or https://"),
+        ("rewards: {x: {kind: http, url: 'http://me:pw@a'}}\n", "would be in git"),
+        (
+            "rewards: {x: {kind: http, url: 'http://a', token_variable: 'a-b c'}}\n",
+            "token itself must not be in params.yaml",
+        ),
+        (
+            "rewards: {x: {kind: judge, url: 'http://a', model: m, template: 'Good?'}}\n",
+            "no {response}",
+        ),
         ("score: {overlong_buffer: 28}\n", "leaves nothing of rollout.max_new_tokens"),
         ("preference: {loss: ipo, label_smoothing: 0.1}\n", "has no such term"),
         ("preference: {margin: 0.5}\n", "only simpo has"),
@@ -155,6 +189,34 @@ def test_contradictions_are_refused_with_the_reason(tmp_path: Path, text: str, r
     assert reason in refused(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "rewards:\n  right:\n    kind: maths\n    timout: 3\n",
+            "params.yaml:4: unknown key `rewards.right.timout`; did you mean "
+            "`rewards.right.timeout`?",
+        ),
+        (
+            "rewards:\n  short:\n    kind: length\n",
+            "key `rewards.short.target` is missing; add it",
+        ),
+        (
+            "rewards:\n  short:\n    kind: length\n    target: many\n",
+            "params.yaml:4: `rewards.short.target` is 'many' (str)",
+        ),
+        (
+            "rewards:\n  right:\n    kind: math\n",
+            "params.yaml:2: `rewards.right.kind` is 'math'; did you mean 'maths'? there are maths, "
+            "multiple_choice",
+        ),
+        ("rewards:\n  right: {}\n", "`rewards.right` has no `kind`; add one of maths, "),
+    ],
+)
+def test_mistakes_in_reward_sources_are_named(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refused(tmp_path, text)
+
+
 def test_several_mistakes_are_all_named(tmp_path: Path) -> None:
     message = refused(tmp_path, "sede: 1\nsft:\n  epoch: 2\n")
     assert "`seed`" in message
@@ -163,6 +225,7 @@ def test_several_mistakes_are_all_named(tmp_path: Path) -> None:
 
 def test_every_field_is_explained_in_one_line() -> None:
     sections = [Params, *(type(getattr(Params(), name)) for name in Params.model_fields)]
+    sections += typing.get_args(typing.get_args(AnySource)[0])
     for section in sections:
         for name, field in getattr(section, "model_fields", {}).items():
             assert field.description, f"{section.__name__}.{name} has no docstring"
