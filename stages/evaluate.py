@@ -1,14 +1,16 @@
 """evaluate: a policy on the held-out prompts.
 
-Each prompt is answered once greedily and a few times sampled. Whether an answer is right is the
-verifier's to say, whatever the reward that was trained on; where the data have no answer, nothing
-says so, and only rewards are left to compare. Models are held one at a time: the policy generates,
-the reference rates what was sampled, the reward model scores. The reference's own responses come
-from its evaluation, so they are generated and scored once for all that are compared with them.
+Each prompt is answered once greedily and a few times sampled. What is right is for one source of
+rewards to say, the verifier by default, whatever the reward that was trained on; where it needs an
+answer that the data do not have, only rewards are left to compare. Models are held one at a time:
+the policy generates, the reference rates what was sampled, the reward model scores. The reference's
+own responses come from its evaluation, so they are generated and scored once for all that are
+compared with them.
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 from stages.algorithms.kl import reported_kl
 from stages.context import Context, StageError
 from stages.contracts.evaluate import EvaluateConfig
+from stages.contracts.rl import Reward
 from stages.data.artifacts import read_parquet
 from stages.data.finite import sample_name
 from stages.data.tokenizer import Decoder
@@ -30,7 +33,7 @@ from stages.engines.processes.parts import collect, fill
 from stages.evaluation import folder, measures, tasks
 from stages.evaluation.answers import Answer, Answered
 from stages.evaluation.contest import Contest, contest
-from stages.rewards.source import reward_pass
+from stages.rewards.source import needs_answer, reward_pass
 from stages.rewards.verifier import Verifier
 
 SHOWN = 16
@@ -77,12 +80,26 @@ def run(
         config.precision,
         responses,
     )
-    fill(ctx, referring, rewarding)
+    source = config.evaluate.correct
+    needs = needs_answer(source, inputs["judge"])
+    can_be_judged = [row["answer"] is not None or not needs for row in responses]
+    # A source that is the reward, too, is asked once.
+    judging = rewarding
+    if source != config.reward:
+        judged = list(compress(responses, can_be_judged))
+        name = f"verdicts-on-{generated.policy_hash}"
+        judging = reward_pass(ctx, name, source, inputs["judge"], config.precision, judged)
+    fill(ctx, referring, rewarding, *([judging] if judging is not rewarding else []))
     ref_logprobs, rewards = collect(ctx, referring), collect(ctx, rewarding)
+    verdicts = iter(collect(ctx, judging))
+    correct = [
+        next(verdicts) >= config.evaluate.correct_at if judgeable else None
+        for judgeable in can_be_judged
+    ]
 
-    verifier = Verifier.load(inputs["verifier"])
-    judged = [_judge(*pair, verifier) for pair in zip(responses, rewards, strict=True)]
-    answered = _by_prompt(prompts, judged, config.evaluate.samples)
+    verifier = Verifier.load(inputs["judge"]) if source == Reward.VERIFIER else None
+    answers = [_answer(*parts, verifier) for parts in zip(responses, rewards, correct, strict=True)]
+    answered = _by_prompt(prompts, answers, config.evaluate.samples)
     compared = _compare(answered, inputs.get("reference_evaluation"))
     by_task = tasks.breakdown(answered, compared)
     folder.write(out["evaluation"], answered, compared, by_task)
@@ -94,6 +111,7 @@ def run(
     return {
         **measures.quality(answered),
         **measures.by_chances(answered, config.evaluate.pass_at),
+        **(measures.by_vote(answered) if verifier else {}),
         **(measures.against(answered, compared) if compared else {}),
         "reward_mean": statistics.fmean(rewards[len(prompts) :]),
         "reward_std": statistics.pstdev(rewards[len(prompts) :]),
@@ -121,27 +139,27 @@ def _responses(
     ]
 
 
-def _judge(row: Mapping[str, Any], reward: float, verifier: Verifier) -> Answer:
-    ended, correct, vote = row["finish_reason"] == "stop", None, None
-    if row["answer"] is not None:
-        correct = bool(verifier.reward(row["response"], row["answer"], ended=ended))
-        vote = verifier.given(row["response"]) if ended else None
-    length = len(row["response_ids"])
+def _answer(
+    row: Mapping[str, Any], reward: float, correct: bool | None, verifier: Verifier | None
+) -> Answer:
+    """Only the verifier knows what in a response is the answer, which a vote has to compare."""
+    ended, length = row["finish_reason"] == "stop", len(row["response_ids"])
+    vote = verifier.given(row["response"]) if verifier and ended and correct is not None else None
     return Answer(row["response"], row["finish_reason"], length, reward, correct, vote)
 
 
 def _by_prompt(
-    prompts: Sequence[Mapping[str, Any]], judged: Sequence[Answer], samples: int
+    prompts: Sequence[Mapping[str, Any]], answers: Sequence[Answer], samples: int
 ) -> list[Answered]:
     """The greedy answers come first, one a prompt, then the samples of each prompt together."""
-    sampled = judged[len(prompts) :]
+    sampled = answers[len(prompts) :]
     return [
         Answered(
             row["prompt_id"],
             row["prompt"],
             row["answer"],
             tasks.task_of(row),
-            judged[index],
+            answers[index],
             tuple(sampled[index * samples : (index + 1) * samples]),
         )
         for index, row in enumerate(prompts)

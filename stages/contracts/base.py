@@ -2,8 +2,9 @@
 
 A `Stage` names its inputs, outputs and the params that bear its identity. Paths are templates over
 the stage's *binding*: `key` (the policy that is made or evaluated, or the reward source), `policy`
-(the one it starts from) and `reward` (the reward source that policies learn from). dvc.yaml says
-the same in DVC's own words, and a test holds the two together.
+(the one it starts from), `reward` (the reward source that policies learn from) and `correct` (the
+one that says what is right). dvc.yaml says the same in DVC's own words, and a test holds the two
+together.
 """
 
 from collections.abc import Mapping

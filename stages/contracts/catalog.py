@@ -71,6 +71,7 @@ def bind(address: str, params: Params) -> BoundStage:
     stage = STAGES[name]
     binding = {
         "reward": params.rl.reward,
+        "correct": params.evaluate.correct,
         "functions": params.score.folder,
         "files": params.prepare.folder,
         "base_model": params.model.folder,

@@ -17,6 +17,10 @@ class EvaluateParams(Section):
     """Responses sampled for each held-out prompt, beside the greedy one."""
     pass_at: list[Annotated[int, Field(ge=1)]] = Field(default=[1, 4])
     """The k of each pass@k: how often one of k samples is right. None is above `samples`."""
+    correct: str = "verifier"
+    """The source that says what is right: `verifier`, `reward_model` or a name in `rewards`."""
+    correct_at: float = 0.5
+    """A response is right where that source gives it at least so much."""
     task_metrics: int = Field(default=24, ge=0)
     """How many tasks have metrics of their own, the largest first; a table has all of them."""
 
@@ -50,7 +54,7 @@ def _evaluation(
             "reference": "artifacts/policies/sft/model",
             "reward": "artifacts/rewards/{reward}",
             "held_out": "artifacts/data/held_out.parquet",
-            "verifier": "artifacts/rewards/verifier",
+            "judge": "artifacts/rewards/{correct}",
             **compared,
         },
         outs={"evaluation": "artifacts/evaluations/{key}"},

@@ -174,10 +174,13 @@ def _about_pairs(params: "Params") -> str | None:
 
 
 def _about_rewards(params: "Params") -> str | None:
-    if params.rl.reward not in (choices := [*(each.value for each in Reward), *params.rewards]):
-        close = difflib.get_close_matches(params.rl.reward, choices, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(choices)}"
-        return f"rl.reward names {params.rl.reward!r}, which is not a source of rewards: {hint}"
+    named = {"rl.reward": params.rl.reward, "evaluate.correct": params.evaluate.correct}
+    choices = [*(each.value for each in Reward), *params.rewards]
+    for key, name in named.items():
+        if name not in choices:
+            close = difflib.get_close_matches(name, choices, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(choices)}"
+            return f"{key} names {name!r}, which is not a source of rewards: {hint}"
     known = dict.fromkeys([params.rl.reward, Reward.VERIFIER.value, *params.rewards])
     for name in params.score.weights:
         if name not in known:

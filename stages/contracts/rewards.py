@@ -29,6 +29,11 @@ class Rule(Section):
     concurrency: int = Field(default=1, ge=1)
     """Processes that look at responses side by side; changes no reward."""
 
+    @property
+    def needs_answer(self) -> bool:
+        """Whether a response is compared with the `answer` of its row."""
+        return False
+
 
 class Verdict(Rule):
     """A rule that says whether a response is right."""
@@ -47,6 +52,10 @@ class Maths(Verdict):
     on_timeout: float | None = 0.0
     """Reward of a response that takes longer than `timeout`; null: the stage fails and names it."""
 
+    @property
+    def needs_answer(self) -> bool:
+        return True
+
 
 class MultipleChoice(Verdict):
     """1 where the response chooses the letter of the row's `answer`, else 0."""
@@ -55,6 +64,10 @@ class MultipleChoice(Verdict):
     """`multiple_choice`"""
     letters: str = Field(default="ABCDE", pattern=r"^[A-Z]{2,26}$")
     """The letters that may be chosen."""
+
+    @property
+    def needs_answer(self) -> bool:
+        return True
 
 
 class Match(StrEnum):

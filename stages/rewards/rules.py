@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from stages.contracts.rewards import AnyRule, Pattern, Verdict
+from stages.contracts.rewards import AnyRule, Verdict
 from stages.rewards import (
     instructions,
     json_schema,
@@ -34,19 +34,15 @@ _OPEN: Mapping[str, Callable[[Any, Path], RuleOf]] = {
     "repetition": repetition.open_rule,
 }
 RULES = tuple(_OPEN)
-_NEED_ANSWERS = ("maths", "multiple_choice")
 
 
 def open_rule(values: Mapping[str, Any], folder: Path) -> RuleOf:
     """The rule that these params describe; `folder` has the files that they name."""
     params: Any = TypeAdapter(AnyRule).validate_python(values)
     rule = _OPEN[params.kind](params, folder)
-    needs_answer = params.kind in _NEED_ANSWERS or (
-        isinstance(params, Pattern) and params.needs_answer
-    )
 
     def reward(row: Row) -> float:
-        if needs_answer and row["answer"] is None:
+        if params.needs_answer and row["answer"] is None:
             raise Unusable("it has no 'answer', which the response is compared with")
         if isinstance(params, Verdict) and params.must_end and row["finish_reason"] != "stop":
             return 0.0

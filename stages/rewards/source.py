@@ -6,6 +6,7 @@ from typing import Any
 
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
+from stages.contracts.rewards import Rule
 from stages.contracts.rl import Reward
 from stages.data.finite import check_finite, sample_name
 from stages.engines.forward.inference import UNIT_ROWS, response_pass
@@ -16,6 +17,14 @@ from stages.rewards.named import NamedSource, named_pass
 from stages.rewards.verifier import Verifier
 
 Rows = Sequence[Mapping[str, Any]]
+
+
+def needs_answer(source: str, folder: Path) -> bool:
+    """Whether the source can say nothing of a row without an `answer`."""
+    if source in (Reward.REWARD_MODEL, Reward.VERIFIER):
+        return source == Reward.VERIFIER
+    params = NamedSource.load(source, folder).params
+    return isinstance(params, Rule) and params.needs_answer
 
 
 def reward_pass(

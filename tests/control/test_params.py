@@ -182,6 +182,10 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
             "evaluate: {samples: 3}\n",
             "evaluate.pass_at has 4, but evaluate.samples is 3, and pass@k needs at least k",
         ),
+        (
+            "evaluate: {correct: verifyer}\n",
+            "evaluate.correct names 'verifyer', which is not a source of rewards: did you mean",
+        ),
         ("evaluate: {pass_at: [0]}\n", "greater than or equal to 1"),
     ],
 )

@@ -32,9 +32,7 @@ def test_pass_at_k_is_a_mean_over_prompts():
 
 def test_votes_are_a_mean_over_prompts():
     """a: 5 wins, wrong. b: a tie of three, one right. c, d: right, in d alone. f: all abstain."""
-    assert measures.by_chances(POLICY, [])["majority_vote"] == pytest.approx(
-        (0 + 1 / 3 + 1 + 1) / 5
-    )
+    assert measures.by_vote(POLICY)["majority_vote"] == pytest.approx((0 + 1 / 3 + 1 + 1) / 5)
 
 
 def test_win_rates_by_hand():
@@ -109,7 +107,7 @@ def test_other_prompts_are_refused():
 def test_nothing_that_can_be_judged_is_no_accuracy():
     unjudged = [answered(name, answer(1.0), answer(2.0), expected=None) for name in "ab"]
     assert measures.quality(unjudged) == {}
-    assert measures.by_chances(unjudged, [1]) == {}
+    assert measures.by_chances(unjudged, [1]) == measures.by_vote(unjudged) == {}
     assert measures.against(unjudged, contest(unjudged, unjudged))["win_rate"] == 0.5
 
 

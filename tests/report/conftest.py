@@ -68,6 +68,7 @@ def write_evaluation(
     return {
         **measures.quality(answered),
         **measures.by_chances(answered, [1, 2]),
+        **measures.by_vote(answered),
         **(measures.against(answered, compared) if compared else {}),
     }
 

@@ -157,6 +157,45 @@ def test_the_verifier_as_the_reward_needs_every_answer(run):
         runner.run(SFT)
 
 
+def test_another_source_may_say_what_is_right(run):
+    """By a pattern that needs no answer: right is what has a digit after the last semicolon."""
+    ends_with_digit = {"kind": "pattern", "pattern": "[0-9]$", "must_end": False}
+    runner = run(
+        rewards={"digit": ends_with_digit}, evaluate={"correct": "digit", "correct_at": 1.0}
+    )
+    runner.run("reward_source@digit")
+    change_held_out(runner, lambda index: {"answer": None} if index % 2 else {})
+    metrics = runner.run(SFT)
+    greedy, sampled = table(runner, "sft"), table(runner, "sft", "sampled")
+    for row in (*greedy, *sampled):
+        assert row["correct"] == row["response"][-1:].isdigit()
+    assert metrics["num_judged"] == 16
+    assert 0 < metrics["accuracy_sampled"] < 1
+    assert "majority_vote" not in metrics
+    assert {row["vote"] for row in sampled} == {None}
+
+
+def test_a_source_that_compares_leaves_prompts_without_an_answer_out(run):
+    runner = run(rewards={"sums": {"kind": "maths"}}, evaluate={"correct": "sums"})
+    runner.run("reward_source@sums")
+    change_held_out(runner, lambda index: {"answer": None} if index % 2 else {})
+    assert runner.run(SFT)["num_judged"] == 8
+    rights = [row["correct"] for row in table(runner, "sft")]
+    assert [right is None for right in rights] == [index % 2 == 1 for index in range(16)]
+
+
+def test_what_is_right_may_be_a_reward_that_is_high_enough(run):
+    runner = run(evaluate={"correct": "reward_model", "correct_at": -4.0})
+    ctx = runner.context(SFT, parts={})
+    metrics = runner.run(SFT, ctx)
+    greedy = table(runner, "sft")
+    assert [row["correct"] for row in greedy] == [row["reward"] >= -4.0 for row in greedy]
+    assert metrics["accuracy"] == sum(row["reward"] >= -4.0 for row in greedy) / 16
+    passes = {path.parent.name.split("-")[0] for path in ctx.parts}
+    assert "rewards" in passes
+    assert "verdicts" not in passes, "the reward model is asked once"
+
+
 def test_tasks_have_rows_and_the_largest_have_metrics(run):
     runner = run(evaluate={"task_metrics": 1}, rollout={"max_new_tokens": 28})
     expect_what_it_says(runner)
