@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stages.context import Context, StageError
-from stages.contracts.rewards import Function, Http, Judge, RewardSourceConfig
+from stages.contracts.rewards import Function, Http, Judge, Paid, RewardSourceConfig
 from stages.data.artifacts import write_json
 from stages.rewards.judge import read_template
 from stages.rewards.local import FunctionScorer
@@ -41,7 +41,7 @@ def check(ctx: Context, source: NamedSource) -> None:
                 scorer.close()
         case Judge():
             read_template(name, params, folder)
-        case Http():
+        case Http() | Paid():
             pass
         case _:
             try:

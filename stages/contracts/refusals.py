@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stages.contracts.lora import LoraSave
 from stages.contracts.objectives import Mismatch, PolicyObjective, PreferenceLoss
 from stages.contracts.policy_update import Chosen, Critic, DpoReference, PolicyUpdateParams
+from stages.contracts.rewards import Paid
 from stages.contracts.rl import Algorithm, Reward
 from stages.contracts.rollout import PromptSource
 
@@ -188,6 +189,13 @@ def _about_rewards(params: "Params") -> str | None:
             return (
                 f"score.weights names {name!r}; with rl.reward {params.rl.reward} the sources are "
                 f"{', '.join(others)} and {last}"
+            )
+    used = params.score.weights or {params.rl.reward: 1.0}
+    for name in used:
+        if params.rollout.environment is None and isinstance(params.rewards.get(name), Paid):
+            return (
+                f"rewards.{name} is what an environment pays, but rollout.environment is null: "
+                "name one, or another source in rl.reward and score.weights"
             )
     weights = params.score.weights.values()
     if params.score.weights and not any(weights):

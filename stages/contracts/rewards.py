@@ -329,10 +329,17 @@ class Judge(Remote):
         return self
 
 
+class Paid(Section):
+    """What `rollout.environment` paid for the episode."""
+
+    kind: Literal["environment"]
+    """`environment`"""
+
+
 AnyRule = (
     Maths | MultipleChoice | Pattern | Format | JsonSchema | Instructions | Length | Repetition
 )
-AnySource = Annotated[AnyRule | Function | Http | Judge, Field(discriminator="kind")]
+AnySource = Annotated[AnyRule | Function | Http | Judge | Paid, Field(discriminator="kind")]
 
 
 def refuse_source_names(value: Any) -> Any:

@@ -1,9 +1,10 @@
 """What a source of rewards is given of a row: plain JSON, by the same names everywhere.
 
-A rule sees one row: `prompt`, `response`, `answer`, `finish_reason`, `response_ids`, and the other
-columns of the source's row under `extra`. Functions and servers see several as columns: the same in
-the plural, and each of the other columns by its own name, null in rows that lack it. A column whose
-name is one of the plurals is hidden by it.
+A rule sees one row: `prompt`, `response`, `answer`, `finish_reason`, `response_ids`, what an
+environment paid as `environment_reward`, and the other columns of the source's row under `extra`.
+Functions and servers see several as columns: the same in the plural, and each of the other columns
+by its own name, null in rows that lack it. A column whose name is one of the plurals is hidden by
+it.
 """
 
 import json
@@ -15,6 +16,7 @@ PLURALS = {
     "responses": "response",
     "answers": "answer",
     "finish_reasons": "finish_reason",
+    "environment_rewards": "environment_reward",
     "response_ids": "response_ids",
     "prompt_ids": "prompt_id",
     "sample_indices": "sample_index",

@@ -14,12 +14,13 @@ from typing import Protocol
 from pydantic import TypeAdapter
 
 from stages.context import Context
-from stages.contracts.rewards import AnySource, Function, Http, Judge
+from stages.contracts.rewards import AnySource, Function, Http, Judge, Paid
 from stages.data.artifacts import set_modes, write_json
 from stages.engines.processes.parts import Compute, Pass
 from stages.rewards.given import Row, given
 from stages.rewards.judge import JudgeScorer
 from stages.rewards.local import FunctionScorer, RuleScorer
+from stages.rewards.paid import PaidScorer
 from stages.rewards.served import HttpScorer
 
 UNIT_ROWS = 256
@@ -65,6 +66,8 @@ def open_scorer(ctx: Context, source: NamedSource, rows: Sequence[Row]) -> Score
             return HttpScorer(ctx, name, params, rows)
         case Judge():
             return JudgeScorer(ctx, name, params, folder, rows)
+        case Paid():
+            return PaidScorer(name)
         case _:
             return RuleScorer(ctx, name, params, folder)
 

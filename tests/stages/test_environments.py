@@ -3,7 +3,6 @@
 import shutil
 import time
 
-import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
@@ -17,11 +16,13 @@ from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Request, Sampling
 from stages.engines.generation.sampling import sample_seed
 from stages.engines.generation.torch_generator import TorchGenerator
+from stages.engines.processes.parts import fill
 from stages.environments.calculator import Calculator, result
 from stages.environments.environment import Observation
 from stages.environments.episodes import play
 from stages.environments.guess import Guess
 from stages.environments.turns import around_observation, read_turns
+from stages.rewards.named import NamedSource, named_pass
 from tests.stages.conftest import Runner
 from tests.stages.test_algorithms import rows
 
@@ -101,13 +102,15 @@ PLAYING = {
 def playing(trained, tmp_path):
     """A copy of the trained run, with an environment of the user's."""
 
-    def copy(name="run", rollout=None, **changes):
-        changes = {"rl": {"reward": "verifier", "algorithm": "grpo"}, **changes}
+    def copy(name="run", rollout=None, rl=None, **changes):
+        rl = {"reward": "game", "algorithm": "grpo", **(rl or {})}
+        changes = {"rl": rl, "rewards": {"game": {"kind": "environment"}}, **changes}
         run = Runner(tmp_path / name, rollout={**PLAYING, **(rollout or {})}, **changes)
         shutil.copytree(trained.root, run.root, dirs_exist_ok=True)
         for path in ("artifacts/rollouts", "jobs"):
             shutil.rmtree(run.root / path)
         (run.root / "environments/echo.py").write_text(ECHO)
+        run.run("reward_source@game")
         return run
 
     return copy
@@ -179,7 +182,8 @@ def test_every_turn_is_what_the_policy_says_after_all_before_it(playing):
 
 def test_an_episode_of_one_turn_is_the_response_without_an_environment(playing):
     """The same prompt, seed and budget give the same tokens, to the bit."""
-    alone, game = playing("alone", {"environment": None}), playing("game", {"max_turns": 1})
+    alone = playing("alone", {"environment": None}, {"reward": "verifier"})
+    game = playing("game", {"max_turns": 1})
     alone.run(ROLLOUT)
     game.run(ROLLOUT)
     first, second = (rows(run, "rollouts/iter_001") for run in (alone, game))
@@ -255,15 +259,10 @@ def dies_in_unit(number, play):
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dpo"])
 def test_what_was_sampled_is_what_is_trained_on(playing, algorithm):
     """Trainer and reference say of the policy's own tokens what the sampler said."""
-    run = playing(rl={"reward": "verifier", "algorithm": algorithm}, policy_update={"epochs": 1})
+    run = playing(rl={"algorithm": algorithm}, policy_update={"epochs": 1},
+                  score={"missing_eos_penalty": 0.0})  # fmt: skip
     run.run(ROLLOUT)
     of_score = run.run(SCORE)
-    # Rewards that differ, so that every algorithm has something to learn from.
-    path = run.root / "artifacts/scores/iter_001.parquet"
-    table = pq.read_table(path)
-    paid = [row["environment_reward"] for row in rows(run, "rollouts/iter_001")]
-    scored = [{**row, "reward": x} for row, x in zip(table.to_pylist(), paid, strict=True)]
-    pq.write_table(table.from_pylist(scored, schema=table.schema), path)
     metrics = run.run(UPDATE)
     played = rows(run, "rollouts/iter_001")
     assert metrics["logprob_gap_max"] < 1e-4
@@ -271,6 +270,8 @@ def test_what_was_sampled_is_what_is_trained_on(playing, algorithm):
     assert metrics["response_length"] == sum(sum(row["loss_mask"]) for row in played) / len(played)
     for score, row in zip(rows(run, "scores/iter_001"), played, strict=True):
         assert score["ref_logprobs"] == pytest.approx(row["logprobs"], abs=1e-4)
+        assert score["reward"] == row["environment_reward"]
+        assert score["by_source"] == [("game", row["environment_reward"])]
 
 
 def test_supports_of_cut_off_sampling_go_with_the_tokens(playing):
@@ -279,21 +280,17 @@ def test_supports_of_cut_off_sampling_go_with_the_tokens(playing):
     run.run(SCORE)
     for row in rows(run, "rollouts/iter_001"):
         assert [len(kept) > 0 for kept in row["support"]] == [bool(m) for m in row["loss_mask"]]
-    path = run.root / "artifacts/scores/iter_001.parquet"
-    table = pq.read_table(path)
-    scored = [{**row, "reward": float(i)} for i, row in enumerate(table.to_pylist())]
-    pq.write_table(table.from_pylist(scored, schema=table.schema), path)
     assert run.run(UPDATE)["logprob_gap_max"] < 1e-4
 
 
 def test_fused_steps_play_what_chained_iterations_play(playing):
     names = ["fast_001", "fast_002"]
     rl = {
-        "reward": "verifier", "algorithm": "reinforce",
+        "algorithm": "ppo",
         "iterations": {"fast_001": {"policy": "sft"}, "fast_002": {"policy": "fast_001"}},
         "online": {"fast": {"policy": "sft", "steps": 2}},
     }  # fmt: skip
-    run = playing(rl=rl, score={"missing_eos_penalty": 2.0})
+    run = playing(rl=rl)
     for name in names:
         for stage in ("rollout", "score", "policy_update"):
             run.run(f"{stage}@{name}")
@@ -360,6 +357,18 @@ def test_episodes_that_cannot_fit_are_refused_beforehand():
     with pytest.raises(ValueError, match=r"max_turns 4.*model.max_length 48"):
         Params.model_validate(values)
     Params.model_validate({"rollout": {**values["rollout"], "max_turns": 2}})
+
+
+def test_a_reward_that_no_environment_pays_is_refused(playing):
+    rewards = {"game": {"kind": "environment"}}
+    with pytest.raises(ValueError, match=r"rewards.game .*rollout.environment is null"):
+        Params.model_validate({"rewards": rewards, "rl": {"reward": "game"}})
+    run = playing(rollout={"environment": None}, rl={"reward": "verifier"})
+    run.run(ROLLOUT)
+    source = NamedSource("game", run.params.rewards["game"], run.root / "rewards")
+    work = named_pass(run.context(SCORE), "rewards", source, rows(run, "rollouts/iter_001"))
+    with pytest.raises(StageError, match=r"rewards.game: no environment has paid for prompt \w+"):
+        fill(run.context(SCORE), work)
 
 
 CHATML = (
