@@ -22,6 +22,7 @@ An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, po
   lockstep cancel sft  end its job, and those that wait for it
   lockstep lineage X   what made an artifact; `lineage diff X Y`: why two differ
   lockstep samples     read what a policy answers; --lost: where it was better before
+  lockstep scores A B  how far two scorings of the same rollouts agree
   lockstep verify      read every artifact again, and say what is not as it was recorded
   lockstep preset grpo set params.yaml to a named choice of values
   lockstep session up  keep a process with its models between the stages of the loop
@@ -138,6 +139,21 @@ def _parser() -> argparse.ArgumentParser:
     shown = add("samples", _samples, "Show a policy's answers to the held-out prompts.")
     add_samples_options(shown)
     add_json(shown)
+
+    compared = add(
+        "scores", _scores, "Say how far two scorings of the same rollouts agree, and where not."
+    )
+    compared.add_argument("one", metavar="A", help="iter_001, HEAD~1:iter_001, a path or a hash")
+    compared.add_argument("other", metavar="B", help="another scoring of the same rollouts")
+    compared.add_argument(
+        "--source",
+        metavar="NAME",
+        help="compare what this source said, not the rewards; ONE,OTHER: a source of each",
+    )
+    compared.add_argument(
+        "--limit", type=int, default=10, metavar="N", help="responses to show (default: 10)"
+    )
+    add_json(compared)
 
     preset = add("preset", _preset, "List presets, or merge some into params.yaml.")
     preset.add_argument(
@@ -304,6 +320,20 @@ def _samples(arguments: argparse.Namespace) -> None:
     from pipelines.samples import samples
 
     print(samples(Repository.find().root, arguments))
+
+
+def _scores(arguments: argparse.Namespace) -> int:
+    from pipelines.scores import scores
+
+    if arguments.limit < 0:
+        raise LockstepError(f"--limit is a number from 0 up, not {arguments.limit}")
+    return scores(
+        arguments.one,
+        arguments.other,
+        arguments.source,
+        arguments.limit,
+        as_json=arguments.json,
+    )
 
 
 def _preset(arguments: argparse.Namespace) -> None:
