@@ -20,7 +20,7 @@ from stages.algorithms.kl import reported_kl
 from stages.context import Context, StageError
 from stages.contracts.evaluate import EvaluateConfig
 from stages.contracts.rl import Reward
-from stages.data.artifacts import read_parquet
+from stages.data.artifacts import read_role
 from stages.data.finite import sample_name
 from stages.data.tokenizer import Decoder
 from stages.engines.forward.inference import response_pass
@@ -43,7 +43,7 @@ SHOWN = 16
 def run(
     config: EvaluateConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
-    prompts = read_parquet(inputs["held_out"])
+    prompts = read_role(inputs["held_out"], "held_out", "evaluate")
     asked = [(row, index) for row in prompts for index in range(config.evaluate.samples)]
     # A greedy answer has no number.
     rows = [*prompts, *({**row, "sample_index": index} for row, index in asked)]

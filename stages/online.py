@@ -26,7 +26,7 @@ from typing import Any
 from stages.context import Context, StageError, Stopped
 from stages.contracts.online import OnlineConfig, step_name
 from stages.contracts.sharding import Sharding
-from stages.data.artifacts import read_parquet
+from stages.data.artifacts import read_role
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.resident_sampler import ResidentSampler
 from stages.engines.models.loaders import resident
@@ -90,7 +90,8 @@ class Steps:
         """`ahead` samples for the next step; `aside` hashes weights and writes rows."""
         self._config, self._inputs, self._ctx = config, inputs, ctx
         self._state, self._learners, self._thread = state, learners, ahead
-        self._prompts, self._decoder = read_parquet(inputs["prompts"]), Decoder(inputs["policy"])
+        self._prompts = read_role(inputs["prompts"], config.rollout.source, "online")
+        self._decoder = Decoder(inputs["policy"])
         self._arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
         self._load = resident()
         self.sampler = ResidentSampler(

@@ -12,7 +12,7 @@ from typing import Any
 from stages.context import Context, StageError
 from stages.contracts.objectives import PreferenceLoss
 from stages.contracts.preference import PreferenceConfig, PreferenceParams
-from stages.data.artifacts import read_parquet
+from stages.data.artifacts import read_parquet, read_role
 from stages.engines.models.folders import load_policy, save_model
 from stages.engines.models.lora import open_for_training
 from stages.engines.processes.ranks import join
@@ -29,10 +29,8 @@ def run(
 ) -> dict[str, float | int]:
     params = config.preference
     unpaired = params.loss is PreferenceLoss.KTO
-    rows = read_parquet(inputs["feedback" if unpaired else "preferences"])
-    if not rows:
-        name = "feedback.jsonl" if unpaired else "preferences.jsonl"
-        raise StageError(f"there is nothing to learn from with {params.loss}: {name} has no rows")
+    role = "feedback" if unpaired else "preferences"
+    rows = read_role(inputs[role], role, f"preference.loss {params.loss}")
     reference = _beside(rows, read_parquet(inputs["reference"]), inputs["reference"])
     plan = cosine_plan(params, len(rows), ctx.seed)
     with join(ctx) as ranks:

@@ -14,7 +14,7 @@ from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
 from stages.contracts.precision import Precision
 from stages.contracts.preference import ReferenceLogprobsConfig
 from stages.data import schema
-from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.artifacts import read_role, write_parquet
 from stages.data.finite import row_name
 from stages.engines.forward.inference import response_pass
 from stages.engines.forward.logprobs import response_logprobs
@@ -30,14 +30,14 @@ def run(
     ctx: Context,
 ) -> dict[str, float | int]:
     if config.loss is PreferenceLoss.KTO:
-        rows = read_parquet(inputs["feedback"])
+        rows = read_role(inputs["feedback"], "feedback", f"preference.loss {config.loss}")
         responses = {
             "completion": [row["completion_ids"] for row in rows],
             "other": other_completions(rows),
         }
         columns = schema.FEEDBACK_LOGPROBS
     else:
-        rows = read_parquet(inputs["preferences"])
+        rows = read_role(inputs["preferences"], "preferences", f"preference.loss {config.loss}")
         responses = {side: [row[f"{side}_ids"] for row in rows] for side in ("chosen", "rejected")}
         columns = schema.PAIR_LOGPROBS
     if config.loss in REFERENCE_FREE:

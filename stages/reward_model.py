@@ -27,7 +27,7 @@ from stages.algorithms.reward_loss import (
 from stages.context import Context, StageError, Stopped
 from stages.contracts.objectives import RewardObjective
 from stages.contracts.reward_model import Compared, RewardModelConfig, RewardModelParams
-from stages.data.artifacts import read_parquet, write_json
+from stages.data.artifacts import read_parquet, read_role, write_json
 from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, row_name
 from stages.data.tokenizer import Decoder
@@ -71,12 +71,7 @@ def run(
 ) -> dict[str, float | int]:
     params = config.reward_model
     name = DATA[params.objective]
-    rows = read_parquet(inputs[name])
-    if not rows:
-        raise StageError(
-            f"reward_model.objective is {params.objective}, but {name}.jsonl has no rows to learn "
-            "from"
-        )
+    rows = read_role(inputs[name], name, f"reward_model.objective {params.objective}")
     held_out = read_parquet(inputs["held_out_preferences"])
     rule = _rule(params, inputs["base"])
     if params.objective is RewardObjective.PROCESS:
@@ -101,7 +96,7 @@ def run(
         "pairwise_accuracy": pairwise_accuracy(
             zip(chosen.tolist(), rejected.tolist(), strict=True)
         ),
-        "reward_margin": float((chosen - rejected).mean()),
+        "reward_margin": float((chosen - rejected).mean()) if held_out else None,
     }
     with learner.full_precision() as whole:
         save_model(whole, out["model"], tokenizer_from=inputs["base"], lora=config.lora)
@@ -120,8 +115,7 @@ def run(
     means = last_epoch_means(history, plan)
     return {
         **{name: value for name, value in means.items() if name not in quality},
-        "pairwise_accuracy": quality["pairwise_accuracy"] or 0.0,
-        "reward_margin": quality["reward_margin"] or 0.0,
+        **{name: value for name, value in quality.items() if value is not None},
         "num_steps": plan.num_steps,
     }
 

@@ -16,7 +16,7 @@ from typing import Any
 from stages.context import Context, StageError
 from stages.contracts.rollout import RolloutConfig
 from stages.data import schema
-from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.artifacts import read_role, write_parquet
 from stages.data.finite import sample_name
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
@@ -31,7 +31,7 @@ _OF_THE_PROMPT = ("prompt_id", "prompt", "answer", "extra", "prompt_ids")
 def run(
     config: RolloutConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
-    prompts = read_parquet(inputs["prompts"])
+    prompts = read_role(inputs["prompts"], config.rollout.source, "rollout")
 
     how = (config.rollout.engine, config.precision, config.rollout.batch_size)
     generator = partial(opened, ctx, inputs["policy"], *how)

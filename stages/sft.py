@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stages.context import Context, ShareDone
 from stages.contracts.sft import SftConfig
-from stages.data.artifacts import read_parquet
+from stages.data.artifacts import read_role
 from stages.data.batching import loss_mask
 from stages.data.finite import row_name
 from stages.engines.models.folders import load_policy, save_model
@@ -33,7 +33,7 @@ def run(
         shutil.copytree(inputs["base"], out["model"])
         start_state(out["state"])
         return {"num_steps": 0, "num_tokens": 0}
-    rows = read_parquet(inputs["demonstrations"])
+    rows = read_role(inputs["demonstrations"], "demonstrations", "sft")
     plan = cosine_plan(config.sft, len(rows), ctx.seed)
     with join(ctx) as ranks:
         model = open_for_training(load_policy, inputs["base"], ctx.loads_on, config.lora, ctx.seed)

@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.context import StageError
+
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
 
@@ -23,6 +25,17 @@ def write_parquet(path: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Sche
 def read_parquet(path: Path) -> list[dict[str, Any]]:
     """All rows, as dictionaries."""
     rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
+
+
+def read_role(path: Path, role: str, reader: str) -> list[dict[str, Any]]:
+    """The rows that prepare wrote for a role; StageError where a reader needs some and has none."""
+    rows = read_parquet(path)
+    if not rows:
+        raise StageError(
+            f"there are no {role}, and {reader} needs them: {path.name} has no rows. Give the role "
+            f"a source, a file {role}.* in prepare.folder or prepare.files.{role} (docs/data.md)"
+        )
     return rows
 
 

@@ -18,7 +18,7 @@ from stages.data.artifacts import FILE_MODE
 
 Row = Mapping[str, Any]
 ROWS_IN_GROUP = 16384
-BYTES_IN_GROUP = 32 << 20
+BYTES_IN_GROUP = 16 << 20
 NUM_BUCKETS = 64
 
 

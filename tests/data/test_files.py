@@ -1,0 +1,166 @@
+"""Files of every type as streams of numbered rows, and what is wrong with them by row."""
+
+import csv
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stages.context import StageError
+from stages.contracts.sources import Source
+from stages.data.formats import files
+from stages.data.formats.files import hub_rows, rows_of
+from stages.data.formats.messages import RowError
+
+ROWS = [
+    {"prompt": "é\n\"quoted\", 'so'", "label": True, "list": [1, {"a": None}]},
+    {"prompt": "x" * 5000, "label": False, "list": []},
+    {"prompt": "]}[{", "label": True, "list": [2]},
+]
+TEXTS = [{name: row[name] for name in ("prompt", "label")} for row in ROWS]
+
+
+def write(path, rows):
+    match path.name.partition(".")[2]:
+        case "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case "jsonl.gz":
+            path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+        case "json":
+            path.write_text(json.dumps(rows, indent=1))
+        case "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+        case "arrow":
+            table = pa.Table.from_pylist(rows)
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+                out.write_table(table, max_chunksize=2)
+        case "csv":
+            with path.open("w", newline="") as file:
+                out = csv.DictWriter(file, list(rows[0]))
+                out.writeheader()
+                out.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "a.arrow"])
+def test_rows_come_back_as_they_were_written(tmp_path, name):
+    path = write(tmp_path / name, TEXTS)
+    assert list(rows_of(path)) == list(enumerate(TEXTS, start=1))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeypatch, name, chunk):
+    monkeypatch.setattr(files, "CHUNK", chunk)
+    path = write(tmp_path / name, ROWS * 3)
+    assert [row for _, row in rows_of(path)] == ROWS * 3
+
+
+def test_cells_of_csv_are_text_and_numbered_by_the_line_that_they_start_on(tmp_path):
+    path = write(tmp_path / "a.csv", TEXTS)
+    numbered = list(rows_of(path))
+    assert [number for number, _ in numbered] == [2, 4, 5]
+    assert [row["prompt"] for _, row in numbered] == [row["prompt"] for row in TEXTS]
+    assert [row["label"] for _, row in numbered] == ["True", "False", "True"]
+
+
+def test_an_empty_cell_is_none(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,completion\na,\n")
+    assert list(rows_of(tmp_path / "a.csv")) == [(2, {"prompt": "a", "completion": None})]
+
+
+def test_a_json_file_of_lines_is_read_as_lines(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"prompt": "a"}\n\n{"prompt": "b"}\n')
+    assert list(rows_of(path)) == [(1, {"prompt": "a"}), (3, {"prompt": "b"})]
+
+
+def test_arrow_streams_are_read_too(tmp_path):
+    table = pa.Table.from_pylist(TEXTS)
+    with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table)
+    assert [row for _, row in rows_of(tmp_path / "a.arrow")] == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "number", "message"),
+    [
+        ("a.jsonl", b'{"a": 1}\n{"a": \n', 2, "not JSON"),
+        ("a.jsonl", b'{"a": 1}\n"a"\n', 2, "not a JSON object"),
+        ("a.jsonl", b'{"a": 1}\n\xff\n', 2, "not UTF-8"),
+        ("a.json", b'[{"a": 1}, 5]', 2, "not a JSON object"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", 3, "3 cells"),
+    ],
+)
+def test_a_bad_row_is_numbered_and_the_others_are_still_read(
+    tmp_path, name, content, number, message
+):
+    (tmp_path / name).write_bytes(content)
+    [(bad, error)] = [entry for entry in rows_of(tmp_path / name) if isinstance(entry[1], RowError)]
+    assert bad == number
+    assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b'[{"a": 1}, {"a": ', r"a\.json row 2 is not JSON"),
+        ("a.json", b'[{"a": 1} {"a" 1}]', r"a\.json row 2 is not JSON"),
+        ("a.json", b'[{"a": 1}', r"the list is not closed"),
+        ("a.json", b"5", r"a\.json holds no list"),
+        ("a.json", b'[{"a": "\xff"}]', r"a\.json is not UTF-8"),
+        ("a.csv", b'a,b\n1,"2\n', r"a\.csv line 2 is not CSV"),
+        ("a.csv", b"a,a\n1,2\n", r"a\.csv: its first line names the columns"),
+        ("a.parquet", b"PAR0", r"a\.parquet cannot be read"),
+        ("a.arrow", b"ARROW0", r"a\.arrow cannot be read"),
+        ("a.txt", b"a", r"a\.txt is none of json"),
+    ],
+)
+def test_a_broken_file_is_refused_by_name(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(StageError, match=message):
+        list(rows_of(tmp_path / name))
+
+
+def test_a_broken_list_is_not_read_to_its_end_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST_ROW", 4096)
+    monkeypatch.setattr(files, "CHUNK", 1024)
+    (tmp_path / "a.json").write_text('[{"a": "never closed' + " and on" * 100_000)
+    with pytest.raises(StageError, match="row 1 is not JSON"):
+        list(rows_of(tmp_path / "a.json"))
+
+
+def test_a_dataset_is_read_through_the_datasets_package(tmp_path, monkeypatch):
+    """A folder in place of a hub: the same call, without a network."""
+    pytest.importorskip("datasets")
+    (tmp_path / "owner/name").mkdir(parents=True)
+    write(tmp_path / "owner/name/train.jsonl", TEXTS)
+    write(tmp_path / "owner/name/test.jsonl", TEXTS[:1])
+    monkeypatch.chdir(tmp_path)
+    pinned = {"dataset": "owner/name", "revision": "a" * 40}
+    assert list(hub_rows(Source(**pinned))) == list(enumerate(TEXTS, start=1))
+    assert list(hub_rows(Source(**pinned, split="test"))) == [(1, TEXTS[0])]
+    assert Source(**pinned).label == "owner/name@aaaaaaaaaaaa:train"
+    with pytest.raises(StageError, match=r"cannot be read .*`path`"):
+        list(hub_rows(Source(**pinned, split="nothing")))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"dataset": "owner/name"}, "needs a `revision`"),
+        ({"dataset": "owner/name", "revision": "main"}, "needs a `revision`"),
+        ({"path": "a.jsonl", "revision": "a" * 40}, "`revision` is for a `dataset`"),
+        ({"path": "a.jsonl", "dataset": "owner/name"}, "either `path` or `dataset`"),
+        ({}, "either `path` or `dataset`"),
+        ({"path": "/etc/passwd"}, "leaves prepare.folder"),
+        ({"path": "../a.jsonl"}, "leaves prepare.folder"),
+        ({"path": "a.jsonl", "columns": {"a": "prompt", "b": "prompt"}}, "same name"),
+        ({"path": "a.jsonl", "format": "alpca"}, "'alpaca'"),
+    ],
+)
+def test_a_source_that_means_nothing_definite_is_refused(source, message):
+    with pytest.raises(ValueError, match=message):
+        Source.model_validate(source)

@@ -1,0 +1,422 @@
+"""Every format, by hand: a row as others write it, and the one shape that it becomes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.contracts.prepare import Turns
+from stages.contracts.sources import Role, Source
+from stages.data.dialogue import Dialogue, normalised
+from stages.data.formats.detect import detect, renamed
+from stages.data.formats.messages import RowError, from_transcript, is_transcript
+from stages.data.formats.rows import FORMATS
+from stages.data.items import Demonstration, Example, Labelled, Pair, Place, Rated, items_of
+
+PLACE = Place("file.jsonl", 1, "line")
+SYSTEM = {"role": "system", "content": "Be brief."}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"a": "int"}}}]
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def tool(text):
+    return {"role": "tool", "content": text}
+
+
+def read(role, row, turns=Turns.ALL, most_pairs=0, **source):
+    """The format's name, and what rows of the role say, without place, answer and extra."""
+    source = Source(path="file.jsonl", **source)
+    row = renamed(row, source.columns)
+    columns = frozenset(name for name, value in row.items() if value is not None)
+    format = detect(columns, Role(role), source)
+    items = items_of(Role(role), format.given(row), PLACE, turns, most_pairs)
+    return format.name.value, [told(item) for item in items]
+
+
+def told(item: Example):
+    before = list(item.prompt.messages)
+    match item:
+        case Demonstration(plain_text=True):
+            return item.completion[0]["content"]
+        case Demonstration():
+            return before, list(item.completion)
+        case Pair():
+            return before, item.chosen, item.rejected, item.margin
+        case Rated():
+            return before, item.completion, item.rating
+        case Labelled():
+            return before, list(item.steps), list(item.labels)
+        case _:
+            return before
+
+
+TALK = [user("a"), assistant("b"), user("c"), assistant("d")]
+SHARED = [user("a"), assistant("b"), user("c")]
+HH = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
+GOLDEN = [
+    ("text", "demonstrations", {"text": "abc"}, "abc"),
+    ("messages", "demonstrations", {"messages": TALK}, ([user("a")], TALK[1:])),
+    ("messages", "prompts", {"messages": TALK}, SHARED),
+    ("messages", "prompts", {"messages": SHARED}, SHARED),
+    (
+        "messages",
+        "demonstrations",
+        {"messages": [SYSTEM, user("a"), assistant("b"), user("thanks")]},
+        ([SYSTEM, user("a")], [assistant("b")]),
+    ),
+    (
+        "messages",
+        "demonstrations",
+        {"messages": [user("a"), CALL, tool("2"), assistant("It is 2.")], "tools": TOOLS},
+        ([user("a")], [CALL, tool("2"), assistant("It is 2.")]),
+    ),
+    ("messages_rated", "feedback", {"messages": TALK, "label": True}, (SHARED, assistant("d"), 1)),
+    (
+        "messages_preference",
+        "preferences",
+        {"messages": SHARED, "chosen": assistant("d"), "rejected": [assistant("e")]},
+        (SHARED, assistant("d"), assistant("e"), None),
+    ),
+    ("prompt", "prompts", {"prompt": "a"}, [user("a")]),
+    ("prompt", "held_out", {"prompt": [user("a")], "answer": "b"}, [user("a")]),
+    ("prompt", "prompts", {"prompt": "a", "system": "Be brief."}, [SYSTEM, user("a")]),
+    (
+        "prompt_completion",
+        "demonstrations",
+        {"prompt": "a", "completion": "b"},
+        ([user("a")], [assistant("b")]),
+    ),
+    (
+        "prompt_completion",
+        "demonstrations",
+        {"prompt": [user("a")], "completion": [assistant("b")]},
+        ([user("a")], [assistant("b")]),
+    ),
+    (
+        "preference",
+        "preferences",
+        {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 2},
+        ([user("a")], assistant("b"), assistant("c"), 2.0),
+    ),
+    (
+        "preference",
+        "preferences",
+        {
+            "prompt": "a",
+            "chosen": [user("a"), assistant("b")],
+            "rejected": [user("a"), assistant("c")],
+        },
+        ([user("a")], assistant("b"), assistant("c"), None),
+    ),
+    (
+        "preference",
+        "preferences",
+        {"prompt": HH, "chosen": "d", "rejected": "e"},
+        (SHARED, assistant("d"), assistant("e"), None),
+    ),
+    (
+        "implicit_preference",
+        "preferences",
+        {"chosen": TALK, "rejected": [*SHARED, assistant("e")]},
+        (SHARED, assistant("d"), assistant("e"), None),
+    ),
+    (
+        "implicit_preference",
+        "held_out_preferences",
+        {"chosen": f"{HH} d", "rejected": f"{HH} e\n\nstill e"},
+        (SHARED, assistant("d"), assistant("e\n\nstill e"), None),
+    ),
+    ("implicit_preference", "prompts", {"chosen": f"{HH} d", "rejected": f"{HH} e"}, SHARED),
+    (
+        "rated",
+        "feedback",
+        {"prompt": "a", "completion": "b", "label": False},
+        ([user("a")], assistant("b"), 0.0),
+    ),
+    (
+        "rated",
+        "feedback",
+        {"prompt": "a", "completion": "b", "rating": "0.5"},
+        ([user("a")], assistant("b"), 0.5),
+    ),
+    (
+        "stepwise",
+        "steps",
+        {"prompt": "a", "completions": ["b;", "c"], "labels": [True, False]},
+        ([user("a")], ["b;", "c"], [1.0, 0.0]),
+    ),
+    (
+        "stepwise",
+        "steps",
+        {"prompt": "a", "steps": ["b"], "labels": [1]},
+        ([user("a")], ["b"], [1.0]),
+    ),
+    (
+        "alpaca",
+        "demonstrations",
+        {"instruction": "a", "input": "b", "output": "c", "system": "Be brief.", "history": None},
+        ([SYSTEM, user("a\nb")], [assistant("c")]),
+    ),
+    (
+        "alpaca",
+        "demonstrations",
+        {"instruction": "c", "input": "", "output": "d", "history": [["a", "b"]]},
+        ([user("a")], [assistant("b"), user("c"), assistant("d")]),
+    ),
+    ("alpaca_prompt", "prompts", {"instruction": "a", "input": "b"}, [user("a\nb")]),
+    (
+        "alpaca_preference",
+        "preferences",
+        {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"},
+        ([user("a")], assistant("b"), assistant("c"), None),
+    ),
+    (
+        "alpaca_rated",
+        "feedback",
+        {"instruction": "a", "output": "b", "kto_tag": "true"},
+        ([user("a")], assistant("b"), 1.0),
+    ),
+    (
+        "sharegpt",
+        "demonstrations",
+        {
+            "system": "Be brief.",
+            "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+        },
+        ([SYSTEM, user("a")], [assistant("b")]),
+    ),
+    (
+        "sharegpt",
+        "demonstrations",
+        {
+            "conversations": [
+                {"from": "system", "value": "Be brief."},
+                {"from": "human", "value": "a"},
+                {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+                {"from": "observation", "value": "2"},
+                {"from": "gpt", "value": "It is 2."},
+            ],
+            "tools": '[{"name": "add"}]',
+        },
+        ([SYSTEM, user("a")], [CALL, tool("2"), assistant("It is 2.")]),
+    ),
+    (
+        "sharegpt_preference",
+        "preferences",
+        {
+            "conversations": [{"from": "human", "value": "a"}],
+            "chosen": {"from": "gpt", "value": "b"},
+            "rejected": {"from": "gpt", "value": "c"},
+        },
+        ([user("a")], assistant("b"), assistant("c"), None),
+    ),
+    (
+        "sharegpt_rated",
+        "feedback",
+        {
+            "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+            "kto_tag": False,
+        },
+        ([user("a")], assistant("b"), 0.0),
+    ),
+]
+
+
+@pytest.mark.parametrize(("format", "role", "row", "expected"), GOLDEN)
+def test_a_row_becomes_the_canonical_dialogue(format, role, row, expected):
+    assert read(role, row) == (format, [expected])
+
+
+def test_every_format_has_a_golden_row():
+    assert {name for name, *_ in GOLDEN} == {*FORMATS} - {"ranked"}
+
+
+@pytest.mark.parametrize(("format", "role", "row", "expected"), GOLDEN)
+def test_a_row_reads_the_same_by_its_formats_name(format, role, row, expected):
+    assert read(role, row, format=format) == (format, [expected])
+
+
+def test_ranked_responses_are_compared_two_by_two_and_the_lowest_rank_is_best():
+    row = {
+        "context": [user("a")],
+        "completions": [
+            {"rank": 2, "completion": [assistant("bad")]},
+            {"rank": 0, "completion": [assistant("good")]},
+            {"rank": 1, "completion": "fair"},
+            {"rank": 1, "completion": "as fair"},
+        ],
+    }
+    pairs = [
+        ("good", "fair"),
+        ("good", "as fair"),
+        ("good", "bad"),
+        ("fair", "bad"),
+        ("as fair", "bad"),
+    ]
+    expected = [([user("a")], assistant(b), assistant(w), None) for b, w in pairs]
+    assert read("preferences", row) == ("ranked", expected)
+    assert read("preferences", row, most_pairs=2) == ("ranked", expected[:2])
+    best = ([user("a")], [assistant("good")])
+    assert read("demonstrations", row, take="chosen") == ("ranked", [best])
+
+
+def test_pairs_serve_as_feedback_as_prompts_and_if_asked_as_demonstrations():
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    sides = [([user("a")], assistant("b"), 1.0), ([user("a")], assistant("c"), 0.0)]
+    assert read("feedback", row) == ("preference", sides)
+    assert read("prompts", row) == ("preference", [[user("a")]])
+    assert read("demonstrations", row, take="chosen")[1] == [([user("a")], [assistant("b")])]
+
+
+def test_the_last_turn_alone_is_demonstrated_if_asked():
+    [(before, turns)] = read("demonstrations", {"messages": TALK}, Turns.LAST)[1]
+    assert (before, turns) == (SHARED, [assistant("d")])
+
+
+def test_columns_are_renamed_at_once_and_null_leaves_one_out():
+    columns = {"question": "prompt", "final": "answer", "answer": "solution", "noise": None}
+    row = {"question": "a", "answer": "long", "final": "7", "noise": 1}
+    source = Source(path="x.jsonl", columns=columns)
+    given = FORMATS["prompt"].given(renamed(row, source.columns))
+    assert (given.answer, given.extra) == ("7", {"solution": "long"})
+    with pytest.raises(RowError, match="there is a column 'answer'"):
+        renamed({"answer": "long", "final": "7"}, {"final": "answer"})
+
+
+@pytest.mark.parametrize(
+    ("role", "row", "message"),
+    [
+        ("prompts", {"question": "a"}, "'question' are of no known format. .*prompt \\(prompt\\)"),
+        ("demonstrations", {"prompt": "a"}, "those of prompt, which gives no demonstrations"),
+        ("demonstrations", {"text": "a", "instruction": "b", "output": "c"}, "text or alpaca"),
+        (
+            "demonstrations",
+            {"prompt": "a", "completion": "b", "label": True},
+            "not every rated response is to be imitated",
+        ),
+        ("demonstrations", {"prompt": "a", "chosen": "b", "rejected": "c"}, "`take: chosen`"),
+        (
+            "preferences",
+            {"prompt": "a", "messages": [user("a")], "chosen": "b", "rejected": "c"},
+            "may be messages_preference or preference: say which with `format`",
+        ),
+        ("preferences", {"chosen": "a", "rejected": "b"}, "there is no prompt"),
+        ("preferences", {"chosen": TALK, "rejected": "b"}, "the other is not"),
+        ("preferences", {"chosen": TALK, "rejected": TALK[2:]}, "differ before the last response"),
+        (
+            "preferences",
+            {"prompt": "z", "chosen": TALK, "rejected": [*SHARED, assistant("e")]},
+            "begins otherwise than the prompt",
+        ),
+        ("demonstrations", {"messages": [user("a")]}, "nothing to imitate"),
+        ("demonstrations", {"messages": [assistant("a")]}, "no prompt before"),
+        ("demonstrations", {"messages": []}, "has no messages"),
+        ("demonstrations", {"messages": "a", "system": 5}, "'system' is int"),
+        ("demonstrations", {"messages": [{"role": "robot", "content": "a"}]}, "of 'robot'"),
+        ("demonstrations", {"messages": [user(5)]}, "content is int"),
+        (
+            "demonstrations",
+            {"messages": [user([{"type": "image_url", "image_url": "x"}])]},
+            "something other than text",
+        ),
+        ("demonstrations", {"messages": [SYSTEM, user("a")], "system": "x"}, "keep one"),
+        ("demonstrations", {"text": ""}, "'text' is empty"),
+        ("feedback", {"prompt": "a", "completion": "b", "label": 1, "rating": 1}, "this one has 2"),
+        ("feedback", {"prompt": "a", "completion": "b", "label": "good"}, "'label' is str"),
+        ("preferences", {"prompt": "a", "completions": ["b"]}, "'rank' and 'completion'"),
+        (
+            "preferences",
+            {"context": "a", "completions": [{"rank": 1, "completion": "b"}]},
+            "nothing to compare",
+        ),
+        ("prompts", {"instruction": "a", "history": ["b"]}, "pairs"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(role, row, message):
+    with pytest.raises(RowError, match=message):
+        read(role, row)
+
+
+def test_a_message_may_be_json_text_as_in_csv_and_text_in_parts():
+    text = '[{"role": "user", "content": [{"type": "text", "text": "a"}]}]'
+    assert read("prompts", {"messages": text})[1] == [[user("a")]]
+    assert read("prompts", {"prompt": '{"a": 1}'})[1] == [[user('{"a": 1}')]]
+
+
+def test_a_transcript_is_told_from_a_text_that_speaks_of_humans():
+    assert is_transcript("Human: a\n\nAssistant: b")
+    assert not is_transcript("Human: a")
+    assert not is_transcript("A Human: a\n\nAssistant: b")
+    assert from_transcript("\n\nHuman: a: b\n\nc\n\nAssistant: Human: d") == [
+        user("a: b\n\nc"),
+        assistant("Human: d"),
+    ]
+
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=12)
+turns = st.lists(words.map(str.strip).filter(bool), min_size=1, max_size=6)
+
+
+@given(turns)
+def test_a_transcript_gives_back_the_turns_that_it_was_made_of(texts):
+    speakers = [("Human", "user"), ("Assistant", "assistant")]
+    expected = [{"role": speakers[i % 2][1], "content": text} for i, text in enumerate(texts)]
+    text = "".join(f"\n\n{speakers[i % 2][0]}: {text}" for i, text in enumerate(texts))
+    assert from_transcript(text) == expected
+
+
+@given(
+    st.sampled_from([(name, role, row) for name, role, row, _ in GOLDEN]),
+    st.dictionaries(st.sampled_from(["id", "source", "task", "score"]), words),
+)
+def test_columns_that_no_format_has_change_nothing_and_are_kept(golden, others):
+    name, role, row = golden
+    assert read(role, {**row, **others}) == read(role, row)
+    assert FORMATS[name].given({**row, **others}).extra == others
+
+
+@given(st.sets(st.sampled_from(sorted({c for f in FORMATS.values() for c in f.columns}))))
+def test_detection_gives_one_format_whose_columns_are_there_or_says_what_to_do(columns):
+    for role in Role:
+        able = [f for f in FORMATS.values() if columns.issuperset(f.needs) and f.serves(role)]
+        try:
+            format = detect(frozenset(columns), role, Source(path="x"))
+        except RowError as error:
+            says = str(error)
+        else:
+            assert format in able
+            says = "`columns`"
+        assert any(way in says for way in ("`columns`", "`format`", "come from"))
+
+
+letters = st.text("abXY12éß", min_size=1, max_size=6)
+
+
+@given(letters, letters)
+def test_normalising_hides_case_space_and_punctuation_and_nothing_else(left, right):
+    assert normalised(f" {left.upper()}.  {right}!") == normalised(f"{left.upper()} {right}")
+    assert (normalised(left) == normalised(right)) == (left.casefold() == right.casefold())
+
+
+def test_signs_that_bear_meaning_are_not_hidden():
+    problems = ["2+3=", "2-3=", "1+23=", "12+3=", "(1+2)*3", "1+(2*3)", "x<y", "x>y"]
+    assert len({normalised(problem) for problem in problems}) == len(problems)
+
+
+def test_a_question_goes_by_its_text_and_a_dialogue_by_all_it_holds():
+    question = Dialogue((user("system: x\n\nuser: y"),))
+    dialogue = Dialogue(({"role": "system", "content": "x"}, user("y")))
+    assert question.text == dialogue.text
+    assert question.id != dialogue.id
+    assert dialogue.id != Dialogue(dialogue.messages, ({"name": "add"},)).id
