@@ -1,0 +1,1 @@
+"""Runs programs that nobody trusts: see docs/sandbox.md for what is promised and what is not."""

@@ -1,0 +1,135 @@
+"""The file system that a program sees: an empty one, with a Python in it.
+
+The root is a read-only tmpfs of our own. Bound into it, read-only: the interpreter, its standard
+library and the system's shared libraries; no site-packages, no /usr/bin, no /etc, no /proc, no
+/sys; in /dev null, zero and urandom. /tmp is the one place to write in: memory, limited in size.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+
+from stages.rewards.sandbox import linux
+
+HOME = "/tmp"
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
+_NEW = "/sys"
+"""Where the new root is put together: a folder that exists everywhere and holds no interpreter."""
+_KEPT = {
+    os.ST_NOSUID: linux.MS_NOSUID,
+    os.ST_NODEV: linux.MS_NODEV,
+    os.ST_NOEXEC: linux.MS_NOEXEC,
+    os.ST_NOATIME: linux.MS_NOATIME,
+    os.ST_NODIRATIME: linux.MS_NODIRATIME,
+    os.ST_RELATIME: linux.MS_RELATIME,
+}
+"""What a mount says of itself; an ordinary user may not take these away by mounting it again."""
+
+
+def interpreter() -> str:
+    """The Python itself, not that of a virtual environment."""
+    base = f"{sys.base_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    return os.path.realpath(base if os.path.exists(base) else sys.executable)
+
+
+def library_folder() -> str:
+    """Where the interpreter has its standard library, and libpython if it needs one."""
+    return os.path.dirname(os.path.dirname(interpreter())) + "/lib"
+
+
+def bound_paths() -> list[str]:
+    """What a program sees of this machine's files, but for `package_folders`."""
+    library = library_folder()
+    paths = [*_LIBRARIES, *_DEVICES, library, f"{library}64", interpreter()]
+    return [path for path in dict.fromkeys(paths) if os.path.lexists(path)]
+
+
+def package_folders() -> list[str]:
+    """Installed packages inside what is bound: this project may be among them."""
+    folders = [path for path in bound_paths() if os.path.isdir(path) and not os.path.islink(path)]
+    found = [
+        f"{folder}/{python}/{packages}"
+        for folder in folders
+        for python in sorted(os.listdir(folder))
+        for packages in ("site-packages", "dist-packages")
+        if python.startswith("python")
+    ]
+    return [path for path in found if os.path.isdir(path)]
+
+
+def enter(files: Mapping[str, bytes], file_mb: int, owner: int) -> int:
+    """Make the new root and move into it; the old one is gone.
+
+    Returns a folder descriptor of /proc, which nobody else can find.
+    """
+    os.umask(0o022)
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", _NEW, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=755")
+    hidden = package_folders()
+    for path in bound_paths():
+        _bind(path)
+    for folder in hidden:
+        linux.mount("tmpfs", _NEW + folder, "tmpfs", linux.MS_NOSUID, "size=4k,mode=755")
+    for folder in ("/proc", HOME):
+        os.mkdir(_NEW + folder)
+    for point in _mount_points(_NEW):
+        _make_read_only(point)
+    kind = linux.MS_NOSUID | linux.MS_NODEV
+    linux.mount("tmpfs", _NEW + HOME, "tmpfs", kind, f"size={file_mb}m,nr_inodes=4096,mode=700")
+    # Before the old /proc is out of sight: without one, the kernel gives an ordinary user no other.
+    linux.mount("proc", f"{_NEW}/proc", "proc", kind | linux.MS_NOEXEC)
+    proc = os.open(f"{_NEW}/proc", os.O_RDONLY | os.O_DIRECTORY)
+    linux.detach(f"{_NEW}/proc")
+    os.chdir(_NEW)
+    linux.pivot_root(".", ".")
+    linux.detach(".")
+    os.chdir(HOME)
+    write_files(files)
+    for path in (HOME, *files):
+        os.chown(path, owner, owner)
+    return proc
+
+
+def write_files(files: Mapping[str, bytes]) -> None:
+    """Into the current folder."""
+    for name, content in files.items():
+        with open(name, "wb") as file:
+            file.write(content)
+
+
+def _bind(path: str) -> None:
+    target = _NEW + path
+    if os.path.lexists(target):
+        # Inside something that is bound already.
+        return
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(path):
+        os.symlink(os.readlink(path), target)
+        return
+    if os.path.isdir(path):
+        os.mkdir(target)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)
+
+
+def _make_read_only(point: str) -> None:
+    said = os.statvfs(point).f_flag
+    kept = sum(flag for word, flag in _KEPT.items() if said & word)
+    flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | kept
+    linux.mount(None, point, None, flags)
+
+
+def _mount_points(root: str) -> list[str]:
+    """The mount at `root` that was made last, and all below it; not those that it hides."""
+    points: dict[str, str] = {}
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        lines = file.readlines()
+    for number, parent, _, _, escaped, *_ in (line.split() for line in lines):
+        point = escaped.encode().decode("unicode_escape")
+        if point == root:
+            points = {number: point}
+        elif parent in points:
+            points[number] = point
+    return list(points.values())

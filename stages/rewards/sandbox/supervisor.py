@@ -1,0 +1,241 @@
+"""The first process of a sandbox: it starts the program, watches it, and takes everything with it.
+
+As process 1 of a PID namespace it cannot be killed from inside, and when it ends the kernel kills
+every process of the namespace, daemons included. Nothing of the program's reaches it but numbers in
+/proc. What became of the program goes out through a descriptor that the program never had.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import select
+import signal
+import time
+from collections import namedtuple
+
+from stages.rewards.sandbox import linux
+from stages.rewards.sandbox.root import HOME, interpreter, library_folder
+from stages.rewards.sandbox.seccomp import filter_here
+from stages.rewards.sandbox.status import Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from stages.rewards.sandbox.values import Limits
+
+MAIN = "main.py"
+_TICK_S = 0.02
+_MB = 1 << 20
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Channels:
+    """The descriptors that lead out; the program gets neither."""
+
+    def __init__(self, control: int, report: int) -> None:
+        self.control = control
+        """Closed by the caller when the program must end; also when the caller dies."""
+        self.report = report
+        """Takes one line: how the program ended, or why the sandbox failed."""
+
+    def say(self, status: str, detail: object = "") -> None:
+        os.write(self.report, " ".join(f"{status} {detail}".splitlines()).encode() + b"\n")
+
+
+def supervise(limits: Limits, channels: Channels, proc: int, uid: int | None, own: bool) -> None:
+    """Run main.py of the current folder to its end, or to that of the limits.
+
+    `proc` is an open /proc; `uid` is whom the program runs as, None for whoever this is. `own` says
+    that all processes in `proc` are the program's but this one.
+    """
+    # Process 1 ignores what it does not handle, and Python would handle this one.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    linux.hide_from_debuggers()
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    deadline = time.monotonic() + limits.wall_s
+    child = os.fork()
+    if child == 0:
+        _become_the_program(limits, channels, uid, own)
+    for stream in range(3):
+        os.close(stream)
+    if own:
+        linux.drop_capabilities()
+    while True:
+        ready, _, _ = select.select([channels.control, woken], [], [], _TICK_S)
+        if channels.control in ready:
+            break
+        if woken in ready:
+            os.read(woken, 4096)
+        ended = _reap(child)
+        used = _usage(proc, None if own else child)
+        if ended is not None:
+            channels.say(*_how_it_ended(ended, used, limits))
+            break
+        if over := _over(used, limits):
+            channels.say(over)
+            break
+        if time.monotonic() > deadline:
+            channels.say(Status.TIMEOUT)
+            break
+    if not own:
+        _kill_session(proc, child)
+
+
+def _become_the_program(limits: Limits, channels: Channels, uid: int | None, own: bool) -> None:
+    """From here on nothing is trusted; does not return."""
+    try:
+        os.setsid()
+        os.umask(0o077)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        if uid is not None:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        _set_limits(limits)
+        if uid is not None:
+            _limit(resource.RLIMIT_NPROC, limits.processes)
+        elif own and _counts_by_namespace():
+            # The launcher and the supervisor count too.
+            _limit(resource.RLIMIT_NPROC, limits.processes + 2)
+        linux.no_new_privileges()
+        linux.drop_capabilities()
+        linux.filter_system_calls(filter_here())
+        python = interpreter()
+        # -I without -E: the environment is ours, and one line of it makes set orders repeat.
+        os.execve(python, [python, "-P", "-s", "-S", "-B", MAIN], environment(HOME))
+    except BaseException as error:
+        channels.say("failed", f"could not start the program: {error!r}")
+    finally:
+        os._exit(1)
+
+
+def environment(home: str) -> Mapping[str, str]:
+    """All that a program learns of its surroundings."""
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": home,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "LD_LIBRARY_PATH": library_folder(),
+    }
+
+
+def _set_limits(limits: Limits) -> None:
+    cpu = math.ceil(limits.cpu_s)
+    wanted = {
+        resource.RLIMIT_AS: limits.memory_mb * _MB,
+        resource.RLIMIT_CPU: cpu + 1,
+        resource.RLIMIT_FSIZE: limits.file_mb * _MB,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_STACK: 8 * _MB,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for what, value in wanted.items():
+        _limit(what, value)
+
+
+def _limit(what: int, value: int) -> None:
+    _, hard = resource.getrlimit(what)
+    most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(what, (most, most))
+
+
+def _counts_by_namespace() -> bool:
+    """Whether RLIMIT_NPROC counts within a user namespace.
+
+    Older kernels count all of the user's processes; there only the supervisor counts.
+    """
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int(minor.partition("-")[0])) >= (5, 14)
+
+
+def _reap(child: int) -> int | None:
+    """The program's wait status once it has ended; its orphans are buried on the way."""
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        if pid == child:
+            found = status
+
+
+_Usage = namedtuple("_Usage", ("processes", "cpu_s", "memory"))
+"""What all processes of the program use together."""
+
+
+def _over(used: _Usage, limits: Limits) -> Status | None:
+    if used.cpu_s > limits.cpu_s:
+        return Status.CPU
+    if used.memory > limits.memory_mb * _MB:
+        return Status.MEMORY
+    return Status.PROCESSES if used.processes > limits.processes else None
+
+
+def _usage(proc: int, session: int | None) -> _Usage:
+    """Of those alive and those buried. Pages that two processes share count twice."""
+    buried = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processes, cpu, memory = 0, buried.ru_utime + buried.ru_stime, 0
+    for fields in _stats(proc, session):
+        # Fields 14 to 17 of proc(5): its own time and that of its buried children; 20: threads.
+        cpu += sum(int(field) for field in fields[11:15]) / _TICKS_PER_S
+        processes += int(fields[17])
+        memory += int(fields[21]) * _PAGE
+    return _Usage(processes, cpu, memory)
+
+
+def _stats(proc: int, session: int | None) -> Iterator[list[str]]:
+    """The fields of /proc/PID/stat after the name, which may hold anything, for each process."""
+    for name in os.listdir(proc):
+        if not name.isdigit() or (session is None and name == "1"):
+            continue
+        try:
+            stat = os.open(f"{name}/stat", os.O_RDONLY, dir_fd=proc)
+        except OSError:
+            # It has just ended.
+            continue
+        try:
+            fields = os.read(stat, 4096).decode("utf-8", "replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        finally:
+            os.close(stat)
+        if session is None or int(fields[3]) == session:
+            yield fields
+
+
+def _how_it_ended(status: int, used: _Usage, limits: Limits) -> tuple[Status, object]:
+    if os.WIFEXITED(status):
+        return Status.FINISHED, os.WEXITSTATUS(status)
+    number = os.WTERMSIG(status)
+    if number in (signal.SIGXCPU, signal.SIGKILL) and used.cpu_s >= limits.cpu_s:
+        return Status.CPU, ""
+    return (Status.KILLED if number == signal.SIGKILL else Status.CRASHED), ""
+
+
+def _kill_session(proc: int, session: int) -> None:
+    """Without a namespace: whatever did not leave the program's session."""
+    for _ in range(100):
+        try:
+            os.killpg(session, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        _reap(session)
+        if not any(True for _ in _stats(proc, session)):
+            return
+        time.sleep(0.01)

@@ -1,0 +1,52 @@
+"""What goes into the sandbox and what comes out: limits, outcomes, and the two ways it can fail.
+
+An `Outcome` is about the program, whatever it did. Where the sandbox itself could not do its work
+there is no outcome but an error, so that a broken machine never looks like a wrong program.
+"""
+
+from dataclasses import dataclass
+
+from stages.rewards.sandbox.status import Status
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may use, all its processes together unless it says otherwise."""
+
+    cpu_s: float = 10.0
+    """Seconds of CPU time. The limit that should bite first: it does not depend on the load."""
+    wall_s: float = 60.0
+    """Seconds from start to end; generous, because other work on the machine eats into it."""
+    memory_mb: int = 512
+    """Memory; also the address space of each process."""
+    processes: int = 16
+    """Processes and threads alive at a time."""
+    file_mb: int = 16
+    """All files together, which live in memory."""
+    output_kb: int = 256
+    """Standard output, and standard error again as much."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a program."""
+
+    status: Status
+    exit_code: int | None
+    """Its exit code, where it finished."""
+    stdout: str
+    """Cut at `output_kb`."""
+    stderr: str
+    """Cut at `output_kb`."""
+
+    @property
+    def succeeded(self) -> bool:
+        return self.status is Status.FINISHED and self.exit_code == 0
+
+
+class SandboxUnavailable(Exception):
+    """This machine offers no isolation."""
+
+
+class SandboxBroken(Exception):
+    """The sandbox failed; nothing is known about the program."""

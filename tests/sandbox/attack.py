@@ -1,0 +1,196 @@
+"""Runs attacks against a small world of its own, and says what came of each.
+
+python attack.py KIND NAME... prints a JSON object: for each program what escaped (nothing, one
+hopes), how it ended, how long it took, and the most memory and processes it had at a time. It needs
+the standard library only, so that it can run as another user, with another Python.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from stages.rewards.sandbox.run import run_program  # noqa: E402
+from stages.rewards.sandbox.status import Kind  # noqa: E402
+from stages.rewards.sandbox.values import Limits  # noqa: E402
+from tests.sandbox.programs import HEADER, PROGRAMS  # noqa: E402
+
+LIMITS = Limits(cpu_s=1, wall_s=4, memory_mb=192, processes=8, file_mb=16, output_kb=64)
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class World:
+    """What an attacker would like to reach."""
+
+    folder: Path
+    nonce: str = field(default_factory=lambda: f"nonce{secrets.token_hex(8)}")
+    visits: list[str] = field(default_factory=list)
+    """Connections and signals that arrived."""
+
+    @property
+    def secret(self) -> Path:
+        return self.folder / "secret"
+
+    def contents(self) -> dict[str, bytes | None]:
+        return {
+            path.name: path.read_bytes() if path.is_file() else None
+            for path in sorted(self.folder.iterdir())
+        }
+
+
+@contextlib.contextmanager
+def a_world() -> Iterator[tuple[World, dict[str, object]]]:
+    """A secret in a file and in the environment, servers that note who calls, signal handlers."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as servers:
+        world = World(Path(name).resolve())
+        world.folder.chmod(0o755)
+        world.secret.write_text(world.nonce)
+        world.secret.chmod(0o666)
+        os.environ["SECRET"] = world.nonce
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, lambda number, _: world.visits.append(f"signal {number}"))
+
+        def listen(family: int, kind: int, address: object) -> object:
+            server = servers.enter_context(socket.socket(family, kind))
+            server.bind(address)
+            if kind == socket.SOCK_STREAM:
+                server.listen()
+            take = server.accept if kind == socket.SOCK_STREAM else lambda: server.recvfrom(10)
+
+            def note() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        take()
+                        world.visits.append(f"a visitor at {address!r}")
+
+            threading.Thread(target=note, daemon=True).start()
+            return server.getsockname()
+
+        tcp = listen(socket.AF_INET, socket.SOCK_STREAM, ("0.0.0.0", 0))
+        udp = listen(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0))
+        listen(socket.AF_UNIX, socket.SOCK_STREAM, f"\0{world.nonce}")
+        listen(socket.AF_UNIX, socket.SOCK_STREAM, str(world.folder / "socket"))
+        (world.folder / "socket").chmod(0o777)
+        yield (
+            world,
+            {
+                "secret": str(world.secret),
+                "folder": str(world.folder),
+                "unix": str(world.folder / "socket"),
+                "nonce": world.nonce,
+                "project": str(ROOT),
+                "packages": [path for path in sys.path if path.endswith("-packages")],
+                "pid": os.getpid(),
+                "launcher_parent": os.getppid(),
+                "port": tcp[1],
+                "udp": udp[1],
+                "address": _own_address(),
+                "host": os.uname().nodename,
+            },
+        )
+
+
+def _own_address() -> str:
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"
+
+
+class Watch(threading.Thread):
+    """The most memory and processes that this process had below it."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.memory_mb = 0.0
+        self.processes = 0
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        while not self._done.wait(0.02):
+            below = _below(os.getpid())
+            self.processes = max(self.processes, len(below))
+            self.memory_mb = max(self.memory_mb, sum(below.values()) * _PAGE / 1e6)
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join()
+
+
+def _below(pid: int) -> dict[int, int]:
+    """The resident pages of each descendant."""
+    parents, pages = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+                pages[int(entry.name)] = int(fields[21])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {child: pages[child] for child in found - {pid}}
+
+
+def _survivors(nonce: str) -> list[int]:
+    """Processes anywhere that an attack started and named after the nonce."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if nonce.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def attack(name: str, kind: Kind) -> dict[str, object]:
+    """Run one program, and look at the world afterwards."""
+    with a_world() as (world, targets):
+        before = world.contents()
+        line = json.dumps(targets).encode() + b"\n"
+        padding = b"x" * (1 << 23) if name == "does not read its input" else b""
+        watch = Watch()
+        watch.start()
+        start = time.monotonic()
+        try:
+            done = run_program(HEADER + PROGRAMS[name], line + padding, limits=LIMITS, kind=kind)
+        finally:
+            seconds = time.monotonic() - start
+            watch.stop()
+        escaped = [line for line in done.stdout.splitlines() if line.startswith("ESCAPED")]
+        if world.nonce in done.stdout + done.stderr:
+            escaped.append("the secret is in its output")
+        if world.contents() != before:
+            escaped.append("files outside were changed")
+        time.sleep(0.05)
+        escaped += [f"outside: {visit}" for visit in world.visits]
+        for pid in _survivors(world.nonce):
+            escaped.append("a process lives on")
+            os.kill(pid, signal.SIGKILL)
+        return {
+            "escaped": escaped,
+            "status": done.status,
+            "exit_code": done.exit_code,
+            "stdout": done.stdout[-500:],
+            "stderr": done.stderr[-500:],
+            "seconds": seconds,
+            "memory_mb": watch.memory_mb,
+            "processes": watch.processes,
+        }
+
+
+if __name__ == "__main__":
+    kind, *names = sys.argv[1:]
+    print(json.dumps({name: attack(name, Kind(kind)) for name in names}))

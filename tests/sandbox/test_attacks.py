@@ -1,0 +1,158 @@
+"""Programs that attack the sandbox get nowhere, whoever runs it; and would be noticed if they did."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.rewards.sandbox.isolation import isolation
+from stages.rewards.sandbox.status import Kind
+from tests.sandbox.attack import LIMITS, ROOT
+from tests.sandbox.programs import HARMLESS, PROGRAMS
+
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+NOBODY = ("setpriv", "--reuid=65533", "--regid=65533", "--clear-groups")
+# A loaded machine may take its time to start and end a sandbox.
+SLACK_S = 20
+# The launcher and the supervisor, beside the program's own.
+OURS = 2
+
+
+@dataclass(frozen=True)
+class Who:
+    """A user, their Python, and the kind of isolation they use."""
+
+    name: str
+    prefix: tuple[str, ...]
+    python: str
+    kind: Kind
+
+    def run(self, *names: str) -> dict[str, dict[str, Any]]:
+        script = Path(__file__).with_name("attack.py")
+        command = [*self.prefix, self.python, "-B", str(script), self.kind, *names]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+        return found
+
+
+ME = Who("me", (), sys.executable, isolation().kind)
+SOMEBODY = Who("an ordinary user", NOBODY, str(SYSTEM_PYTHON), Kind.NAMESPACES)
+WITH_BUBBLEWRAP = Who("with bubblewrap", NOBODY, str(SYSTEM_PYTHON), Kind.BUBBLEWRAP)
+
+
+@functools.cache
+def why_not(who: Who) -> str | None:
+    """What keeps this user from running the attacks here."""
+    if who is ME:
+        return None if who.kind is not Kind.NONE else isolation().detail
+    if os.geteuid() != 0:
+        return "only root can become another user"
+    if not SYSTEM_PYTHON.exists() or shutil.which("setpriv") is None:
+        return "needs setpriv and a Python that every user can read"
+    version = [str(SYSTEM_PYTHON), "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    if subprocess.run(version, check=False).returncode:
+        return "the system's Python is older than 3.11"
+    if subprocess.run(
+        [*NOBODY, "test", "-r", str(ROOT / "pyproject.toml")], check=False
+    ).returncode:
+        return "other users cannot read this folder"
+    if who.kind is Kind.BUBBLEWRAP and shutil.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    return None
+
+
+@functools.cache
+def results(who: Who) -> dict[str, dict[str, Any]]:
+    return who.run(*PROGRAMS)
+
+
+def result(who: Who, name: str) -> dict[str, Any]:
+    if reason := why_not(who):
+        pytest.skip(reason)
+    return results(who)[name]
+
+
+EVERYBODY = pytest.mark.parametrize(
+    "who", [ME, SOMEBODY, WITH_BUBBLEWRAP], ids=lambda who: who.name
+)
+
+
+@EVERYBODY
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nothing_gets_out(who: Who, name: str) -> None:
+    found = result(who, name)
+    if who is WITH_BUBBLEWRAP and name == "reads the caller's environment":
+        # /proc/self is its own.
+        pass
+    assert found["escaped"] == []
+    assert found["seconds"] < LIMITS.wall_s + SLACK_S
+    # Twenty milliseconds pass between two looks at the memory, and the launcher has its own.
+    assert found["memory_mb"] < 2.5 * LIMITS.memory_mb
+    assert found["processes"] <= LIMITS.processes + OURS + 2
+
+
+ENDS = {
+    "takes all memory in many processes": {"memory"},
+    "takes shared memory": {"memory"},
+    "prints without end": {"output"},
+    "prints errors without end": {"output"},
+    "prints in many processes": {"output"},
+    "computes without end": {"cpu"},
+    "computes without end in many processes": {"cpu"},
+    "computes on through the warning": {"cpu"},
+    "sleeps for ever": {"timeout"},
+    "stops itself": {"timeout"},
+    "crashes": {"crashed"},
+    "kills whatever it can": {"killed"},
+    "kills the supervisor": {"finished"},
+    "starves the supervisor": {"finished"},
+    "leaves a daemon behind": {"finished"},
+    "does not read its input": {"finished"},
+    # A loaded machine may let the wall clock win.
+    "forks without end": {"cpu", "timeout", "processes"},
+    "starts threads without end": {"cpu", "timeout", "processes", "finished"},
+}
+
+
+@EVERYBODY
+@pytest.mark.parametrize("name", ENDS)
+def test_the_outcome_says_how_it_ended(who: Who, name: str) -> None:
+    found = result(who, name)
+    allowed = ENDS[name] | ({"timeout"} if "cpu" in ENDS[name] else set())
+    assert found["status"] in allowed
+
+
+@EVERYBODY
+def test_a_program_cannot_report_in_the_supervisors_name(who: Who) -> None:
+    found = result(who, "says that it is done in the supervisor's name")
+    assert (found["status"], found["exit_code"]) == ("finished", 7)
+
+
+@EVERYBODY
+def test_programs_were_alive_when_they_attacked(who: Who) -> None:
+    """An attack that fails at its first line proves nothing."""
+    assert "still here" in result(who, "kills the supervisor")["stdout"]
+    silent = [
+        name
+        for name in PROGRAMS
+        if "Traceback" in result(who, name)["stderr"] and name != "recurses without end"
+    ]
+    assert silent == []
+
+
+def test_the_checks_notice_an_escape_where_nothing_is_isolated() -> None:
+    """Attacks that do no harm are let out: each must be seen, or its test above means nothing."""
+    found = Who("me", (), sys.executable, Kind.NONE).run(*HARMLESS)
+    assert [name for name in HARMLESS if not found[name]["escaped"]] == []
+
+
+def test_there_are_many_attacks() -> None:
+    assert len(PROGRAMS) >= 40
