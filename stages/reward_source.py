@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stages.context import Context, StageError
-from stages.contracts.rewards import Function, Http, Judge, Paid, RewardSourceConfig
+from stages.contracts.rewards import Code, Function, Http, Judge, Paid, RewardSourceConfig
 from stages.data.artifacts import write_json
 from stages.rewards.judge import read_template
 from stages.rewards.local import FunctionScorer
@@ -41,7 +41,8 @@ def check(ctx: Context, source: NamedSource) -> None:
                 scorer.close()
         case Judge():
             read_template(name, params, folder)
-        case Http() | Paid():
+        case Http() | Paid() | Code():
+            # Where it will run, there may be a server, or a sandbox, that is not here.
             pass
         case _:
             try:

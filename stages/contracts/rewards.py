@@ -16,6 +16,7 @@ from stages.contracts.family import refuse_odd_names
 
 RESERVED = ("reward_model", "verifier")
 """Sources that are there without being named."""
+UNISOLATED = "run hostile code on this machine without isolation"
 TEMPLATE_NAMES = ("prompt", "response", "answer")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
@@ -336,10 +337,44 @@ class Paid(Section):
     """`environment`"""
 
 
+class Code(Section):
+    """The response is a Python program: whether it passes its row's tests, in a sandbox."""
+
+    kind: Literal["code"]
+    """`code`"""
+    counted: Counted = Field(default=Counted.ALL, strict=False)
+    """`all`: 1 where all tests are passed, else 0. `share`: the share that is."""
+    must_end: bool = True
+    """Whether a response that was cut before it ended is wrong, whatever it says."""
+    cpu_s: float = Field(default=10.0, gt=0)
+    """Seconds of CPU time that a program may take: the limit that should bite first."""
+    wall_s: float = Field(default=60.0, gt=0)
+    """Seconds that it may take by the clock; generous, since a loaded machine is slower."""
+    memory_mb: int = Field(default=512, ge=64)
+    """Memory of all its processes together."""
+    processes: int = Field(default=16, ge=1)
+    """Processes and threads that it may have at a time."""
+    file_mb: int = Field(default=16, ge=1)
+    """Size of all files that it writes."""
+    output_kb: int = Field(default=256, ge=1)
+    """What it may print, and as much again on standard error."""
+    concurrency: int = Field(default=4, ge=1)
+    """Programs that run side by side."""
+    allow_unisolated: str | None = None
+    """`run hostile code on this machine without isolation`, where it has none; null: an error."""
+
+    @field_validator("allow_unisolated")
+    @classmethod
+    def _is_meant(cls, value: str | None) -> str | None:
+        if value not in (None, UNISOLATED):
+            raise ValueError(f"say it in so many words, {UNISOLATED!r}, or leave it null")
+        return value
+
+
 AnyRule = (
     Maths | MultipleChoice | Pattern | Format | JsonSchema | Instructions | Length | Repetition
 )
-AnySource = Annotated[AnyRule | Function | Http | Judge | Paid, Field(discriminator="kind")]
+AnySource = Annotated[AnyRule | Function | Http | Judge | Paid | Code, Field(discriminator="kind")]
 
 
 def refuse_source_names(value: Any) -> Any:

@@ -14,9 +14,10 @@ from typing import Protocol
 from pydantic import TypeAdapter
 
 from stages.context import Context
-from stages.contracts.rewards import AnySource, Function, Http, Judge, Paid
+from stages.contracts.rewards import AnySource, Code, Function, Http, Judge, Paid
 from stages.data.artifacts import set_modes, write_json
 from stages.engines.processes.parts import Compute, Pass
+from stages.rewards.code import CodeScorer
 from stages.rewards.given import Row, given
 from stages.rewards.judge import JudgeScorer
 from stages.rewards.local import FunctionScorer, RuleScorer
@@ -62,6 +63,8 @@ def open_scorer(ctx: Context, source: NamedSource, rows: Sequence[Row]) -> Score
     match params:
         case Function():
             return FunctionScorer(ctx, name, params, folder, rows)
+        case Code():
+            return CodeScorer(ctx, name, params)
         case Http():
             return HttpScorer(ctx, name, params, rows)
         case Judge():

@@ -1,11 +1,12 @@
 """Programs that try to get out of the sandbox, or to wear it down.
 
 Each reads its targets (paths, ports, pids of the world outside) from standard input, and prints
-ESCAPED if it thinks it got somewhere. Whether it did is judged from outside, by what happened there.
+ESCAPED if it thinks it got somewhere. What happened is also looked at from outside.
 """
 
 HEADER = """
-import ctypes, errno, json, mmap, os, resource, signal, socket, stat, subprocess, sys, threading, time
+import ctypes, errno, json, mmap, os, resource, signal, socket, stat, subprocess, sys, time
+import threading
 T = json.loads(sys.stdin.readline())
 libc = ctypes.CDLL(None, use_errno=True)
 X86 = os.uname().machine == "x86_64"
@@ -100,7 +101,8 @@ call("open_by_handle_at", 304, 265, root, ctypes.byref(handle), os.O_RDONLY)""",
     "imports the project": """
 import glob
 sys.path += [T["project"], *T["packages"]]
-sys.path += glob.glob(sys.prefix + "/lib/python*/site-packages") + ["/usr/lib/python3/dist-packages"]
+sys.path += glob.glob(sys.prefix + "/lib/python*/site-packages")
+sys.path += ["/usr/lib/python3/dist-packages"]
 for name in ("stages.score", "stages.rewards.verifier", "pipelines", "torch", "pydantic", "yaml"):
     attempt(name, lambda: __import__(name) and True)""",
 }
@@ -115,7 +117,8 @@ if 0 in (os.getuid(), os.geteuid(), os.getgid(), *os.getgroups()): escaped("root
     "runs a set-uid program": """
 import shutil
 shutil.copy(sys.executable, "python"); os.chmod("python", 0o6755)
-done = subprocess.run(["./python", "-S", "-c", "import os; print(os.geteuid())"], capture_output=True)
+command = ["./python", "-S", "-c", "import os; print(os.geteuid())"]
+done = subprocess.run(command, capture_output=True)
 if done.stdout.strip() == b"0": escaped("root")
 for path in ("/usr/bin/su", "/usr/bin/sudo", "/usr/bin/newuidmap", "/usr/bin/mount"):
     if os.path.exists(path): escaped(path)""",
@@ -236,13 +239,13 @@ if os.fork() == 0:
     if os.fork() == 0:
         for end in range(3): os.close(end)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(number, 1)
-        os.execv(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(600)", T["nonce"]])
+        os.execv(sys.executable, ["python", "-S", "-c", "import time; time.sleep(600)", T["nonce"]])
     os._exit(0)
 time.sleep(0.3)""",
     "leaves a daemon that holds on to its output": """
 if os.fork() == 0:
     os.setsid()
-    os.execv(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(600)", T["nonce"]])
+    os.execv(sys.executable, ["python", "-S", "-c", "import time; time.sleep(600)", T["nonce"]])
 print("bye", flush=True)""",
     "forks without end": """
 while True:
@@ -262,7 +265,7 @@ while True:
     "starts threads without end": """
 while True:
     try: threading.Thread(target=time.sleep, args=(600,)).start()
-    except RuntimeError: pass""",
+    except Exception: pass""",
 }
 
 RESOURCES = {
@@ -350,8 +353,8 @@ def deeper(): deeper()
 deeper()""",
     "crashes": "ctypes.string_at(0)",
     "raises its limits": """
-for what in (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE,
-             resource.RLIMIT_CPU, resource.RLIMIT_CORE):
+for what in (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE,
+             resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_CORE):
     attempt("limit", lambda: resource.setrlimit(what, (resource.RLIM_INFINITY,) * 2) or True)""",
 }
 

@@ -13,9 +13,6 @@ from stages.rewards.sandbox.run import run_program
 from stages.rewards.sandbox.status import Kind
 from stages.rewards.sandbox.values import Limits, SandboxBroken, SandboxUnavailable
 
-WORDS = "run hostile code on this machine without isolation"
-PARAM = "allow_unisolated"
-
 # Run inside, with the path of a file that exists outside: what of the outside can be reached.
 _PROBE = """
 import json, os, socket
@@ -68,16 +65,14 @@ def _try(kind: Kind) -> str | None:
     return f"a test program could reach {', '.join(reached)}" if reached else None
 
 
-def kind_to_use(allow_unisolated: str | None = None) -> Kind:
+def kind_to_use(*, allow_unisolated: bool = False) -> Kind:
     """The kind of isolation for untrusted code; an error where there is none and nobody said so."""
     found = isolation()
-    if found.kind is not Kind.NONE or allow_unisolated == WORDS:
+    if found.kind is not Kind.NONE or allow_unisolated:
         return found.kind
     raise SandboxUnavailable(
         f"untrusted code needs isolation, and this machine offers none ({found.detail}).\n"
-        f"{remedy()}\n"
-        f"To run it as yourself, with all your files and the network within its reach, set "
-        f'{PARAM}: "{WORDS}"'
+        f"{remedy()}"
     )
 
 

@@ -18,7 +18,7 @@ from stages.rewards.sandbox.values import Limits, SandboxBroken
 
 
 @dataclass(frozen=True)
-class Tests:
+class CodeTests:
     """Trusted code that puts a program to the test."""
 
     cases: list[str]
@@ -29,11 +29,11 @@ class Tests:
     """Names that are the program's even if `setup` defines them."""
 
 
-class TestsBroken(Exception):
+class BrokenTests(Exception):
     """The tests themselves are wrong, whatever the program."""
 
 
-def run_tests(program: str, tests: Tests, limits: Limits, *, kind: Kind) -> list[bool]:
+def run_tests(program: str, tests: CodeTests, limits: Limits, *, kind: Kind) -> list[bool]:
     """Which cases pass. The limits hold for the program, and again for the tests."""
     main = Path(conversation.__file__).read_text(encoding="utf-8")
     with Descriptors() as ends:
@@ -57,7 +57,7 @@ def run_tests(program: str, tests: Tests, limits: Limits, *, kind: Kind) -> list
         raise SandboxBroken(f"the judge did not start: {verdict.text()[-1000:]!r}")
     for line in lines:
         if line.startswith(conversation.BROKEN):
-            raise TestsBroken(line.removeprefix(conversation.BROKEN))
+            raise BrokenTests(line.removeprefix(conversation.BROKEN))
     passed = [line == conversation.PASSED for line in lines]
     return [*passed, *[False] * (len(tests.cases) - len(passed))]
 

@@ -1,0 +1,177 @@
+"""code: the response is a Python program, which runs in the sandbox against its row's tests.
+
+The program is the response's last block of Python, or the whole response where it has none. Its
+row says how to test it, by one of these:
+
+- `tests`, a list of {input, output}: it reads the one and must print the other. What it prints is
+  compared here, line by line without trailing space; it must exit with code 0.
+- `tests` or `test_list`, a list of Python statements such as `assert add(1, 2) == 3`; what these
+  need beside the program is in `test_setup_code`.
+- `test` and `entry_point`, as HumanEval has them: `test` defines check(candidate). The prompt, if
+  it is Python, comes before the program, which may go on where the prompt ends.
+
+A wrong program, one that hangs and one that attacks get no reward. A sandbox or a test that does
+not work is an error: nothing is known about the program then.
+"""
+
+import ast
+import json
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from stages.context import Context, StageError
+from stages.contracts.rewards import UNISOLATED, Code, Counted
+from stages.rewards.given import Row, Unusable, name_of
+from stages.rewards.sandbox.isolation import kind_to_use
+from stages.rewards.sandbox.judged import BrokenTests, CodeTests, run_tests
+from stages.rewards.sandbox.run import run_program
+from stages.rewards.sandbox.status import Kind
+from stages.rewards.sandbox.values import Limits, SandboxBroken, SandboxUnavailable
+from stages.rewards.side_by_side import side_by_side
+
+_PYTHON_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.S | re.I)
+_ANY_BLOCK = re.compile(r"```[^\n]*\n(.*?)(?:\n[ \t]*```|\Z)", re.S)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a program reads, and what it must print."""
+
+    given: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class Exam:
+    """How to test the program of a row."""
+
+    tests: list[Exchange] | CodeTests
+    before: str = ""
+    """What stands before the response's program."""
+
+
+def program_of(response: str) -> str:
+    """The last block of Python; the last block of any kind; or all of the response."""
+    for pattern in (_PYTHON_BLOCK, _ANY_BLOCK):
+        if blocks := pattern.findall(response):
+            return f"{blocks[-1]}\n"
+    return response
+
+
+def exam_of(row: Row) -> Exam:
+    """What the row's columns say; Unusable if they say nothing that makes sense."""
+    extra = row["extra"]
+    if "entry_point" in extra and "test" in extra:
+        prompt, name, test = row["prompt"], str(extra["entry_point"]), str(extra["test"])
+        before = f"{prompt}\n" if _is_python(prompt) else ""
+        case = f"{test}\n\ncheck({name})\n"
+        return Exam(CodeTests([case], setup=before, taken=(name,)), before)
+    tests = _list(extra, "tests" if "tests" in extra else "test_list")
+    if all(isinstance(test, str) for test in tests):
+        setup = extra.get("test_setup_code") or ""
+        return Exam(CodeTests([str(test) for test in tests], setup=str(setup)))
+    return Exam([_exchange(number, test) for number, test in enumerate(tests)])
+
+
+def _list(extra: Row, name: str) -> list[Any]:
+    tests = extra.get(name)
+    if isinstance(tests, str):
+        try:
+            tests = json.loads(tests)
+        except json.JSONDecodeError:
+            tests = None
+    if not isinstance(tests, list) or not tests:
+        raise Unusable(
+            "its row has no tests: give it a column `tests`, a list of {input, output} or of "
+            "assert statements, or the columns `test` and `entry_point`"
+        )
+    return tests
+
+
+def _exchange(number: int, test: Any) -> Exchange:
+    match test:
+        case {"input": str(given), "output": str(expected)}:
+            return Exchange(given, expected)
+    raise Unusable(f"number {number} of its `tests` is neither {{input, output}} of texts nor text")
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def passed(
+    program: str, tests: list[Exchange] | CodeTests, limits: Limits, kind: Kind
+) -> list[bool]:
+    """Which tests the program passes."""
+    if isinstance(tests, CodeTests):
+        return run_tests(program, tests, limits, kind=kind)
+    return [_answers_right(program, test, limits, kind) for test in tests]
+
+
+def _answers_right(program: str, test: Exchange, limits: Limits, kind: Kind) -> bool:
+    done = run_program(program, test.given, limits=limits, kind=kind)
+    return done.succeeded and _lines(done.stdout) == _lines(test.expected)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+class CodeScorer:
+    """Programs of many rows, some at a time."""
+
+    def __init__(self, ctx: Context, name: str, params: Code) -> None:
+        self._ctx, self._name, self._params = ctx, name, params
+        self._limits = Limits(**{item.name: getattr(params, item.name) for item in fields(Limits)})
+        self._given_up = threading.Event()
+        try:
+            self._kind = kind_to_use(allow_unisolated=params.allow_unisolated is not None)
+        except SandboxUnavailable as error:
+            raise StageError(
+                f"rewards.{name} (code): {error}\nTo let programs run as yourself, with your files "
+                "and the network within their reach, set "
+                f'rewards.{name}.allow_unisolated: "{UNISOLATED}"'
+            ) from None
+        if self._kind is Kind.NONE:
+            print(f"reward {name!r} (code) runs programs WITHOUT ISOLATION", file=sys.stderr)
+
+    def close(self) -> None:
+        self._given_up.set()
+
+    def score(self, rows: Sequence[Row]) -> list[float]:
+        calls = [partial(self._of_row, row) for row in rows]
+        return side_by_side(self._ctx, calls, self._params.concurrency, self.close)
+
+    def _of_row(self, row: Row) -> float:
+        try:
+            exam = exam_of(row)
+            if self._given_up.is_set() or (
+                self._params.must_end and row["finish_reason"] != "stop"
+            ):
+                return 0.0
+            program = exam.before + program_of(row["response"])
+            results = passed(program, exam.tests, self._limits, self._kind)
+        except Unusable as error:
+            raise StageError(f"{self._what(row)}: {error}") from None
+        except BrokenTests as error:
+            raise StageError(f"{self._what(row)}: its tests do not work: {error}") from None
+        except SandboxBroken as error:
+            raise StageError(
+                f"{self._what(row)}: the sandbox failed, which says nothing about the program: "
+                f"{error}. See `lockstep doctor`, then run again"
+            ) from None
+        if self._params.counted is Counted.SHARE:
+            return sum(results) / len(results)
+        return float(all(results))
+
+    def _what(self, row: Row) -> str:
+        return f"reward {self._name!r} (code) cannot score {name_of(row)}"

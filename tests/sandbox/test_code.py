@@ -1,0 +1,207 @@
+"""The code reward: what it takes for a program, how rows are tested, and what is an error."""
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from stages.context import Context, StageError
+from stages.contracts.rewards import UNISOLATED, AnySource
+from stages.rewards.code import exam_of, passed, program_of
+from stages.rewards.given import given
+from stages.rewards.named import NamedSource, open_scorer
+from stages.rewards.sandbox.isolation import isolation
+from stages.rewards.sandbox.status import Kind
+from stages.rewards.sandbox.values import Limits
+
+HUMANEVAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "humaneval.jsonl"
+pytestmark = pytest.mark.skipif(isolation().kind is Kind.NONE, reason=isolation().detail)
+
+
+def a_row(response: str, prompt: str = "Write it.", finish: str = "stop", **extra: Any) -> dict:
+    return {
+        "prompt_id": "p0",
+        "sample_index": 1,
+        "prompt": prompt,
+        "response": response,
+        "answer": None,
+        "response_ids": [1],
+        "finish_reason": finish,
+        "extra": json.dumps(extra),
+    }
+
+
+def score(tmp_path: Path, *rows: dict, **params: Any) -> list[float]:
+    source = TypeAdapter(AnySource).validate_python({"kind": "code", **params})
+    ctx = Context(stage="score@iter_001", key="iter_001", seed=1, folder=tmp_path)
+    plain = [given(row) for row in rows]
+    scorer = open_scorer(ctx, NamedSource("mine", source, tmp_path), plain)
+    try:
+        return scorer.score(plain)
+    finally:
+        scorer.close()
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("x = 1", "x = 1"),
+        ("Sure:\n```python\nx = 1\n```\nDone.", "x = 1\n"),
+        ("```py\nx = 1\n```\nor better\n```Python\nx = 2\n```\n```text\nout\n```", "x = 2\n"),
+        ("```\nx = 3\n```", "x = 3\n"),
+        ("```python\nx = 4\n", "x = 4\n\n"),
+        ("```python\n    return 1\n```", "    return 1\n"),
+    ],
+)
+def test_the_program_is_the_last_block_of_python(response: str, program: str) -> None:
+    assert program_of(response) == program
+
+
+DOUBLE = [{"input": "2\n", "output": "4\n"}, {"input": "5", "output": "10"}]
+
+
+def test_programs_that_read_and_print(tmp_path: Path) -> None:
+    rows = [
+        a_row("```python\nprint(2 * int(input()))\n```", tests=DOUBLE),
+        a_row("print(f'{2 * int(input())}   ')\nprint()", tests=DOUBLE),
+        a_row("print(4)", tests=DOUBLE),
+        a_row("print(2 * int(input())); raise SystemExit(3)", tests=DOUBLE),
+        a_row("print('4\\n10')", tests=DOUBLE),
+        a_row("while True: pass", tests=DOUBLE),
+        a_row("not python at all", tests=DOUBLE),
+        a_row("", tests=DOUBLE),
+    ]
+    assert score(tmp_path, *rows, cpu_s=1) == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert score(tmp_path, *rows[:3], counted="share") == [1, 1, 0.5]
+
+
+def test_programs_that_are_called(tmp_path: Path) -> None:
+    asserts = ["assert add(1, 2) == 3", "assert add(sqrt(4), 1) == 3"]
+    rows = [
+        a_row(
+            "def add(a, b): return a + b", tests=asserts, test_setup_code="from math import sqrt"
+        ),
+        a_row("def add(a, b): return 3", tests=asserts, test_setup_code="from math import sqrt"),
+        a_row(
+            "def add(a, b): return a", test_list=["assert add(1, 2) == 3", "assert add(3, 0) == 3"]
+        ),
+        a_row("def add(a, b): return a + b", tests=json.dumps(["assert add(1, 2) == 3"])),
+    ]
+    assert score(tmp_path, *rows, counted="share") == [1, 1, 0.5, 1]
+
+
+def test_a_response_that_was_cut_is_wrong(tmp_path: Path) -> None:
+    cut = a_row("print(2 * int(input()))", finish="length", tests=DOUBLE)
+    assert score(tmp_path, cut) == [0]
+    assert score(tmp_path, cut, must_end=False) == [1]
+
+
+def test_rewards_come_in_the_order_of_the_rows(tmp_path: Path) -> None:
+    rows = [
+        a_row(
+            f"import time; time.sleep({0.3 if n % 3 == 0 else 0}); print({n})",
+            tests=[{"input": "", "output": str(n if n % 2 else -1)}],
+        )
+        for n in range(8)
+    ]
+    assert score(tmp_path, *rows, concurrency=4) == [n % 2 for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({}, "its row has no tests"),
+        ({"tests": []}, "its row has no tests"),
+        ({"tests": "assert"}, "its row has no tests"),
+        ({"tests": [{"input": "1"}]}, "number 0 of its `tests`"),
+        ({"tests": ["assert f("]}, "its tests do not work"),
+        ({"test": "import nowhere", "entry_point": "f"}, None),
+    ],
+)
+def test_a_row_that_cannot_be_tested_is_an_error_that_names_it(
+    tmp_path: Path, extra: dict[str, Any], said: str | None
+) -> None:
+    row = a_row("def f(): return 1", **extra)
+    if said is None:
+        assert score(tmp_path, row) == [0]
+        return
+    with pytest.raises(StageError, match=said) as failure:
+        score(tmp_path, row)
+    assert "prompt p0, sample 1" in str(failure.value)
+
+
+def test_a_sandbox_that_fails_is_an_error_and_no_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stages.rewards.sandbox import run
+
+    isolation()
+    monkeypatch.setattr(run, "library_folder", lambda: "/nowhere")
+    monkeypatch.setattr(run, "_PROJECT", tmp_path)
+    with pytest.raises(StageError, match="the sandbox failed") as failure:
+        score(tmp_path, a_row("print(4)", tests=DOUBLE))
+    assert "prompt p0, sample 1" in str(failure.value)
+
+
+def test_running_without_isolation_takes_the_very_words() -> None:
+    source = TypeAdapter(AnySource)
+    for words in ("yes", "true", UNISOLATED.upper()):
+        with pytest.raises(ValidationError, match="in so many words"):
+            source.validate_python({"kind": "code", "allow_unisolated": words})
+    assert source.validate_python({"kind": "code", "allow_unisolated": UNISOLATED})
+
+
+@pytest.mark.skipif(not HUMANEVAL.exists(), reason="HumanEval is not here")
+def test_humaneval_knows_right_from_wrong() -> None:
+    """All 164 canonical solutions pass, and none of them does with its body taken out."""
+    lines = HUMANEVAL.read_text().splitlines()
+    kind, limits = isolation().kind, Limits()
+
+    def of(line: str, body: str | None) -> list[bool]:
+        task = json.loads(line)
+        row = a_row(
+            task["canonical_solution"] if body is None else body,
+            task["prompt"],
+            test=task["test"],
+            entry_point=task["entry_point"],
+        )
+        exam = exam_of(given(row))
+        return passed(exam.before + program_of(row["response"]), exam.tests, limits, kind)
+
+    with ThreadPoolExecutor(4) as pool:
+        right = list(pool.map(lambda line: of(line, None), lines))
+        wrong = list(pool.map(lambda line: of(line, "    return None\n"), lines))
+    assert right == [[True]] * 164
+    assert wrong == [[False]] * 164
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_a_whole_function_may_follow_the_prompt(tmp_path: Path) -> None:
+    prompt = 'import math\n\ndef area(r):\n    """The area of a circle."""\n'
+    test = "def check(candidate):\n    assert abs(candidate(2) - 12.566) < 0.01\n"
+    rows = [
+        a_row("    return math.pi * r * r\n", prompt, test=test, entry_point="area"),
+        a_row(
+            "```python\ndef area(r):\n    return math.pi * r**2\n```",
+            prompt,
+            test=test,
+            entry_point="area",
+        ),
+        a_row(
+            "```python\ndef other(r):\n    return 12.566\n```",
+            prompt,
+            test=test,
+            entry_point="area",
+        ),
+        a_row(
+            "```python\ndef area(r):\n    return 12.566\n```",
+            "Write area(r).",
+            test=test,
+            entry_point="area",
+        ),
+    ]
+    assert score(tmp_path, *rows) == [1, 1, 0, 1]
