@@ -36,7 +36,7 @@ IN_LAYER = {
 QUANTS = {"F32": None, "Q8_0": gguf.GGMLQuantizationType.Q8_0}
 
 
-def tiny_llama(*, tied: bool = False) -> LlamaForCausalLM:
+def tiny_llama(*, tied: bool = False, context: int = 64) -> LlamaForCausalLM:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=len(TOKENS),
@@ -45,7 +45,7 @@ def tiny_llama(*, tied: bool = False) -> LlamaForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=context,
         initializer_range=0.2,
         tie_word_embeddings=tied,
     )
