@@ -3,8 +3,9 @@
 Each source's reward is computed as it is and kept; what is learnt from is their weighted sum,
 clipped, with penalties for responses that did not end or nearly did not, and whitened if asked for.
 
-One model is in memory at a time: the reward model is let go before the reference is loaded. Shards
-share out the rows of all passes; the last to be done writes the scores.
+One model is in memory at a time: the reward model is let go before the reference is loaded. Rules,
+functions and servers work beside them. Shards share out the rows of all passes; the last to be done
+writes the scores.
 """
 
 import statistics
@@ -33,6 +34,7 @@ from stages.data.finite import check_finite, sample_name
 from stages.engines.forward.inference import response_pass
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.loaders import FRESH, Loaders
+from stages.engines.processes.beside import Beside
 from stages.engines.processes.parts import Pass, collect, fill
 from stages.rewards.named import NamedSource, named_pass
 from stages.rewards.source import reward_pass
@@ -58,7 +60,13 @@ def score(
 ) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
     """Rows of schema.SCORES beside the rollouts, and their metrics."""
     weights = config.score.weights or {config.reward: 1.0}
-    rewarding = {name: _rewarding(config, inputs, name, rollouts, ctx, load) for name in weights}
+    beside = Beside(ctx)
+    rewarding = {
+        name: _rewarding(
+            config, inputs, name, rollouts, beside.ctx if name in config.rewards else ctx, load
+        )
+        for name in weights
+    }
     referring = response_pass(
         ctx,
         "reference",
@@ -68,7 +76,10 @@ def score(
         "the reference's log-prob",
     )
     wanted = [referring] if config.score.reference else []
-    fill(ctx, *rewarding.values(), *wanted)
+    by_models = [work for name, work in rewarding.items() if name not in config.rewards]
+    by_others = [work for name, work in rewarding.items() if name in config.rewards]
+    with beside.fill(*by_others):
+        fill(ctx, *by_models, *wanted)
     by_source = {name: collect(ctx, work) for name, work in rewarding.items()}
     ref_logprobs = collect(ctx, referring) if wanted else [None] * len(rollouts)
     shaped = _shaped(
