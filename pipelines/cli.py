@@ -26,6 +26,8 @@ An RLHF pipeline as one versioned graph: SFT, reward model, rollouts, scores, po
   lockstep verify      read every artifact again, and say what is not as it was recorded
   lockstep preset grpo set params.yaml to a named choice of values
   lockstep session up  keep a process with its models between the stages of the loop
+  lockstep export sft DIR     a policy as a Hugging Face folder with a model card
+  lockstep register sft       a policy as a version in MLflow's model registry
   lockstep up          start MLflow and Prefect on this machine
 """
 
@@ -175,6 +177,26 @@ def _parser() -> argparse.ArgumentParser:
         help="also read all of DVC's cache, with what no dvc.lock of today names",
     )
     add_json(check)
+
+    exporting = add("export", _export, "Write a policy as a Hugging Face folder with its card.")
+    exporting.add_argument("policy", help="sft, iter_003, ...")
+    exporting.add_argument("folder", help="where to write it; must not be there yet")
+    exporting.add_argument("--rev", metavar="REV", help="of this commit, tag or DVC experiment")
+    exporting.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="round the weights to this type"
+    )
+    form = exporting.add_mutually_exclusive_group()
+    form.add_argument("--adapter", action="store_true", help="the adapter beside its base")
+    form.add_argument("--merged", action="store_true", help="one model, adapter merged (default)")
+    exporting.add_argument("--force", action="store_true", help="replace a folder that is there")
+    add_json(exporting)
+
+    registering = add("register", _register, "Register a policy in MLflow's model registry.")
+    registering.add_argument("policy", help="sft, iter_003, ...")
+    registering.add_argument("--rev", metavar="REV", help="of this commit, tag or DVC experiment")
+    registering.add_argument("--name", help="the registered model (default: the experiment's name)")
+    registering.add_argument("--alias", help="let this alias, such as champion, point to it")
+    add_json(registering)
 
     session = add(
         "session", _session, "Keep one process, with its models in memory, for stage after stage."
@@ -384,6 +406,41 @@ def _verify(arguments: argparse.Namespace) -> int:
         else render(verdict, repository.root)
     )
     return 1 if verdict.findings else 0
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from pipelines.export.command import export
+    from pipelines.repository import Repository
+
+    done = export(
+        Repository.find(),
+        arguments.policy,
+        Path(arguments.folder),
+        revision=arguments.rev,
+        dtype=arguments.dtype,
+        adapter=arguments.adapter,
+        force=arguments.force,
+    )
+    if arguments.json:
+        print(json.dumps(done.as_json(), indent=2))
+    else:
+        print(f"{done.provenance.policy} {done.provenance.artifact.hash} is in {done.folder}")
+
+
+def _register(arguments: argparse.Namespace) -> None:
+    from pipelines.export.registry import register
+    from pipelines.repository import Repository
+
+    done = register(
+        Repository.find(),
+        arguments.policy,
+        revision=arguments.rev,
+        name=arguments.name,
+        alias=arguments.alias,
+    )
+    print(json.dumps(done.as_json(), indent=2) if arguments.json else done.text)
 
 
 def _session(arguments: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ from pipelines.tracking_stage import StageShipper
 if TYPE_CHECKING:
     from pipelines.tracking_store import Store
 
-_SETTINGS = {
+SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     # A server that is down is found out in seconds; the rounds themselves are the retries.
@@ -49,7 +49,7 @@ class Tracker:
     """Ships a clone's ledger. Its owner holds the shipper's lock."""
 
     def __init__(self, repository: Repository) -> None:
-        os.environ.update(_SETTINGS)
+        os.environ.update(SETTINGS)
         import pipelines.tracking_store  # noqa: F401  (takes seconds; fails here if not installed)
 
         self.repository = repository
@@ -117,6 +117,7 @@ class Tracker:
                 except FileNotFoundError:
                     continue  # the entry was removed while we looked at it
             if not problems:
+                self._register(group, cursor)
                 self._parents.update(group, cursor)
         except MissingError:
             ParentCursor(cursor.path, cursor.store).save()
@@ -125,6 +126,19 @@ class Tracker:
             cursor.done, cursor.final, cursor.problem = True, True, str(error)
             cursor.save()
         return problems
+
+    def _register(self, group: Group, cursor: ParentCursor) -> None:
+        """Have the last policies of a pipeline that has come to its end in the model registry."""
+        ended = (State.COMPLETED, State.PUBLISHED)
+        reported = any(e.stage == "report" and e.state() in ended for e in group.entries)
+        if not (group.over and reported) or cursor.final or cursor.registered:
+            return
+        from pipelines.export.registry import register_last
+
+        assert self._store is not None
+        register_last(self._store, self.repository)
+        cursor.registered = True
+        cursor.save()
 
     def _sync_entry(self, group: Group, entry: Entry, parent: ParentCursor) -> None:
         from pipelines.tracking_store import MissingError, RefusedError, UnreachableError

@@ -94,6 +94,8 @@ class ParentCursor(Cursor):
     params: list[str] = field(default_factory=list)
     entries: dict[str, str] = field(default_factory=dict)
     """The state of each entry when it was closed."""
+    registered: bool = False
+    """Whether its last policies were put into the model registry, or that was tried."""
     final: bool = False
     """Whether the command behind it has ended for sure: what comes later belongs to another."""
 

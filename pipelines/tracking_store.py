@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -86,6 +87,15 @@ def _first_line(error: Exception) -> str:
     return redact(f"{type(error).__name__}: {error}").split("\n", 1)[0][:500]
 
 
+@dataclass(frozen=True)
+class Version:
+    """One version of a registered model."""
+
+    number: str
+    source: str
+    run_id: str | None
+
+
 class Store:
     """One experiment of one MLflow."""
 
@@ -96,6 +106,9 @@ class Store:
         if not os.environ.get(URI_VARIABLE):
             _make_database(database(repository))
         self._client = MlflowClient(tracking_uri(repository))
+        self.experiment_name = next(
+            filter(None, map(os.environ.get, EXPERIMENT_VARIABLES)), DEFAULT_EXPERIMENT
+        )
         self.experiment_id = self._experiment()
         self._open: dict[str, str] = {}
         """The runs that are RUNNING, and what becomes of each if nobody comes back to it."""
@@ -232,6 +245,53 @@ class Store:
         listed = [{"path": _table_path(name), "type": "table"} for name in sorted(names)]
         self.set_tags(run_id, {_TABLES_TAG: json.dumps(listed)})
 
+    @_translated(UnreachableError)
+    def artifact_uri(self, run_id: str) -> str:
+        return str(self._client.get_run(run_id).info.artifact_uri)
+
+    @_translated(UnreachableError)
+    def find_version(self, name: str, tags: Mapping[str, str]) -> Version | None:
+        """The oldest version of a registered model with these tags."""
+        found = [
+            version
+            for version in self._client.search_model_versions(f"name = '{name}'")
+            if tags.items() <= version.tags.items()
+        ]
+        return _version(min(found, key=lambda each: int(each.version))) if found else None
+
+    @_translated(UnreachableError)
+    def create_version(
+        self,
+        name: str,
+        source: str,
+        run_id: str,
+        tags: Mapping[str, str | None],
+        *,
+        description: str,
+        about: str,
+    ) -> Version:
+        """A version of a registered model, which is made, with a word about it, if it is not there.
+
+        Two processes that register at the same moment make two versions: nothing in MLflow could
+        keep them from it. Both say the same.
+        """
+        if not self._client.search_registered_models(f"name = '{name}'", max_results=1):
+            try:
+                self._client.create_registered_model(name, description=about)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+        return _version(
+            self._client.create_model_version(
+                name, source, run_id, _texts(tags), description=redact(description)
+            )
+        )
+
+    @_translated(UnreachableError)
+    def set_alias(self, name: str, alias: str, version: str) -> None:
+        if self._client.get_registered_model(name).aliases.get(alias) != version:
+            self._client.set_registered_model_alias(name, alias, version)
+
     def url(self, run_id: str) -> str | None:
         """Where a browser shows the run, if a server is known."""
         servers = atomic.read_json(self._repository.shared_home / "servers.json") or {}
@@ -245,7 +305,7 @@ class Store:
         return f"#/experiments/{self.experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
     def _experiment(self) -> str:
-        name = next(filter(None, map(os.environ.get, EXPERIMENT_VARIABLES)), DEFAULT_EXPERIMENT)
+        name = self.experiment_name
         found = self._client.get_experiment_by_name(name)
         if found is None:
             place = None
@@ -260,6 +320,10 @@ class Store:
                 f"{EXPERIMENT_VARIABLES[0]}"
             )
         return str(found.experiment_id)
+
+
+def _version(version: Any) -> Version:
+    return Version(str(version.version), str(version.source), version.run_id)
 
 
 def _make_database(path: Path) -> None:

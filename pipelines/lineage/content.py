@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipelines.cache_objects import object_path
+from pipelines.cache_objects import listed_files, object_path
 from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
 from pipelines.lineage.evidence import Artifact, Evidence
@@ -54,6 +54,19 @@ class Content:
     def locate(self, artifact: Artifact) -> Path | None:
         """A file or folder with exactly these bytes."""
         return self._in_workspace(artifact) or self._in_cache(artifact) or self._in_ledger(artifact)
+
+    def files(self, artifact: Artifact) -> dict[str, Path]:
+        """The files of a folder with exactly these bytes, by name; Gone where they are not here."""
+        folder = self.locate(artifact)
+        if folder is not None:
+            inside = sorted(path for path in folder.rglob("*") if path.is_file())
+            return {path.relative_to(folder).as_posix(): path for path in inside}
+        objects = self._cache / "files" / "md5"
+        listed = listed_files(object_path(objects, artifact.hash), artifact.hash) or {}
+        found = {name: object_path(objects, digest) for name, digest in sorted(listed.items())}
+        if not found or not all(path.is_file() for path in found.values()):
+            raise Gone(artifact, self.how_to_restore(artifact))
+        return found
 
     def _in_workspace(self, artifact: Artifact) -> Path | None:
         path = self.repository.root / artifact.path

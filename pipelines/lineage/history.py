@@ -72,6 +72,10 @@ class History:
                 found = self._git("rev-parse", "--verify", "--quiet", f"{named[-1]}^{{commit}}")
         return found.strip() if found else None
 
+    def file(self, commit: str, path: str) -> str | None:
+        """What a file held in a commit; None where it was not there."""
+        return self._git("show", f"{commit}:{path}")
+
     def has(self, commit: str) -> bool:
         return self._git("cat-file", "-e", f"{commit}^{{commit}}") is not None
 

@@ -1,0 +1,171 @@
+"""`lockstep export`: a finished policy as an ordinary Hugging Face folder, with its model card.
+
+Written aside and renamed, so what is there is whole. The files are those of the policy, bit by bit,
+unless another type of number is asked for or an adapter is merged: then the compute plane writes
+them, in a process of its own.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines import atomic
+from pipelines.errors import LockstepError
+from pipelines.export import card
+from pipelines.export.provenance import Provenance, find_policy
+from pipelines.repository import Repository
+
+ADAPTER = "adapter_config.json"
+NOT_FOR_OTHERS = ("allowed_code.json",)
+CODE = Path(__file__).resolve().parents[2]
+"""Where both planes can be imported from."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written where."""
+
+    folder: Path
+    provenance: Provenance
+    files: Mapping[str, str]
+    """sha256 of each file."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "policy": self.provenance.policy,
+            "hash": self.provenance.artifact.hash,
+            "stage": self.provenance.making.stage,
+            "commit": self.provenance.commit,
+            "params_hash": self.provenance.params_hash,
+            "files": dict(self.files),
+        }
+
+
+def export(
+    repository: Repository,
+    policy: str,
+    folder: Path,
+    *,
+    revision: str | None = None,
+    dtype: str | None = None,
+    adapter: bool = False,
+    force: bool = False,
+) -> Exported:
+    """Write the folder; LockstepError where it is there already, unless `force`."""
+    folder = folder.absolute()
+    if folder.exists() and not force:
+        raise LockstepError(f"{folder} is there already: name another folder, or say --force")
+    if repository.root / "artifacts" in (folder, *folder.parents):
+        raise LockstepError(f"{folder} is among the artifacts, which are DVC's: name another place")
+    found = find_policy(repository, policy, revision)
+    aside = atomic.unique(folder)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        compose(found, aside, dtype=dtype, adapter=adapter)
+        atomic.sync_tree(aside)
+        files = hashes(aside)
+        if folder.exists():
+            old = aside.with_suffix(".old")
+            folder.rename(old)
+            aside.rename(folder)
+            atomic.remove(old)
+        else:
+            aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return Exported(folder, found, files)
+
+
+def compose(
+    found: Provenance,
+    folder: Path,
+    *,
+    dtype: str | None = None,
+    adapter: bool = False,
+    link: bool = False,
+) -> None:
+    """The policy's files, its card and lineage.json in a new folder.
+
+    `link`: give the policy's files second names instead of copying them, where that can be done.
+    """
+    is_adapter = ADAPTER in found.files
+    if adapter and not is_adapter:
+        raise LockstepError(
+            f"{found.policy} is no adapter: its weights are merged (lora.save), or all of them "
+            "were trained; leave --adapter out"
+        )
+    if adapter and dtype:
+        raise LockstepError("--dtype is for merged weights: leave --adapter or --dtype out")
+    merge = is_adapter and not adapter and not link
+    put = atomic.link_tree if link else _copy
+    if merge or dtype:
+        source = folder.with_name(f"{folder.name}.source")
+        try:
+            _put(found.files, source, atomic.link_tree)
+            _rewrite(source, folder, dtype or "float32")
+        finally:
+            shutil.rmtree(source, ignore_errors=True)
+        for name in NOT_FOR_OTHERS:
+            (folder / name).unlink(missing_ok=True)
+    else:
+        kept = {n: p for n, p in found.files.items() if Path(n).name not in NOT_FOR_OTHERS}
+        _put(kept, folder, put)
+    weights = {n: d for n, d in hashes(folder).items() if n.endswith(".safetensors")}
+    how = _words(dtype, merge=merge, adapter=is_adapter and not merge)
+    text = card.render(found, weights, how, adapter=is_adapter and not merge)
+    atomic.write_text(folder / "README.md", text)
+    atomic.write_json(folder / "lineage.json", card.lineage_json(found))
+
+
+def _words(dtype: str | None, *, merge: bool, adapter: bool) -> str:
+    merged = "The adapter is merged into its base. " if merge else ""
+    if dtype and dtype != "float32":
+        return f"{merged}Weights were rounded from float32 to {dtype} when they were exported."
+    if adapter:
+        return "An adapter and, under `base`, the model that it belongs to."
+    return f"{merged}Weights are in float32, as they were trained."
+
+
+def _put(files: Mapping[str, Path], folder: Path, put: Any) -> None:
+    for name, path in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        put(path, folder / name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    target.chmod(0o644)
+
+
+def _rewrite(source: Path, target: Path, dtype: str) -> None:
+    """By the compute plane: this one has no torch."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.engines.models.exported", source, target, dtype],
+        cwd=CODE,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise LockstepError(
+            f"the weights could not be written as {dtype} ({last}): merging and --dtype need the "
+            "compute plane's packages (pip install -e '.[train]')"
+        )
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """sha256 of each file below a folder, by name."""
+    found = {}
+    for path in sorted(item for item in folder.rglob("*") if item.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found[path.relative_to(folder).as_posix()] = digest
+    return found

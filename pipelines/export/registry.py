@@ -1,0 +1,238 @@
+"""Finished policies in MLflow's model registry, each a version with its lineage.
+
+A version's source is a folder among the artifacts of the run that made the policy, so that
+`models:/NAME@ALIAS` downloads an ordinary Hugging Face folder with its model card. Where the store
+is on this machine's disks that folder is a second name for the policy's files and costs nothing;
+elsewhere it is sent.
+
+The same bytes are one version, however often they are registered.
+"""
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
+
+from pipelines.errors import LockstepError
+from pipelines.export import card
+from pipelines.export.command import compose
+from pipelines.export.provenance import Provenance, find_policy
+from pipelines.params import load_params
+from pipelines.repository import Repository
+from pipelines.tracking_cursor import store_address
+
+if TYPE_CHECKING:
+    from pipelines.tracking_store import Store
+
+SWITCH = "LOCKSTEP_REGISTER"
+LARGEST_SENT = 2 * 1024**3
+"""Bytes of a policy that are sent to a registry elsewhere without anybody having asked for it."""
+FOLDER = "policy"
+"""Among the artifacts of a run."""
+HASH_TAG = "lockstep.dvc_hash"
+_PARENTS = ("sft", "preference", "policy_update", "online")
+_NO_ALIAS = re.compile(r"latest|v\d+", re.IGNORECASE)
+_LONGEST_TAG = 4900
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A version of a registered model."""
+
+    name: str
+    version: str
+    policy: str
+    hash: str
+    run_id: str
+    source: str
+    aliases: tuple[str, ...]
+    is_new: bool
+    address: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "aliases": list(self.aliases)}
+
+    @property
+    def text(self) -> str:
+        was = "is" if self.is_new else "was already"
+        alias = self.aliases[0] if self.aliases else None
+        uri = f"models:/{self.name}@{alias}" if alias else f"models:/{self.name}/{self.version}"
+        return (
+            f"{self.policy} {self.hash} {was} version {self.version} of {self.name} in "
+            f"{self.address}: {uri}"
+        )
+
+
+def register(
+    repository: Repository,
+    policy: str,
+    *,
+    revision: str | None = None,
+    name: str | None = None,
+    alias: str | None = None,
+) -> Registered:
+    """Register a finished policy, and have the alias point to it; LockstepError says what fails."""
+    from pipelines.shipper import is_switched_off
+    from pipelines.tracking import SETTINGS, ship_all
+
+    if is_switched_off():
+        raise LockstepError("LOCKSTEP_TRACKING is off: nothing is sent to MLflow")
+    found = find_policy(repository, policy, revision)
+    # The run that made it has to be there before something can be linked to it.
+    ship_all(repository)
+    os.environ.update(SETTINGS)
+    from pipelines.tracking_store import RefusedError, Store, UnreachableError
+
+    try:
+        return put(Store(repository), repository, found, name=name, alias=alias)
+    except (RefusedError, UnreachableError) as error:
+        raise LockstepError(
+            f"MLflow at {store_address(repository)} did not register {found.policy}: {error}"
+        ) from error
+
+
+def put(
+    store: "Store",
+    repository: Repository,
+    found: Provenance,
+    *,
+    name: str | None = None,
+    alias: str | None = None,
+    largest: int | None = None,
+) -> Registered:
+    """The version of the policy's bytes, made if it is not there; sends no more than `largest`."""
+    name = name or store.experiment_name
+    aliases = [a for a in (alias, found.policy) if a and not _NO_ALIAS.fullmatch(a)]
+    version = store.find_version(name, {HASH_TAG: found.artifact.hash})
+    is_new = version is None
+    if version is None:
+        run = _run_of(store, found)
+        source = _place(store, repository, found, run, largest)
+        version = store.create_version(
+            name,
+            source,
+            run,
+            _tags(found, run),
+            description=_description(found),
+            about="Policies of this Lockstep project, each version one policy.",
+        )
+    for each in aliases:
+        store.set_alias(name, each, version.number)
+    return Registered(
+        name,
+        version.number,
+        found.policy,
+        found.artifact.hash,
+        version.run_id or "",
+        version.source,
+        tuple(aliases),
+        is_new,
+        store.address,
+    )
+
+
+def register_last(store: "Store", repository: Repository) -> list[Registered]:
+    """The policies that no other starts from, as a finished pipeline leaves them; never raises.
+
+    LOCKSTEP_REGISTER=off leaves it; `always` also sends large ones to a registry elsewhere.
+    """
+    wish = os.environ.get(SWITCH, "").lower()
+    if wish in ("off", "0", "false", "no"):
+        return []
+    done = []
+    largest = None if wish == "always" else LARGEST_SENT
+    try:
+        for policy in last_policies(repository):
+            done.append(put(store, repository, find_policy(repository, policy), largest=largest))
+            print(done[-1].text, flush=True)
+    except Exception as error:
+        # A registry is a view of what is there: a run does not fail because of it.
+        print(f"not registered: {type(error).__name__}: {error}", flush=True)
+    return done
+
+
+def last_policies(repository: Repository) -> list[str]:
+    """The leaves of the family tree."""
+    family = load_params(repository.root).rl.family
+    return [name for name in family if name not in family.values()] or ["sft"]
+
+
+def _run_of(store: "Store", found: Provenance) -> str:
+    """The run of the stage that made it, or, where this MLflow has none, one for it."""
+    outs = {f"lockstep.out.{p}": d for p, d in found.making.outs.items() if "metrics/" not in p}
+    run = store.find_run({"lockstep.address": found.making.stage, **outs})
+    if run is not None:
+        return run
+    run = store.find_or_create_run(
+        ("lockstep.registered", found.artifact.hash),
+        f"register {found.policy}",
+        {"lockstep.kind": "register", "lockstep.address": found.making.stage},
+        time.time(),
+    )
+    store.set_status(run, "FINISHED", time.time())
+    return run
+
+
+def _place(
+    store: "Store", repository: Repository, found: Provenance, run: str, largest: int | None
+) -> str:
+    """Put the policy's folder among the run's artifacts; returns its address."""
+    place = store.artifact_uri(run)
+    local = _on_disk(place)
+    if local is not None:
+        target = local / FOLDER
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".registering-") as aside:
+                compose(found, Path(aside) / FOLDER, link=True)
+                (Path(aside) / FOLDER).rename(target)
+        return f"{place.rstrip('/')}/{FOLDER}"
+    size = sum(path.stat().st_size for path in found.files.values())
+    if largest is not None and size > largest:
+        raise LockstepError(
+            f"{found.policy} has {size / 1024**3:.1f} GiB, which are not sent to "
+            f"{store_address(repository)} unasked: `lockstep register {found.policy}` does it"
+        )
+    with tempfile.TemporaryDirectory(dir=repository.home, prefix="registering-") as aside:
+        compose(found, Path(aside) / FOLDER, link=True)
+        store.put_folder(run, FOLDER, Path(aside) / FOLDER)
+    return f"{place.rstrip('/')}/{FOLDER}"
+
+
+def _on_disk(uri: str) -> Path | None:
+    parsed = urlparse(uri)
+    if parsed.scheme not in ("", "file") or parsed.netloc not in ("", "localhost"):
+        return None
+    # With such an address MLflow's own clients write to their own disk too.
+    return Path(unquote(parsed.path))
+
+
+def _tags(found: Provenance, run: str) -> Mapping[str, str | None]:
+    parents = [m for m in found.stages if m.name in _PARENTS and m is not found.making]
+    runs = {m.stage: m.job.run_id for m in found.stages if m.job and m.job.run_id}
+    return {
+        HASH_TAG: found.artifact.hash,
+        "lockstep.policy": found.policy,
+        "lockstep.stage": found.making.stage,
+        "lockstep.path": found.artifact.path,
+        "lockstep.git_commit": found.commit,
+        "lockstep.params_hash": found.params_hash,
+        "lockstep.parents": " ".join(m.key or m.name for m in parents) or None,
+        "lockstep.run": run,
+        **{f"lockstep.run.{stage}": of_stage for stage, of_stage in runs.items()},
+        **{f"lockstep.hash.{item.path}": item.hash for item in found.given},
+        **{f"lockstep.metric.{key}": f"{value:.6g}" for key, value in found.evaluation.items()},
+    }
+
+
+def _description(found: Provenance) -> str:
+    """The card without its front matter and its longest parts."""
+    text = card.render(found, {}, "As `README.md` among its files says.", adapter=False)
+    body = text.split("---\n", 2)[-1]
+    before, _, _ = body.partition("## Params")
+    return before.strip()[:_LONGEST_TAG]

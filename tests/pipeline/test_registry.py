@@ -1,0 +1,154 @@
+"""Policies in MLflow's model registry: their lineage, their files, and each of them once."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipelines.lock_file import read_stages
+
+NAME = "lockstep"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts a real server on loopback, with an empty store of its own; returns its address."""
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start() -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+        places = [f"sqlite:///{tmp_path / 'server.db'}"]
+        places += ["--artifacts-destination", str(tmp_path / "server-artifacts")]
+        servers.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "mlflow", *words, "--backend-store-uri", *places],
+                cwd=tmp_path,
+                env={
+                    **os.environ,
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                    "MLFLOW_DISABLE_TELEMETRY": "true",
+                },
+                start_new_session=True,
+            )
+        )
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+                return f"http://127.0.0.1:{port}"
+            except OSError:
+                time.sleep(0.2)
+        pytest.fail("the MLflow server did not come up")
+
+    yield start
+    for process in servers:
+        os.killpg(process.pid, 15)
+        process.wait()
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    before = mlflow.get_tracking_uri()
+    yield
+    mlflow.set_tracking_uri(before)
+
+
+def recorded(root: Path, stage: str, path: str) -> str:
+    outs = read_stages(root)[stage]["outs"]
+    return str(next(out["md5"] for out in outs if out["path"] == path))
+
+
+def policy_hash(root: Path, policy: str) -> str:
+    stage = policy if policy == "sft" else f"policy_update@{policy}"
+    return recorded(root, stage, f"artifacts/policies/{policy}/model")
+
+
+def check_loads(uri: str, policy: Path, tmp_path: Path) -> None:
+    """Through the registry's own address, with nothing but MLflow and transformers."""
+    folder = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path))
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    expected = AutoModelForCausalLM.from_pretrained(policy)
+    assert all(
+        (a == b).all() for a, b in zip(loaded.parameters(), expected.parameters(), strict=True)
+    )
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    assert (Path(folder) / "README.md").read_text().startswith("---\n")
+
+
+def test_a_finished_pipeline_has_registered_its_last_policy(finished: Any) -> None:
+    client = MlflowClient(f"sqlite:///{finished.root}/.lockstep/mlflow.db")
+    stages = read_stages(finished.root)
+    last = max(stage.partition("@")[2] for stage in stages if stage.startswith("policy_update@"))
+    (version,) = client.search_model_versions(f"name = '{NAME}'")
+    assert version.tags["lockstep.policy"] == last
+    assert version.tags["lockstep.dvc_hash"] == policy_hash(finished.root, last)
+    assert version.tags["lockstep.parents"].startswith("sft")
+    assert client.get_model_version_by_alias(NAME, last).version == version.version
+    assert "was already version 1" in finished.run("lockstep", "register", last).stdout
+
+
+def test_a_policy_is_registered_once_with_its_lineage_and_loads_by_its_alias(
+    finished: Any, tmp_path: Path
+) -> None:
+    done = finished.run("lockstep", "register", "sft", "--alias", "champion")
+    assert "is version 2" in done.stdout
+    again = finished.run("lockstep", "register", "sft", "--alias", "champion")
+    assert "was already version 2" in again.stdout
+    store = f"sqlite:///{finished.root}/.lockstep/mlflow.db"
+    client = MlflowClient(store)
+    assert len(client.search_model_versions(f"name = '{NAME}'")) == 2
+    version = client.get_model_version_by_alias(NAME, "champion")
+    assert client.get_model_version_by_alias(NAME, "sft").version == version.version
+    digest = policy_hash(finished.root, "sft")
+    assert version.tags["lockstep.dvc_hash"] == digest
+    run = client.get_run(version.run_id)
+    assert run.data.tags["lockstep.address"] == "sft"
+    assert run.data.tags["lockstep.out.artifacts/policies/sft/model"] == digest
+    before = client.get_run(version.tags["lockstep.run.prepare"])
+    assert before.data.tags["lockstep.stage"] == "prepare"
+    assert "## Metrics" in version.description
+
+    policy = finished.root / "artifacts/policies/sft/model"
+    mlflow.set_tracking_uri(store)
+    check_loads(f"models:/{NAME}@champion", policy, tmp_path)
+    kept = Path(version.source) / "model.safetensors"
+    assert kept.stat().st_ino == (policy / "model.safetensors").stat().st_ino, "not a copy"
+
+
+def test_a_server_elsewhere_is_sent_the_folder(
+    finished: Any, server: Callable[..., str], tmp_path: Path
+) -> None:
+    address = server()
+    finished.variables["MLFLOW_TRACKING_URI"] = address
+    finished.run("lockstep", "register", "sft", "--name", "mine", "--alias", "champion")
+    finished.run("lockstep", "register", "sft", "--name", "mine")
+    client = MlflowClient(address)
+    (version,) = client.search_model_versions("name = 'mine'")
+    assert version.tags["lockstep.dvc_hash"] == policy_hash(finished.root, "sft")
+    assert client.get_run(version.run_id).data.tags["lockstep.address"] == "sft"
+    mlflow.set_tracking_uri(address)
+    check_loads("models:/mine@champion", finished.root / "artifacts/policies/sft/model", tmp_path)
+
+
+def test_what_stands_in_the_way_is_said(finished: Any) -> None:
+    finished.variables["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
+    away = finished.run("lockstep", "register", "sft", check=False)
+    assert away.returncode == 2
+    assert "MLflow at http://127.0.0.1:9 did not register sft" in away.stdout
+    off = finished.run("lockstep", "register", "sft", check=False, LOCKSTEP_TRACKING="off")
+    assert "LOCKSTEP_TRACKING is off" in off.stdout
+    unknown = finished.run("lockstep", "register", "iter_009", check=False)
+    assert unknown.returncode == 2
+    assert "iter_009" in unknown.stdout
