@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stages.context import Context, StageError
-from stages.contracts.rewards import Code, Function, Http, Judge, Paid, RewardSourceConfig
+from stages.contracts.rewards import (
+    Code,
+    Function,
+    Http,
+    Judge,
+    Model,
+    Paid,
+    RewardSourceConfig,
+)
 from stages.data.artifacts import write_json
 from stages.rewards.judge import read_template
 from stages.rewards.local import FunctionScorer
@@ -39,6 +47,10 @@ def check(ctx: Context, source: NamedSource) -> None:
                 scorer.check()
             finally:
                 scorer.close()
+        case Model():
+            from stages.rewards.classifier import check_model
+
+            check_model(name, params, folder)
         case Judge():
             read_template(name, params, folder)
         case Http() | Paid() | Code():

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from stages.contracts.base import Over, Section, Stage, StageConfig
 from stages.contracts.family import refuse_odd_names
+from stages.contracts.precision import Precision
 
 RESERVED = ("reward_model", "verifier")
 """Sources that are there without being named."""
@@ -246,6 +247,41 @@ class Function(Batched):
         return value
 
 
+class Form(StrEnum):
+    """How a reward model reads a prompt and a response."""
+
+    CHAT = "chat"
+    PAIR = "pair"
+
+
+class Read(StrEnum):
+    """What of a classifier's answer the reward is."""
+
+    LOGIT = "logit"
+    PROBABILITY = "probability"
+
+
+class Model(Section):
+    """A finished reward model with a tokenizer of its own: a sequence classifier."""
+
+    kind: Literal["model"]
+    """`model`"""
+    folder: str
+    """Its Hugging Face folder, in `score.folder`."""
+    label: int | str | None = None
+    """Which label's number is the reward, by index or name; null: its only one."""
+    read: Read = Field(default=Read.LOGIT, strict=False)
+    """The `logit` as it is, or the `probability` of the label."""
+    form: Form = Field(default=Form.CHAT, strict=False)
+    """`chat`: one text by its chat template. `pair`: prompt and response as a pair of texts."""
+    chat_template: str | None = None
+    """`plain`, `chatml`, or a .jinja file in its folder; null: its own (chat)."""
+    precision: Precision = Field(default=Precision.FLOAT32, strict=False)
+    """The type of number that it computes in."""
+    batch_size: int = Field(default=16, ge=1)
+    """Texts that go through it together, at most."""
+
+
 class Remote(Section):
     """What is asked over HTTP."""
 
@@ -374,7 +410,9 @@ class Code(Section):
 AnyRule = (
     Maths | MultipleChoice | Pattern | Format | JsonSchema | Instructions | Length | Repetition
 )
-AnySource = Annotated[AnyRule | Function | Http | Judge | Paid | Code, Field(discriminator="kind")]
+AnySource = Annotated[
+    AnyRule | Function | Model | Http | Judge | Paid | Code, Field(discriminator="kind")
+]
 
 
 def refuse_source_names(value: Any) -> Any:

@@ -25,14 +25,20 @@ BUILT_IN = {
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
-def choose_template(tokenizer: Any, wanted: str | None, folder: Path, where: str) -> bool:
-    """Give the tokenizer the template that model.chat_template names; whether that changed it."""
+def choose_template(
+    tokenizer: Any,
+    wanted: str | None,
+    folder: Path,
+    where: str,
+    param: str = "model.chat_template",
+) -> bool:
+    """Give the tokenizer the template that the param names; whether that changed it."""
     known = ", ".join(BUILT_IN)
     if wanted is None:
         if tokenizer.chat_template is None:
             raise StageError(
                 f"{where}: its tokenizer has no chat template, so nothing says how a prompt is to "
-                f"be put: set model.chat_template to {known}, or to a .jinja file in the folder"
+                f"be put: set {param} to {known}, or to a .jinja file in the folder"
             )
         return False
     if wanted in BUILT_IN:
@@ -40,15 +46,13 @@ def choose_template(tokenizer: Any, wanted: str | None, folder: Path, where: str
         lacking = [token for token in _CHATML_TOKENS if token not in vocabulary]
         if wanted == "chatml" and lacking:
             raise StageError(
-                f"model.chat_template is chatml, but the tokenizer has no token {lacking[0]}: set "
+                f"{param} is chatml, but the tokenizer has no token {lacking[0]}: set "
                 "it to plain, or to a .jinja file in the folder"
             )
         tokenizer.chat_template = BUILT_IN[wanted]
         return True
     path = (folder / wanted).resolve()
     if not path.is_file() or not path.is_relative_to(folder.resolve()):
-        raise StageError(
-            f"model.chat_template is {wanted}, which is neither {known} nor a file in {folder}"
-        )
+        raise StageError(f"{param} is {wanted}, which is neither {known} nor a file in {folder}")
     tokenizer.chat_template = path.read_text(encoding="utf-8")
     return True

@@ -14,7 +14,7 @@ from typing import Protocol
 from pydantic import TypeAdapter
 
 from stages.context import Context
-from stages.contracts.rewards import AnySource, Code, Function, Http, Judge, Paid
+from stages.contracts.rewards import AnySource, Code, Function, Http, Judge, Model, Paid
 from stages.data.artifacts import set_modes, write_json
 from stages.engines.processes.parts import Compute, Pass
 from stages.rewards.code import CodeScorer
@@ -53,7 +53,9 @@ class NamedSource:
     def save(self, artifact: Path) -> None:
         write_json(artifact / _PARAMS, self.params.model_dump(mode="json"))
         ignored = shutil.ignore_patterns("__pycache__", ".*")
-        shutil.copytree(self.folder, artifact / _FOLDER, ignore=ignored)
+        # Of a folder with models, only the one that is meant.
+        part = self.params.folder if isinstance(self.params, Model) else ""
+        shutil.copytree(self.folder / part, artifact / _FOLDER / part, ignore=ignored)
         set_modes(artifact)
 
 
@@ -65,6 +67,11 @@ def open_scorer(ctx: Context, source: NamedSource, rows: Sequence[Row]) -> Score
             return FunctionScorer(ctx, name, params, folder, rows)
         case Code():
             return CodeScorer(ctx, name, params)
+        case Model():
+            # A process that scores by rules alone does not load torch for it.
+            from stages.rewards.classifier import ModelScorer
+
+            return ModelScorer(ctx, name, params, folder)
         case Http():
             return HttpScorer(ctx, name, params, rows)
         case Judge():

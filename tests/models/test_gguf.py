@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages.context import StageError
 from stages.contracts.model import ModelParams
 from stages.contracts.precision import Precision
-from stages.data.tokenizer import Decoder, Renderer
+from stages.data.tokenizer import Decoder
 from stages.engines.models.base_folder import take_base_model
 from stages.engines.models.folders import load_policy
 from tests.models.gguf_files import tiny_llama, write_gguf
+from tests.models.rendering import prompt_ids, response_ids
 from tests.stages.conftest import Runner
 
 FOLDER = ModelParams(source="folder")
@@ -61,11 +62,11 @@ def test_the_tokenizer_is_the_files_with_its_ends_and_a_padding_of_its_own(tmp_p
     assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, 0)
     assert "quantization_config" not in config
 
-    renderer, decoder = Renderer(saved), Decoder(tmp_path / "base")
-    ids = renderer.prompt_ids("hello world é")
+    decoder = Decoder(tmp_path / "base")
+    ids = prompt_ids(saved, "hello world é")
     assert saved.decode(ids) == "<|im_start|>user\nhello world é<|im_end|>\n<|im_start|>assistant\n"
     assert ids[0] == 1
-    response = renderer.response_ids("hello ✓")
+    response = response_ids(saved, "hello ✓")
     assert response[-1] == 2
     assert decoder.text(response) == "hello ✓"
 
@@ -99,7 +100,7 @@ def test_a_template_of_choice_takes_the_place_of_the_files(tmp_path):
     file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
     params = ModelParams(source="folder", chat_template="plain")
     tokenizer = convert(file, tmp_path / "base", params=params)
-    assert tokenizer.decode(Renderer(tokenizer).prompt_ids("hi")) == "<|im_start|>hi"
+    assert tokenizer.decode(prompt_ids(tokenizer, "hi")) == "<|im_start|>hi"
 
 
 def test_files_that_cannot_be_taken_faithfully_are_refused(tmp_path):

@@ -17,13 +17,14 @@ from transformers import (
 from stages.context import StageError
 from stages.contracts.model import ModelParams
 from stages.contracts.precision import Precision
-from stages.data.tokenizer import Decoder, Renderer
+from stages.data.tokenizer import Decoder
 from stages.engines.models.base_folder import take_base_model
 from stages.engines.models.folders import load_policy
 from stages.engines.models.own_code import allow_code, check_same_code
 from tests.models.custom_code import write_echo
 from tests.models.families import SIZES, write_family
 from tests.models.gguf_files import CHARACTERS, MERGES, SPECIAL, TOKENS
+from tests.models.rendering import prompt_ids
 from tests.stages.conftest import Runner
 
 
@@ -144,12 +145,12 @@ def test_without_a_chat_template_one_is_asked_for_and_taken(tmp_path):
         with pytest.raises(StageError, match="neither plain, chatml nor a file in"):
             take(given, tmp_path / "c", chat_template=outside)
     tokenizer = take(given, tmp_path / "plain", chat_template="plain")
-    assert tokenizer.decode(Renderer(tokenizer).prompt_ids("a+b")) == "<bos>a+b"
+    assert tokenizer.decode(prompt_ids(tokenizer, "a+b")) == "<bos>a+b"
     text = "{% for message in messages %}{{ message['content'] + '?' }}{% endfor %}"
     (given / "ask.jinja").write_text(text)
     take(given, tmp_path / "own", chat_template="ask.jinja")
     saved = AutoTokenizer.from_pretrained(tmp_path / "own")
-    assert saved.decode(Renderer(saved).prompt_ids("a+b")) == "a+b?"
+    assert saved.decode(prompt_ids(saved, "a+b")) == "a+b?"
 
 
 def test_chatml_is_the_format_of_that_name(tmp_path):
@@ -161,7 +162,7 @@ def test_chatml_is_the_format_of_that_name(tmp_path):
     change_json(given / "config.json", eos_token_id=tokenizer.eos_token_id)
     (given / "generation_config.json").unlink()
     taken = take(given, tmp_path / "base", chat_template="chatml")
-    prompt = taken.decode(Renderer(taken).prompt_ids("a+b"))
+    prompt = taken.decode(prompt_ids(taken, "a+b"))
     assert prompt == "<|im_start|>user\na+b<|im_end|>\n<|im_start|>assistant\n"
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     whole = taken.apply_chat_template(said, tokenize=False)

@@ -1,0 +1,130 @@
+"""A finished reward model with a tokenizer of its own: it reads a response as text.
+
+The prompt and the response become one text by the reward model's own chat template, or a pair of
+texts where it was trained on such. The reward is what transformers' own forward pass says of that
+text alone: texts of the same number of tokens go through the model together, and none is padded.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.context import Context, StageError
+from stages.contracts.rewards import Form, Model, Read
+from stages.data.chat_templates import choose_template
+from stages.engines.models.base_folder import load_tokenizer
+from stages.engines.models.given_folder import Kind, check_folder
+from stages.engines.models.lean_transformers import AutoModelForSequenceClassification
+from stages.engines.models.precision import round_weights
+from stages.engines.models.weights import check_weights
+from stages.rewards.given import Row, name_of
+
+
+def check_model(name: str, params: Model, folder: Path) -> int:
+    """The label whose number is read; StageError where the folder is no such model."""
+    where, path = f"rewards.{name}.folder {params.folder}", folder / params.folder
+    if not path.is_dir():
+        raise StageError(f"{where}: there is no such folder in score.folder ({folder})")
+    check_folder(path, where, Kind.SCORER, "", trust_code=False)
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    if not any(str(n).endswith("Classification") for n in config.get("architectures") or ()):
+        raise StageError(
+            f"{where} holds a {(config.get('architectures') or ['model'])[0]}, which has no head "
+            "that rates a text: train one from it with reward_model.start: folder, or ask it as a "
+            "judge"
+        )
+    names = {int(k): str(v) for k, v in (config.get("id2label") or {0: "", 1: ""}).items()}
+    _tokenizer(name, params, folder)
+    return _label(where, params.label, names)
+
+
+class ModelScorer:
+    """Loads the model when it is first asked."""
+
+    def __init__(self, ctx: Context, name: str, params: Model, folder: Path) -> None:
+        self._name, self._params = name, params
+        self._device = ctx.device
+        self._label = check_model(name, params, folder)
+        self._tokenizer = _tokenizer(name, params, folder)
+        path = folder / params.folder
+        model = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
+        round_weights(model, params.precision)
+        self._model = model.to(ctx.device).eval()
+        check_weights(self._model, path)
+        if self._model.config.pad_token_id is None:
+            # Nothing is padded: no token is to be taken for padding.
+            self._model.config.pad_token_id = -1
+
+    def score(self, rows: Sequence[Row]) -> list[float]:
+        encoded = [self._encode(row) for row in rows]
+        of_length: dict[int, list[int]] = {}
+        for index, inputs in enumerate(encoded):
+            of_length.setdefault(len(inputs["input_ids"]), []).append(index)
+        rewards = [0.0] * len(rows)
+        for together in of_length.values():
+            for start in range(0, len(together), self._params.batch_size):
+                some = together[start : start + self._params.batch_size]
+                for index, reward in zip(some, self._rate([encoded[i] for i in some]), strict=True):
+                    rewards[index] = reward
+        return rewards
+
+    def close(self) -> None:
+        self._model = None
+
+    def _encode(self, row: Row) -> dict[str, list[int]]:
+        prompt, response = row["prompt"], row["response"]
+        if self._params.form is Form.PAIR:
+            inputs = dict(self._tokenizer(prompt, response))
+        else:
+            said = [
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": response},
+            ]
+            text = self._tokenizer.apply_chat_template(said, tokenize=False)
+            inputs = dict(self._tokenizer(text, add_special_tokens=False))
+        longest = getattr(self._model.config, "max_position_embeddings", None)
+        if longest is not None and len(inputs["input_ids"]) > longest:
+            raise StageError(
+                f"rewards.{self._name}: {name_of(row)} and its response have "
+                f"{len(inputs['input_ids'])} tokens for this model, whose context is {longest}: "
+                "lower rollout.max_new_tokens, or shorten the prompts"
+            )
+        return inputs
+
+    @torch.inference_mode()
+    def _rate(self, encoded: Sequence[dict[str, list[int]]]) -> list[float]:
+        inputs = {
+            key: torch.tensor([each[key] for each in encoded], device=self._device)
+            for key in encoded[0]
+        }
+        logits = self._model(**inputs).logits.float()
+        if self._params.read is Read.PROBABILITY:
+            logits = logits.softmax(-1) if logits.shape[1] > 1 else logits.sigmoid()
+        rewards: list[float] = logits[:, self._label].tolist()
+        return rewards
+
+
+def _tokenizer(name: str, params: Model, folder: Path) -> Any:
+    path, where = folder / params.folder, f"rewards.{name}"
+    tokenizer = load_tokenizer(path, f"{where}.folder {params.folder}")
+    if params.form is Form.CHAT:
+        key = f"{where}.chat_template"
+        choose_template(tokenizer, params.chat_template, path, where, key)
+    return tokenizer
+
+
+def _label(where: str, wanted: int | str | None, names: dict[int, str]) -> int:
+    shown = ", ".join(f"{index} ({name})" for index, name in sorted(names.items()))
+    if wanted is None:
+        if len(names) == 1:
+            return 0
+        raise StageError(f"{where} has {len(names)} labels, {shown}: say which by `label`")
+    found = [i for i, name in names.items() if wanted in (i, name)]
+    if not found:
+        raise StageError(f"{where} has no label {wanted!r}; it has {shown}")
+    return found[0]
