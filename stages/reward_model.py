@@ -1,6 +1,7 @@
 """reward_model: a scalar reward learnt from pairs (Bradley–Terry), ratings, or labelled steps.
 
-It starts from the base model, not from the SFT policy, so that the two train side by side. Two
+It starts from the base model, not from the SFT policy, so that the two train side by side; or from
+a folder of the user's. With no epochs, a finished one is taken as it is. Two
 departures from Ouyang et al. (2022): pairs are compared at every token from the first that differs,
 unless `compared` says otherwise; and after training on pairs the head is scaled so that rewards of
 training responses have standard deviation 1. Only differences of such rewards bear meaning, and a
@@ -24,9 +25,14 @@ from stages.algorithms.reward_loss import (
     regression_loss,
     tokens_that_differ,
 )
-from stages.context import Context, StageError, Stopped
+from stages.context import Context, ShareDone, StageError, Stopped
 from stages.contracts.objectives import RewardObjective
-from stages.contracts.reward_model import Compared, RewardModelConfig, RewardModelParams
+from stages.contracts.reward_model import (
+    Compared,
+    RewardModelConfig,
+    RewardModelParams,
+    RewardStart,
+)
 from stages.data.artifacts import read_parquet, read_role, write_json
 from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, row_name
@@ -40,6 +46,8 @@ from stages.engines.models.folders import (
     token_scores,
 )
 from stages.engines.models.lora import open_for_training, unwrapped
+from stages.engines.models.precision import round_weights
+from stages.engines.models.scalar_start import Start, is_classifier, start_of
 from stages.engines.processes.ranks import join
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.loop import (
@@ -70,6 +78,13 @@ def run(
     config: RewardModelConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     params = config.reward_model
+    start: Start = start_scalar_model
+    source = inputs["base"]
+    if params.start is RewardStart.FOLDER:
+        source = inputs["start"]
+        start = start_of(source, inputs["base"], params.label)
+    if not params.epochs:
+        return _as_it_is(config, start, source, inputs, out, ctx)
     name = DATA[params.objective]
     rows = read_role(inputs[name], name, f"reward_model.objective {params.objective}")
     held_out = read_parquet(inputs["held_out_preferences"])
@@ -78,9 +93,7 @@ def run(
         _check_steps(rows, rule)
     plan = cosine_plan(params, len(rows), ctx.seed)
     with join(ctx) as ranks:
-        model = open_for_training(
-            start_scalar_model, inputs["base"], ctx.loads_on, config.lora, ctx.seed
-        )
+        model = open_for_training(start, source, ctx.loads_on, config.lora, ctx.seed)
         work = _WORK[params.objective](model, rows, params, ctx.device)
         learner = fresh_learner(ctx, ranks, model, params, config.precision)
         shown = ["loss", "grad_norm"]
@@ -91,33 +104,73 @@ def run(
     model.to(ctx.device)  # one that was spread over the ranks is on the CPU now
     if params.objective is RewardObjective.BRADLEY_TERRY:
         _scale_rewards(learner, rows[:SCALED_BY], ctx)
-    chosen, rejected = _all_pair_rewards(model, rule, held_out, ctx)
-    quality = {
-        "pairwise_accuracy": pairwise_accuracy(
-            zip(chosen.tolist(), rejected.tolist(), strict=True)
-        ),
-        "reward_margin": float((chosen - rejected).mean()) if held_out else None,
-    }
+    rewards = _all_pair_rewards(model, rule, held_out, ctx)
     with learner.full_precision() as whole:
         save_model(whole, out["model"], tokenizer_from=inputs["base"], lora=config.lora)
-    rule.save(out["model"])
-    write_json(out["model"] / "quality.json", quality)
-    ctx.table(
-        "samples",
-        [
-            {"prompt": pair["prompt"], "response": pair[side], "reward": reward}
-            for pair, *rewards in list(
-                zip(held_out, chosen.tolist(), rejected.tolist(), strict=True)
-            )[:16]
-            for side, reward in zip(("chosen", "rejected"), rewards, strict=True)
-        ],
-    )
+    quality = _measured(rewards, rule, held_out, out["model"], ctx)
     means = last_epoch_means(history, plan)
     return {
         **{name: value for name, value in means.items() if name not in quality},
         **{name: value for name, value in quality.items() if value is not None},
         "num_steps": plan.num_steps,
     }
+
+
+def _as_it_is(
+    config: RewardModelConfig,
+    start: Start,
+    source: Path,
+    inputs: Mapping[str, Path],
+    out: Mapping[str, Path],
+    ctx: Context,
+) -> dict[str, float | int]:
+    """A finished reward model, only measured."""
+    if not is_classifier(source):
+        raise StageError(
+            f"reward_model.epochs is 0, but {source} holds a language model, and a new head on it "
+            "says 0 for everything: name a finished reward model, or set epochs to 1"
+        )
+    if ctx.rank:
+        raise ShareDone("there is nothing to train; rank 0 writes")
+    model = start(source, ctx.device)
+    rule = _rule(config.reward_model, inputs["base"])
+    held_out = read_parquet(inputs["held_out_preferences"])
+    save_model(model, out["model"], tokenizer_from=inputs["base"])
+    round_weights(model, config.precision)
+    rewards = _all_pair_rewards(model, rule, held_out, ctx)
+    quality = _measured(rewards, rule, held_out, out["model"], ctx)
+    known = {name: value for name, value in quality.items() if value is not None}
+    return {**known, "num_steps": 0}
+
+
+def _measured(
+    rewards: tuple[torch.Tensor, torch.Tensor],
+    rule: RewardRule,
+    held_out: Data,
+    folder: Path,
+    ctx: Context,
+) -> dict[str, float | None]:
+    """How well it ranks held-out pairs; kept in its folder, beside the rule that reads it."""
+    chosen, rejected = rewards
+    quality = {
+        "pairwise_accuracy": pairwise_accuracy(
+            zip(chosen.tolist(), rejected.tolist(), strict=True)
+        ),
+        "reward_margin": float((chosen - rejected).mean()) if held_out else None,
+    }
+    rule.save(folder)
+    write_json(folder / "quality.json", quality)
+    ctx.table(
+        "samples",
+        [
+            {"prompt": pair["prompt"], "response": pair[side], "reward": reward}
+            for pair, *of_pair in list(
+                zip(held_out, chosen.tolist(), rejected.tolist(), strict=True)
+            )[:16]
+            for side, reward in zip(("chosen", "rejected"), of_pair, strict=True)
+        ],
+    )
+    return quality
 
 
 def _from_pairs(model: Any, pairs: Data, params: RewardModelParams, device: str) -> Work:

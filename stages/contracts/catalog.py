@@ -78,6 +78,7 @@ def bind(address: str, params: Params) -> BoundStage:
         "prompts": params.rollout.source.value,
         "environments": params.rollout.environments,
         "teacher": params.rl.teacher,
+        "reward_start": params.reward_model.folder,
         **stage.binding,
     }
     repeated = repeated_over(stage, params)

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.contracts.base import Processes, Stage, StageConfig
 from stages.contracts.lora import LoraParams
@@ -18,13 +18,26 @@ class Compared(StrEnum):
     LAST_TOKEN = "last_token"
 
 
+class RewardStart(StrEnum):
+    """What the reward model starts from."""
+
+    BASE = "base"
+    FOLDER = "folder"
+
+
 class RewardModelParams(OptimizerParams):
     """Reward-model training."""
 
+    start: RewardStart = Field(default=RewardStart.BASE, strict=False)
+    """`base`: the base model under a new head. `folder`: the model in `folder`."""
+    folder: str = "models"
+    """A sequence classifier or causal LM that shares the base's tokenizer (start folder)."""
+    label: int | str | None = None
+    """Which label of a classifier is the reward, by number or name; null: its only one."""
     learning_rate: float = Field(default=2.0e-3, gt=0)
     """Peak learning rate."""
-    epochs: int = Field(default=1, ge=1)
-    """Passes over the data."""
+    epochs: int = Field(default=1, ge=0)
+    """Passes over the data; 0: the classifier in `folder` as it is."""
     batch_size: int = Field(default=16, ge=1)
     """Pairs (or responses) in one optimizer step, over all ranks."""
     objective: RewardObjective = Field(default=RewardObjective.BRADLEY_TERRY, strict=False)
@@ -37,6 +50,17 @@ class RewardModelParams(OptimizerParams):
     """The token that ends a step of a response (process)."""
     step_reward: StepReward = Field(default=StepReward.MIN, strict=False)
     """`min`, `product` or `last` of the probabilities that the steps are right (process)."""
+
+    @model_validator(mode="after")
+    def _something_rates(self) -> "RewardModelParams":
+        if self.start is RewardStart.BASE and not self.epochs:
+            raise ValueError(
+                "epochs is 0, but a new head on the base model says 0 for everything: set start to "
+                "folder and name a finished reward model, or epochs to 1"
+            )
+        if self.start is RewardStart.BASE and self.label is not None:
+            raise ValueError("label is for a classifier: set start to folder, or label to null")
+        return self
 
 
 class RewardModelConfig(StageConfig):
@@ -54,6 +78,7 @@ REWARD_MODEL = Stage(
     config=RewardModelConfig,
     inputs={
         "base": "artifacts/base",
+        "start": "{reward_start}",
         "preferences": "artifacts/data/preferences.parquet",
         "feedback": "artifacts/data/feedback.parquet",
         "steps": "artifacts/data/steps.parquet",

@@ -17,6 +17,7 @@ from stages.contracts.rewards import Form, Model, Read
 from stages.data.chat_templates import choose_template
 from stages.engines.models.base_folder import load_tokenizer
 from stages.engines.models.given_folder import Kind, check_folder
+from stages.engines.models.labels import choose_label, labels_of
 from stages.engines.models.lean_transformers import AutoModelForSequenceClassification
 from stages.engines.models.precision import round_weights
 from stages.engines.models.weights import check_weights
@@ -36,9 +37,8 @@ def check_model(name: str, params: Model, folder: Path) -> int:
             "that rates a text: train one from it with reward_model.start: folder, or ask it as a "
             "judge"
         )
-    names = {int(k): str(v) for k, v in (config.get("id2label") or {0: "", 1: ""}).items()}
     _tokenizer(name, params, folder)
-    return _label(where, params.label, names)
+    return choose_label(where, params.label, labels_of(path))
 
 
 class ModelScorer:
@@ -116,15 +116,3 @@ def _tokenizer(name: str, params: Model, folder: Path) -> Any:
         key = f"{where}.chat_template"
         choose_template(tokenizer, params.chat_template, path, where, key)
     return tokenizer
-
-
-def _label(where: str, wanted: int | str | None, names: dict[int, str]) -> int:
-    shown = ", ".join(f"{index} ({name})" for index, name in sorted(names.items()))
-    if wanted is None:
-        if len(names) == 1:
-            return 0
-        raise StageError(f"{where} has {len(names)} labels, {shown}: say which by `label`")
-    found = [i for i, name in names.items() if wanted in (i, name)]
-    if not found:
-        raise StageError(f"{where} has no label {wanted!r}; it has {shown}")
-    return found[0]

@@ -1,10 +1,14 @@
 """Finished reward models as a source of rewards: what they say is what transformers says."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from stages.context import Context, StageError
+from stages.contracts.params import Params
 from stages.contracts.rewards import Model
 from stages.rewards.given import given
 from stages.rewards.named import NamedSource, open_scorer
@@ -147,3 +151,76 @@ def test_a_run_scores_by_a_model_with_another_tokenizer(runner):
     kept = run.root / "artifacts/rewards/rated/folder"
     assert [path.name for path in kept.iterdir()] == ["rm"], "only the model that is meant"
     assert metrics["reward_std"] > 0
+
+
+def reward_run(runner, name, **reward_model):
+    """A run up to its data, whose tokenizer a reward model of the user's shares."""
+    run = runner(
+        name,
+        model={"source": "folder", "folder": "base"},
+        reward_model={"start": "folder", "batch_size": 32, **reward_model},
+    )
+    write_family(run.root / "base", "llama")
+    run.run("prepare")
+    return run
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_finished_reward_model_is_taken_as_it_is(runner, labels):
+    label = 2 if labels > 1 else None
+    run = reward_run(runner, "run", epochs=0, label=label)
+    given_folder = write_classifier(run.root / "models", labels=labels)
+    metrics = run.run("reward_model")
+    assert metrics["num_steps"] == 0
+    folder = run.root / "artifacts/rewards/reward_model"
+    theirs = AutoModelForSequenceClassification.from_pretrained(given_folder).eval()
+    ours = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    assert ours.config.num_labels == 1
+    ids = torch.tensor([[1, 5, 9, 12, 2]])
+    said = theirs(input_ids=ids).logits[0, label or 0]
+    assert float(ours(input_ids=ids).logits[0, 0]) == pytest.approx(float(said), abs=1e-5)
+    quality = json.loads((folder / "quality.json").read_text())
+    assert quality["pairwise_accuracy"] == metrics["pairwise_accuracy"]
+
+
+@pytest.mark.parametrize("what", ["classifier", "language model"])
+def test_a_reward_model_learns_on_from_a_folder(runner, what):
+    """At a rate so small that where it started from can still be seen."""
+    run = reward_run(runner, "run", epochs=2, learning_rate=1e-6)
+    if what == "classifier":
+        folder = write_classifier(run.root / "models")
+    else:
+        folder = write_family(run.root / "models", "qwen2")
+    metrics = run.run("reward_model")
+    assert metrics["num_steps"] == 4
+    before = load_file(folder / "model.safetensors")
+    after = load_file(run.root / "artifacts/rewards/reward_model" / "model.safetensors")
+    layer = "model.layers.0.mlp.up_proj.weight"
+    torch.testing.assert_close(after[layer], before[layer], rtol=0, atol=1e-4)
+    assert not torch.equal(after[layer], before[layer])
+    head = after["score.weight"]
+    assert head.shape[0] == 1
+    if what == "classifier":
+        alike = torch.cosine_similarity(head, before["score.weight"])
+        assert float(alike) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_reward_model_of_another_tokenizer_is_refused_with_the_difference(runner):
+    run = reward_run(runner, "run")
+    folder = write_classifier(run.root / "models")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(
+        StageError, match=r"1 tokens differ, such as '<tool>', number None for the base and \d+"
+    ):
+        run.run("reward_model")
+
+
+def test_epochs_of_zero_need_a_model_that_rates(runner):
+    run = reward_run(runner, "run", epochs=0)
+    write_family(run.root / "models", "llama")
+    with pytest.raises(StageError, match=r"holds a language model.*says 0 for everything"):
+        run.run("reward_model")
+    with pytest.raises(ValueError, match="a new head on the base model says 0 for everything"):
+        Params.model_validate({"reward_model": {"epochs": 0}})
