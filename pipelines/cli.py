@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.console import say_anything
 from pipelines.errors import LockstepError
 from pipelines.lineage.options import add_options
+from pipelines.lm_eval_options import add_options as add_lm_eval_options
 from pipelines.samples_options import add_options as add_samples_options
 from pipelines.session_options import add_options as add_session_options
 
@@ -156,6 +157,10 @@ def _parser() -> argparse.ArgumentParser:
         "--limit", type=int, default=10, metavar="N", help="responses to show (default: 10)"
     )
     add_json(compared)
+
+    harness = add("lm-eval", _lm_eval, "Run lm-eval's tasks on a policy; needs the extra lm-eval.")
+    add_lm_eval_options(harness)
+    add_json(harness)
 
     preset = add("preset", _preset, "List presets, or merge some into params.yaml.")
     preset.add_argument(
@@ -356,6 +361,13 @@ def _scores(arguments: argparse.Namespace) -> int:
         arguments.limit,
         as_json=arguments.json,
     )
+
+
+def _lm_eval(arguments: argparse.Namespace) -> None:
+    from pipelines.lm_eval import lm_eval
+    from pipelines.repository import Repository
+
+    print(lm_eval(Repository.find(), arguments))
 
 
 def _preset(arguments: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from stages.context import Context, StageError
 from stages.contracts.evaluate import EvaluateConfig
 from stages.contracts.rl import Reward
 from stages.data.artifacts import read_role
+from stages.data.batching import loss_mask
 from stages.data.finite import sample_name
 from stages.data.tokenizer import Decoder
 from stages.engines.forward.inference import response_pass
@@ -30,6 +31,7 @@ from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import generate_all, sample_seed
 from stages.engines.models.folders import load_policy
 from stages.engines.processes.parts import collect, fill
+from stages.environments.episodes import of_episodes, open_arena, played
 from stages.evaluation import folder, measures, tasks
 from stages.evaluation.answers import Answer, Answered
 from stages.evaluation.contest import Contest, contest
@@ -52,6 +54,7 @@ def run(
         Request(row["prompt_ids"], sample_seed(ctx.seed, "evaluate", row["prompt_id"], index))
         for row, index in asked
     ]
+    arena = open_arena(config, inputs["environments"], inputs["policy"], ctx.seed)
     generated = generate_all(
         ctx,
         lambda: opened(ctx, inputs["policy"], config.engine, config.precision, config.batch_size),
@@ -60,6 +63,7 @@ def run(
         sampling=Sampling(config.temperature),
         slots=config.batch_size,
         describe=lambda i: sample_name(rows[i]),
+        play=played(arena, rows) if arena else None,
     )
     responses = _responses(rows, generated.completions, Decoder(inputs["policy"]))
     of_samples = generated.completions[len(prompts) :]
@@ -105,7 +109,9 @@ def run(
     folder.write(out["evaluation"], answered, compared, by_task)
     ctx.table("samples", _shown(answered, compared))
 
-    num_tokens = sum(len(completion.ids) for completion in of_samples)
+    # What an environment said was not sampled, and does not count.
+    num_tokens = sum(completion.num_sampled for completion in of_samples)
+    counts = torch.tensor([x for row in responses[len(prompts) :] for x in loss_mask(row)]) > 0
     own = torch.tensor([x for completion in of_samples for x in completion.logprobs])
     by_reference = torch.tensor([x for row in ref_logprobs for x in row])
     return {
@@ -115,12 +121,13 @@ def run(
         **(measures.against(answered, compared) if compared else {}),
         "reward_mean": statistics.fmean(rewards[len(prompts) :]),
         "reward_std": statistics.pstdev(rewards[len(prompts) :]),
-        "kl_to_reference": float(reported_kl(own, by_reference).mean()),
+        "kl_to_reference": float(reported_kl(own, by_reference)[counts].mean()),
         "entropy": sum(completion.entropy for completion in of_samples) / num_tokens,
         "response_length": num_tokens / len(of_samples),
         "truncation_rate": statistics.fmean(c.finish_reason == "length" for c in of_samples),
         "num_prompts": len(prompts),
         "num_judged": sum(item.is_judged for item in answered),
+        **(of_episodes(of_samples) if arena else {}),
         **tasks.task_metrics(by_task, config.evaluate.task_metrics),
     }
 
@@ -133,7 +140,9 @@ def _responses(
             **row,
             "response": decoder.text(completion.ids),
             "response_ids": completion.ids,
+            "loss_mask": completion.loss_mask,
             "finish_reason": completion.finish_reason,
+            "environment_reward": completion.environment_reward,
         }
         for row, completion in zip(rows, completions, strict=True)
     ]
@@ -143,7 +152,7 @@ def _answer(
     row: Mapping[str, Any], reward: float, correct: bool | None, verifier: Verifier | None
 ) -> Answer:
     """Only the verifier knows what in a response is the answer, which a vote has to compare."""
-    ended, length = row["finish_reason"] == "stop", len(row["response_ids"])
+    ended, length = row["finish_reason"] == "stop", sum(loss_mask(row))
     vote = verifier.given(row["response"]) if verifier and ended and correct is not None else None
     return Answer(row["response"], row["finish_reason"], length, reward, correct, vote)
 

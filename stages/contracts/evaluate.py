@@ -36,6 +36,10 @@ class EvaluateConfig(StageConfig):
     temperature: float = Field(alias="rollout.temperature")
     engine: Engine = Field(alias="rollout.engine", strict=False)
     batch_size: int = Field(alias="rollout.batch_size")
+    environment: str | None = Field(alias="rollout.environment")
+    max_turns: int = Field(alias="rollout.max_turns")
+    max_observation_tokens: int = Field(alias="rollout.max_observation_tokens")
+    environment_timeout: float = Field(alias="rollout.environment_timeout")
 
 
 AGAINST = {"reference_evaluation": "artifacts/evaluations/sft"}
@@ -55,6 +59,7 @@ def _evaluation(
             "reward": "artifacts/rewards/{reward}",
             "held_out": "artifacts/data/held_out.parquet",
             "judge": "artifacts/rewards/{correct}",
+            "environments": "{environments}",
             **compared,
         },
         outs={"evaluation": "artifacts/evaluations/{key}"},

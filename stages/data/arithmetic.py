@@ -55,6 +55,11 @@ class Problem:
         return str(self.left + self.right)
 
     @property
+    def task(self) -> str:
+        """What an evaluation reports apart: demonstrations go wrong mostly where carries are."""
+        return "carry" if self.carries else "no_carry"
+
+    @property
     def carries(self) -> bool:
         """Whether some column below the last hands a carry on: what can be forgotten."""
         left, right, carry = self.left, self.right, 0

@@ -4,6 +4,7 @@ Held-out prompts are in no training set: the task is split by problem.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from stages.context import StageError
@@ -94,7 +95,10 @@ def _rows(params: PrepareParams, seed: int) -> dict[Role, Sequence[Example]]:
             for side in (pair.chosen, pair.rejected)
         ],
         Role.PROMPTS: _prompts(drawn),
-        Role.HELD_OUT: _prompts(held_out),
+        Role.HELD_OUT: [
+            replace(example, extra={"task": problem.task})
+            for example, problem in zip(_prompts(held_out), held_out, strict=True)
+        ],
         Role.HELD_OUT_PREFERENCES: _pairs(held_out, seed, "held_out"),
     }
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
 from stages.context import StageError
-from stages.contracts.rollout import RolloutParams
 from stages.data.finite import sample_name
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder
@@ -25,6 +24,22 @@ from stages.engines.generation.sampling import Play
 from stages.environments.environment import Environment, Observation
 from stages.environments.loading import find
 from stages.environments.turns import Turns, read_turns
+
+
+class Limits(Protocol):
+    """Which environment, and how far an episode may go: what params say of it."""
+
+    @property
+    def environment(self) -> str | None: ...
+
+    @property
+    def max_turns(self) -> int: ...
+
+    @property
+    def max_observation_tokens(self) -> int: ...
+
+    @property
+    def environment_timeout(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +97,7 @@ class _Episode:
         )
 
 
-def open_arena(params: RolloutParams, folder: Path, policy: Path, run_seed: int) -> Arena | None:
+def open_arena(params: Limits, folder: Path, policy: Path, run_seed: int) -> Arena | None:
     """The environment that params name, for a policy's folder; None where they name none.
 
     `folder` is where a user's environments are.

@@ -31,6 +31,7 @@ COMMANDS = (
     "record",
     "lineage",
     "samples",
+    "lm-eval",
     "logs",
     "sync",
     "up",

@@ -228,3 +228,55 @@ def test_an_evaluation_of_other_prompts_is_no_reference(run):
     pq.write_table(pq.read_table(path).slice(1), path)
     with pytest.raises(StageError, match="artifacts/evaluations/sft cannot be compared with"):
         runner.run(ITERATION)
+
+
+ASKS_TWICE = """
+from stages.environments.environment import Environment, Observation
+
+
+class Twice(Environment):
+    def reset(self, row, seed):
+        self.turns = 0
+
+    def step(self, action):
+        self.turns += 1
+        return Observation("1+1=", reward=len(action) / 8, done=self.turns == 2)
+"""
+
+
+def test_a_policy_that_acts_in_turns_is_evaluated_in_turns(run):
+    """Two turns, four tokens observed between them: they are no part of what was said."""
+    runner = run(
+        rollout={
+            "environment": "twice:Twice",
+            "max_turns": 2,
+            "max_new_tokens": 16,
+            "max_observation_tokens": 8,
+        },
+        rewards={"paid": {"kind": "environment"}},
+        rl={"reward": "paid"},
+    )
+    (runner.root / "environments/twice.py").write_text(ASKS_TWICE)
+    runner.run("reward_source@paid")
+    give_policy(runner, "artifacts/policies/sft/model")
+    sft, same = runner.run(SFT), runner.run(ITERATION)
+    assert 1 < sft["turns"] <= 2
+    greedy, sampled = table(runner, "sft"), table(runner, "sft", "sampled")
+    assert sft["environment_reward"] == pytest.approx(sum(row["reward"] for row in sampled) / 32)
+    assert sft["response_length"] == sum(row["length"] for row in sampled) / 32
+    assert max(row["length"] for row in (*greedy, *sampled)) <= 16
+    assert any("1+1=" in row["response"] for row in sampled)
+    assert same["win_rate"] == same["win_rate_sampled"] == 0.5
+    assert same["kl_to_reference"] == pytest.approx(0, abs=1e-5)
+
+
+def test_the_demo_reports_additions_with_a_carry_apart(run):
+    runner = run()
+    metrics = runner.run(SFT)
+    for row in table(runner, "sft"):
+        left, right = (int(number) for number in row["prompt"][:-1].split("+"))
+        carries = max(left, right) >= 10 and left % 10 + right % 10 >= 10
+        assert row["task"] == ("carry" if carries else "no_carry")
+    assert {"accuracy/carry", "accuracy/no_carry"} <= metrics.keys()
+    rows = read_parquet(runner.root / "artifacts/data/prompts.parquet")
+    assert {row["extra"] for row in rows} == {"{}"}, "what is trained on is as it was"
