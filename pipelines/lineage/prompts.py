@@ -133,6 +133,9 @@ def _identify(wanted: str, known: Sequence[dict[str, tuple[int, str]]]) -> str:
         return wanted
     if content_id(wanted) in texts:
         return content_id(wanted)
+    spelt = [prompt_id for prompt_id, text in texts.items() if text == wanted]
+    if len(spelt) == 1:  # a dialogue, whose id is not that of its text
+        return spelt[0]
     begins = wanted if len(wanted) >= SHORTEST_PREFIX else "\0"
     matching = sorted(prompt_id for prompt_id in texts if prompt_id.startswith(begins))
     if len(matching) == 1:

@@ -6,8 +6,9 @@ from typing import Any
 
 from pipelines.lineage.rows import COLUMNS, Row, Rows
 
-_COMPARED = tuple(column for column in COLUMNS if column != "policy_hash")
-"""What was learnt from; a new policy with the old responses is no other row."""
+_COMPARED = tuple(column for column in COLUMNS if column not in ("policy_hash", "source"))
+"""What was learnt from; a new policy with the old responses is no other row, nor is a row that
+moved to another line of its file."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ COLUMNS = (
     "advantages",
     "seed",
     "policy_hash",
+    "source",
 )
 """Of a row, in order; None where the stage has nothing of the kind."""
 _REWARD_DATA = {"regression": "feedback", "process": "steps"}
@@ -121,6 +122,7 @@ def _sample(used: Row, sampled: Row, scored: Row) -> Row:
         "advantages": used.get("advantages"),
         "seed": sampled.get("seed"),
         "policy_hash": sampled.get("policy_hash"),
+        "source": None,
     }
 
 
@@ -179,7 +181,12 @@ _STAGES: dict[str, Callable[[Content, Making], Rows]] = {
 
 
 def _row(source: Row, **values: Any) -> Row:
-    given = {"prompt_id": source["prompt_id"], "prompt": source.get("prompt"), **values}
+    given = {
+        "prompt_id": source["prompt_id"],
+        "prompt": source.get("prompt"),
+        "source": f"{source['source']}:{source['line']}" if source.get("source") else None,
+        **values,
+    }
     return {column: given.get(column) for column in COLUMNS}
 
 

@@ -26,6 +26,8 @@ def render_rows(rows: Rows, shown: Sequence[Row], total: int) -> str:
             lines.append(
                 f"  sampled   by policy {short_hash(row['policy_hash'])}, seed {row['seed']}"
             )
+        if row["source"]:
+            lines.append(f"  read from {row['source']}")
     if len(shown) < total:
         lines += ["", f"{total - len(shown)} rows more: --limit N, or --prompt ID"]
     return "\n".join(lines)

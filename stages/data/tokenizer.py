@@ -120,7 +120,8 @@ class Renderer:
             if messages[index]["role"] != "assistant":
                 continue
             before = asked if not segments else self._by_itself(messages[:index], prompt, asks=True)
-            spoken = self._by_itself(messages[: index + 1], prompt, asks=False)
+            last = index == len(messages) - 1
+            spoken = whole if last else self._by_itself(messages[: index + 1], prompt, asks=False)
             words, ended, after = spoken[len(before) :].rpartition(end)
             if not spoken.startswith(before) or not whole.startswith(before + words):
                 raise RowError(

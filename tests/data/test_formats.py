@@ -355,9 +355,11 @@ def test_a_message_may_be_json_text_as_in_csv_and_text_in_parts():
 
 
 def test_a_transcript_is_told_from_a_text_that_speaks_of_humans():
-    assert is_transcript("Human: a\n\nAssistant: b")
-    assert not is_transcript("Human: a")
-    assert not is_transcript("A Human: a\n\nAssistant: b")
+    assert is_transcript("Human: a\n\nAssistant: b", "assistant")
+    assert is_transcript("Human: a", "user")
+    assert not is_transcript("Human: a", "assistant")
+    assert not is_transcript("A Human: a\n\nAssistant: b", "user")
+    assert not is_transcript("Assistant: a\n\nHuman: b", "user")
     assert from_transcript("\n\nHuman: a: b\n\nc\n\nAssistant: Human: d") == [
         user("a: b\n\nc"),
         assistant("Human: d"),

@@ -127,6 +127,7 @@ def test_a_policy_has_exactly_the_rows_that_its_update_used(files: Files) -> Non
         "advantages": [0.5, -0.5],
         "seed": 101,
         "policy_hash": "f" * 64,
+        "source": None,
     }
     assert found.notes == []
 
@@ -147,6 +148,14 @@ def test_chosen_demonstrations_are_rows_too(files: Files) -> None:
         ("chosen", "two"),
         ("rejected", "0"),
     ]
+
+
+def test_a_row_of_the_data_says_which_line_of_which_file_it_was(files: Files) -> None:
+    shown = {**demonstration_row(A, "2"), "source": "chats/one.jsonl", "line": 12}
+    files.write(DEMONSTRATIONS, [shown], schema.DEMONSTRATIONS)
+    found = rows(files, making("sft", files.of(DEMONSTRATIONS), {}))
+    assert [row["source"] for row in found.rows] == ["chats/one.jsonl:12"]
+    assert "read from chats/one.jsonl:12" in render_rows(found, found.rows, 1)
 
 
 def test_each_kind_of_model_has_the_rows_of_its_own_data(files: Files) -> None:

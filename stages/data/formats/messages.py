@@ -34,12 +34,15 @@ class RowError(ValueError):
     """What is wrong with a row, to be said after its place."""
 
 
-def is_transcript(value: Any) -> bool:
-    """Whether a text is a dialogue written as `Human:` and `Assistant:` paragraphs."""
-    if not isinstance(value, str):
+def is_transcript(value: Any, speaker: str) -> bool:
+    """Whether a text is a dialogue written as `Human:` and `Assistant:` paragraphs.
+
+    What a user asks may be one such paragraph; what an assistant answers is one only with both.
+    """
+    first = _TURN.match(value) if isinstance(value, str) else None
+    if first is None or first[1] != "Human":
         return False
-    first = _TURN.match(value)
-    return first is not None and first[1] == "Human" and "\n\nAssistant:" in value
+    return speaker == "user" or "\n\nAssistant:" in value
 
 
 def from_transcript(text: str) -> list[Message]:
@@ -56,7 +59,7 @@ def from_transcript(text: str) -> list[Message]:
 
 def messages_of(value: Any, name: str, speaker: str) -> list[Message]:
     """The messages of a column; plain text is one message of `speaker`."""
-    if is_transcript(value):
+    if is_transcript(value, speaker):
         return from_transcript(value)
     value = _parsed(value)
     if isinstance(value, str):
