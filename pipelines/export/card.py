@@ -106,6 +106,7 @@ def lineage_json(found: Provenance) -> dict[str, Any]:
         "evaluation": dict(found.evaluation),
         "evaluation_of_sft": dict(found.of_sft),
         "data": dict(found.data),
+        "sources": [dict(source) for source in found.sources],
     }
 
 
@@ -206,9 +207,13 @@ def _data(found: Provenance) -> str:
     if found.given:
         rows = [[f"`{item.path}`", f"`{item.hash}`"] for item in found.given]
         lines += ["What was given:", _table(["path", "DVC hash"], rows)]
+    if found.sources:
+        heads = list(found.sources[0])
+        rows = [[_cell(source.get(head)) for head in heads] for source in found.sources]
+        lines += ["What became of the rows of each source:", _table(heads, rows)]
     if found.data:
         lines += [
-            "What prepare counted, with what it left out:",
+            "What prepare counted:",
             _table(["", "number"], [[name, _number(value)] for name, value in found.data.items()]),
         ]
     made = {path: d for m in prepared for path, d in m.outs.items() if path.startswith(DATA)}
@@ -266,6 +271,13 @@ def _lineage(found: Provenance) -> str:
 def _code_hash(making: Making) -> str:
     """One hash over the files of its code."""
     return hashlib.sha256(json.dumps(sorted(making.code.items())).encode()).hexdigest()
+
+
+def _cell(value: Any) -> str:
+    """A count, a name, or counts by reason."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_cell(part)}" for name, part in sorted(value.items())) or "none"
+    return _number(value) if isinstance(value, int | float) else str(value or "")
 
 
 def _number(value: float | None) -> str:

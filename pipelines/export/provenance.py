@@ -25,6 +25,7 @@ from pipelines.lineage.tree import Tree, Way, grow
 from pipelines.repository import Repository
 
 BASE = "artifacts/base"
+DATA_REPORT = "artifacts/data/report.json"
 SFT = "sft"
 _READ_IF = {
     "prepare.folder": ("prepare.source", "files"),
@@ -56,6 +57,8 @@ class Provenance:
     """The same of the SFT policy that it comes from."""
     data: Mapping[str, float]
     """What prepare counted."""
+    sources: tuple[Mapping[str, Any], ...]
+    """What became of the rows of each source, as prepare's report tells it."""
     base_card: Mapping[str, Any]
     """What the card of the base model says, such as its licence."""
 
@@ -97,6 +100,7 @@ def find_policy(repository: Repository, policy: str, revision: str | None = None
         evaluation=_evaluation(evidence, read, artifact),
         of_sft=_evaluation(evidence, read, _policy_of(of_sft)),
         data=read.of(prepare) if prepare else {},
+        sources=_sources(content, prepare),
         base_card=_base_card(content, prepare),
     )
 
@@ -166,6 +170,13 @@ def _is_about(making: Making, policy: Artifact | None) -> bool:
     """Whether it measured this policy, and did not merely compare another one with it."""
     assert policy is not None
     return policy.path == f"artifacts/policies/{making.key or SFT}/model"
+
+
+def _sources(content: Content, prepare: Making | None) -> tuple[Mapping[str, Any], ...]:
+    if prepare is None or DATA_REPORT not in prepare.outs:
+        return ()
+    path = content.locate(Artifact(DATA_REPORT, prepare.outs[DATA_REPORT]))
+    return tuple(json.loads(path.read_text(encoding="utf-8"))["sources"]) if path else ()
 
 
 def _base_card(content: Content, prepare: Making | None) -> Mapping[str, Any]:

@@ -107,7 +107,8 @@ def put(
 ) -> Registered:
     """The version of the policy's bytes, made if it is not there; sends no more than `largest`."""
     name = name or store.experiment_name
-    aliases = [a for a in (alias, found.policy) if a and not _NO_ALIAS.fullmatch(a)]
+    own = [] if _NO_ALIAS.fullmatch(found.policy) else [found.policy]
+    aliases = [*([alias] if alias else []), *own]
     version = store.find_version(name, {HASH_TAG: found.artifact.hash})
     is_new = version is None
     if version is None:

@@ -71,6 +71,22 @@ def test_the_tokenizer_is_the_files_with_its_ends_and_a_padding_of_its_own(tmp_p
     assert decoder.text(response) == "hello ✓"
 
 
+def test_the_ends_are_the_files_even_where_the_converter_takes_others(tmp_path, monkeypatch):
+    """As older versions of transformers do; the installed one does not."""
+    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+    plain = AutoTokenizer.from_pretrained
+
+    def mistaken(*args, **options):
+        tokenizer = plain(*args, **options)
+        tokenizer.eos_token = "<|im_start|>"
+        return tokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", mistaken)
+    assert convert(file, tmp_path / "base").eos_token == "<|im_end|>"
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    assert config["eos_token_id"] == 2
+
+
 def test_the_precision_is_that_of_the_params_and_the_bytes_repeat(tmp_path):
     file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
     for name in ("one", "two"):
