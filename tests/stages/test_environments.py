@@ -3,6 +3,7 @@
 import shutil
 import time
 
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
@@ -501,3 +502,18 @@ def test_the_game_is_the_same_for_all_samples_of_a_prompt(playing):
             )
     assert numbers
     assert all(len(of) == 1 for of in numbers.values())
+
+
+def test_a_policy_is_evaluated_in_its_environment(playing):
+    """What the environment pays says what is right, and a game is the one of the rollouts."""
+    evaluate = {"correct": "game", "correct_at": 1.5, "samples": 2, "pass_at": [1, 2]}
+    run = playing(evaluate=evaluate)
+    metrics = run.run("evaluate_sft")
+    shown = pq.read_table(run.root / "artifacts/evaluations/sft/samples.parquet").to_pylist()
+    assert {row["correct"] for row in shown} == {True, False}
+    assert all(row["correct"] is (row["reward"] >= 1.5) for row in shown)
+    assert metrics["environment_reward"] == pytest.approx(metrics["reward_mean"])
+    assert 1 < metrics["turns"] <= 3
+    assert metrics["num_judged"] == metrics["num_prompts"] == len(shown)
+    # The reference is the policy itself.
+    assert metrics["kl_to_reference"] < 1e-6
