@@ -19,6 +19,8 @@ from pipelines.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.redact import redact, without_credentials
 from pipelines.repository import Repository
 from stages.contracts.catalog import STAGES
+from stages.rewards.sandbox.isolation import isolation, remedy
+from stages.rewards.sandbox.status import Kind
 
 LEAST_FREE_GB = 2.0
 _CONTROL = ("dvc", "prefect", "mlflow", "submitit", "pydantic")
@@ -48,6 +50,7 @@ def examine(repository: Repository) -> list[Finding]:
         _disk,
         _tracking,
         _lineage,
+        _sandbox,
         _slurm,
     ]
     return [finding for check in checks for finding in check(repository)]
@@ -159,6 +162,20 @@ def _lineage(repository: Repository) -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             remedy = "pip install -c constraints.txt -e '.[openlineage]'"
             yield Finding("openlineage", False, "configured, but not installed", remedy)
+
+
+def _sandbox(repository: Repository) -> Iterator[Finding]:
+    found = isolation()
+    if found.kind is not Kind.NONE:
+        yield Finding("code sandbox", True, str(found.kind))
+        return
+    try:
+        sources = load_params(repository.root).rewards.values()
+        wanted = any(source.kind == "code" for source in sources)
+    except LockstepError:
+        wanted = False
+    detail = f"none here, so code rewards do not run: {found.detail}"
+    yield Finding("code sandbox", not wanted, detail, remedy())
 
 
 def _slurm(repository: Repository) -> Iterator[Finding]:

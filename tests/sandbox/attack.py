@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,9 +25,9 @@ sys.path.insert(0, str(ROOT))
 from stages.rewards.sandbox.run import run_program  # noqa: E402
 from stages.rewards.sandbox.status import Kind  # noqa: E402
 from stages.rewards.sandbox.values import Limits  # noqa: E402
-from tests.sandbox.programs import HEADER, PROGRAMS  # noqa: E402
+from tests.sandbox.programs import HEADER, PROGRAMS, SLEEPERS  # noqa: E402
 
-LIMITS = Limits(cpu_s=1, wall_s=4, memory_mb=192, processes=8, file_mb=16, output_kb=64)
+LIMITS = Limits(cpu_s=1, wall_s=30, memory_mb=192, processes=8, file_mb=16, output_kb=64)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -120,16 +120,16 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self._done.wait(0.02):
-            below = _below(os.getpid())
-            self.processes = max(self.processes, len(below))
-            self.memory_mb = max(self.memory_mb, sum(below.values()) * _PAGE / 1e6)
+            found = below(os.getpid())
+            self.processes = max(self.processes, len(found))
+            self.memory_mb = max(self.memory_mb, sum(found.values()) * _PAGE / 1e6)
 
     def stop(self) -> None:
         self._done.set()
         self.join()
 
 
-def _below(pid: int) -> dict[int, int]:
+def below(pid: int) -> dict[int, int]:
     """The resident pages of each descendant."""
     parents, pages = {}, {}
     for entry in Path("/proc").iterdir():
@@ -144,7 +144,7 @@ def _below(pid: int) -> dict[int, int]:
     return {child: pages[child] for child in found - {pid}}
 
 
-def _survivors(nonce: str) -> list[int]:
+def survivors(nonce: str) -> list[int]:
     """Processes anywhere that an attack started and named after the nonce."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -165,7 +165,8 @@ def attack(name: str, kind: Kind) -> dict[str, object]:
         watch.start()
         start = time.monotonic()
         try:
-            done = run_program(HEADER + PROGRAMS[name], line + padding, limits=LIMITS, kind=kind)
+            limits = replace(LIMITS, wall_s=2) if name in SLEEPERS else LIMITS
+            done = run_program(HEADER + PROGRAMS[name], line + padding, limits=limits, kind=kind)
         finally:
             seconds = time.monotonic() - start
             watch.stop()
@@ -176,7 +177,7 @@ def attack(name: str, kind: Kind) -> dict[str, object]:
             escaped.append("files outside were changed")
         time.sleep(0.05)
         escaped += [f"outside: {visit}" for visit in world.visits]
-        for pid in _survivors(world.nonce):
+        for pid in survivors(world.nonce):
             escaped.append("a process lives on")
             os.kill(pid, signal.SIGKILL)
         return {

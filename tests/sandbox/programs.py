@@ -304,24 +304,21 @@ total = 0
 try:
     for number in range(100000):
         with open(f"/tmp/{number}", "wb") as file: total += file.write(b"x" * (1 << 20))
-except OSError: pass
-print(total)
-if total > 64 << 20: escaped(total)""",
+        if total > 64 << 20: escaped(total); break
+except OSError: pass""",
     "makes one huge file": """
 try:
     with open("big", "wb") as file:
-        while file.write(b"x" * (1 << 20)): pass
+        while file.write(b"x" * (1 << 20)):
+            if file.tell() > 64 << 20: escaped("size"); break
 except OSError: pass
-attempt("sparse", lambda: os.truncate("big", 1 << 40) or True)
-if os.path.getsize("big") > 64 << 20: escaped("size")""",
+attempt("sparse", lambda: os.truncate("big", 1 << 40) or True)""",
     "makes files without end": """
 number = 0
 try:
-    while number < 100000:
-        open(f"/tmp/{number}", "w").close(); number += 1
-except OSError: pass
-print(number)
-if number > 5000: escaped(number)""",
+    while number <= 5000: open(f"/tmp/{number}", "w").close(); number += 1
+    escaped(number)
+except OSError: pass""",
     "opens descriptors without end": """
 ends = []
 try:
@@ -358,6 +355,7 @@ for what in (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE,
     attempt("limit", lambda: resource.setrlimit(what, (resource.RLIM_INFINITY,) * 2) or True)""",
 }
 
+SLEEPERS = ("sleeps for ever", "stops itself")
 PROGRAMS = {**FILES, **RIGHTS, **NETWORK, **PROCESSES, **RESOURCES}
 
 # What an escape looks like: these are harmless enough to be let out, and must then be noticed.

@@ -113,18 +113,16 @@ ENDS = {
     "starves the supervisor": {"finished"},
     "leaves a daemon behind": {"finished"},
     "does not read its input": {"finished"},
-    # A loaded machine may let the wall clock win.
-    "forks without end": {"cpu", "timeout", "processes"},
-    "starts threads without end": {"cpu", "timeout", "processes", "finished"},
+    "forks without end": {"cpu", "processes"},
+    "forks without end, each in a session of its own": {"cpu", "processes"},
+    "starts threads without end": {"cpu", "processes"},
 }
 
 
 @EVERYBODY
 @pytest.mark.parametrize("name", ENDS)
 def test_the_outcome_says_how_it_ended(who: Who, name: str) -> None:
-    found = result(who, name)
-    allowed = ENDS[name] | ({"timeout"} if "cpu" in ENDS[name] else set())
-    assert found["status"] in allowed
+    assert result(who, name)["status"] in ENDS[name]
 
 
 @EVERYBODY
@@ -137,12 +135,10 @@ def test_a_program_cannot_report_in_the_supervisors_name(who: Who) -> None:
 def test_programs_were_alive_when_they_attacked(who: Who) -> None:
     """An attack that fails at its first line proves nothing."""
     assert "still here" in result(who, "kills the supervisor")["stdout"]
-    silent = [
-        name
-        for name in PROGRAMS
-        if "Traceback" in result(who, name)["stderr"] and name != "recurses without end"
-    ]
-    assert silent == []
+    for name in PROGRAMS.keys() - {"recurses without end", "computes in one long instruction"}:
+        found = result(who, name)
+        assert "Traceback" not in found["stderr"], name
+        assert found["exit_code"] in (None, 0, 7), name
 
 
 def test_the_checks_notice_an_escape_where_nothing_is_isolated() -> None:

@@ -1,7 +1,6 @@
 """The code reward: what it takes for a program, how rows are tested, and what is an error."""
 
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -155,31 +154,25 @@ def test_running_without_isolation_takes_the_very_words() -> None:
     assert source.validate_python({"kind": "code", "allow_unisolated": UNISOLATED})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HUMANEVAL.exists(), reason="HumanEval is not here")
-def test_humaneval_knows_right_from_wrong() -> None:
+@pytest.mark.parametrize("body", [None, "    return None\n"], ids=["right", "wrong"])
+def test_humaneval_knows_right_from_wrong(body: str | None) -> None:
     """All 164 canonical solutions pass, and none of them does with its body taken out."""
     lines = HUMANEVAL.read_text().splitlines()
     kind, limits = isolation().kind, Limits()
 
-    def of(line: str, body: str | None) -> list[bool]:
+    def results(line: str) -> list[bool]:
         task = json.loads(line)
-        row = a_row(
-            task["canonical_solution"] if body is None else body,
-            task["prompt"],
-            test=task["test"],
-            entry_point=task["entry_point"],
-        )
-        exam = exam_of(given(row))
-        return passed(exam.before + program_of(row["response"]), exam.tests, limits, kind)
+        response = body or task["canonical_solution"]
+        columns = {name: task[name] for name in ("test", "entry_point")}
+        exam = exam_of(given(a_row(response, task["prompt"], **columns)))
+        return passed(exam.before + program_of(response), exam.tests, limits, kind)
 
     with ThreadPoolExecutor(4) as pool:
-        right = list(pool.map(lambda line: of(line, None), lines))
-        wrong = list(pool.map(lambda line: of(line, "    return None\n"), lines))
-    assert right == [[True]] * 164
-    assert wrong == [[False]] * 164
+        assert list(pool.map(results, lines)) == [[body is None]] * 164
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 def test_a_whole_function_may_follow_the_prompt(tmp_path: Path) -> None:
     prompt = 'import math\n\ndef area(r):\n    """The area of a circle."""\n'
     test = "def check(candidate):\n    assert abs(candidate(2) - 12.566) < 0.01\n"

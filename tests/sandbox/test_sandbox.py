@@ -1,0 +1,257 @@
+"""What a program gets and what comes back; and what happens where there is no isolation."""
+
+import errno
+import hashlib
+import os
+import secrets
+import signal
+import struct
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stages.rewards.sandbox.isolation import isolation
+from stages.rewards.sandbox.run import run_program
+from stages.rewards.sandbox.seccomp import filter_for
+from stages.rewards.sandbox.status import Kind, Status
+from stages.rewards.sandbox.values import Limits, Outcome, SandboxBroken
+from tests.sandbox.attack import below, survivors
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+KIND = isolation().kind
+needs_isolation = pytest.mark.skipif(KIND is Kind.NONE, reason=isolation().detail)
+
+
+@needs_isolation
+def test_a_program_reads_its_input_and_its_files_and_says_what_it_likes() -> None:
+    program = """
+import sys
+print(input().upper(), open("data").read(), sys.stdin.read(), end="")
+print("oops", file=sys.stderr)
+sys.exit(3)"""
+    done = run_program(program, "one\ntwo", {"data": b"file"}, kind=KIND)
+    assert done == Outcome(Status.FINISHED, 3, "ONE file two", "oops\n")
+    assert not done.succeeded
+
+
+@needs_isolation
+def test_input_of_many_megabytes_arrives_whole() -> None:
+    text = os.urandom(1 << 20).hex() * 4
+    program = "import hashlib, sys; print(hashlib.md5(sys.stdin.buffer.read()).hexdigest())"
+    done = run_program(program, text, kind=KIND)
+    assert done.stdout.strip() == hashlib.md5(text.encode()).hexdigest()
+
+
+@needs_isolation
+def test_output_is_cut_at_the_limit() -> None:
+    done = run_program("print('x' * 5000)", limits=Limits(output_kb=2), kind=KIND)
+    assert (done.status, done.stdout) == (Status.OUTPUT, "x" * 2048)
+    done = run_program("print('x' * 2047)", limits=Limits(output_kb=2), kind=KIND)
+    assert (done.status, len(done.stdout)) == (Status.FINISHED, 2048)
+
+
+@needs_isolation
+def test_bytes_that_are_no_text_do_no_harm() -> None:
+    done = run_program(r"import os; os.write(1, b'\xff\xfeok')", kind=KIND)
+    assert done.stdout.endswith("ok")
+
+
+@needs_isolation
+def test_sets_have_the_same_order_in_every_run() -> None:
+    program = "print({str(n) for n in range(50)})"
+    assert len({run_program(program, kind=KIND).stdout for _ in range(3)}) == 1
+
+
+@needs_isolation
+def test_sandboxes_side_by_side_do_not_share_their_limits() -> None:
+    program = """
+import os, time
+for _ in range(5):
+    if os.fork() == 0:
+        time.sleep(1)
+        os._exit(0)
+time.sleep(0.5)
+print(len([name for name in os.listdir("/tmp")]))"""
+    limits = Limits(processes=7)
+    with ThreadPoolExecutor(6) as pool:
+        done = list(pool.map(lambda _: run_program(program, limits=limits, kind=KIND), range(6)))
+    assert [(one.status, one.stdout) for one in done] == [(Status.FINISHED, "1\n")] * 6
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/b", "main.py", "..", ""])
+def test_files_have_plain_names(name: str) -> None:
+    with pytest.raises(ValueError, match="no name for a file"):
+        run_program("", files={name: b""}, kind=KIND)
+
+
+@needs_isolation
+def test_a_sandbox_does_not_outlive_its_caller() -> None:
+    nonce = f"nonce{secrets.token_hex(8)}"
+    program = f"""
+import os, sys
+os.execv(sys.executable, ["python", "-S", "-c", "import time; time.sleep(600)", "{nonce}"])"""
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER, program, KIND],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+    try:
+        # The caller's own arguments have it too.
+        until(lambda: len(survivors(nonce)) == 2, "the program runs")
+    finally:
+        os.kill(caller.pid, signal.SIGKILL)
+        caller.wait()
+    until(lambda: not survivors(nonce), "the program is gone", 20)
+
+
+CALLER = """
+import sys
+from stages.rewards.sandbox.run import run_program
+from stages.rewards.sandbox.status import Kind
+run_program(sys.argv[1], kind=Kind(sys.argv[2]))
+"""
+
+
+@needs_isolation
+def test_a_sandbox_that_is_killed_is_an_error_and_no_outcome() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_program, "import time; time.sleep(600)", kind=KIND)
+        until(lambda: len(below(os.getpid())) >= 3, "launcher, supervisor and program are there")
+        # As the kernel does when memory is short.
+        for pid in sorted(below(os.getpid())):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SandboxBroken, match="without a word"):
+            running.result(timeout=60)
+
+
+# Refuses this process, and all it starts, what sandboxes are made of.
+NO_ISOLATION = """
+from stages.rewards.sandbox import linux
+from stages.rewards.sandbox.seccomp import filter_here
+linux.no_new_privileges()
+linux.filter_system_calls(filter_here())
+"""
+
+SCORE = """
+import json, sys
+from pathlib import Path
+from stages.context import Context, StageError
+from stages.contracts.rewards import Code
+from stages.rewards.code import CodeScorer
+words = json.loads(sys.argv[1])
+ctx = Context(stage="score@iter_001", key="iter_001", seed=1, folder=Path(sys.argv[2]))
+row = {"prompt": "p", "response": "print(4)", "finish_reason": "stop",
+       "extra": {"tests": [{"input": "", "output": "4"}]}}
+try:
+    scorer = CodeScorer(ctx, "mine", Code(kind="code", allow_unisolated=words))
+    print("rewards", scorer.score([row]))
+except StageError as error:
+    print("refused:", error)
+"""
+
+
+def _score_without_isolation(words: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", NO_ISOLATION + SCORE, words, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_without_isolation_code_rewards_refuse_and_say_what_to_do(tmp_path: Path) -> None:
+    done = _score_without_isolation("null", tmp_path)
+    assert done.stdout.startswith("refused: rewards.mine (code): untrusted code needs isolation")
+    for part in (
+        "unshare: Operation not permitted",
+        "install bubblewrap",
+        'rewards.mine.allow_unisolated: "run hostile code on this machine without isolation"',
+    ):
+        assert part in done.stdout
+
+
+def test_without_isolation_code_runs_if_the_user_says_so_in_so_many_words(tmp_path: Path) -> None:
+    words = '"run hostile code on this machine without isolation"'
+    done = _score_without_isolation(words, tmp_path)
+    assert done.stdout == "rewards [1.0]\n"
+    assert "WITHOUT ISOLATION" in done.stderr
+
+
+def test_without_isolation_limits_still_hold() -> None:
+    limits = Limits(cpu_s=1, wall_s=10, memory_mb=128, output_kb=16)
+    start = time.monotonic()
+    ends = [
+        run_program(program, limits=limits, kind=Kind.NONE).status
+        for program in ("while True: pass", "while True: print('x' * 999)", "print(1)")
+    ]
+    assert ends == [Status.CPU, Status.OUTPUT, Status.FINISHED]
+    assert time.monotonic() - start < 60
+    hungry = run_program("x = bytearray(1 << 30)", limits=limits, kind=Kind.NONE)
+    assert "MemoryError" in hungry.stderr
+
+
+ALLOW, KILL = 0x7FFF0000, 0x80000000
+REFUSE, UNKNOWN = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+X86, ARM, I386 = 0xC000003E, 0xC00000B7, 0x40000003
+
+
+def verdict(bpf: bytes, arch: int, number: int, argument: int = 0) -> int:
+    """What the kernel would do, step by step."""
+    data = struct.pack("=IIQQ", number, arch, 0, argument)
+    steps = list(struct.iter_unpack("=HBBI", bpf))
+    at, loaded = 0, 0
+    while True:
+        code, if_true, if_false, operand = steps[at]
+        at += 1
+        if code == 0x20:
+            (loaded,) = struct.unpack_from("=I", data, operand)
+        elif code == 0x06:
+            return int(operand)
+        else:
+            holds = {0x15: loaded == operand, 0x35: loaded >= operand, 0x45: loaded & operand}[code]
+            at += if_true if holds else if_false
+
+
+@pytest.mark.parametrize(
+    ("machine", "arch", "number", "argument", "expected"),
+    [
+        ("x86_64", X86, 0, 0, ALLOW),  # read
+        ("x86_64", X86, 59, 0, ALLOW),  # execve
+        ("x86_64", X86, 101, 0, REFUSE),  # ptrace
+        ("x86_64", X86, 165, 0, REFUSE),  # mount
+        ("x86_64", X86, 272, 0, REFUSE),  # unshare
+        ("x86_64", X86, 435, 0, UNKNOWN),  # clone3
+        ("x86_64", X86, 56, 0x01200011, ALLOW),  # clone, as fork does it
+        ("x86_64", X86, 56, 0x003D0F00, ALLOW),  # clone, as threads do it
+        ("x86_64", X86, 56, 0x10000011, REFUSE),  # clone with a user namespace
+        ("x86_64", X86, 41, 1, ALLOW),  # socket AF_UNIX
+        ("x86_64", X86, 41, 2, REFUSE),  # socket AF_INET
+        ("x86_64", X86, 53, 2, REFUSE),  # socketpair AF_INET
+        ("x86_64", X86, 302, 0, ALLOW),  # prlimit of itself
+        ("x86_64", X86, 302, 1, REFUSE),  # prlimit of the supervisor
+        ("x86_64", X86, 0x40000000 + 101, 0, KILL),  # the x32 ABI
+        ("x86_64", I386, 11, 0, KILL),  # 32 bits
+        ("aarch64", ARM, 63, 0, ALLOW),  # read
+        ("aarch64", ARM, 117, 0, REFUSE),  # ptrace
+        ("aarch64", ARM, 220, 0x01200011, ALLOW),  # clone
+        ("aarch64", ARM, 220, 0x20000011, REFUSE),  # clone with a PID namespace
+        ("aarch64", ARM, 198, 10, REFUSE),  # socket AF_INET6
+        ("aarch64", X86, 63, 0, KILL),
+    ],
+)
+def test_the_filter_decides_as_meant(
+    machine: str, arch: int, number: int, argument: int, expected: int
+) -> None:
+    assert verdict(filter_for(machine), arch, number, argument) == expected
+
+
+def test_a_machine_without_a_filter_has_no_isolation() -> None:
+    with pytest.raises(OSError, match="riscv64"):
+        filter_for("riscv64")
