@@ -94,7 +94,6 @@ def a_world() -> Iterator[tuple[World, dict[str, object]]]:
                 "project": str(ROOT),
                 "packages": [path for path in sys.path if path.endswith("-packages")],
                 "pid": os.getpid(),
-                "launcher_parent": os.getppid(),
                 "port": tcp[1],
                 "udp": udp[1],
                 "address": _own_address(),

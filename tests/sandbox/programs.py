@@ -103,7 +103,7 @@ import glob
 sys.path += [T["project"], *T["packages"]]
 sys.path += glob.glob(sys.prefix + "/lib/python*/site-packages")
 sys.path += ["/usr/lib/python3/dist-packages"]
-for name in ("stages.score", "stages.rewards.verifier", "pipelines", "torch", "pydantic", "yaml"):
+for name in ("pipelines", "stages.rewards.verifier", "stages.score", "pydantic", "yaml"):
     attempt(name, lambda: __import__(name) and True)""",
 }
 
@@ -183,8 +183,7 @@ attempt("abstract", lambda: socket.socket(socket.AF_UNIX).connect("\\0" + T["non
 
 PROCESSES = {
     "sends signals to the caller": """
-for pid in (T["pid"], T["launcher_parent"]):
-    attempt("signal", lambda: os.kill(pid, signal.SIGUSR1) or True)""",
+attempt("signal", lambda: os.kill(T["pid"], signal.SIGUSR1) or True)""",
     "kills whatever it can": """
 if os.fork() == 0:
     attempt("all", lambda: os.kill(-1, signal.SIGKILL) or False)
@@ -363,10 +362,8 @@ HARMLESS = (
     "reads a file of the caller",
     "reads it by way of ..",
     "reads it through a symlink",
-    "reads the caller's environment",
     "lists the caller's folders",
     "writes into a file of the caller",
-    "writes outside its folder",
     "imports the project",
     "connects to a socket in the file system",
     "connects to an abstract socket",
