@@ -25,6 +25,7 @@ from stages.algorithms.shaping import (
     whiten_rewards,
 )
 from stages.context import Context
+from stages.contracts.rewards import Model
 from stages.contracts.rl import Reward
 from stages.contracts.score import ScoreConfig
 from stages.data import schema
@@ -61,10 +62,9 @@ def score(
     """Rows of schema.SCORES beside the rollouts, and their metrics."""
     weights = config.score.weights or {config.reward: 1.0}
     beside = Beside(ctx)
+    aside = [name for name in weights if _computes_elsewhere(config, name)]
     rewarding = {
-        name: _rewarding(
-            config, inputs, name, rollouts, beside.ctx if name in config.rewards else ctx, load
-        )
+        name: _rewarding(config, inputs, name, rollouts, beside.ctx if name in aside else ctx, load)
         for name in weights
     }
     referring = response_pass(
@@ -76,10 +76,9 @@ def score(
         "the reference's log-prob",
     )
     wanted = [referring] if config.score.reference else []
-    by_models = [work for name, work in rewarding.items() if name not in config.rewards]
-    by_others = [work for name, work in rewarding.items() if name in config.rewards]
-    with beside.fill(*by_others):
-        fill(ctx, *by_models, *wanted)
+    here = [work for name, work in rewarding.items() if name not in aside]
+    with beside.fill(*(rewarding[name] for name in aside)):
+        fill(ctx, *here, *wanted)
     by_source = {name: collect(ctx, work) for name, work in rewarding.items()}
     ref_logprobs = collect(ctx, referring) if wanted else [None] * len(rollouts)
     shaped = _shaped(
@@ -115,6 +114,12 @@ def score(
     ]
     ctx.table("samples", samples[:: max(1, len(samples) // SHOWN)][:SHOWN])
     return scores, _summary(rollouts, shaped.tolist(), by_source, ref_logprobs)
+
+
+def _computes_elsewhere(config: ScoreConfig, name: str) -> bool:
+    """Whether a source leaves this process's memory and device to the models."""
+    source = config.rewards.get(name)
+    return source is not None and not isinstance(source, Model)
 
 
 def _rewarding(

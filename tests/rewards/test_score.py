@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ from stages.contracts.params import Params
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.reward_source import run as make_source
+from stages.rewards.paid import PaidScorer
 from stages.rewards.source import reward_pass
 from stages.score import run as run_score
 
@@ -129,6 +132,35 @@ def test_shards_and_a_kill_leave_the_same_bytes(tmp_path, monkeypatch) -> None:
         shared.score(shard=0, num_shards=2)
     shared.score(shard=1, num_shards=2)
     assert shared.outs["scores"].read_bytes() == alone.outs["scores"].read_bytes()
+
+
+def test_a_model_that_fails_does_not_wait_for_a_function(tmp_path) -> None:
+    """The reference is missing, and the function would sleep for minutes."""
+    params = {"score": {"weights": {"mine": 1.0}}}
+    slow = {"mine": {"kind": "function", "function": "mine:level", "timeout": 600.0}}
+    project = Project(tmp_path, rewards={**SOURCES, **slow}, **params)
+    text = "import time\ndef level(level):\n    time.sleep(300)\n"
+    (tmp_path / "rewards/mine.py").write_text(text)
+    began = time.monotonic()
+    with pytest.raises(Exception, match="policies/sft/model"):
+        project.score()
+    assert time.monotonic() - began < 120
+
+
+def test_a_model_waits_for_the_other_models_and_a_rule_for_nobody(tmp_path, monkeypatch) -> None:
+    threads = {}
+
+    def opened(_ctx, source, _rows):
+        threads[source.name] = threading.current_thread() is threading.main_thread()
+        return PaidScorer(source.name)
+
+    monkeypatch.setattr("stages.rewards.named.open_scorer", opened)
+    monkeypatch.setattr(PaidScorer, "score", lambda _, rows: [0.0 for _ in rows])
+    given = {"kind": "model", "folder": "judge"}
+    weights = {"right": 1.0, "given": 1.0}
+    score = {**WITHOUT_MODELS, "weights": weights}
+    Project(tmp_path, rewards={**SOURCES, "given": given}, score=score, **KL).score()
+    assert threads == {"right": False, "given": True}
 
 
 def test_a_source_is_kept_with_its_functions_and_scores_from_there(tmp_path) -> None:
