@@ -27,7 +27,7 @@ class Rule(Section):
     """What every built-in rule has: it looks at one response at a time, in a process of its own."""
 
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds that one response may take."""
+    """Seconds of CPU time that one response may take."""
     concurrency: int = Field(default=1, ge=1)
     """Processes that look at responses side by side; changes no reward."""
 

@@ -25,7 +25,7 @@ START_SECONDS = 120.0
 
 
 class Hung(Exception):
-    """The process did not answer in time; it has been ended."""
+    """The process did not answer in time, or used up its share of the CPU; it has been ended."""
 
 
 class Refused(Exception):
@@ -44,6 +44,7 @@ class Isolated:
         self._order = order
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
+        self._over = False
 
     def score(self, rows: Sequence[Mapping[str, Any]], seconds: float) -> list[float]:
         """A reward for each row, within so many seconds."""
@@ -73,7 +74,18 @@ class Isolated:
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
         )
-        self._ask(self._order, START_SECONDS)
+        if self._over:
+            self.close()
+            raise Refused("nobody waits for it any more")
+        try:
+            self._ask(self._order, START_SECONDS)
+        except Hung:
+            raise Refused(f"its process was not ready after {START_SECONDS:g} s") from None
+
+    def end(self) -> None:
+        """Close for good: whoever is just about to start the process does not."""
+        self._over = True
+        self.close()
 
     def close(self) -> None:
         """End the process, and what it has started."""
@@ -98,6 +110,8 @@ class Isolated:
             answer: dict[str, Any] = json.loads(self._line(process, seconds))
         except (OSError, EOFError, ValueError):
             self.close()
+            if process.returncode == -signal.SIGPROF:
+                raise Hung from None
             raise Refused(_how_it_ended(process.returncode)) from None
         except Hung:
             self.close()

@@ -1,9 +1,9 @@
 """The process that scores rows: it reads lines of JSON and answers each with one.
 
-The first line says by what: {"rule": params, "folder": path} for a built-in rule, {"function":
-"module:function", "folder": path, "columns": names or null} for a function. Each line after it has
-rows, and is answered by {"rewards": numbers} or by {"refused": reason, "index": of the row}. It
-ends with its parent, and never writes where it was not told to.
+The first line says by what: {"rule": params, "folder": path, "seconds": of CPU} for a built-in
+rule, {"function": "module:function", "folder": path, "columns": names or null} for a function. Each
+line after it has rows, and is answered by {"rewards": numbers} or by {"refused": reason, "index":
+of the row}. It ends with its parent, and never writes where it was not told to.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import math
 import numbers
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -73,17 +74,22 @@ def _by_rule(order: Mapping[str, Any]) -> Score:
     from stages.rewards.rules import open_rule
 
     resource.setrlimit(resource.RLIMIT_AS, (RULE_MEMORY, RULE_MEMORY))
-    rule = open_rule(order["rule"], Path(order["folder"]))
+    rule, seconds = open_rule(order["rule"], Path(order["folder"])), float(order["seconds"])
 
     def score(rows: Sequence[Mapping[str, Any]]) -> list[float]:
         rewards = []
         for index, row in enumerate(rows):
+            # Of CPU time, so that a busy machine does not change a verdict. The signal ends the
+            # process wherever it is.
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             try:
                 rewards.append(rule(row))
             except Unusable as reason:
                 raise Refusal(str(reason), index) from None
             except Exception as error:
                 raise Refusal(f"the rule failed: {_last_line(error)}", index) from error
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
         return rewards
 
     return score

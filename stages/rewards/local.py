@@ -19,6 +19,9 @@ from stages.rewards.side_by_side import side_by_side
 SEARCH_TIMEOUTS = 3
 """How many timeouts may be spent on finding the row that a function fails at."""
 
+WALL_TIMES, WALL_SECONDS = 10, 60
+"""How much longer a rule may take on a busy machine, which gives it little of its CPU."""
+
 
 class _Processes:
     """Some processes of one kind, each busy with one call at a time."""
@@ -31,7 +34,7 @@ class _Processes:
 
     def close(self) -> None:
         for process in self._all:
-            process.close()
+            process.end()
 
     def _give_up(self) -> None:
         """End the calls under way; whoever made them hears that it is over, and starts no more."""
@@ -58,7 +61,11 @@ class RuleScorer(_Processes):
     """A built-in rule, row by row."""
 
     def __init__(self, ctx: Context, name: str, params: AnyRule, folder: Path) -> None:
-        order = {"rule": params.model_dump(mode="json"), "folder": str(folder)}
+        order = {
+            "rule": params.model_dump(mode="json"),
+            "folder": str(folder),
+            "seconds": params.timeout,
+        }
         super().__init__(ctx, order, params.concurrency)
         self._name, self._params = name, params
 
@@ -68,7 +75,7 @@ class RuleScorer(_Processes):
     def _of_batch(self, process: Isolated, batch: Sequence[Row]) -> list[float]:
         what = f"reward {self._name!r} ({self._params.kind})"
         try:
-            return process.score(batch, self._params.timeout)
+            return process.score(batch, WALL_TIMES * self._params.timeout + WALL_SECONDS)
         except Refused as refused:
             raise StageError(f"{what} cannot score {names_of(batch)}: {refused}") from None
         except Hung:

@@ -24,6 +24,8 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 def open_rule(_params: Maths, _folder: Path) -> Callable[[Row], float]:
     # Its own time limits are alarms, and do not reach into C: the process's limit does.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    # What it imports when it is first used must not be on the first response's account.
+    _equal(_parsed("1", formula=True), _parsed("the answer is 2", formula=False))
     return lambda row: float(is_right(row["response"], row["answer"]))
 
 
