@@ -33,7 +33,7 @@ def choice(response: str, letters: str) -> str | None:
         return _alone(boxed, letters)
     for pattern in (
         rf"(?i:answer|choice)(?i:\s+is|\s*:|\s+should\s+be)*[\s*:]*\(?([{letters}])\)?(?![\w'])",
-        rf"\(([{letters}])\)|(?<![\w'])([{letters}])[).](?=\s|$)",
+        rf"\(([{letters}])\)|(?<![\w'])([{letters}])[).](?=[\s*]|$)",
     ):
         found = [str(match[match.lastindex or 0]) for match in re.finditer(pattern, response)]
         if found:
