@@ -315,7 +315,7 @@ attempt("sparse", lambda: os.truncate("big", 1 << 40) or True)""",
     "makes files without end": """
 number = 0
 try:
-    while number <= 5000: open(f"/tmp/{number}", "w").close(); number += 1
+    while number <= 50000: open(f"/tmp/{number}", "w").close(); number += 1
     escaped(number)
 except OSError: pass""",
     "opens descriptors without end": """

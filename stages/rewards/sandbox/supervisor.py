@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MAIN = "main.py"
 _TICK_S = 0.02
+_MOST_FILES = 4096
 _MB = 1 << 20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -60,6 +61,8 @@ def supervise(limits: Limits, channels: Channels, proc: int, uid: int | None, ow
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    # Opened while it may be: without capabilities, the program's folder is closed to this process.
+    home = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     deadline = time.monotonic() + limits.wall_s
     child = os.fork()
     if child == 0:
@@ -81,6 +84,9 @@ def supervise(limits: Limits, channels: Channels, proc: int, uid: int | None, ow
             break
         if over := _over(used, limits):
             channels.say(over)
+            break
+        if own and _files(home) > _MOST_FILES:
+            channels.say(Status.MEMORY)
             break
         if time.monotonic() > deadline:
             channels.say(Status.TIMEOUT)
@@ -197,6 +203,12 @@ def _usage(proc: int, session: int | None) -> _Usage:
         processes += int(fields[17])
         memory += int(fields[21]) * _PAGE
     return _Usage(processes, cpu, memory)
+
+
+def _files(home: int) -> int:
+    """How many there are in /tmp. Even empty ones take memory, and bubblewrap sets no limit."""
+    folder = os.fstatvfs(home)
+    return folder.f_files - folder.f_ffree
 
 
 def _stats(proc: int, session: int | None) -> Iterator[list[str]]:
