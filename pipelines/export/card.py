@@ -6,11 +6,13 @@ The same policy gives the same card, byte for byte: there is no time, host or pa
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from pipelines.export.provenance import Provenance
 from pipelines.lineage.facts import defaults, value_text
@@ -18,6 +20,7 @@ from pipelines.lineage.making import Making, flatten
 from stages.contracts.params import Params
 
 DATA = "artifacts/data/"
+_SHORT_NUMBER = re.compile(r"^( *value: -?\d+)(e[-+]\d+)$", re.MULTILINE)
 _LOADED = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -149,11 +152,21 @@ def _front_matter(found: Provenance, *, adapter: bool) -> str:
             }
         ]
     text = io.StringIO()
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.dump(values, text)
-    return f"---\n{text.getvalue()}---"
+    yaml = YAML()
+    yaml.width = 4096
+    yaml.dump(_quoted(values), text)
+    # To the same older YAML 1e-05 is a text, and 1.0e-05 a number.
+    spelt = _SHORT_NUMBER.sub(r"\1.0\2", text.getvalue())
+    return f"---\n{spelt}---"
+
+
+def _quoted(value: Any) -> Any:
+    """With every text in quotes: to the hub, whose YAML is older, a bare `no` is false."""
+    if isinstance(value, Mapping):
+        return {str(key): _quoted(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_quoted(part) for part in value]
+    return DoubleQuotedScalarString(value) if isinstance(value, str) else value
 
 
 def _base_model(found: Provenance) -> str | None:

@@ -1,0 +1,113 @@
+"""What leaves a run: adapters merged or beside their base, and what the card takes from others."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM
+
+from pipelines.errors import LockstepError
+from pipelines.export import card
+from pipelines.export.command import compose
+from pipelines.export.provenance import Provenance
+from pipelines.lineage.evidence import Artifact
+from pipelines.lineage.making import Making
+from stages.contracts.lora import LoraParams, LoraSave
+from stages.engines.models.folders import load_policy, save_model
+from stages.engines.models.lora import open_for_training
+from tests.models.families import write_family
+
+LORA = LoraParams(rank=2, alpha=4.0, save=LoraSave.ADAPTER)
+IDS = torch.tensor([[1, 5, 9, 12, 7]])
+
+
+def provenance(folder: Path, **changes) -> Provenance:
+    """Of the files in a folder, with as little history as there can be."""
+    path = "artifacts/policies/iter_001/model"
+    making = Making("policy_update@iter_001", {}, {}, {}, {path: "0" * 32})
+    values = {
+        "policy": "iter_001",
+        "artifact": Artifact(path, "0" * 32),
+        "making": making,
+        "files": {
+            item.relative_to(folder).as_posix(): item
+            for item in sorted(folder.rglob("*"))
+            if item.is_file()
+        },
+        "stages": (making,),
+        "given": (),
+        "params": {"rollout.max_new_tokens": 3},
+        "evaluation": {},
+        "of_sft": {},
+        "data": {},
+        "sources": (),
+        "base_card": {},
+    }
+    return Provenance(**{**values, **changes})
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """An adapter that has learnt something, beside its base."""
+    base = write_family(tmp_path / "base", "llama")
+    model = open_for_training(load_policy, base, "cpu", LORA, seed=1)
+    torch.manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            parameter.data.normal_()
+    save_model(model, tmp_path / "policy", tokenizer_from=base, lora=LORA)
+    return tmp_path / "policy"
+
+
+def run_snippet(folder: Path, monkeypatch) -> str:
+    """The card's own lines, in its folder."""
+    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    said = []
+    monkeypatch.chdir(folder)
+    exec(code[1], {"print": said.append})
+    return said[0]
+
+
+def test_an_adapter_leaves_merged_unless_it_is_wanted_as_one(adapter, tmp_path, monkeypatch):
+    expected = load_policy(adapter)
+    found = provenance(adapter)
+    compose(found, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert torch.equal(merged(input_ids=IDS).logits, expected(input_ids=IDS).logits)
+    assert not (tmp_path / "merged" / "adapter_config.json").exists()
+    text = (tmp_path / "merged" / "README.md").read_text()
+    assert "The adapter is merged into its base." in text
+
+    compose(found, tmp_path / "apart", adapter=True)
+    kept = {name: (tmp_path / "apart" / name).read_bytes() for name in found.files}
+    assert kept == {name: path.read_bytes() for name, path in found.files.items()}
+    assert ModelCard((tmp_path / "apart" / "README.md").read_text()).data.library_name == "peft"
+    run_snippet(tmp_path / "apart", monkeypatch)
+
+
+def test_an_adapter_is_not_made_where_there_is_none(tmp_path):
+    whole = provenance(write_family(tmp_path / "whole", "llama"))
+    with pytest.raises(LockstepError, match="is no adapter"):
+        compose(whole, tmp_path / "out", adapter=True)
+
+
+def test_the_licence_is_the_base_models_and_text_stays_text():
+    found = provenance(
+        Path("nowhere"),
+        base_card={"license": "apache-2.0", "language": ["en", "no"]},
+        params={"model.source": "folder", "model.folder": "models/tiny: a | b"},
+        evaluation={"accuracy": 0.5, "kl_to_reference": 1e-05, "num_prompts": 4},
+        of_sft={"accuracy": 0.25, "num_prompts": 4},
+        sources=({"role": "prompts", "source": "a|b.csv", "kept": 3, "dropped": {"duplicate": 2}},),
+    )
+    text = card.render(found, {}, "", adapter=False)
+    data = ModelCard(text).data
+    assert data.license == "apache-2.0"
+    assert data.language == ["en", "no"]
+    assert data.base_model == "tiny: a | b"
+    assert [result.metric_value for result in data.eval_results] == [0.5, 1e-05]
+    assert "| accuracy | 0.5 | 0.25 |" in text
+    assert "| prompts | a&#124;b.csv | 3 | duplicate: 2 |" in text
+    assert card.render(found, {}, "", adapter=False) == text
