@@ -147,6 +147,19 @@ def test_a_dataset_is_read_through_the_datasets_package(tmp_path, monkeypatch):
         list(hub_rows(Source(**pinned, split="nothing")))
 
 
+def test_a_hub_is_asked_for_the_commit(monkeypatch):
+    """No hub is reachable from a test, and a folder has no commits: the call is written down."""
+    datasets = pytest.importorskip("datasets")
+    asked = []
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *names, **how: asked.append((names, how)) or TEXTS
+    )
+    source = Source(dataset="owner/name", revision="b" * 40, subset="main", split="test")
+    assert [row for _, row in hub_rows(source)] == TEXTS
+    how = {"revision": "b" * 40, "split": "test", "streaming": True}
+    assert asked == [(("owner/name", "main"), how)]
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -1,9 +1,16 @@
 """Every format, by hand: a row as others write it, and the one shape that it becomes."""
 
+import math
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
+from stages.contracts.params import Params
 from stages.contracts.prepare import Turns
 from stages.contracts.sources import Role, Source
 from stages.data.dialogue import Dialogue, normalised
@@ -11,6 +18,8 @@ from stages.data.formats.detect import detect, renamed
 from stages.data.formats.messages import RowError, from_transcript, is_transcript
 from stages.data.formats.rows import FORMATS
 from stages.data.items import Demonstration, Example, Labelled, Pair, Place, Rated, items_of
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs/data.md"
 
 PLACE = Place("file.jsonl", 1, "line")
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -348,6 +357,14 @@ def test_what_cannot_be_read_is_refused_with_the_reason(role, row, message):
         read(role, row)
 
 
+def test_values_that_json_does_not_have_are_spelt_out_and_bytes_are_refused():
+    row = {"prompt": "a", "at": datetime(2026, 1, 2), "score": math.nan, "cost": [Decimal("1.50")]}
+    extra = FORMATS["prompt"].given(row).extra
+    assert extra == {"at": "2026-01-02 00:00:00", "score": None, "cost": ["1.50"]}
+    with pytest.raises(RowError, match="'image' holds bytes"):
+        FORMATS["prompt"].given({"prompt": "a", "image": {"bytes": b"x"}})
+
+
 def test_a_message_may_be_json_text_as_in_csv_and_text_in_parts():
     text = '[{"role": "user", "content": [{"type": "text", "text": "a"}]}]'
     assert read("prompts", {"messages": text})[1] == [[user("a")]]
@@ -412,7 +429,7 @@ def test_normalising_hides_case_space_and_punctuation_and_nothing_else(left, rig
 
 
 def test_signs_that_bear_meaning_are_not_hidden():
-    problems = ["2+3=", "2-3=", "1+23=", "12+3=", "(1+2)*3", "1+(2*3)", "x<y", "x>y"]
+    problems = ["2+3=", "2-3=", "2 3=", "1+23=", "12+3=", "(1+2)*3", "1+(2*3)", "x<y", "x>y"]
     assert len({normalised(problem) for problem in problems}) == len(problems)
 
 
@@ -422,3 +439,15 @@ def test_a_question_goes_by_its_text_and_a_dialogue_by_all_it_holds():
     assert question.text == dialogue.text
     assert question.id != dialogue.id
     assert dialogue.id != Dialogue(dialogue.messages, ({"name": "add"},)).id
+
+
+def test_the_guide_has_every_format_and_its_examples_are_params():
+    text = GUIDE.read_text(encoding="utf-8")
+    blocks = [part.partition("```")[0] for part in text.split("```yaml\n")[1:]]
+    examples = [YAML(typ="safe").load(block) for block in blocks]
+    named = [Params.model_validate(example).prepare.files for example in examples]
+    assert sum(map(bool, named)) == 1
+    table = text.partition("### Formats")[2].partition("###")[0]
+    for name in FORMATS:
+        style, _, suffix = name.partition("_")
+        assert f"`{name}`" in table or (f"`{style}`" in table and f"`_{suffix}`" in table), name

@@ -63,7 +63,7 @@ def hub_rows(source: Source) -> Iterator[Numbered]:
     except ImportError:
         raise StageError(
             f"{source.label} is read with the `datasets` package, which is not installed: "
-            "pip install datasets"
+            "pip install 'lockstep-rlhf[hub]'"
         ) from None
     try:
         rows = load_dataset(

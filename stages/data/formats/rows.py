@@ -8,6 +8,8 @@ that ends with the assistant's turn has its response in it.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 from stages.contracts.sources import FormatName, Role
@@ -93,7 +95,11 @@ class Format:
             before=before,
             tools=tools_of(row.get("tools")),
             answer=_answer(row),
-            extra={name: value for name, value in row.items() if name not in self.columns},
+            extra={
+                name: _as_json(value, name)
+                for name, value in row.items()
+                if name not in self.columns
+            },
         )
 
 
@@ -135,6 +141,26 @@ def number_of(value: Any, name: str) -> float:
 def listed(names: Sequence[str]) -> str:
     quoted = [repr(name) for name in names]
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def _as_json(value: Any, name: str) -> Any:
+    """A value that Parquet can hold and JSON cannot, as one that it can."""
+    match value:
+        case None | str() | bool() | int():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): _as_json(item, name) for key, item in value.items()}
+        case list() | tuple():
+            return [_as_json(item, name) for item in value]
+        case date() | time() | timedelta() | Decimal():
+            return str(value)
+        case _:
+            raise RowError(
+                f"{name!r} holds {type(value).__name__}, which is no JSON: leave the column out "
+                f"with `columns: {{{name}: null}}`"
+            )
 
 
 def _answer(row: Row) -> str | None:
