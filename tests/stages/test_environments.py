@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +21,7 @@ from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.processes.parts import fill
 from stages.environments.calculator import Calculator, result
 from stages.environments.environment import Observation
-from stages.environments.episodes import play
+from stages.environments.episodes import open_arena, play
 from stages.environments.guess import Guess
 from stages.environments.turns import around_observation, read_turns
 from stages.rewards.named import NamedSource, named_pass
@@ -517,3 +518,28 @@ def test_a_policy_is_evaluated_in_its_environment(playing):
     assert metrics["num_judged"] == metrics["num_prompts"] == len(shown)
     # The reference is the policy itself.
     assert metrics["kl_to_reference"] < 1e-6
+
+
+def test_the_template_stands_around_what_follows_an_end_token_alone(playing):
+    run = playing()
+    policy = run.root / "artifacts/policies/sft/model"
+    arena = open_arena(run.params.rollout, run.root / "environments", policy, run.params.seed)
+    before, after = arena.decoder.ids("++"), arena.decoder.ids("==")
+    turns = replace(arena.turns, before=before, after=after)
+    arena = replace(arena, turns=turns, max_observation_tokens=9)
+    generator = TorchGenerator("cpu", Precision.FLOAT32, 64)
+    generator.load(policy)
+    asked = [{**row, "sample_index": 0} for row in rows(run, "data/prompts")]
+    requests = [Request(row["prompt_ids"], seed) for seed, row in enumerate(asked)]
+    how = {"max_new_tokens": 14, "sampling": Sampling(1.5)}
+    endings = set()
+    for episode in play(arena, generator, asked, requests, **how):
+        for at in range(1, len(episode.ids)):
+            if (episode.loss_mask[at - 1], episode.loss_mask[at]) != (1, 0):
+                continue
+            until = next(i for i in range(at, len(episode.ids)) if episode.loss_mask[i])
+            seen = episode.ids[at:until]
+            wrapped = (seen[:2], seen[-2:]) == (before, after)
+            assert wrapped is (episode.ids[at - 1] not in arena.turns.stop_ids)
+            endings.add(wrapped)
+    assert endings == {True, False}

@@ -26,6 +26,7 @@ from stages.engines.training.rl_state import RlState
 from stages.learning.imitation import imitation
 from stages.learning.update import Update
 from stages.policy_update import UPDATES, learn_by_policy_gradient
+from stages.score import _summary
 from tests.stages.test_ppo_by_hand import assert_close, gradients, kept, models, said_by
 
 PROMPTS = {"p0": [3, 4, 5], "p1": [6], "p2": [7, 8]}
@@ -319,3 +320,14 @@ def test_supports_of_masked_tokens_are_left_out():
         of_support = torch.log_softmax(logits[1 + at, among], -1)[among.index(token)]
         torch.testing.assert_close(found[at], of_support)
     assert found[1] == 0.0
+
+
+def test_the_kl_of_the_scores_is_a_mean_over_own_tokens():
+    rows = [{**row, "greedy": False} for row in rollouts()]
+    divergences = [
+        math.exp(q - p) - 1 - (q - p)
+        for row in rows
+        for p, q in zip(kept(row, row["logprobs"]), kept(row, row["ref_logprobs"]), strict=True)
+    ]
+    said = _summary(rows, [0.0] * len(rows), {}, [row["ref_logprobs"] for row in rows])
+    assert said["kl_to_reference"] == pytest.approx(statistics.fmean(divergences), abs=1e-6)
