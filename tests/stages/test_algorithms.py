@@ -347,7 +347,8 @@ def test_a_distilled_policy_is_nearer_to_its_teacher(go_on):
 def test_every_training_stage_learns_through_an_adapter(go_on, save):
     runs = {"preferences": {"tuned": {"policy": "sft"}}}
     changes = {"lora": {"rank": 2, "alpha": 4.0, "save": save}, "rl": runs}
-    addresses = ["sft", "reward_model", ROLLOUT, SCORE, UPDATE, *PREFERENCE, "evaluate@iter_001"]
+    evaluations = ["evaluate_sft", "evaluate@iter_001"]
+    addresses = ["sft", "reward_model", ROLLOUT, SCORE, UPDATE, *PREFERENCE, *evaluations]
     run, _ = go_on("run", addresses, changes)
     for folder in ("policies/sft/model", "policies/iter_001/model", "policies/tuned/model",
                    "rewards/reward_model", "policies/iter_001/state/critic"):  # fmt: skip

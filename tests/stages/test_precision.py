@@ -170,7 +170,7 @@ def test_training_goes_on_with_the_same_bits(base, tmp_path, lora):
 def test_the_stages_of_the_loop_agree_in_bfloat16(runner):
     run = runner(precision="bfloat16", policy_update={"max_logprob_gap": 0.1})
     stages = ["prepare", "sft", "reward_model", "rollout@iter_001", "score@iter_001"]
-    for address in [*stages, "policy_update@iter_001", "evaluate@iter_001"]:
+    for address in [*stages, "policy_update@iter_001", "evaluate_sft", "evaluate@iter_001"]:
         metrics = run.run(address)
         if address.startswith("policy_update"):
             assert metrics["logprob_gap_mean"] < 0.1
