@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pipelines.ledger import Entry
 from pipelines.params import PARAMS_FILE, load_params
 from stages.contracts.catalog import bind
-from stages.contracts.evaluate import EVALUATE, EVALUATE_ONLINE, EVALUATE_PREFERENCE, EVALUATE_SFT
+from stages.contracts.evaluate import EVALUATE, EVALUATIONS
 from stages.contracts.online import ONLINE
 from stages.contracts.params import Params
 from stages.contracts.policy_update import POLICY_UPDATE
@@ -29,7 +29,6 @@ INTERVAL_S = 1.0
 RECENT = 5
 """How many steps a number of a running job is the mean of."""
 _CHUNK = 64 * 1024
-_EVALUATIONS = (EVALUATE_SFT.name, EVALUATE_PREFERENCE.name, EVALUATE_ONLINE.name, EVALUATE.name)
 _MAKERS = (POLICY_UPDATE.name, PREFERENCE.name, ONLINE.name)
 """Stages that make a policy; what they log at each step is of the policy as it is by then."""
 _STEP_METRICS = ("entropy", "kl_to_reference")
@@ -71,7 +70,7 @@ class Health:
 
     def _judge(self, address: str, entry: Entry | None) -> tuple[Symptom, ...]:
         name = address.partition("@")[0]
-        if name not in (*_EVALUATIONS, *_MAKERS):
+        if name not in (*EVALUATIONS, *_MAKERS):
             return ()
         params = self._read(self._root / PARAMS_FILE, lambda path: load_params(path.parent))
         if params is None:
@@ -79,7 +78,7 @@ class Health:
         bound = bind(address, params)
         assert bound.key is not None
         alive = entry is not None and entry.state().alive
-        if name in _EVALUATIONS:
+        if name in EVALUATIONS:
             return () if alive else judge(self._line(bound.key, params), params.warn)
         summary = {} if alive else self._metrics(bound.metrics)
         steps = self._steps(entry) if _made(entry, summary) else Steps({}, {})

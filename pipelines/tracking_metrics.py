@@ -17,10 +17,10 @@ from typing import Any
 
 from pipelines import atomic
 from pipelines.ledger import METRICS_OUT, Entry, Ledger
+from stages.contracts.evaluate import EVALUATIONS
 
 STEP_PREFIX = "step/"
 LARGEST_BATCH = 1000
-_EVALUATIONS = ("evaluate", "evaluate_sft")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def safe_name(name: str) -> str:
 
 def name_above(stage: str, metric: str) -> str:
     """What a stage's summary metric is called in the runs above it."""
-    return metric if stage in _EVALUATIONS else f"{stage}/{metric}"
+    return metric if stage in EVALUATIONS else f"{stage}/{metric}"
 
 
 def _is_latest(entry: Entry) -> bool:

@@ -73,3 +73,6 @@ EVALUATE_SFT = _evaluation("evaluate_sft", Over.ONCE, {"key": "sft"}, {})
 EVALUATE_PREFERENCE = _evaluation("evaluate_preference", Over.PREFERENCES, {})
 EVALUATE_ONLINE = _evaluation("evaluate_online", Over.ONLINE, {})
 EVALUATE = _evaluation("evaluate", Over.ITERATIONS, {})
+EVALUATIONS = tuple(
+    stage.name for stage in (EVALUATE_SFT, EVALUATE_PREFERENCE, EVALUATE_ONLINE, EVALUATE)
+)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from fake_clone import DIGEST, FakeClone
 
+from pipelines.tracking_metrics import name_above
+from stages.contracts.catalog import STAGES
 from stages.contracts.params import Params
 
 
@@ -114,6 +116,11 @@ def test_the_invocation_shows_the_learning_curve(clone: FakeClone) -> None:
     assert [(metric.step, metric.value) for metric in history] == [(0, 0.3), (1, 0.5), (2, 0.7)]
     assert parent.data.metrics["score/reward_mean"] == 0.4
     assert parent.data.params["evaluate.samples"] == "4"
+
+
+def test_evaluations_of_all_kinds_have_the_same_names_in_the_invocation() -> None:
+    plain = [name for name in STAGES if name_above(name, "accuracy") == "accuracy"]
+    assert plain == [name for name, stage in STAGES.items() if stage.module == "stages.evaluate"]
 
 
 def test_without_a_server_there_is_a_run_id_and_no_url(clone: FakeClone) -> None:
