@@ -19,6 +19,7 @@ step that was saved (engines/journal.py).
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from stages.engines.training.resume import Metrics
 from stages.engines.training.rl_state import RlState, load_state
 from stages.environments.episodes import open_arena
 from stages.policy_update import learn, open_learners, save, scored_rollouts
+from stages.rewards.isolated import KeptWorkers
 from stages.rollout import roll_out
 from stages.score import score
 
@@ -56,8 +58,12 @@ def run(
         )
     learners = open_learners(config, inputs, ctx, ALONE, state)
     state = replace(state, tensors={})  # the learners have them
-    with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(1) as aside:
-        steps = Steps(config, inputs, ctx, state, learners, ahead, aside)
+    with (
+        ThreadPoolExecutor(1) as ahead,
+        ThreadPoolExecutor(1) as aside,
+        closing(KeptWorkers()) as workers,
+    ):
+        steps = Steps(config, inputs, ctx, state, learners, ahead, aside, workers)
         steps.take_all()
         steps.sampler.close()
     save(config, inputs, out, steps.optimizer_steps, learners, steps.kl_coef)
@@ -86,6 +92,7 @@ class Steps:
         learners: Mapping[str, AnyLearner],
         ahead: Executor,
         aside: Executor,
+        workers: KeptWorkers,
     ) -> None:
         """`ahead` samples for the next step; `aside` hashes weights and writes rows."""
         self._config, self._inputs, self._ctx = config, inputs, ctx
@@ -93,7 +100,7 @@ class Steps:
         self._prompts = read_role(inputs["prompts"], config.rollout.source, "online")
         self._decoder = Decoder(inputs["policy"])
         self._arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
-        self._load = resident()
+        self._load, self._workers = resident(), workers
         self.sampler = ResidentSampler(
             config, inputs["policy"], learners["policy"], ctx, aside, apart=config.online.overlap
         )
@@ -138,7 +145,7 @@ class Steps:
             clock.lap("generate_seconds")
             if config.online.overlap and step < config.steps:
                 next_one = self._sample_ahead(step + 1)
-            scores, of_score = score(config, inputs, sampled.rows, own, self._load)
+            scores, of_score = score(config, inputs, sampled.rows, own, self._load, self._workers)
             clock.lap("score_seconds")
         except Stopped:
             # No learner has moved yet.

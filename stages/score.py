@@ -37,7 +37,8 @@ from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.loaders import FRESH, Loaders
 from stages.engines.processes.beside import Beside
 from stages.engines.processes.parts import Pass, collect, fill
-from stages.rewards.named import NamedSource, named_pass
+from stages.rewards.isolated import Workers
+from stages.rewards.named import FRESH_WORKERS, NamedSource, named_pass
 from stages.rewards.source import reward_pass
 
 SHOWN = 16
@@ -58,13 +59,16 @@ def score(
     rollouts: Sequence[Mapping[str, Any]],
     ctx: Context,
     load: Loaders = FRESH,
+    workers: Workers = FRESH_WORKERS,
 ) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
     """Rows of schema.SCORES beside the rollouts, and their metrics."""
     weights = config.score.weights or {config.reward: 1.0}
     beside = Beside(ctx)
     aside = [name for name in weights if _computes_elsewhere(config, name)]
     rewarding = {
-        name: _rewarding(config, inputs, name, rollouts, beside.ctx if name in aside else ctx, load)
+        name: _rewarding(
+            config, inputs, name, rollouts, beside.ctx if name in aside else ctx, load, workers
+        )
         for name in weights
     }
     referring = response_pass(
@@ -129,12 +133,13 @@ def _rewarding(
     rollouts: Sequence[Mapping[str, Any]],
     ctx: Context,
     load: Loaders,
+    workers: Workers,
 ) -> Pass:
     """What one source says. A named one is its params and the folder: it may not be `rl.reward`."""
     called = f"rewards-{name}"
     if name in config.rewards:
         source = NamedSource(name, config.rewards[name], inputs["functions"])
-        return named_pass(ctx, called, source, rollouts)
+        return named_pass(ctx, called, source, rollouts, workers)
     folder = inputs["verifier" if name == Reward.VERIFIER else "reward"]
     return reward_pass(ctx, called, name, folder, config.precision, rollouts, load)
 

@@ -87,6 +87,14 @@ class Isolated:
         self._over = True
         self.close()
 
+    @property
+    def is_over(self) -> bool:
+        return self._over
+
+    @property
+    def order(self) -> Mapping[str, Any]:
+        return self._order
+
     def close(self) -> None:
         """End the process, and what it has started."""
         process, self._process = self._process, None
@@ -133,6 +141,44 @@ class Isolated:
             self._unread += chunk
         line, _, self._unread = self._unread.partition(b"\n")
         return line
+
+
+class Workers:
+    """Where processes come from, and go when a pass is done: here, each is for one pass."""
+
+    def take(self, order: Mapping[str, Any]) -> Isolated:
+        return Isolated(order)
+
+    def give_back(self, process: Isolated) -> None:
+        process.end()
+
+
+class KeptWorkers(Workers):
+    """Processes wait for the next pass with the same order: what they imported is at hand.
+
+    For those alone whose answers do not depend on what they were asked before.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[Isolated]] = {}
+
+    def take(self, order: Mapping[str, Any]) -> Isolated:
+        idle = self._idle.get(_key(order))
+        return idle.pop() if idle else Isolated(order)
+
+    def give_back(self, process: Isolated) -> None:
+        if not process.is_over:
+            self._idle.setdefault(_key(process.order), []).append(process)
+
+    def close(self) -> None:
+        for processes in self._idle.values():
+            for process in processes:
+                process.end()
+        self._idle.clear()
+
+
+def _key(order: Mapping[str, Any]) -> str:
+    return json.dumps(order, sort_keys=True)
 
 
 def _how_it_ended(returncode: int | None) -> str:

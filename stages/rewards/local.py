@@ -13,7 +13,7 @@ from typing import Any
 from stages.context import Context, StageError
 from stages.contracts.rewards import AnyRule, Function, Verdict
 from stages.rewards.given import Row, column_names, names_of
-from stages.rewards.isolated import Hung, Isolated, Refused
+from stages.rewards.isolated import Hung, Isolated, Refused, Workers
 from stages.rewards.side_by_side import side_by_side
 
 SEARCH_TIMEOUTS = 3
@@ -26,20 +26,23 @@ WALL_TIMES, WALL_SECONDS = 10, 60
 class _Processes:
     """Some processes of one kind, each busy with one call at a time."""
 
-    def __init__(self, ctx: Context, order: Mapping[str, Any], count: int) -> None:
-        self._ctx = ctx
-        self._all = [Isolated(order) for _ in range(count)]
+    def __init__(
+        self, ctx: Context, order: Mapping[str, Any], count: int, workers: Workers
+    ) -> None:
+        self._ctx, self._workers = ctx, workers
+        self._all = [workers.take(order) for _ in range(count)]
         self._idle = list(self._all)
         self._given_up = False
 
     def close(self) -> None:
-        for process in self._all:
-            process.end()
+        while self._all:
+            self._workers.give_back(self._all.pop())
 
     def _give_up(self) -> None:
         """End the calls under way; whoever made them hears that it is over, and starts no more."""
         self._given_up = True
-        self.close()
+        for process in self._all:
+            process.end()
 
     def _side_by_side(self, batches: Sequence[Sequence[Row]]) -> list[float]:
         def call(batch: Sequence[Row]) -> list[float]:
@@ -60,13 +63,15 @@ class _Processes:
 class RuleScorer(_Processes):
     """A built-in rule, row by row."""
 
-    def __init__(self, ctx: Context, name: str, params: AnyRule, folder: Path) -> None:
+    def __init__(
+        self, ctx: Context, name: str, params: AnyRule, folder: Path, workers: Workers
+    ) -> None:
         order = {
             "rule": params.model_dump(mode="json"),
             "folder": str(folder),
             "seconds": params.timeout,
         }
-        super().__init__(ctx, order, params.concurrency)
+        super().__init__(ctx, order, params.concurrency, workers)
         self._name, self._params = name, params
 
     def score(self, rows: Sequence[Row]) -> list[float]:
@@ -98,7 +103,7 @@ class FunctionScorer(_Processes):
     """A function of the user's, batch by batch.
 
     Where it fails for a batch, it is asked about one row after another: the message then names the
-    row, not sixty-four of them.
+    row, not sixty-four of them. What it may remember ends with the pass.
     """
 
     def __init__(
@@ -115,7 +120,7 @@ class FunctionScorer(_Processes):
             "folder": str(folder.resolve()),
             "columns": None if rows is None else column_names(rows),
         }
-        super().__init__(ctx, order, params.concurrency)
+        super().__init__(ctx, order, params.concurrency, Workers())
         module, _, function = params.function.partition(":")
         path = folder.joinpath(*module.split(".")).with_suffix(".py")
         self._what = f"reward {name!r} ({folder.name}/{path.relative_to(folder)}:{function})"

@@ -19,6 +19,7 @@ from stages.data.artifacts import set_modes, write_json
 from stages.engines.processes.parts import Compute, Pass
 from stages.rewards.code import CodeScorer
 from stages.rewards.given import Row, given
+from stages.rewards.isolated import Workers
 from stages.rewards.judge import JudgeScorer
 from stages.rewards.local import FunctionScorer, RuleScorer
 from stages.rewards.paid import PaidScorer
@@ -26,6 +27,7 @@ from stages.rewards.served import HttpScorer
 
 UNIT_ROWS = 256
 """How many rows a unit has: what a kill may cost, and the least that a shard takes on."""
+FRESH_WORKERS = Workers()
 _PARAMS, _FOLDER = "source.json", "folder"
 
 
@@ -59,7 +61,9 @@ class NamedSource:
         set_modes(artifact)
 
 
-def open_scorer(ctx: Context, source: NamedSource, rows: Sequence[Row]) -> Scorer:
+def open_scorer(
+    ctx: Context, source: NamedSource, rows: Sequence[Row], workers: Workers = FRESH_WORKERS
+) -> Scorer:
     """A scorer of these rows, which are `given`; StageError where the source cannot score them."""
     name, params, folder = source.name, source.params, source.folder
     match params:
@@ -79,16 +83,22 @@ def open_scorer(ctx: Context, source: NamedSource, rows: Sequence[Row]) -> Score
         case Paid():
             return PaidScorer(name)
         case _:
-            return RuleScorer(ctx, name, params, folder)
+            return RuleScorer(ctx, name, params, folder, workers)
 
 
-def named_pass(ctx: Context, name: str, source: NamedSource, rows: Sequence[Row]) -> Pass:
+def named_pass(
+    ctx: Context,
+    name: str,
+    source: NamedSource,
+    rows: Sequence[Row],
+    workers: Workers = FRESH_WORKERS,
+) -> Pass:
     """One reward for each row, in units that shards share out."""
     opened: list[Scorer] = []
 
     def load() -> Compute:
         plain = [given(row) for row in rows]
-        scorer = open_scorer(ctx, source, plain)
+        scorer = open_scorer(ctx, source, plain, workers)
         opened.append(scorer)
         return lambda unit: scorer.score(plain[unit.start : unit.stop])
 

@@ -10,7 +10,7 @@ from stages.contracts.rewards import Instructions
 from stages.rewards import instructions, maths
 from tests.rewards.conftest import row
 
-DATA = Path("/work/shared/data")
+DATA = Path(__file__).resolve().parents[3] / "shared/data"
 
 
 def rewards(score, pairs: list[tuple[str, str | None]], **params) -> list[float]:
