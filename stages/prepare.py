@@ -92,7 +92,7 @@ def run(
     )
     table = corpus.tally.table()
     write_json(
-        out["report"],
+        out["data_report"],
         {"template": renderer.template_hash, "sources": table, "unused_files": corpus.unused},
     )
     ctx.table("data", [{**row, "dropped": str(row["dropped"])} for row in table])

@@ -59,8 +59,8 @@ def role_of(stage: str, path: str, *, among_inputs: bool) -> str:
             for called, template in templates
             if _fits(template, path)
         )
-        # A template that is nothing but a hole fits any path: two of them tell nothing.
-        if fitting and not (len(fitting) > 1 and fitting[0][1]):
+        # Where two fit equally well, as two that are nothing but a hole, they tell nothing.
+        if fitting and (len(fitting) == 1 or fitting[0][:2] != fitting[1][:2]):
             return fitting[0][2]
         if _fits(known.metrics, path):
             return "metrics"

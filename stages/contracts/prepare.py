@@ -117,7 +117,7 @@ PREPARE = Stage(
         "prompts": "artifacts/data/prompts.parquet",
         "held_out": "artifacts/data/held_out.parquet",
         "held_out_preferences": "artifacts/data/held_out_preferences.parquet",
-        "report": "artifacts/data/report.json",
+        "data_report": "artifacts/data/report.json",
         "verifier": "artifacts/rewards/verifier",
     },
     metrics="metrics/prepare.json",

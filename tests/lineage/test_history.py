@@ -121,6 +121,7 @@ def test_the_tree_tells_all_that_is_known_of_each_stage(ask: Asker) -> None:
         "policy_update@iter_002",
         "prepare",
         "reward_model",
+        "rewards",
         "rollout@iter_001",
         "rollout@iter_002",
         # The policy was made before the scores were made anew: its own scores are told.

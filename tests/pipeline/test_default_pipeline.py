@@ -1,8 +1,8 @@
 """The pipeline as it ships, at its full size, with PPO and then with GRPO: it learns, and PPO run
 twice makes the same bytes.
 
-Two clones run PPO side by side, one of them in surroundings as different as can be: another folder with
-a space in its name, another hash seed, locale, encoding, time zone and umask.
+Two clones run PPO side by side, one of them in surroundings as different as can be: another folder
+with a space in its name, another hash seed, locale, encoding, time zone and umask.
 """
 
 import hashlib

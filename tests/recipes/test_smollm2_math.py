@@ -75,7 +75,8 @@ def test_more_problems_than_there_are_is_said(problems, monkeypatch):
 
 def test_the_recipe_runs_with_a_tiny_model(problems, tmp_path):
     (preset,) = load_presets(ROOT, ["smollm2-math"])
-    params = {**preset.params, "evaluate": {"samples": 2, "pass_at": [1, 2]}}
+    params = {**preset.params, "evaluate": {**preset.params["evaluate"], "samples": 2}}
+    params["evaluate"]["pass_at"] = [1, 2]
     params["rl"] = {**params["rl"], "online": {"grpo": {"policy": "sft", "steps": 2}}}
     small = {"prompts": 4, "samples": 4, "max_new_tokens": 8, "batch_size": 16}
     params["rollout"] = {**params["rollout"], **small}
