@@ -19,6 +19,12 @@ from tests.sandbox.programs import HARMLESS, PROGRAMS
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 NOBODY = ("setpriv", "--reuid=65533", "--regid=65533", "--clear-groups")
+PROBE = """
+import sys
+from stages.rewards.sandbox.isolation import problem_with
+from stages.rewards.sandbox.status import Kind
+print(problem_with(Kind(sys.argv[1])) or "")
+"""
 # A loaded machine may take its time to start and end a sandbox.
 SLACK_S = 20
 # The launcher and the supervisor, beside the program's own.
@@ -66,7 +72,9 @@ def why_not(who: Who) -> str | None:
         return "other users cannot read this folder"
     if who.kind is Kind.BUBBLEWRAP and shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
-    return None
+    asked = [*who.prefix, who.python, "-B", "-c", PROBE, who.kind]
+    probe = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+    return probe.stdout.strip() or None
 
 
 @functools.cache

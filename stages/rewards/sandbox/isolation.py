@@ -45,14 +45,14 @@ def isolation() -> Isolation:
     """The best kind that works here: tried once per process, with a real program."""
     why_not: list[str] = []
     for kind in (Kind.NAMESPACES, Kind.BUBBLEWRAP):
-        problem = _try(kind)
+        problem = problem_with(kind)
         if problem is None:
             return Isolation(kind, "; ".join([*why_not, f"{kind} works"]))
         why_not.append(f"{kind}: {problem}")
     return Isolation(Kind.NONE, "; ".join(why_not))
 
 
-def _try(kind: Kind) -> str | None:
+def problem_with(kind: Kind) -> str | None:
     """What is wrong with this kind here; None if nothing."""
     try:
         done = run_program(_PROBE, __file__, limits=Limits(wall_s=30), kind=kind)
