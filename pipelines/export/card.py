@@ -23,11 +23,11 @@ DATA = "artifacts/data/"
 _SHORT_NUMBER = re.compile(r"^( *value: -?\d+)(e[-+]\d+)$", re.MULTILINE)
 _LOADED = """\
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}
 
 folder = "."  # where this file is
 tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder{options})
+{loading}
 messages = [{{"role": "user", "content": "Your question"}}]
 inputs = tokenizer.apply_chat_template(
     messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -35,22 +35,12 @@ inputs = tokenizer.apply_chat_template(
 answer = model.generate(**inputs, max_new_tokens={tokens})
 print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 ```"""
-_LOADED_ADAPTER = """\
-```python
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder = "."  # where this file is
-tokenizer = AutoTokenizer.from_pretrained(folder)
+_IMPORTS = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+_LOADING = "model = AutoModelForCausalLM.from_pretrained(folder{options})"
+_ADAPTER_IMPORTS = f"from peft import PeftModel\n{_IMPORTS}"
+_ADAPTER_LOADING = """\
 base = AutoModelForCausalLM.from_pretrained(f"{{folder}}/base"{options})
-model = PeftModel.from_pretrained(base, folder)
-messages = [{{"role": "user", "content": "Your question"}}]
-inputs = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-)
-answer = model.generate(**inputs, max_new_tokens={tokens})
-print(tokenizer.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-```"""
+model = PeftModel.from_pretrained(base, folder)"""
 _LIMITS = """\
 This model is the outcome of a training run, not a product. It was measured on the held-out prompts
 of its own data, and on nothing else: what it does with other prompts is not known. It may be wrong,
@@ -196,7 +186,11 @@ def _snippet(found: Provenance, *, adapter: bool) -> str:
     own_code = any(name.endswith("allowed_code.json") for name in found.files)
     options = ", trust_remote_code=True" if own_code else ""
     tokens = found.params.get("rollout.max_new_tokens", 64)
-    return (_LOADED_ADAPTER if adapter else _LOADED).format(options=options, tokens=tokens)
+    return _LOADED.format(
+        imports=_ADAPTER_IMPORTS if adapter else _IMPORTS,
+        loading=(_ADAPTER_LOADING if adapter else _LOADING).format(options=options),
+        tokens=tokens,
+    )
 
 
 def _metrics(found: Provenance) -> str:

@@ -92,6 +92,7 @@ def a_world() -> Iterator[tuple[World, dict[str, object]]]:
                 "unix": str(world.folder / "socket"),
                 "nonce": world.nonce,
                 "project": str(ROOT),
+                "home": str(Path.home()),
                 "packages": [path for path in sys.path if path.endswith("-packages")],
                 "pid": os.getpid(),
                 "port": tcp[1],

@@ -34,7 +34,8 @@ for pid in ("self", "1", str(os.getppid()), str(T["pid"])):
     attempt("root", lambda: show(f"/proc/{pid}/root{T['secret']}"))
     attempt("cwd", lambda: show(f"/proc/{pid}/cwd/../../../../../..{T['secret']}"))""",
     "reads passwords and keys": """
-for path in ("/etc/passwd", "/etc/shadow", "/etc/hostname", "/etc/hosts", "/root/.ssh/id_rsa"):
+keys = os.path.join(T["home"], ".ssh/id_rsa")
+for path in ("/etc/passwd", "/etc/shadow", "/etc/hostname", "/etc/hosts", keys):
     attempt(path, lambda: show(path))""",
     "lists the caller's folders": """
 for path in (T["project"], os.path.dirname(T["secret"]), "/home", "/var", "/run", "/etc/ssl"):
