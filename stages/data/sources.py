@@ -16,7 +16,7 @@ from stages.contracts.sources import Role, Source
 from stages.data.formats.detect import detect, renamed
 from stages.data.formats.files import Numbered, counted_in, file_type, hub_rows, rows_of
 from stages.data.formats.messages import RowError
-from stages.data.formats.rows import Format
+from stages.data.formats.table import Format
 from stages.data.items import Example, Place, items_of
 from stages.data.tally import Counts, Dropped
 

@@ -16,7 +16,7 @@ from stages.contracts.sources import Role, Source
 from stages.data.dialogue import Dialogue, normalised
 from stages.data.formats.detect import detect, renamed
 from stages.data.formats.messages import RowError, from_transcript, is_transcript
-from stages.data.formats.rows import FORMATS
+from stages.data.formats.table import FORMATS
 from stages.data.items import Demonstration, Example, Labelled, Pair, Place, Rated, items_of
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/data.md"

@@ -10,7 +10,8 @@ from typing import Any
 
 from stages.contracts.sources import FormatName, Role, Source
 from stages.data.formats.messages import RowError
-from stages.data.formats.rows import FORMATS, Format, listed
+from stages.data.formats.rows import listed
+from stages.data.formats.table import FORMATS, Format
 
 
 def renamed(row: Mapping[str, Any], columns: Mapping[str, str | None]) -> Mapping[str, Any]:

@@ -1,25 +1,17 @@
-"""What a row gives, in one shape, whatever format it is written in.
-
-A format is a *context* (what comes before the response: a prompt, messages, an instruction) and an
-*outcome* (a response, two of them compared, a rating, labelled steps, ranked responses). A context
-that ends with the assistant's turn has its response in it.
-"""
+"""What a row gives, in one shape, and how its columns are read."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-from stages.contracts.sources import FormatName, Role
 from stages.data.dialogue import Dialogue, Message
-from stages.data.formats.messages import RowError, messages_of, tools_of
+from stages.data.formats.messages import RowError, messages_of
 
 Row = Mapping[str, Any]
 RATINGS = ("label", "rating", "kto_tag")
-_ALWAYS = ("answer", "system", "tools")
-"""Columns that mean the same in every format."""
 
 
 @dataclass(frozen=True)
@@ -43,75 +35,6 @@ class Given:
     def dialogue(self) -> Dialogue:
         """The prompt with its response."""
         return Dialogue((*self.before, *self.completion), self.tools)
-
-
-@dataclass(frozen=True)
-class Format:
-    """Columns, and how they are read."""
-
-    name: FormatName
-    needs: tuple[str, ...]
-    read: Callable[[Row], Given]
-    gives: frozenset[str]
-    """Of prompt, completion, text, pairs, rating and steps."""
-    one_of: tuple[str, ...] = ()
-    may: tuple[str, ...] = ()
-
-    def own(self, columns: frozenset[str]) -> frozenset[str]:
-        """The columns that it is known by, of those that are there; empty: it is not this one."""
-        chosen = frozenset(self.one_of) & columns
-        if not columns.issuperset(self.needs) or (self.one_of and not chosen):
-            return frozenset()
-        return frozenset(self.needs) | chosen
-
-    def serves(self, role: Role, *, chosen: bool = False) -> bool:
-        """Whether rows of a role can be made of its rows."""
-        if chosen:
-            return role is Role.DEMONSTRATIONS and "pairs" in self.gives
-        return bool(self.gives & _SERVING[role]) and not (
-            role is Role.DEMONSTRATIONS and "rating" in self.gives
-        )
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """Every column that it reads."""
-        return frozenset((*self.needs, *self.one_of, *self.may, *_ALWAYS))
-
-    def given(self, row: Row) -> Given:
-        """What a row gives; RowError says what is wrong with it."""
-        for name in self.needs:
-            if row.get(name) is None:
-                raise RowError(f"there is no {name!r}: each row needs {listed(self.needs)}")
-        given = self.read(row)
-        before = list(given.before)
-        if row.get("system"):
-            if before and before[0]["role"] == "system":
-                raise RowError("'system' and the messages both have a system message: keep one")
-            before.insert(0, {"role": "system", "content": text_of(row, "system")})
-        if given.text is None and not any(message["content"] for message in before):
-            raise RowError("the prompt is empty: write a prompt or drop the row")
-        return replace(
-            given,
-            before=before,
-            tools=tools_of(row.get("tools")),
-            answer=_answer(row),
-            extra={
-                name: _as_json(value, name)
-                for name, value in row.items()
-                if name not in self.columns
-            },
-        )
-
-
-_SERVING = {
-    Role.DEMONSTRATIONS: {"completion", "text"},
-    Role.PREFERENCES: {"pairs"},
-    Role.HELD_OUT_PREFERENCES: {"pairs"},
-    Role.FEEDBACK: {"rating", "pairs"},
-    Role.STEPS: {"steps"},
-    Role.PROMPTS: {"prompt"},
-    Role.HELD_OUT: {"prompt"},
-}
 
 
 def text_of(row: Row, name: str) -> str:
@@ -143,7 +66,7 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
-def _as_json(value: Any, name: str) -> Any:
+def as_json(value: Any, name: str) -> Any:
     """A value that Parquet can hold and JSON cannot, as one that it can."""
     match value:
         case None | str() | bool() | int():
@@ -151,9 +74,9 @@ def _as_json(value: Any, name: str) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return {str(key): _as_json(item, name) for key, item in value.items()}
+            return {str(key): as_json(item, name) for key, item in value.items()}
         case list() | tuple():
-            return [_as_json(item, name) for item in value]
+            return [as_json(item, name) for item in value]
         case date() | time() | timedelta() | Decimal():
             return str(value)
         case _:
@@ -163,7 +86,7 @@ def _as_json(value: Any, name: str) -> Any:
             )
 
 
-def _answer(row: Row) -> str | None:
+def answer_of(row: Row) -> str | None:
     value = row.get("answer")
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -175,15 +98,15 @@ def _answer(row: Row) -> str | None:
     return value
 
 
-def _asked(row: Row, name: str) -> list[Message]:
+def asked(row: Row, name: str) -> list[Message]:
     return messages_of(row[name], name, "user")
 
 
-def _said(row: Row, name: str) -> list[Message]:
+def said(row: Row, name: str) -> list[Message]:
     return messages_of(row[name], name, "assistant")
 
 
-def _instruction(row: Row) -> list[Message]:
+def instruction(row: Row) -> list[Message]:
     """Alpaca's history, then the instruction with its input under it."""
     turns: list[Message] = []
     for pair in row.get("history") or ():
@@ -204,9 +127,9 @@ def _before_response(messages: Sequence[Message]) -> tuple[list[Message], list[M
     return list(messages[:-1]), [messages[-1]]
 
 
-def _compared(row: Row, before: Sequence[Message] | None) -> Given:
+def compared(row: Row, before: Sequence[Message] | None) -> Given:
     """Two responses; where they are whole dialogues, the prompt is what they have in common."""
-    sides = [_said(row, name) for name in ("chosen", "rejected")]
+    sides = [said(row, name) for name in ("chosen", "rejected")]
     for name, messages in zip(("chosen", "rejected"), sides, strict=True):
         if messages[0]["role"] == "assistant" and len(messages) > 1:
             raise RowError(f"{name!r} has several turns: only the last can differ in a pair")
@@ -239,14 +162,14 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if message["role"] != "system"]
 
 
-def _rated(given: Given, row: Row) -> Given:
+def rated(given: Given, row: Row) -> Given:
     told = [name for name in RATINGS if row.get(name) is not None]
     if len(told) != 1:
         raise RowError(f"a row has one of {listed(RATINGS)}; this one has {len(told)}")
     return replace(given, rating=number_of(row[told[0]], told[0]))
 
 
-def _stepwise(row: Row) -> Given:
+def stepwise(row: Row) -> Given:
     told = [name for name in ("completions", "steps") if row.get(name) is not None]
     if len(told) != 1:
         raise RowError(f"a row has one of 'completions' and 'steps'; this one has {len(told)}")
@@ -263,10 +186,10 @@ def _stepwise(row: Row) -> Given:
     numbers = [number_of(label, "labels") for label in labels]
     if not all(0 <= number <= 1 for number in numbers):
         raise RowError("a label is 1 or true for a right step, 0 or false otherwise")
-    return Given(before=_asked(row, "prompt"), steps=steps, labels=numbers)
+    return Given(before=asked(row, "prompt"), steps=steps, labels=numbers)
 
 
-def _ranked(row: Row) -> Given:
+def ranked(row: Row) -> Given:
     """Every two responses of different ranks are a pair; the lower rank is the better one."""
     told = [name for name in ("context", "prompt") if row.get(name) is not None]
     if len(told) != 1:
@@ -276,150 +199,16 @@ def _ranked(row: Row) -> Given:
         isinstance(item, Mapping) and {"rank", "completion"} <= item.keys() for item in listing
     ):
         raise RowError("'completions' is a list of objects with 'rank' and 'completion'")
-    ranked = sorted(
-        ((number_of(item["rank"], "rank"), _said(item, "completion")) for item in listing),
+    in_order = sorted(
+        ((number_of(item["rank"], "rank"), said(item, "completion")) for item in listing),
         key=lambda entry: entry[0],
     )
     pairs = [
         (better, worse)
-        for index, (rank, better) in enumerate(ranked)
-        for other, worse in ranked[index + 1 :]
+        for index, (rank, better) in enumerate(in_order)
+        for other, worse in in_order[index + 1 :]
         if rank < other
     ]
     if not pairs:
         raise RowError("no two responses have different ranks: there is nothing to compare")
-    return Given(before=_asked(row, told[0]), pairs=pairs)
-
-
-def _format(
-    name: FormatName,
-    needs: str,
-    read: Callable[[Row], Given],
-    gives: str,
-    one_of: Sequence[str] = (),
-    may: str = "",
-) -> Format:
-    words = frozenset(gives.split())
-    return Format(name, tuple(needs.split()), read, words, tuple(one_of), tuple(may.split()))
-
-
-_ALPACA = "input history"
-FORMATS = {
-    format.name: format
-    for format in (
-        _format(FormatName.TEXT, "text", lambda r: Given(text=text_of(r, "text")), "text"),
-        _format(
-            FormatName.MESSAGES,
-            "messages",
-            lambda r: Given(before=_asked(r, "messages")),
-            "prompt completion",
-        ),
-        _format(
-            FormatName.MESSAGES_RATED,
-            "messages",
-            lambda r: _rated(Given(before=_asked(r, "messages")), r),
-            "prompt rating",
-            one_of=RATINGS,
-        ),
-        _format(
-            FormatName.MESSAGES_PREFERENCE,
-            "messages chosen rejected",
-            lambda r: _compared(r, _asked(r, "messages")),
-            "prompt pairs",
-            may="margin",
-        ),
-        _format(FormatName.PROMPT, "prompt", lambda r: Given(before=_asked(r, "prompt")), "prompt"),
-        _format(
-            FormatName.PROMPT_COMPLETION,
-            "prompt completion",
-            lambda r: Given(before=_asked(r, "prompt"), completion=_said(r, "completion")),
-            "prompt completion",
-        ),
-        _format(
-            FormatName.RATED,
-            "prompt completion",
-            lambda r: _rated(
-                Given(before=_asked(r, "prompt"), completion=_said(r, "completion")), r
-            ),
-            "prompt rating",
-            one_of=RATINGS,
-        ),
-        _format(
-            FormatName.PREFERENCE,
-            "prompt chosen rejected",
-            lambda r: _compared(r, _asked(r, "prompt")),
-            "prompt pairs",
-            may="margin",
-        ),
-        _format(
-            FormatName.IMPLICIT_PREFERENCE,
-            "chosen rejected",
-            lambda r: _compared(r, None),
-            "prompt pairs",
-            may="margin",
-        ),
-        _format(
-            FormatName.STEPWISE,
-            "prompt labels",
-            _stepwise,
-            "prompt steps",
-            one_of=("completions", "steps"),
-        ),
-        _format(
-            FormatName.RANKED,
-            "completions",
-            _ranked,
-            "prompt pairs",
-            one_of=("context", "prompt"),
-        ),
-        _format(
-            FormatName.ALPACA,
-            "instruction output",
-            lambda r: Given(before=_instruction(r), completion=_said(r, "output")),
-            "prompt completion",
-            may=_ALPACA,
-        ),
-        _format(
-            FormatName.ALPACA_PROMPT,
-            "instruction",
-            lambda r: Given(before=_instruction(r)),
-            "prompt",
-            may=_ALPACA,
-        ),
-        _format(
-            FormatName.ALPACA_RATED,
-            "instruction output",
-            lambda r: _rated(Given(before=_instruction(r), completion=_said(r, "output")), r),
-            "prompt rating",
-            one_of=RATINGS,
-            may=_ALPACA,
-        ),
-        _format(
-            FormatName.ALPACA_PREFERENCE,
-            "instruction chosen rejected",
-            lambda r: _compared(r, _instruction(r)),
-            "prompt pairs",
-            may=f"{_ALPACA} output margin",
-        ),
-        _format(
-            FormatName.SHAREGPT,
-            "conversations",
-            lambda r: Given(before=_asked(r, "conversations")),
-            "prompt completion",
-        ),
-        _format(
-            FormatName.SHAREGPT_RATED,
-            "conversations",
-            lambda r: _rated(Given(before=_asked(r, "conversations")), r),
-            "prompt rating",
-            one_of=RATINGS,
-        ),
-        _format(
-            FormatName.SHAREGPT_PREFERENCE,
-            "conversations chosen rejected",
-            lambda r: _compared(r, _asked(r, "conversations")),
-            "prompt pairs",
-            may="margin",
-        ),
-    )
-}
+    return Given(before=asked(row, told[0]), pairs=pairs)
