@@ -9,15 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stages.context import Context, StageError
-from stages.contracts.rewards import (
-    Code,
-    Function,
-    Http,
-    Judge,
-    Model,
-    Paid,
-    RewardSourceConfig,
-)
+from stages.contracts.rewards import Code, Function, Http, Judge, Model, Paid, RewardSourceConfig
 from stages.data.artifacts import write_json
 from stages.rewards.judge import read_template
 from stages.rewards.local import FunctionScorer

@@ -25,7 +25,8 @@ from functools import partial
 from typing import Any
 
 from stages.context import Context, StageError
-from stages.contracts.rewards import UNISOLATED, Code, Counted
+from stages.contracts.reward_rules import Counted
+from stages.contracts.rewards import UNISOLATED, Code
 from stages.rewards.given import Row, Unusable, name_of
 from stages.rewards.sandbox.isolation import kind_to_use
 from stages.rewards.sandbox.judged import BrokenTests, CodeTests, run_tests

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.contracts.rewards import Counted, Instructions, Unsupported
+from stages.contracts.reward_rules import Counted, Instructions, Unsupported
 from stages.rewards.given import Row, Unusable
 
 IDS, ARGUMENTS = "instruction_id_list", "kwargs"

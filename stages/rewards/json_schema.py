@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stages.contracts.rewards import JsonSchema
+from stages.contracts.reward_rules import JsonSchema
 from stages.rewards.given import Row
 
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.contracts.rewards import Length, LengthShape, LengthSide, LengthUnit
+from stages.contracts.reward_rules import Length, LengthShape, LengthSide, LengthUnit
 from stages.rewards.given import Row
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.context import Context, StageError
-from stages.contracts.rewards import AnyRule, Function, Verdict
+from stages.contracts.reward_rules import AnyRule, Verdict
+from stages.contracts.rewards import Function
 from stages.rewards.given import Row, column_names, names_of
 from stages.rewards.isolated import Hung, Isolated, Refused, Workers
 from stages.rewards.side_by_side import side_by_side

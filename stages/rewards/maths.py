@@ -14,7 +14,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from stages.contracts.rewards import Maths
+from stages.contracts.reward_rules import Maths
 from stages.rewards.given import Row, Unusable
 
 MARK = "####"

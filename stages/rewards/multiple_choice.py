@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.contracts.rewards import MultipleChoice
+from stages.contracts.reward_rules import MultipleChoice
 from stages.rewards.given import Row, Unusable
 from stages.rewards.maths import last_boxed
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.contracts.rewards import Format, Match, Pattern
+from stages.contracts.reward_rules import Format, Match, Pattern
 from stages.rewards.given import Row
 
 

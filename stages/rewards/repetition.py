@@ -7,7 +7,7 @@ over comes near -1. Words count without regard to case.
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.contracts.rewards import Repetition
+from stages.contracts.reward_rules import Repetition
 from stages.rewards.given import Row
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from stages.contracts.rewards import AnyRule, Verdict
+from stages.contracts.reward_rules import AnyRule, Verdict
 from stages.rewards import (
     instructions,
     json_schema,

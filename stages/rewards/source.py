@@ -6,7 +6,7 @@ from typing import Any
 
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
-from stages.contracts.rewards import Rule
+from stages.contracts.reward_rules import Rule
 from stages.contracts.rl import Reward
 from stages.data.finite import check_finite, sample_name
 from stages.engines.forward.inference import UNIT_ROWS, response_pass

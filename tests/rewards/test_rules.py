@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stages.context import StageError
-from stages.contracts.rewards import Instructions
+from stages.contracts.reward_rules import Instructions
 from stages.rewards import instructions, maths
 from tests.rewards.conftest import row
 
