@@ -58,7 +58,7 @@ class Background:
         _started[:] = [process for process in _started if process.poll() is None]
         try:
             wanted = self._wanted()
-            if wanted == self.address and is_locked(self._path(".lock")):
+            if wanted == self.address and self.works():
                 return
             if wanted != self.address:
                 atomic.write_json(self._path(".json"), {"address": self.address})
@@ -69,6 +69,10 @@ class Background:
             # A full disk or no process to be had: the stage itself meets that too, and says so
             # better.
             return
+
+    def works(self) -> bool:
+        """Whether one is at work."""
+        return is_locked(self._path(".lock"))
 
     def is_wanted(self) -> bool:
         """Whether the clone is still there and no newer command names another address."""

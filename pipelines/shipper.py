@@ -52,6 +52,11 @@ def start_shipper(repository: Repository) -> None:
         _process(repository).start()
 
 
+def is_shipping(repository: Repository) -> bool:
+    """Whether a shipper is at work in this clone, or lingers."""
+    return _process(repository).works()
+
+
 def problem(repository: Repository) -> str | None:
     """What is in the way of MLflow or OpenLineage, in words for people."""
     found = [mlflow_problem(repository), openlineage.problem(repository)]

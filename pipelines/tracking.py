@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pipelines import openlineage
 from pipelines.ledger import Entry, State
 from pipelines.repository import Repository
-from pipelines.shipper import is_switched_off, start_shipper
+from pipelines.shipper import is_shipping, is_switched_off, start_shipper
 from pipelines.tracking_cursor import (
     Group,
     ParentCursor,
@@ -184,9 +184,13 @@ def ship_all(
     if is_switched_off():
         return []
     scanner = Scanner(repository)
-    while any(group.waiting or (group.over and not group.closed) for group in scanner.groups()):
+    while time.monotonic() < deadline:
         noted = noted_problem(repository)
-        if time.monotonic() > deadline or (noted and noted != before):
+        if noted and noted != before:
+            break
+        left = any(g.waiting or (g.over and not g.closed) for g in scanner.groups())
+        # That nothing is in the way any more, a round says last of all.
+        if not left and not (noted and is_shipping(repository)):
             break
         time.sleep(_POLL_S)
     return unshipped(repository)

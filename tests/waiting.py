@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
+PATIENCE_S = 300
+"""For anything that ends by itself where the code is right: the machine may be very busy."""
+
 
 def until(
     condition: Callable[[], Any],
     what: str,
-    seconds: float = 60,
     otherwise: Callable[[], str] = lambda: "",
 ) -> Any:
     """What the condition says once it says something; the test fails with `otherwise` if not."""
-    deadline = time.monotonic() + 3 * seconds  # the machine may be busy
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
         time.sleep(0.05)
-    pytest.fail(f"not within {seconds} s: {what}{otherwise()}")
+    pytest.fail(f"not within {PATIENCE_S} s: {what}{otherwise()}")

@@ -19,6 +19,7 @@ import pytest
 
 from tests.chaos.conftest import copy_to_torment
 from tests.chaos.monkey import differences, results, the_seed, wait_for_quiet
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -130,7 +131,7 @@ def test_a_clock_that_is_set_back_changes_nothing(
     while process.poll() is None and not list(jobs.glob("*/attempts/*/worker.json")):
         time.sleep(0.02)
     clock.write_text(str(-DAY_S))
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output
     assert "unchanged or restored" not in output
     # A stage that was computed before it was set back, asked for again with another setting.
@@ -160,7 +161,7 @@ def test_of_two_commands_at_once_one_computes(
     prepared: Any, peaceful_root: Path, one: str, other: str
 ) -> None:
     both = [prepared.start(*COMMANDS[name]) for name in (one, other)]
-    ends = [(process.communicate(timeout=300)[0], process.returncode) for process in both]
+    ends = [(process.communicate(timeout=PATIENCE_S)[0], process.returncode) for process in both]
     story = "\n--- the other ---\n".join(f"{code}\n{output}" for output, code in ends)
     assert 0 in [code for _, code in ends], story
     for output, code in ends:

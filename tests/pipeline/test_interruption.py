@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.repository import Repository
 from pipelines.status import stage_statuses
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def kill_9_all_but_the_job(clone: Any, driver: subprocess.Popen[str], job: psuti
     killed = [process for process in workers(clone) if process.pid not in spared]
     for process in killed:
         process.kill()
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
     # DVC's locks count a process as living until somebody has waited for it.
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
 
@@ -76,7 +76,7 @@ def test_ctrl_c_in_dvc_repro_cancels_the_job(long_sft: Any) -> None:
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     training(long_sft)
     os.killpg(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
     assert "SIGINT received; cancelling job" in output
     assert_nothing_half_written(long_sft)
@@ -86,7 +86,7 @@ def test_ctrl_c_in_lockstep_run_cancels_the_job(long_sft: Any) -> None:
     driver = long_sft.start("lockstep", "run", "sft")
     training(long_sft)
     os.kill(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 2
     assert "the running stages were cancelled" in output
     assert_nothing_half_written(long_sft)
@@ -96,7 +96,7 @@ def test_lockstep_cancel_ends_the_job_of_another_command(long_sft: Any) -> None:
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     training(long_sft)
     assert "sft: cancelled job" in long_sft.run("lockstep", "cancel", "sft").stdout
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
     assert "cancelled; run the same command to go on from there" in output
     assert_nothing_half_written(long_sft)
@@ -111,7 +111,7 @@ def test_kill_of_the_driver_leaves_no_job(long_sft: Any, command: tuple[str, ...
     driver = long_sft.start(*command)
     training(long_sft)
     os.kill(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
     assert_nothing_half_written(long_sft)
 
 
@@ -125,7 +125,7 @@ def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -
     driver = finished.start("dvc", "repro", "--single-item", "--force", "sft")
     training(finished)
     os.killpg(driver.pid, signal.SIGINT)
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
     assert_nothing_half_written(finished)
     finished.run("dvc", "repro", "--single-item", "--force", "sft")
     assert status(finished)["attempts"] == 2
@@ -165,7 +165,7 @@ def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(finished: An
     row = training(finished)
     for process in psutil.Process(int(row["job"])).children(recursive=True):
         process.kill()
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert "sft: died: its process is gone without a word" in output
     finished.run("dvc", "repro", "--single-item", "sft")
     assert status(finished)["attempts"] == 2
@@ -179,7 +179,7 @@ def test_a_second_pipeline_in_the_clone_is_refused_and_the_first_goes_on(long_sf
     assert "another pipeline runs in this clone: lockstep run" in second.stdout
     assert status(long_sft)["state"] == "running"
     os.kill(first.pid, signal.SIGTERM)
-    first.communicate(timeout=180)
+    first.communicate(timeout=PATIENCE_S)
 
 
 def test_status_and_logs_answer_while_dvc_holds_its_locks(long_sft: Any) -> None:
@@ -192,4 +192,4 @@ def test_status_and_logs_answer_while_dvc_holds_its_locks(long_sft: Any) -> None
     assert "loss" in row["progress"]
     assert "attempt 1" in long_sft.run("lockstep", "logs", "sft").stdout
     os.killpg(driver.pid, signal.SIGINT)
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)

@@ -18,7 +18,7 @@ from pipelines.processes import lives
 from pipelines.repository import Repository
 from pipelines.session import Session, sessions
 from pipelines.session_executor import SessionExecutor
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -184,7 +184,7 @@ def test_a_stage_runs_with_the_code_it_was_posted_with(counting: Any) -> None:
 def test_after_kill_9_of_the_session_its_stage_goes_on_by_itself(counting: Any) -> None:
     driver, _ = at_work(counting, sft__epochs=200)
     os.kill(pid_of(counting), signal.SIGKILL)
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert "session main-001 is gone without a word" in output
     assert "going on without" in output
@@ -203,7 +203,7 @@ def test_a_driver_that_was_killed_finds_its_stage_in_the_session(counting: Any) 
     killed = [process for process in counting.processes() if process.pid != pid]
     for process in killed:
         process.kill()
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
     assert attempt.state().alive
     output = counting.run("dvc", "repro", "--single-item", "sft").stdout
@@ -219,10 +219,10 @@ def test_cancelling_a_stage_leaves_the_session_to_the_next(counting: Any) -> Non
     until(lambda: waiting.state() == "queued", "it waits for the first")
     assert "session main-001: running" in counting.run("lockstep", "status").stdout
     assert "sft: cancelled job main-001" in counting.run("lockstep", "cancel", "sft").stdout
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert "cancelled; run the same command to go on from there" in output
     assert attempt.state() == "cancelled"
-    output, _ = other.communicate(timeout=180)
+    output, _ = other.communicate(timeout=PATIENCE_S)
     assert other.returncode == 0, output
     assert done_by(counting, "reward_model") == "3 steps"
     ended = (attempt.result or {})["ended"]
@@ -242,7 +242,7 @@ def test_a_stage_that_does_not_stop_takes_the_session_with_it(counting: Any) -> 
     assert SessionExecutor(Repository(counting.root), stop_s=1.0).cancel(attempt)
     assert attempt.state() == "cancelled"
     assert not is_there(pid_of(counting))
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
 
 
@@ -250,7 +250,7 @@ def test_a_session_that_is_told_to_end_hands_its_stage_on(counting: Any) -> None
     driver, attempt = at_work(counting, sft__epochs=200)
     counting.run("lockstep", "session", "down")
     assert "its session ended" in (attempt.result or {})["error"]
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert executors(counting) == ["session", "local"]
     assert done_by(counting) == "200 steps"

@@ -6,7 +6,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from pipelines import servers
 from pipelines.console import Console
 from pipelines.repository import Repository
+from tests.waiting import PATIENCE_S, until
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class LocalServers:
     def state(self, run: str) -> dict[str, Any]:
         return self.get(f"/flow_runs/{run}")["state"]
 
-    def ended(self, run: str, seconds: float = 50) -> dict[str, Any]:
+    def ended(self, run: str) -> dict[str, Any]:
         """The run's last state, waited for."""
         final = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-        wait_until(lambda: self.state(run)["type"] in final, seconds)
+        until(lambda: self.state(run)["type"] in final, f"the end of flow run {run}")
         return self.state(run)
 
     def task_runs(self, run: str) -> dict[str, dict[str, Any]]:
@@ -75,7 +76,7 @@ class LocalServers:
         )
         for _ in range(30):
             try:
-                with urllib.request.urlopen(request, timeout=30) as response:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
                     return json.loads(response.read() or b"null")
             except urllib.error.HTTPError as error:
                 # On a busy machine: another writer has the database.
@@ -100,10 +101,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)

@@ -5,10 +5,11 @@ import urllib.request
 from typing import Any
 
 import pytest
-from prefect_servers import LocalServers, serving, wait_until
+from prefect_servers import LocalServers, serving
 
 from pipelines import servers
 from pipelines.ledger import Ledger, State
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -33,24 +34,25 @@ def test_a_deployed_pipeline_runs_and_its_cancellation_ends_the_jobs(
     monkeypatch.delenv("LOCKSTEP_TRACKING")
     with serving(tiny_clone.root) as local:
         run = local.start_run("weekday-baseline")
-        state = local.ended(run, 150)
+        state = local.ended(run)
         assert state["type"] == "COMPLETED", state["message"]
         wanted = {"prepare", "sft", "reward_model", "evaluate_sft"}
         assert local.task_runs(run).keys() == wanted
         assert "are up to date" in tiny_clone.run("dvc", "status", *wanted).stdout
         # One run for the flow run and one for each of its stages, all of them closed.
-        wait_until(
-            lambda: [r["info"]["status"] for r in mlflow_runs(local)] == ["FINISHED"] * 5, 60
+        until(
+            lambda: [r["info"]["status"] for r in mlflow_runs(local)] == ["FINISHED"] * 5,
+            "five closed runs in MLflow",
         )
 
         tiny_clone.set_params(sft__epochs=5000)
         run = local.start_run("weekday-baseline")
         ledger = Ledger(local.repository.jobs)
-        # Its job has started to learn.
-        wait_until(lambda: len(list((ledger.folder / "sft").glob("*/progress.json"))) == 2, 60)
+        learning = lambda: len(list((ledger.folder / "sft").glob("*/progress.json"))) == 2  # noqa: E731
+        until(learning, "its job learns")
         assert ledger.latest("sft")["sft"].state() is State.RUNNING
         local.cancel(run)
-        assert local.ended(run, 60)["type"] == "CANCELLED"
+        assert local.ended(run)["type"] == "CANCELLED"
         assert ledger.latest("sft")["sft"].state() is State.CANCELLED
         jobs = [p for p in tiny_clone.processes() if "submitit" in " ".join(p.cmdline())]
         assert jobs == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from prefect_servers import LocalServers, free_port, serving, wait_until
+from prefect_servers import LocalServers, free_port, serving
 from tiny_project import TinyProject, make_project
 
 from pipelines import servers
@@ -18,6 +18,7 @@ from pipelines.repository import Repository
 from pipelines.strict_yaml import load_yaml
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +115,7 @@ def test_a_schedule_fires(local_servers: LocalServers, served_project: TinyProje
         return [run["name"] for run in found if run["auto_scheduled"]]
 
     try:
-        wait_until(scheduled_runs, 90)
+        until(scheduled_runs, "a run by the schedule")
     finally:
         local_servers.delete(f"{schedules}/{made[0]['id']}")
     assert sorted(served_project.started()) == ["a", "b", "c", "d"]
@@ -125,11 +126,11 @@ def test_cancelling_a_flow_run_ends_its_stages(
 ) -> None:
     served_project.behave(b={"seconds": 300}, c={"seconds": 300})
     run = local_servers.start_run("nightly")
-    wait_until(lambda: len(served_project.started()) == 3)
+    until(lambda: len(served_project.started()) == 3, "three stages begun")
     pids = [event["pid"] for event in served_project.events("start")[1:]]
     local_servers.cancel(run)
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10)
-    assert local_servers.ended(run, 20)["type"] == "CANCELLED"
+    until(lambda: not any(map(psutil.pid_exists, pids)), "the stages are ended")
+    assert local_servers.ended(run)["type"] == "CANCELLED"
     # The lock is free and what was done is kept.
     served_project.behave()
     again = local_servers.ended(local_servers.start_run("nightly"))
@@ -141,7 +142,7 @@ def test_a_flow_process_that_is_killed_leaves_a_clone_that_goes_on(
 ) -> None:
     served_project.behave(a={"seconds": 6})
     run = local_servers.start_run("nightly")
-    wait_until(served_project.started)
+    until(served_project.started, "a stage begun")
     worker = servers.running(local_servers.repository)["worker"]
     for process in psutil.Process(worker.pid).children():
         process.kill()
@@ -191,7 +192,7 @@ def test_up_again_mends_what_died_and_down_stops_everything(tmp_path: Path) -> N
         before = servers.running(local.repository)
         project.behave(a={"seconds": 300})
         lost = local.start_run("nightly")
-        wait_until(project.started)
+        until(project.started, "a stage begun")
         # As a machine that goes down: nobody can say how the run ended.
         worker = psutil.Process(before["worker"].pid)
         killed = [worker, *worker.children(recursive=True)]
@@ -204,7 +205,7 @@ def test_up_again_mends_what_died_and_down_stops_everything(tmp_path: Path) -> N
         assert local.state(lost)["type"] == "CRASHED"
 
         local.start_run("nightly")
-        wait_until(lambda: len(project.started()) == 2)
+        until(lambda: len(project.started()) == 2, "two stages begun")
         said = io.StringIO()
         servers.down(local.repository, Console(said))
         assert "cancelling flow run" in said.getvalue()

@@ -106,7 +106,7 @@ os.execv(sys.executable, ["python", "-S", "-c", "import time; time.sleep(600)", 
     finally:
         os.kill(caller.pid, signal.SIGKILL)
         caller.wait()
-    until(lambda: not survivors(nonce), "the program is gone", 20)
+    until(lambda: not survivors(nonce), "the program is gone")
 
 
 CALLER = """

@@ -152,16 +152,16 @@ class SlurmClone(clones.Clone):
         rows = json.loads(self.run("lockstep", "status", "--json").stdout)
         return next(row for row in rows if row["stage"] == stage)
 
-    def until(self, condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
         said = lambda: f"; status: {self.run('lockstep', 'status').stdout}"  # noqa: E731
-        return until(condition, what, seconds, said)
+        return until(condition, what, otherwise=said)
 
-    def until_state(self, state: str, stage: str = "sft", seconds: float = 60) -> dict[str, Any]:
+    def until_state(self, state: str, stage: str = "sft") -> dict[str, Any]:
         def reached() -> dict[str, Any] | None:
             row = self.status(stage)
             return row if row["state"] == state else None
 
-        return self.until(reached, f"{stage} {state}", seconds)
+        return self.until(reached, f"{stage} {state}")
 
     def training(self, stage: str = "sft") -> dict[str, Any]:
         """Wait until the stage's job is in the middle of its steps."""

@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 COMMANDS = [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")]
 
 
@@ -22,7 +24,7 @@ def kill_9_everything_but_the_job(clone: Any, driver: subprocess.Popen[str]) -> 
     killed = [process for process in clone.processes() if process.pid not in spared]
     for process in killed:
         process.kill()
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
     clone.until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
 
 
@@ -45,7 +47,7 @@ def test_kill_9_of_dvc_alone_lets_the_driver_go_and_the_job_stay(long_sft: Any) 
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     row = long_sft.training()
     psutil.Process(driver.pid).kill()
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert "detached (the dvc process that started this stage is gone)" in output
     assert row["job"] in long_sft.jobs()
 
@@ -56,7 +58,7 @@ def test_a_job_that_finished_unattended_is_harvested(
     driver = medium_sft.start("lockstep", "run", "sft")
     medium_sft.training()
     kill_9_everything_but_the_job(medium_sft, driver)
-    medium_sft.until_state("completed", seconds=90)
+    medium_sft.until_state("completed")
     output = medium_sft.run("dvc", "repro", "--single-item", "sft").stdout
     assert "found finished; publishing" in output
     assert medium_sft.lock() == undisturbed_lock
@@ -87,7 +89,7 @@ def test_ctrl_c_cancels_the_job_and_says_which(long_sft: Any, command: tuple[str
     driver = long_sft.start(*command)
     row = long_sft.training()
     os.killpg(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
     assert "SIGINT received; cancelling" in output
     assert f"job {row['job']}" in output
@@ -103,7 +105,7 @@ def test_ctrl_c_twice_leaves_the_job_running(long_sft: Any, command: tuple[str, 
     os.killpg(driver.pid, signal.SIGINT)
     time.sleep(1)
     os.killpg(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
     assert "detached" in output
     assert row["job"] in long_sft.jobs()
@@ -114,7 +116,7 @@ def test_a_closed_terminal_leaves_the_job_running(long_sft: Any) -> None:
     driver = long_sft.start("lockstep", "run", "sft")
     row = long_sft.training()
     os.killpg(driver.pid, signal.SIGHUP)
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert "detached: the jobs go on" in output
     assert row["job"] in long_sft.jobs()
 
@@ -127,7 +129,7 @@ def test_detach_submits_and_returns(medium_sft: Any) -> None:
     assert "more stages need what these make" in output
     assert len(slurm_clone.jobs()) == 2
     assert "still runs" in slurm_clone.run("lockstep", "run", "--detach", "sft").stdout
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "both done", 90)
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "both done")
     output = slurm_clone.run("lockstep", "record").stdout
     assert "recorded: sft, reward_model" in output
     assert "3 of 9 stages are up to date" in output
@@ -140,16 +142,16 @@ def test_a_cancelled_job_is_never_waited_for_again(long_sft: Any) -> None:
     long_sft.workers()[0].send_signal(signal.SIGSTOP)
     canceller = long_sft.start("lockstep", "cancel", "sft")
     long_sft.until_state("cancelled")
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
     again = long_sft.start("dvc", "repro", "--single-item", "sft")
     second = long_sft.until(
         lambda: (r := long_sft.status())["attempts"] == 2 and r["job"] and r, "a second attempt"
     )
     assert second["job"] != row["job"]
     assert row["job"] not in long_sft.jobs(), "never two jobs at one stage"
-    canceller.communicate(timeout=180)
+    canceller.communicate(timeout=PATIENCE_S)
     os.killpg(again.pid, signal.SIGTERM)
-    again.communicate(timeout=180)
+    again.communicate(timeout=PATIENCE_S)
 
 
 def test_the_controller_may_die_and_come_back(medium_sft: Any, undisturbed_lock: str) -> None:
@@ -159,7 +161,7 @@ def test_the_controller_may_die_and_come_back(medium_sft: Any, undisturbed_lock:
     cluster.kill_controller()
     time.sleep(4)
     cluster.start_controller()
-    output, _ = driver.communicate(timeout=120)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert medium_sft.status()["attempts"] == 1
     assert medium_sft.lock() == undisturbed_lock
@@ -171,6 +173,6 @@ def test_a_job_is_submitted_when_the_controller_comes_back(slurm_clone: Any) -> 
     time.sleep(6)
     assert driver.poll() is None
     slurm_clone.cluster.start_controller()
-    output, _ = driver.communicate(timeout=120)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert slurm_clone.status()["attempts"] == 1

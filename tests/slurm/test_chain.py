@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 
 def states(clone: Any) -> dict[str, str]:
     rows = json.loads(clone.run("lockstep", "status", "--json").stdout)
@@ -23,7 +25,7 @@ def test_a_chain_runs_by_itself_and_records_the_same_bytes(
     assert waiting["report"] == "queued"
     # What is edited now is none of the chain's business.
     slurm_clone.set_params(sft__learning_rate=0.123)
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain", 240)
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain")
     assert "queued" not in states(slurm_clone).values()
     slurm_clone.run("git", "checkout", "-q", "params.yaml")
     output = slurm_clone.run("lockstep", "record").stdout
@@ -34,7 +36,7 @@ def test_a_chain_runs_by_itself_and_records_the_same_bytes(
 @pytest.mark.slow
 def test_the_last_job_records_what_the_chain_made(slurm_clone: Any) -> None:
     slurm_clone.run("lockstep", "run", "--chain", "sft")
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain", 120)
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain")
     assert "sft:" in slurm_clone.lock()
     assert slurm_clone.status()["state"] == "published"
     assert "nothing to do" in slurm_clone.run("lockstep", "run", "sft").stdout
@@ -43,7 +45,7 @@ def test_the_last_job_records_what_the_chain_made(slurm_clone: Any) -> None:
 def test_a_failed_link_takes_those_after_it_out_of_the_queue(slurm_clone: Any) -> None:
     slurm_clone.begin_with("sft", "    raise ValueError('broken')\n")
     slurm_clone.run("lockstep", "run", "--chain", "rollout@iter_001")
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "nothing pends for ever", 60)
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "nothing pends for ever")
     after = states(slurm_clone)
     assert after["sft"] == "failed"
     assert after["rollout@iter_001"] == "cancelled"
@@ -67,7 +69,7 @@ def test_a_command_waits_for_a_stage_that_a_chain_has_in_the_queue(slurm_clone: 
     waits = next((line for line in driver.stdout if "of chain" in line), None)
     assert waits is not None, "the driver says that it waits for the chain's job"
     cluster.up()
-    output, _ = driver.communicate(timeout=120)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert slurm_clone.status()["attempts"] == 1
 
@@ -77,7 +79,7 @@ def test_cancel_takes_dependents_along(slurm_clone: Any) -> None:
     output = slurm_clone.run("lockstep", "cancel", "sft").stdout
     assert "sft: cancelled job" in output
     assert "rollout@iter_001: cancelled job" in output
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "an empty queue", 60)
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "an empty queue")
 
 
 def test_chains_need_slurm(slurm_clone: Any) -> None:
@@ -98,21 +100,21 @@ def test_status_shows_all_that_slurm_users_look_for(long_sft: Any) -> None:
     assert row["gpus"] == 1
     assert row["limit"] == 1800
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
 
 
 def test_orphans_are_listed_and_ended(long_sft: Any) -> None:
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     first = long_sft.training()
     os.killpg(driver.pid, signal.SIGHUP)
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
     assert "no live job is unwanted" in long_sft.run("lockstep", "status", "--orphans").stdout
     long_sft.set_params(sft__epochs=19_999)
     long_sft.run("lockstep", "run", "--detach", "sft")
     shown = long_sft.run("lockstep", "status", "--orphans", "--json").stdout
     assert [orphan["job"] for orphan in json.loads(shown)] == [first["job"]]
     long_sft.run("lockstep", "cancel", "--orphans")
-    long_sft.until(lambda: first["job"] not in long_sft.jobs(), "the orphan's end", 30)
+    long_sft.until(lambda: first["job"] not in long_sft.jobs(), "the orphan's end")
     assert long_sft.status()["state"] in ("queued", "starting", "running"), "the other goes on"
 
 
@@ -124,8 +126,8 @@ def test_logs_follow_across_attempts(long_sft: Any) -> None:
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
     long_sft.until(lambda: long_sft.status()["progress"], "at work")
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=180)
-    output, _ = follower.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
+    output, _ = follower.communicate(timeout=PATIENCE_S)
     assert "attempt 1, on" in output
     assert "attempt 1, restart 1, on" in output
     assert "stopped at a step boundary, to go on after a restart" in output
@@ -134,7 +136,7 @@ def test_logs_follow_across_attempts(long_sft: Any) -> None:
 def test_a_link_that_never_reaches_its_stage_is_named(slurm_clone: Any) -> None:
     slurm_clone.set_profile(setup=["no-such-command"])
     slurm_clone.run("lockstep", "run", "--chain", "sft")
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain", 60)
-    row = slurm_clone.until_state("died", seconds=30)
+    slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain")
+    row = slurm_clone.until_state("died")
     assert "exit status 127" in row["error"]
     assert "no-such-command: command not found" in slurm_clone.run("lockstep", "logs", "sft").stdout

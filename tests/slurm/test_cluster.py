@@ -3,21 +3,13 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 30) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.1)
-    pytest.fail(f"not within {seconds} s: {what}")
+from tests.waiting import until
 
 
 def submit(cluster: Any, *words: str, command: str = "sleep 300") -> str:

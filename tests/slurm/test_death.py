@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE_S
 
-def failed(driver: Any, timeout: float = 180) -> str:
+
+def failed(driver: Any) -> str:
     """The last words of a driver that must fail."""
     output: str
-    output, _ = driver.communicate(timeout=timeout)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
     return output
 
@@ -67,7 +69,7 @@ def test_a_lost_node_is_named_where_no_restart_is_allowed(long_sft: Any) -> None
     driver = start(long_sft)
     row = long_sft.training()
     long_sft.cluster.kill_node(row["nodes"])
-    output = failed(driver, timeout=90)
+    output = failed(driver)
     assert f"lost its node on {row['nodes']}" in output
 
 
@@ -76,13 +78,11 @@ def test_a_full_partition_shows_why_the_job_waits(long_sft: Any) -> None:
     for _ in cluster.layout.names:
         cluster.run("sbatch", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300")
     driver = start(long_sft)
-    row = long_sft.until(
-        lambda: (r := long_sft.status())["reason"] and r, "a reason in the queue", 30
-    )
+    row = long_sft.until(lambda: (r := long_sft.status())["reason"] and r, "a reason in the queue")
     assert row["state"] == "queued"
     assert row["reason"] in ("Resources", "Priority")
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
     assert row["job"] not in long_sft.jobs()
 
 
@@ -91,7 +91,7 @@ def test_a_drained_node_takes_no_job_and_loses_none(medium_sft: Any, undisturbed
     row = medium_sft.training()
     node = f"NodeName={row['nodes']}"
     medium_sft.cluster.run("scontrol", "update", node, "State=DRAIN", "Reason=maintenance")
-    output, _ = driver.communicate(timeout=120)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert medium_sft.lock() == undisturbed_lock
 
@@ -102,13 +102,13 @@ def test_a_held_job_says_how_to_release_it(long_sft: Any) -> None:
     row = long_sft.training()
     long_sft.cluster.run("scontrol", "requeuehold", row["job"])
     held = long_sft.until(
-        lambda: (r := long_sft.status())["state"] == "queued" and r["reason"] and r, "held", 60
+        lambda: (r := long_sft.status())["state"] == "queued" and r["reason"] and r, "held"
     )
     assert f"scontrol release {row['job']}" in held["reason"]
     long_sft.cluster.run("scontrol", "release", row["job"])
-    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "running again", 90)
+    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "running again")
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
 
 
 @pytest.mark.slow
@@ -120,6 +120,6 @@ def test_a_time_limit_that_kills_is_named(long_sft: Any) -> None:
     driver = start(long_sft)
     row = long_sft.training()
     long_sft.cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=1")
-    output = failed(driver, timeout=180)
+    output = failed(driver)
     assert f"job {row['job']} passed its time limit" in output
     assert "raise `time_minutes`" in output

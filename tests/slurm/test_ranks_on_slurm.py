@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 
@@ -62,7 +64,7 @@ def test_all_ranks_stop_at_one_step_and_go_on_to_the_same_bytes(
     driver = start(two_nodes)
     row = two_nodes.training()
     two_nodes.cluster.run("scancel", "--signal=USR2", row["job"])
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert two_nodes.status()["restarts"] == 1
     assert two_nodes.lock() == undisturbed.lock()
@@ -75,7 +77,7 @@ def test_a_killed_rank_is_named_and_takes_the_job_along(two_nodes: Any) -> None:
     assert len(workers) == 2
     killed = time.monotonic()
     workers[1].kill()
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert time.monotonic() - killed < 30
     assert driver.returncode != 0
     assert "rank 1 on 127.0.0.12: Killed" in output
@@ -88,7 +90,7 @@ def test_a_rank_that_hangs_is_named_within_the_time_allowed(two_nodes: Any) -> N
     stuck = two_nodes.workers()[1]
     stuck.send_signal(signal.SIGSTOP)
     since = time.monotonic()
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
     assert time.monotonic() - since < 8 + 30
     assert "rank 1 on" in output
@@ -109,7 +111,7 @@ def test_a_node_lost_under_some_of_the_ranks(two_nodes: Any, undisturbed: Any) -
     driver = start(two_nodes)
     two_nodes.training()
     two_nodes.cluster.kill_node("127.0.0.12")
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert two_nodes.lock() == undisturbed.lock()
     assert two_nodes.status()["restarts"] >= 1

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 
 def start(clone: Any) -> Any:
     return clone.start("dvc", "repro", "--single-item", "sft")
@@ -17,7 +19,7 @@ def checkpoints(clone: Any) -> list[Any]:
 
 def finish(clone: Any, driver: Any, expected: str) -> str:
     output: str
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert clone.lock() == expected
     steps = clone.steps()
@@ -40,7 +42,7 @@ def test_preemption_with_requeue(medium_sft: Any, undisturbed_lock: str) -> None
     driver = start(medium_sft)
     row = medium_sft.training()
     urgent = preempt(medium_sft, row["nodes"])
-    medium_sft.until(lambda: checkpoints(medium_sft), "saved on the warning", 30)
+    medium_sft.until(lambda: checkpoints(medium_sft), "saved on the warning")
     output = finish(medium_sft, driver, undisturbed_lock)
     after = medium_sft.status()
     assert (after["job"], after["attempts"], after["restarts"]) == (row["job"], 1, 1)
@@ -69,13 +71,13 @@ def test_preemption_of_a_worker_that_does_not_listen(long_sft: Any) -> None:
     row = long_sft.training()
     preempt(long_sft, row["nodes"])
     again = long_sft.until(
-        lambda: (r := long_sft.status())["attempts"] == 2 and r["progress"] and r, "going on", 90
+        lambda: (r := long_sft.status())["attempts"] == 2 and r["progress"] and r, "going on"
     )
     assert (again["restarts"], again["job"] != row["job"]) == (1, True)
     steps = long_sft.steps()
     assert steps == list(range(1, len(steps) + 1)), "each step once"
     os.killpg(driver.pid, signal.SIGTERM)
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert f"job {row['job']} was preempted" in output
     assert "going on in a new job (restart 1 of 3)" in output
 
@@ -98,14 +100,14 @@ def test_a_time_limit_is_survived_by_going_on(long_sft: Any) -> None:
     slurm_clone.set_profile(sft={"time_minutes": 2, "signal_lead_seconds": 5})
     driver = start(slurm_clone)
     row = slurm_clone.training()
-    slurm_clone.until(lambda: slurm_clone.status()["restarts"] == 1, "a second life", 180)
+    slurm_clone.until(lambda: slurm_clone.status()["restarts"] == 1, "a second life")
     second = slurm_clone.training()
     assert second["job"] == row["job"]
     resumed = slurm_clone.steps()
     assert resumed == list(range(1, len(resumed) + 1))
     assert checkpoints(slurm_clone), "saved before the limit"
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
 
 
 def test_the_warning_reaches_the_worker_and_not_its_helpers(long_sft: Any) -> None:
@@ -126,7 +128,7 @@ def test_the_warning_reaches_the_worker_and_not_its_helpers(long_sft: Any) -> No
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
     assert (long_sft.root / "helper").read_text() == "None ", "it lived when the stage saved"
     os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
 
 
 def test_restarts_are_bounded(long_sft: Any) -> None:
@@ -137,7 +139,7 @@ def test_restarts_are_bounded(long_sft: Any) -> None:
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
     long_sft.training()
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
     assert "its profile allows no more restarts (requeues: 1)" in output
     assert long_sft.status()["state"] == "failed"

@@ -5,6 +5,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from tests.waiting import PATIENCE_S
+
 
 def up(clone: Any, stages: str) -> dict[str, Any]:
     said = clone.run("lockstep", "session", "up", "--stages", stages, "--json").stdout
@@ -47,7 +49,7 @@ def test_a_stage_whose_session_slurm_ends_goes_on_in_a_job_of_its_own(long_sft: 
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     long_sft.training()
     long_sft.cluster.run("scancel", session["job"])
-    output, _ = driver.communicate(timeout=300)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert "its session ended" in output or "is gone without a word" in output
     assert executors(long_sft, "sft") == ["session", "slurm"]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 
 @pytest.mark.slow
 def test_the_whole_pipeline_makes_the_same_bytes_as_without_slurm(
@@ -119,7 +121,7 @@ def test_what_a_queued_job_runs_is_the_code_as_it_was(slurm_clone: Any) -> None:
     original = code.read_text()
     code.write_text("raise SystemExit('the code of another day')\n" + original)
     cluster.up()
-    output, _ = driver.communicate(timeout=120)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
     assert "its code, params or inputs changed while its job ran" in output
     assert "another day" not in slurm_clone.run("lockstep", "logs", "sft").stdout
@@ -159,11 +161,11 @@ def test_a_job_that_comes_back_after_its_cancellation_does_nothing(long_sft: Any
     driver = long_sft.start("dvc", "repro", "--single-item", "sft")
     row = long_sft.training()
     long_sft.run("lockstep", "cancel", "sft")
-    driver.communicate(timeout=180)
+    driver.communicate(timeout=PATIENCE_S)
     steps = long_sft.steps()
     long_sft.until(lambda: not long_sft.jobs(), "its end")
     long_sft.cluster.run("scontrol", "requeue", row["job"])
     long_sft.until(lambda: long_sft.jobs(), "a second life")
-    long_sft.until(lambda: not long_sft.jobs(), "its end", 30)
+    long_sft.until(lambda: not long_sft.jobs(), "its end")
     assert long_sft.steps() == steps
     assert long_sft.status()["state"] == "cancelled"

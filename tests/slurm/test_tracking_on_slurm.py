@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "prefect"))
 
 from prefect_servers import serving
 
+from tests.waiting import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 
@@ -19,7 +21,7 @@ def test_a_requeued_job_is_one_run_with_each_step_once(medium_sft: Any) -> None:
     driver = medium_sft.start("lockstep", "run", "sft")
     row = medium_sft.training()
     medium_sft.cluster.run("scancel", "--signal=USR2", row["job"])
-    output, _ = driver.communicate(timeout=180)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert medium_sft.status()["restarts"] == 1
     medium_sft.run("lockstep", "sync")

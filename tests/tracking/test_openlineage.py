@@ -2,8 +2,7 @@
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from pipelines import openlineage
 from pipelines.openlineage import Cursor, is_configured, run_emitter, start_emitter
 from pipelines.openlineage_client import run_id
 from pipelines.tracking import ship_all
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 FACETS = {
@@ -142,13 +142,6 @@ def emit(clone: FakeClone, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the background process does, in this one; from the clone, as there."""
     monkeypatch.chdir(clone.root)
     run_emitter(clone.repository, 5.0)
-
-
-def until(true: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def emitters(clone: FakeClone) -> list[psutil.Process]:
@@ -283,7 +276,7 @@ def test_a_killed_process_is_followed_by_one_that_tells_the_rest(
     entry = clone.entry("sft")
     clone.start(entry)
     start_emitter(clone.repository)
-    until(lambda: Cursor.of(entry).event == "START")
+    until(lambda: Cursor.of(entry).event == "START", "the first event")
     [process] = emitters(clone)
     process.kill()
     process.wait()

@@ -11,6 +11,7 @@ from pipelines.ledger import Entry
 from pipelines.shipper import start_shipper
 from pipelines.tracking import ship_all
 from pipelines.tracking_metrics import MetricsTail
+from tests.waiting import PATIENCE_S
 
 
 def rewind(entry: Entry, **changes: object) -> None:
@@ -84,7 +85,7 @@ def test_a_shipper_killed_again_and_again_repeats_nothing(clone: FakeClone) -> N
     reached = 0
     for _ in range(2):
         start_shipper(clone.repository)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             cursor = clone.cursor(entry)
             if cursor.get("state") or (cursor.get("step") or 0) > reached:

