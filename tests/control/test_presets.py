@@ -3,7 +3,6 @@
 import functools
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -415,9 +414,7 @@ def test_the_command_needs_neither_torch_nor_dvc(clone: Any) -> None:
         "import sys; from pipelines.cli import main; main(['preset', 'trl']); "
         "print({'torch', 'dvc', 'prefect', 'mlflow'} & set(sys.modules))"
     )
-    started = time.monotonic()
     assert "set()" in clone.run("python", "-c", program).stdout
-    assert time.monotonic() - started < 20
 
 
 def peer_table() -> str:

@@ -112,7 +112,7 @@ def test_a_hang_is_ended_and_named_even_inside_c(score, functions) -> None:
     began = time.monotonic()
     said = failure(score, folder, function="mine:f", timeout=1.0)
     assert "(rewards/mine.py:f) did not return within 1 s for prompt p1, sample 0" in said
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 100
     assert not [
         p for p in psutil.Process().children(recursive=True) if "isolated" in str(p.cmdline())
     ]
@@ -154,11 +154,11 @@ def test_stopping_ends_a_call_under_way(ctx: Context, functions) -> None:
         mine="import time, pathlib\n"
         "def f(responses):\n"
         "    pathlib.Path(__file__).with_name('begun').touch()\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(200)\n"
     )
     from stages.contracts.rewards import Function
 
-    params = Function(kind="function", function="mine:f", timeout=90.0)
+    params = Function(kind="function", function="mine:f", timeout=300.0)
     source = NamedSource("mine", params, folder)
     plain = [given(item) for item in ROWS]
     scorer = open_scorer(ctx, source, plain)
@@ -167,7 +167,7 @@ def test_stopping_ends_a_call_under_way(ctx: Context, functions) -> None:
     began = time.monotonic()
     with pytest.raises(Stopped):
         scorer.score(plain)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 100
     scorer.close()
 
 

@@ -106,10 +106,12 @@ def test_a_redirection_does_not_get_the_token(score, server, monkeypatch) -> Non
 
 
 def test_a_server_that_is_too_slow_is_named(score, server) -> None:
-    server.answer = lambda *_: (time.sleep(5), (200, {}, {}))[1]
+    enough = threading.Event()
+    server.answer = lambda *_: (enough.wait(60), (200, {}, {}))[1]
     began = time.monotonic()
     assert "did not answer within 0.3 s" in failure(score, server, timeout=0.3, retries=1)
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 50
+    enough.set()
 
 
 def test_a_server_that_dribbles_is_too_slow(score) -> None:
@@ -174,4 +176,4 @@ def test_stopping_does_not_wait_for_a_busy_server(ctx: Context, score, server, m
     began = time.monotonic()
     with pytest.raises(Stopped):
         score(ROWS, kind="http", url=server.url)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 50

@@ -37,7 +37,7 @@ def test_kill_9_of_the_worker_names_rank_and_node(long_sft: Any) -> None:
     killed = time.monotonic()
     long_sft.workers()[0].kill()
     output = failed(driver)
-    assert time.monotonic() - killed < 20
+    assert time.monotonic() - killed < 100
     assert "rank 0 on 127.0.0.1" in output
     assert "Killed" in output
     assert "if nobody killed it, it ran out of memory" in output

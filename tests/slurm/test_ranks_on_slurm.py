@@ -78,7 +78,7 @@ def test_a_killed_rank_is_named_and_takes_the_job_along(two_nodes: Any) -> None:
     killed = time.monotonic()
     workers[1].kill()
     output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert time.monotonic() - killed < 30
+    assert time.monotonic() - killed < 100
     assert driver.returncode != 0
     assert "rank 1 on 127.0.0.12: Killed" in output
     assert not two_nodes.workers()
