@@ -25,7 +25,7 @@ from tests.chaos.monkey import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
-ROUND = 15
+ROUND = 10
 """Kills in one clone; more of them, and nothing would ever get done. Also how many are usual."""
 
 
