@@ -78,7 +78,10 @@ def _by_rule(order: Mapping[str, Any]) -> Score:
     from stages.rewards.rules import open_rule
 
     resource.setrlimit(resource.RLIMIT_AS, (RULE_MEMORY, RULE_MEMORY))
-    rule, seconds = open_rule(order["rule"], Path(order["folder"])), float(order["seconds"])
+    try:
+        rule, seconds = open_rule(order["rule"], Path(order["folder"])), float(order["seconds"])
+    except (OSError, ValueError) as error:
+        raise Refusal(str(error)) from None
 
     def score(rows: Sequence[Mapping[str, Any]]) -> list[float]:
         rewards = []

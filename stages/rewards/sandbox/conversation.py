@@ -305,12 +305,12 @@ def _free_names(cases: list[str]) -> set[str]:
                     bound.add(other or name.partition(".")[0])
         return bound
 
-    own = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-    own += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    comprehensions = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
     def in_the_open(tree: ast.AST) -> Iterable[ast.AST]:
         yield tree
-        if not isinstance(tree, own):
+        if not isinstance(tree, (*functions, *comprehensions)):
             for child in ast.iter_child_nodes(tree):
                 yield from in_the_open(child)
 
