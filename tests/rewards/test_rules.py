@@ -259,6 +259,16 @@ def test_each_instruction_tells_two_responses_apart(name) -> None:
     assert not instructions.follows(" ", name, arguments)
 
 
+def test_json_that_is_too_deep_is_wrong_and_a_schema_without_end_is_refused(score) -> None:
+    """Neither a response that can be read nor one that cannot may end the stage."""
+    tree = {"type": "object", "properties": {"a": {"$ref": "#"}}}
+    deep = ['{"a": ' * depth + "{}" + "}" * depth for depth in (3, 400, 50_000)]
+    pairs = [(text, None) for text in deep]
+    assert rewards(score, pairs, kind="json_schema", definition=tree) == [1.0, 0.0, 0.0]
+    with pytest.raises(StageError, match="refers to itself without end"):
+        rewards(score, [("{}", None)], kind="json_schema", definition={"$ref": "#"})
+
+
 def test_instructions_of_rows_and_of_the_source(score) -> None:
     columns = {
         "instruction_id_list": ["punctuation:no_comma", "keywords:existence"],
