@@ -30,9 +30,9 @@ def open_rule(params: JsonSchema, folder: Path) -> Callable[[Row], float]:
     except SchemaError as error:
         raise ValueError(f"this is no JSON schema: {error.message}") from None
     validator = kind(schema, registry=Registry())
-    for value in (None, "", 0, [], {}):
+    for text in ("null", '""', "0", "[]", "{}"):
         try:
-            validator.is_valid(value)
+            validator.is_valid(_value(text))
         except RecursionError:
             raise ValueError("this JSON schema refers to itself without end") from None
         except Unresolvable as error:
