@@ -7,8 +7,9 @@ add2      two-digit additions, bare
 word      small word problems with one addition or subtraction
 one_step  one step as in GSM8K: prices, boxes, shares, distances
 
-A problem is held out, or trained on, by a hash of its numbers and not of its wording: 3 + 5 held
-out keeps 5 + 3 and the apples of either out of training.
+A problem is held out, or trained on, by a hash of its task and its numbers, and not of its wording:
+3 + 5 held out of add1 keeps 5 + 3 and all their wordings out of it. Another task may still train on
+the same sum, as apples.
 """
 
 import argparse

@@ -4,7 +4,9 @@ A turn that ends with a call is answered with its result, or with `error` where 
 computed. Any other turn is the policy's answer and ends the episode: 1 where it equals the row's
 `answer`, else 0.
 
-Numbers are whole or decimal, operations + - * / and parentheses; the result has no trailing zeros.
+Numbers are whole or decimal, operations + - * / and parentheses. The result has at most 12 digits,
+exact or rounded, and no trailing zeros; one that is longer before its point is an `error`, as on a
+pocket calculator, so that no expression makes an observation that is too long.
 """
 
 import ast
@@ -20,7 +22,7 @@ CALL = re.compile(r"calc\((.*)\)\s*$", re.DOTALL)
 LONGEST = 200
 """Characters of an expression."""
 DIGITS = 12
-"""Decimal places of a result that has more."""
+"""Of a result; where it is below 1, those behind the point."""
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -58,7 +60,10 @@ def result(expression: str) -> str:
 
 def _value(node: ast.expr, source: str) -> Fraction:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return Fraction(ast.get_source_segment(source.strip(), node) or "")
+        written = ast.get_source_segment(source.strip(), node) or ""
+        if "e" in written.lower():
+            raise ValueError("an exponent makes numbers that take for ever")
+        return Fraction(written)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand, source)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
@@ -68,6 +73,11 @@ def _value(node: ast.expr, source: str) -> Fraction:
 
 
 def _shown(value: Fraction) -> str:
-    if value.denominator == 1:
-        return str(value.numerator)
-    return f"{float(value):.{DIGITS}f}".rstrip("0").rstrip(".")
+    before = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    if before > DIGITS:
+        raise ValueError(f"the result has more than {DIGITS} digits")
+    places = DIGITS - before
+    scaled = round(value * 10**places)
+    whole, part = divmod(abs(scaled), 10**places)
+    shown = f"{whole}.{part:0{places}}".rstrip("0").rstrip(".") if places else str(whole)
+    return f"-{shown}" if scaled < 0 else shown

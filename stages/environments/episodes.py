@@ -8,6 +8,7 @@ sample's own, and an episode of one turn is the completion that it would be with
 
 import json
 import math
+import numbers
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,7 +194,7 @@ def _take_turn(arena: Arena, episode: _Episode, said: Completion, max_new_tokens
     answer = _checked(
         arena, episode, where, _asked(arena, episode.row, where, episode.environment.step, action)
     )
-    episode.reward += answer.reward
+    episode.reward += float(answer.reward)
     episode.over = answer.done
     used_up = episode.turns == arena.max_turns or sum(episode.loss_mask) >= max_new_tokens
     if answer.done or used_up:
@@ -218,12 +219,19 @@ def _take_turn(arena: Arena, episode: _Episode, said: Completion, max_new_tokens
     episode.support += [[] for _ in observed if said.support is not None]
 
 
+def _is_finite(reward: Any) -> bool:
+    try:
+        return isinstance(reward, numbers.Real) and math.isfinite(reward)
+    except OverflowError:
+        return False
+
+
 def _checked(arena: Arena, episode: _Episode, where: str, answer: Any) -> Observation:
     if not isinstance(answer, Observation):
         problem = f"it answered with {type(answer).__name__}, not with an Observation"
     elif not isinstance(answer.text, str):
         problem = f"the text of its answer is of type {type(answer.text).__name__}"
-    elif not isinstance(answer.reward, int | float) or not math.isfinite(answer.reward):
+    elif not _is_finite(answer.reward):
         problem = f"its reward is {answer.reward!r}, not a finite number"
     else:
         return answer

@@ -50,6 +50,6 @@ def _imported(path: Path) -> ModuleType:
     sys.modules[module.__name__] = module
     try:
         exec(compile(path.read_text(encoding="utf-8"), path, "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise StageError(f"{path} does not import: {type(error).__name__}: {error}") from error
     return module

@@ -67,13 +67,19 @@ def program_of(response: str) -> str:
 def exam_of(row: Row) -> Exam:
     """What the row's columns say; Unusable if they say nothing that makes sense."""
     extra = row["extra"]
-    if "entry_point" in extra and "test" in extra:
+    # A table has nulls where other rows have a column.
+    if extra.get("entry_point") is not None and extra.get("test") is not None:
         prompt, name, test = row["prompt"], str(extra["entry_point"]), str(extra["test"])
+        if not _defines_check(test):
+            raise Unusable("its `test` does not define check(candidate), which tests the program")
         before = f"{prompt}\n" if _is_python(prompt) else ""
         case = f"{test}\n\ncheck({name})\n"
         return Exam(CodeTests([case], setup=before, taken=(name,)), before)
-    tests = _list(extra, "tests" if "tests" in extra else "test_list")
+    tests = _list(extra, "tests" if extra.get("tests") is not None else "test_list")
     if all(isinstance(test, str) for test in tests):
+        for number, test in enumerate(tests):
+            if not test.strip():
+                raise Unusable(f"number {number} of its tests is empty: any program would pass it")
         setup = extra.get("test_setup_code") or ""
         return Exam(CodeTests([str(test) for test in tests], setup=str(setup)))
     return Exam([_exchange(number, test) for number, test in enumerate(tests)])
@@ -99,6 +105,15 @@ def _exchange(number: int, test: Any) -> Exchange:
         case {"input": str(given), "output": str(expected)}:
             return Exchange(given, expected)
     raise Unusable(f"number {number} of its `tests` is neither {{input, output}} of texts nor text")
+
+
+def _defines_check(test: str) -> bool:
+    try:
+        nodes = ast.walk(ast.parse(test))
+    except (SyntaxError, ValueError):
+        # Whoever runs it will say so.
+        return True
+    return any(getattr(node, "name", getattr(node, "id", None)) == "check" for node in nodes)
 
 
 def _is_python(text: str) -> bool:

@@ -1,7 +1,8 @@
 """What a source of rewards is given of a row: plain JSON, by the same names everywhere.
 
-A rule sees one row: `prompt`, `response`, `answer`, `finish_reason`, `response_ids`, what an
-environment paid as `environment_reward`, and the other columns of the source's row under `extra`.
+A rule sees one row: `prompt`, `response`, `answer`, `finish_reason`, `response_ids`, how many of
+these are the policy's own as `num_tokens`, what an environment paid as `environment_reward`, and
+the other columns of the source's row under `extra`.
 Functions and servers see several as columns: the same in the plural, and each of the other columns
 by its own name, null in rows that lack it. A column whose name is one of the plurals is hidden by
 it.
@@ -33,7 +34,11 @@ class Unusable(Exception):
 def given(row: Row) -> dict[str, Any]:
     """A row of rollouts as sources see it."""
     extra = json.loads(row.get("extra") or "{}")
-    return {name: row.get(name) for name in PLURALS.values()} | {"extra": extra}
+    # What it observed between its turns is in `response_ids`, and none of its doing.
+    mask, ids = row.get("loss_mask"), row.get("response_ids") or ()
+    num_tokens = len(ids) if mask is None else sum(mask)
+    named = {name: row.get(name) for name in PLURALS.values()}
+    return {**named, "num_tokens": num_tokens, "extra": extra}
 
 
 def column_names(rows: Iterable[Row]) -> list[str]:

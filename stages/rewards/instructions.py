@@ -7,6 +7,7 @@ small letters is English is not asked; and a response's language is not checked 
 response follows nothing.
 """
 
+import difflib
 import inspect
 import json
 import re
@@ -27,6 +28,8 @@ _OPINIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 def open_rule(params: Instructions, _folder: Path) -> Callable[[Row], float]:
     fixed = [(instruction.id, instruction.kwargs) for instruction in params.instructions]
+    for name, arguments in fixed:
+        _check_fixed(name, arguments)
 
     def reward(row: Row) -> float:
         asked = [
@@ -42,6 +45,23 @@ def open_rule(params: Instructions, _folder: Path) -> Callable[[Row], float]:
         return sum(followed) / len(followed)
 
     return reward
+
+
+def _check_fixed(name: str, arguments: Mapping[str, Any]) -> None:
+    """ValueError where an instruction of params.yaml can be followed by nobody."""
+    if name in UNCHECKED:
+        return
+    if name not in CHECKS:
+        near = difflib.get_close_matches(name, CHECKS, 1)
+        hint = f": did you mean {near[0]}?" if near else "; docs/rewards.md lists those there are"
+        raise ValueError(f"there is no instruction {name!r}{hint}")
+    taken = list(inspect.signature(CHECKS[name]).parameters)[1:]
+    if odd := [key for key in arguments if key not in taken]:
+        raise ValueError(
+            f"the instruction {name} takes {', '.join(taken) or 'nothing'}, not {odd[0]}"
+        )
+    if missing := [key for key in taken if arguments.get(key) is None]:
+        raise ValueError(f"the instruction {name} lacks {', '.join(missing)}")
 
 
 def follows(response: str, name: str, arguments: Mapping[str, Any]) -> bool:
@@ -109,7 +129,7 @@ def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: 
     parts = [part.strip() for part in re.split(r"\n\n", text) if part.strip()]
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
         return False
-    word = re.match(r"[\"'(*]*([^\s.,?!:;\"')*]+)", parts[nth_paragraph - 1])
+    word = re.match(r"[\"'(*]*([^\s.,?!:;\"')*]+)", parts[int(nth_paragraph) - 1])
     return word is not None and word[1].lower() == first_word.lower()
 
 
@@ -225,3 +245,5 @@ CHECKS: Mapping[str, Callable[..., bool]] = {
     "startend:quotation": _quotation,
 }
 """A check of each instruction that is known: a function of the response and its arguments."""
+UNCHECKED = ("language:response_language",)
+"""Instructions of IFEval that are known, and for which there is no check."""

@@ -184,4 +184,6 @@ def _key(order: Mapping[str, Any]) -> str:
 def _how_it_ended(returncode: int | None) -> str:
     if returncode is not None and returncode < 0 and returncode != -signal.SIGKILL:
         return f"its process was ended by {signal.Signals(-returncode).name}"
+    if returncode is not None and returncode >= 0:
+        return f"its process exited with code {returncode} before it had answered (see the log)"
     return "its process ended without an answer (see the log; was it out of memory?)"

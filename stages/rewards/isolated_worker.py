@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Refusal(Exception):
 
 def main() -> None:
     questions, answers = _private_pipes()
+    asked = os.getpid()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     score: Score | None = None
     for line in questions:
@@ -49,6 +50,9 @@ def main() -> None:
                 answer = {"rewards": score(message["rows"])}
         except Refusal as refusal:
             answer = {"refused": str(refusal), "index": refusal.index}
+        if os.getpid() != asked:
+            # A fork of the scored code came back, too: a second answer would be the next batch's.
+            os._exit(1)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -74,7 +78,10 @@ def _by_rule(order: Mapping[str, Any]) -> Score:
     from stages.rewards.rules import open_rule
 
     resource.setrlimit(resource.RLIMIT_AS, (RULE_MEMORY, RULE_MEMORY))
-    rule, seconds = open_rule(order["rule"], Path(order["folder"])), float(order["seconds"])
+    try:
+        rule, seconds = open_rule(order["rule"], Path(order["folder"])), float(order["seconds"])
+    except (OSError, ValueError) as error:
+        raise Refusal(str(error)) from None
 
     def score(rows: Sequence[Mapping[str, Any]]) -> list[float]:
         rewards = []
@@ -99,18 +106,23 @@ def _by_function(order: Mapping[str, Any]) -> Score:
     function = _load(Path(order["folder"]), order["function"])
     names = order["columns"]
     wanted = [] if names is None else _wanted(function, names)
+    by_position = _by_position(function, wanted)
 
     def score(rows: Sequence[Mapping[str, Any]]) -> list[float]:
         from stages.rewards.given import columns
 
         arguments = columns(rows, wanted)
+        in_order = [arguments.pop(name) for name in by_position]
         try:
-            returned = function(**arguments)
+            returned = function(*in_order, **arguments)
             if inspect.isawaitable(returned):
                 returned = asyncio.run(_awaited(returned))
-        except Exception as error:
+            return _numbers(returned, len(rows))
+        except Refusal:
+            raise
+        except BaseException as error:
+            # SystemExit, too: it is the function that ends, not the scoring.
             raise Refusal(f"raised {_last_line(error)}") from error
-        return _numbers(returned, len(rows))
 
     return score
 
@@ -128,7 +140,7 @@ def _load(folder: Path, name: str) -> Callable[..., Any]:
     sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except BaseException as error:
         raise Refusal(f"importing {path} raised {_last_line(error)}") from error
     if Path(str(module.__file__)).resolve() != path.resolve():
         raise Refusal(f"{module_name} is a module of Python's or of a package: rename {path}")
@@ -141,7 +153,12 @@ def _load(folder: Path, name: str) -> Callable[..., Any]:
 
 def _wanted(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
     """The columns that the function's parameters name; all, where it takes any."""
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise Refusal(
+            f"its parameters have no names ({error}): write a function in Python"
+        ) from None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return list(names)
     unknown = [
@@ -158,19 +175,39 @@ def _wanted(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.name in names]
 
 
+def _by_position(function: Callable[..., Any], wanted: Sequence[str]) -> list[str]:
+    """Those of the wanted columns that the function takes by position alone."""
+    return [
+        parameter.name
+        for parameter in (inspect.signature(function).parameters.values() if wanted else ())
+        if parameter.name in wanted and parameter.kind is parameter.POSITIONAL_ONLY
+    ]
+
+
 def _numbers(returned: Any, count: int) -> list[float]:
     """What a function returned, as one finite number a row."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
-    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+    # A set has as many numbers, and not in the order of the rows.
+    unordered = str | bytes | Mapping | Set
+    if isinstance(values, unordered) or not hasattr(values, "__len__"):
         raise Refusal(f"returned {_shown(returned)}, not a list of {count} numbers")
     if len(values) != count:
         raise Refusal(f"returned {len(values)} numbers for {count} responses")
-    for index, value in enumerate(values):
-        if not isinstance(value, numbers.Real):
-            raise Refusal(f"returned {_shown(value)}, not a number", index)
-        if not math.isfinite(value):
-            raise Refusal(f"returned {value}", index)
-    return [float(value) for value in values]
+    return [_number(value, index) for index, value in enumerate(values)]
+
+
+def _number(value: Any, index: int) -> float:
+    # np.bool_ and tensors of one number are no numbers by themselves.
+    plain = value.item() if hasattr(value, "item") else value
+    if not isinstance(plain, numbers.Real):
+        raise Refusal(f"returned {_shown(value)}, not a number", index)
+    try:
+        number = float(plain)
+    except OverflowError:
+        raise Refusal(f"returned {_shown(value)}, which no float can hold", index) from None
+    if not math.isfinite(number):
+        raise Refusal(f"returned {number}", index)
+    return number
 
 
 def _shown(value: Any) -> str:

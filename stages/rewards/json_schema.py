@@ -21,6 +21,7 @@ def open_rule(params: JsonSchema, folder: Path) -> Callable[[Row], float]:
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
     from referencing import Registry
+    from referencing.exceptions import Unresolvable
 
     schema = params.definition if params.file is None else read_schema(folder / params.file)
     kind = validator_for(schema)
@@ -29,10 +30,21 @@ def open_rule(params: JsonSchema, folder: Path) -> Callable[[Row], float]:
     except SchemaError as error:
         raise ValueError(f"this is no JSON schema: {error.message}") from None
     validator = kind(schema, registry=Registry())
+    for text in ("null", '""', "0", "[]", "{}"):
+        try:
+            validator.is_valid(_value(text))
+        except RecursionError:
+            raise ValueError("this JSON schema refers to itself without end") from None
+        except Unresolvable as error:
+            raise ValueError(f"this JSON schema refers to what is not in it: {error}") from None
 
     def reward(row: Row) -> float:
         value = _value(row["response"].strip())
-        return float(value is not _NOT_JSON and validator.is_valid(value))
+        try:
+            return float(value is not _NOT_JSON and validator.is_valid(value))
+        except RecursionError:
+            # As with JSON that is too deep to be read: the response is, the schema is not.
+            return 0.0
 
     return reward
 

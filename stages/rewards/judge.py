@@ -1,10 +1,11 @@
 """judge: a language model behind an OpenAI-compatible endpoint is asked for a number.
 
 It is asked at temperature 0, one request a response. The number is a field of the last JSON object
-in its answer, or the last number of the text (8/10 and "8 out of 10" are 8 where 10 is the
-highest); it has to lie between `low` and `high`. What it answered is kept in the scratch by a hash
-of the request, so that a stage that was killed does not ask again. A model that somebody serves may
-answer another way tomorrow: the scores keep what it said today.
+in its answer, or the last number of the text (8/10, "8 out of 10" and "8 on a scale from 0 to 10"
+are 8 where 10 is the highest); it has to lie between `low` and `high`. An answer that was cut at
+`max_tokens` has none, whatever numbers it had come to. What it answered is kept in the scratch by a
+hash of the request, so that a stage that was killed does not ask again. A model that somebody
+serves may answer another way tomorrow: the scores keep what it said today.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from stages.rewards.remote import NoAnswer, Server
 from stages.rewards.side_by_side import side_by_side
 
 _HOLE = re.compile(r"\{(\w+)\}")
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?![\w])")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d+)?(?![\w])")
 SHOWN = 200
 
 
@@ -51,10 +52,17 @@ class JudgeScorer:
         return side_by_side(self._ctx, calls, self._params.concurrency, self.close)
 
     def _of_row(self, row: Row) -> float:
-        said = self._answer(row)
-        number = parse(said, self._params)
+        said, cut = self._answer(row)
+        number = None if cut else parse(said, self._params)
         if number is not None:
             return number
+        if self._params.on_unparsable is None and cut:
+            raise StageError(
+                f"reward {self._name!r} for {name_of(row)}: the judge's answer was cut after "
+                f"rewards.{self._name}.max_tokens, {self._params.max_tokens}: {said[-SHOWN:]!r}. "
+                "Raise it, ask for a shorter answer, or say what such an answer is worth: "
+                f"rewards.{self._name}.on_unparsable"
+            )
         if self._params.on_unparsable is None:
             raise StageError(
                 f"reward {self._name!r} for {name_of(row)}: the judge's answer has no number from "
@@ -63,7 +71,8 @@ class JudgeScorer:
             )
         return self._params.on_unparsable
 
-    def _answer(self, row: Row) -> str:
+    def _answer(self, row: Row) -> tuple[str, bool]:
+        """What it said, and whether it was cut before it had said all."""
         message = request(self._params, self._template, row)
         asked = json.dumps([self._server.url, message], sort_keys=True)
         digest = hashlib.sha256(asked.encode()).hexdigest()
@@ -72,18 +81,21 @@ class JudgeScorer:
             return known
         try:
             answer = self._server.ask(message, self._given_up.is_set)
-            said = answer["choices"][0]["message"]["content"]
+            choice = answer["choices"][0]
+            said, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+            if not isinstance(said, str | None):
+                raise TypeError(said)
         except NoAnswer as problem:
             raise StageError(f"reward {self._name!r} for {name_of(row)}: {problem}") from None
-        except (KeyError, IndexError, TypeError):
-            shown = json.dumps(answer)[:SHOWN]
+        except (KeyError, IndexError, TypeError, AttributeError):
+            shown = self._server.shown(json.dumps(answer))
             raise StageError(
                 f"reward {self._name!r} for {name_of(row)}: {self._server.url} answered no chat "
                 f"completion: {shown}"
             ) from None
         said = said or ""
-        _keep(kept, said)
-        return str(said)
+        _keep(kept, said, cut)
+        return said, cut
 
 
 def read_template(name: str, params: Judge, folder: Path) -> str:
@@ -126,35 +138,56 @@ def parse(text: str, params: Judge) -> float | None:
 
 
 def _last_number(text: str, high: float) -> float | None:
-    of_high = re.sub(rf"\s*(?:/|\bout of\b)\s*{high:g}(?:\.0+)?(?![\w.]*\d)", " ", text)
+    """The last number that does not just say how high the scale is."""
+    highest = rf"{re.escape(f'{high:.15g}')}(?:\.0+)?(?![\w.]*\d)"
+    scales = (
+        r"\s*/\s*",
+        r"\s*\bout\s+of\b(?:\s+(?:an?|the|possible|maximum|total|of)\b)*\s*",
+        r"\bscale\s+(?:of|from)\s+(?:[-+]?[\d.]+\s*(?:to|-|\u2013)\s*)?",
+        rf"\b(?={highest}-point\b)",
+    )
+    of_high = re.sub(rf"(?:{'|'.join(scales)}){highest}", " ", text, flags=re.IGNORECASE)
     found = _NUMBER.findall(of_high)
-    return float(found[-1]) if found else None
+    return float(found[-1].replace(",", "")) if found else None
 
 
 def _field(text: str, field: str) -> float | None:
-    """The field of the last JSON object that has it."""
-    decoder = json.JSONDecoder()
-    for start in reversed([match.start() for match in re.finditer(r"\{", text)]):
+    """The field of the last JSON object that has it; of one within another, the outer one's."""
+    decoder, found, at = json.JSONDecoder(), None, 0
+    while (at := text.find("{", at)) >= 0:
         try:
-            value, _ = decoder.raw_decode(text, start)
+            value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
+            at += 1
             continue
-        found = value.get(field)
-        if isinstance(found, int | float) and not isinstance(found, bool):
-            return float(found)
-    return None
+        inside = _number_in(value, field)
+        found = found if inside is None else inside
+    return found
 
 
-def _recall(path: Path) -> str | None:
+def _number_in(value: Any, field: str) -> float | None:
+    if isinstance(value, dict):
+        number = value.get(field)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            try:
+                return float(number)
+            except OverflowError:
+                return None
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inside = [number for part in parts if (number := _number_in(part, field)) is not None]
+    return inside[-1] if inside else None
+
+
+def _recall(path: Path) -> tuple[str, bool] | None:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return str(kept["said"]), bool(kept["cut"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return kept["said"] if isinstance(kept, dict) else None
 
 
-def _keep(path: Path, said: str) -> None:
+def _keep(path: Path, said: str, cut: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
-    aside.write_text(json.dumps({"said": said}), encoding="utf-8")
+    aside.write_text(json.dumps({"said": said, "cut": cut}), encoding="utf-8")
     os.replace(aside, path)

@@ -30,8 +30,8 @@ def open_rule(params: Length, _folder: Path) -> Callable[[Row], float]:
 
 
 def length_of(row: Row, unit: LengthUnit) -> int:
-    """How long the response is."""
+    """How long the response is; of an episode in tokens, what the policy said in all its turns."""
     if unit is LengthUnit.TOKENS:
-        return len(row["response_ids"])
+        return int(row["num_tokens"])
     text: str = row["response"]
     return len(text.split()) if unit is LengthUnit.WORDS else len(text)

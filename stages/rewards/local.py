@@ -150,19 +150,30 @@ class FunctionScorer(_Processes):
             index = getattr(error, "index", None)
             if index is not None:
                 raise self._failure(error, [batch[index]]) from None
-            at = batch if len(batch) == 1 else self._culprit(process, batch)
-            raise self._failure(error, at or batch, alone=at is not None) from None
+            if len(batch) == 1:
+                raise self._failure(error, batch) from None
+            if found := self._culprit(process, batch, error):
+                row, alone = found
+                raised = _way(error).startswith("raised ")
+                raise self._failure(alone if raised else error, [row]) from None
+            raise self._failure(error, batch, alone=False) from None
 
-    def _culprit(self, process: Isolated, batch: Sequence[Row]) -> list[Row] | None:
-        """The first row that fails by itself, if one does before patience is over."""
+    def _culprit(
+        self, process: Isolated, batch: Sequence[Row], error: Exception
+    ) -> tuple[Row, Exception] | None:
+        """The first row that fails the same way by itself, if one does before patience is over.
+
+        A function that needs several rows fails for each of them alone, which says nothing.
+        """
         until = time.monotonic() + SEARCH_TIMEOUTS * self._params.timeout
         for row in batch:
             if self._given_up or time.monotonic() > until:
                 return None
             try:
                 process.score([row], self._params.timeout)
-            except (Refused, Hung):
-                return [row]
+            except (Refused, Hung) as alone:
+                if _way(alone) == _way(error):
+                    return row, alone
         return None
 
     def _failure(self, error: Exception, rows: Sequence[Row], *, alone: bool = True) -> StageError:
@@ -174,3 +185,11 @@ class FunctionScorer(_Processes):
             said, remedy = str(error), "mend the function; the log has its whole traceback"
         together = "" if alone else ", though no row of them does so by itself"
         return StageError(f"{self._what} {said} for {where}{together}: {remedy}")
+
+
+def _way(error: Exception) -> str:
+    """How a function failed, whatever its rows: hung, `raised ValueError`, `returned`, ..."""
+    if isinstance(error, Hung):
+        return "hung"
+    said = str(error)
+    return said.partition(":")[0] if said.startswith("raised ") else said.partition(" ")[0]

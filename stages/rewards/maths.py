@@ -4,7 +4,7 @@ The expected one is the row's `answer`; of one that shows its working, as in GSM
 last `####`. The response's result is what its last \\boxed{} holds; without one, what follows its
 last `####`; without that, what math-verify finds in the whole text, which is mostly the last
 formula or number; and where it finds nothing, the last number. Equal are 1/2, 0.5 and \\frac{1}{2};
-1,234 and 1234; $18 and 18.
+1,234 and 1234; $18 and 18; 50%, 50\\% and 0.5.
 """
 
 import logging
@@ -18,6 +18,7 @@ from stages.contracts.reward_rules import Maths
 from stages.rewards.given import Row, Unusable
 
 MARK = "####"
+_PERCENT = re.compile(r"\$?\s*[-+]?[\d,]*\.?\d+\s*(?:\\\s*)?%\s*\$?")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
 
@@ -31,6 +32,7 @@ def open_rule(_params: Maths, _folder: Path) -> Callable[[Row], float]:
 
 def is_right(response: str, answer: str) -> bool:
     """Whether the response's result is the expected one; Unusable where that is no result."""
+    response, answer = (text.replace("\u2212", "-") for text in (response, answer))
     expected = answer.rsplit(MARK, 1)[-1].strip()
     if not expected:
         raise Unusable(f"its 'answer' {answer!r} ends without a result")
@@ -82,6 +84,9 @@ def _parsed(text: str, *, formula: bool) -> list[Any]:
     """What math-verify makes of a formula, or of a text that has one somewhere."""
     from math_verify import parse
 
+    if _PERCENT.fullmatch(text.strip()):
+        # In a box, math-verify does not read it as a number.
+        return list(parse(text.replace("\\", "").replace("$", ""), parsing_timeout=0))
     if not formula:
         return list(parse(text, parsing_timeout=0))
     return list(parse(rf"\boxed{{{text}}}", parsing_timeout=0)) or list(

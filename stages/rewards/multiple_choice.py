@@ -1,8 +1,9 @@
 """multiple_choice: whether the response chooses the right letter.
 
 The choice is, in this order: the letter in the last \\boxed{}; the last one after the word "answer"
-or "choice"; the last one written as a choice is, `(B)`, `B)` or `B.`; the last line, where it is a
-letter alone. A bare letter inside a sentence is not a choice: "A dog" chooses nothing.
+or "choice", or after "option is"; the last line, where it is a letter alone; the last one written
+as a choice is, `(B)`, `B)` or `B.`. A bare letter inside a sentence is not a choice: "A dog"
+chooses nothing. Small letters count where nothing but a choice is there: `b`, `answer: b`.
 """
 
 import re
@@ -31,19 +32,30 @@ def choice(response: str, letters: str) -> str | None:
     boxed = last_boxed(response)
     if boxed is not None:
         return _alone(boxed, letters)
-    for pattern in (
-        rf"(?i:answer|choice)(?i:\s+is|\s*:|\s+should\s+be)*[\s*:]*\(?([{letters}])\)?(?![\w'])",
-        rf"\(([{letters}])\)|(?<![\w'])([{letters}])[).](?=[\s*]|$)",
-    ):
-        found = [str(match[match.lastindex or 0]) for match in re.finditer(pattern, response)]
-        if found:
-            return found[-1]
-    lines = response.strip().splitlines()
-    return _alone(lines[-1], letters) if lines else None
+    small = letters.lower()
+    said = rf"([{letters}])(?![\w'])|([{small}])(?=[\s*.)\]\"'$]*(?:\n|$))"
+    verb = r"\s+is|\s*[:=]|\s+(?:should|must|would)\s+be"
+    named = (
+        rf"(?:(?i:answer|choice)(?i:{verb})*|(?i:option)(?i:{verb})+)"
+        rf"(?i:\s+(?:option|choice|letter))?[\s*:$\"'(\[]*(?:{said})"
+    )
+    if found := _letters(named, response):
+        return found[-1]
+    lines = response.strip().splitlines() or [""]
+    if (last := re.fullmatch(rf"[\s*(]*([{letters}{small}])[\s*.)]*", lines[-1])) is not None:
+        return last[1].upper()
+    if found := _letters(rf"\(([{letters}])\)|(?<![\w'])([{letters}])[).](?=[\s*]|$)", response):
+        return found[-1]
+    return _alone(lines[-1], letters)
+
+
+def _letters(pattern: str, text: str) -> list[str]:
+    return [str(match[match.lastindex or 0]).upper() for match in re.finditer(pattern, text)]
 
 
 def _alone(text: str, letters: str) -> str | None:
     """The letter that a text is, or begins with as a choice does: `B`, `(B)`, `B) Paris`."""
     plain = re.sub(r"\\text\{(.*?)\}", r"\1", text)
-    match = re.fullmatch(rf"[\s*(]*([{letters}])(?:[\s*.)]*|[.):]\s.*)", plain, re.DOTALL)
-    return match[1] if match else None
+    wanted = rf"[\s*(]*([{letters}])(?:[\s*.)]*|[.):]\s.*)"
+    match = re.fullmatch(wanted, plain, re.DOTALL | re.IGNORECASE)
+    return match[1].upper() if match else None

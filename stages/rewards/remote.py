@@ -84,7 +84,7 @@ class Server:
         except urllib.error.HTTPError as error:
             with error:
                 said = self._first_line(error, deadline)
-            reason = f"it answered {error.code} {error.reason}{said}"
+            reason = f"it answered {error.code} {self.shown(str(error.reason))}{said}"
             if error.code == 429 or error.code >= 500:
                 raise _Again(reason, _retry_after(error.headers.get("Retry-After"))) from None
             raise NoAnswer(f"{self.url}: {reason}{_advice(error.code)}") from None
@@ -95,20 +95,24 @@ class Server:
                 raise _Again(f"it did not answer within {self._params.timeout:g} s") from None
             raise _Again(f"there was no connection ({error.reason})") from None
         except (OSError, http.client.HTTPException) as error:
-            raise _Again(f"the connection broke ({type(error).__name__}: {error})") from None
+            said = self.shown(str(error))
+            raise _Again(f"the connection broke ({type(error).__name__}: {said})") from None
         try:
             return json.loads(read)
-        except ValueError:
-            raise NoAnswer(f"{self.url} answered no JSON: {read[:SHOWN]!r}") from None
+        except (ValueError, RecursionError):
+            said = self.shown(read.decode(errors="replace"))
+            raise NoAnswer(f"{self.url} answered no JSON: {said!r}") from None
+
+    def shown(self, said: str) -> str:
+        """What a server said, as messages show it: not too much, and never the token."""
+        return (said.replace(self._token, "***") if self._token else said)[:SHOWN]
 
     def _first_line(self, error: urllib.error.HTTPError, deadline: float) -> str:
         try:
             text = _read(error, deadline).decode(errors="replace").strip()
         except (OSError, http.client.HTTPException):
             return ""
-        line = text.partition("\n")[0][:SHOWN]
-        if self._token:
-            line = line.replace(self._token, "***")
+        line = self.shown(text.partition("\n")[0])
         return f": {line}" if line else ""
 
 
@@ -121,7 +125,11 @@ def _read(answer: Any, deadline: float) -> bytes:
             raise TimeoutError
         if sum(map(len, parts)) > LONGEST_ANSWER:
             raise NoAnswer(f"{answer.url} answered more than {LONGEST_ANSWER >> 20} MB")
-    return b"".join(parts)
+    body = b"".join(parts)
+    promised = answer.headers.get("Content-Length", "")
+    if promised.isdecimal() and len(body) < int(promised):
+        raise http.client.IncompleteRead(body, int(promised) - len(body))
+    return body
 
 
 def _token(name: str, variable: str | None) -> str | None:
@@ -132,6 +140,11 @@ def _token(name: str, variable: str | None) -> str | None:
         raise StageError(
             f"rewards.{name}.token_variable names {variable}, which is not set where the stage "
             "runs: export it, or have the profile pass it on"
+        )
+    if not (token.isascii() and token.isprintable()):
+        raise StageError(
+            f"the token in {variable}, which rewards.{name}.token_variable names, has characters "
+            "that no HTTP header can have, such as a line break: export it again"
         )
     return token
 
@@ -148,6 +161,8 @@ def _retry_after(value: str | None) -> float | None:
         date = email.utils.parsedate_to_datetime(value)
     except ValueError:
         return None
+    # A date without a zone is in UTC, as all dates of HTTP are.
+    date = date if date.tzinfo else date.replace(tzinfo=UTC)
     return max((date - datetime.now(UTC)).total_seconds(), 0.0)
 
 

@@ -17,6 +17,8 @@ from stages.rewards.given import Row, column_names, columns, names_of
 from stages.rewards.remote import NoAnswer, Server
 from stages.rewards.side_by_side import side_by_side
 
+SHOWN = 60
+
 
 class HttpScorer:
     def __init__(self, ctx: Context, name: str, params: Http, rows: Sequence[Row]) -> None:
@@ -61,7 +63,15 @@ class HttpScorer:
             )
         for row, reward in zip(batch, rewards, strict=True):
             if isinstance(reward, bool) or not isinstance(reward, int | float):
-                raise StageError(f"{begin} {reward!r}, not a number, for {names_of([row])}")
-            if not math.isfinite(reward):
-                raise StageError(f"{begin} {reward} for {names_of([row])}")
+                said = self._server.shown(repr(reward))
+                raise StageError(f"{begin} {said}, not a number, for {names_of([row])}")
+            if not _is_finite(reward):
+                raise StageError(f"{begin} {str(reward)[:SHOWN]} for {names_of([row])}")
         return [float(reward) for reward in rewards]
+
+
+def _is_finite(reward: float) -> bool:
+    try:
+        return math.isfinite(reward)
+    except OverflowError:
+        return False

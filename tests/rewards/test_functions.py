@@ -76,6 +76,64 @@ def test_a_function_that_raises_is_named_with_the_row(score, functions) -> None:
     assert "(mine.py:2) for prompt p1, sample 1 ('What is 2 + 2, for the 3th time?')" in said
 
 
+def test_a_row_that_fails_in_another_way_by_itself_is_not_the_culprit(score, functions) -> None:
+    """Two rows are needed for a spread: each alone fails, and none of them is at fault for that."""
+    folder = functions(
+        mine="import statistics\n"
+        "def f(responses):\n"
+        "    spread = statistics.stdev(map(float, responses))\n"
+        "    return [1 / (3 - int(r)) * spread for r in responses]\n"
+    )
+    said = failure(score, folder, function="mine:f")
+    assert "raised ZeroDivisionError: division by zero (mine.py:4) for 5 rows" in said
+    assert "though no row of them does so by itself" in said
+
+
+def test_rewards_stay_with_their_rows_when_a_function_forks(score, functions) -> None:
+    """Both processes come back from the fork; the second answer must not go to the next batch."""
+    folder = functions(
+        mine="import os\n"
+        "def f(responses):\n"
+        "    os.fork()\n"
+        "    return [float(r) for r in responses]\n"
+    )
+    rewards = score(ROWS, folder, kind="function", function="mine:f", batch_size=1)
+    assert rewards == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "def f(responses, /, answers):\n    return [float(r) for r in responses]\n",
+        "import numpy\ndef f(responses):\n    return [numpy.float32(r) for r in responses]\n",
+        "import numpy\ndef f(responses):\n    return [numpy.array(int(r)) for r in responses]\n",
+        "f = lambda responses: tuple(map(int, responses))\n",
+    ],
+    ids=["by position alone", "numbers of numpy", "arrays of one number", "a lambda"],
+)
+def test_functions_may_be_written_in_many_ways(score, functions, function) -> None:
+    folder = functions(mine=function)
+    assert score(ROWS, folder, kind="function", function="mine:f") == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (
+            "def f(responses):\n    raise SystemExit('no licence')\n",
+            "raised SystemExit: no licence",
+        ),
+        ("async def f(responses):\n    exit(3)\n", "raised SystemExit: 3"),
+        ("def f(responses):\n    raise KeyboardInterrupt\n", "raised KeyboardInterrupt"),
+        ("import os\ndef f(responses):\n    os._exit(3)\n", "its process exited with code 3"),
+        ("raise SystemExit('no licence')\n", "cannot be loaded: importing"),
+        ("f = max\n", "cannot be loaded: its parameters have no names"),
+    ],
+)
+def test_a_function_that_wants_to_end_the_stage_is_named(score, functions, function, said) -> None:
+    assert said in failure(score, functions(mine=function), function="mine:f")
+
+
 def test_a_failure_that_no_row_has_by_itself_names_them_all(score, functions) -> None:
     folder = functions(
         mine="def f(responses):\n    assert len(responses) == 1, 'one'\n    return [0]\n"
@@ -94,6 +152,8 @@ def test_a_failure_that_no_row_has_by_itself_names_them_all(score, functions) ->
         ("'12345'", "returned '12345' (str), not a list of 5 numbers"),
         ("[1, 1, 'x', 1, 1]", "returned 'x' (str), not a number for prompt p1, sample 0"),
         ("[1, None, 1, 1, 1]", "returned None (NoneType), not a number for prompt p0, sample 1"),
+        ("{float(r) for r in responses}", "(set), not a list of 5 numbers"),
+        ("[1, 1, 10 ** 400, 1, 1]", "which no float can hold for prompt p1, sample 0"),
         ("[1, 1, 1, 1, float('nan')]", "returned nan for prompt p2, sample 0"),
         ("[1, 1, 1, float('-inf'), 1]", "returned -inf for prompt p1, sample 1"),
     ],

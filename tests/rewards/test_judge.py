@@ -61,6 +61,12 @@ def test_the_judge_is_asked_about_each_response(score, server, monkeypatch) -> N
         ("none", None),
         ("", None),
         ("Rating: 10", 10.0),
+        ("8 Out Of 10", 8.0),
+        ("I give it 8 out of a possible 10.", 8.0),
+        ("I rate it 7 on a scale of 0 to 10", 7.0),
+        ("7 on a scale from 0-10.", 7.0),
+        ("6.5 on a 10-point scale", 6.5),
+        ("On a scale of 10, a score of 10", 10.0),
     ],
 )
 def test_numbers_in_words(text, number) -> None:
@@ -77,12 +83,40 @@ def test_numbers_in_words(text, number) -> None:
         ('{"score": true}', None),
         ('{"other": 4}', None),
         ('{"score": 40}', None),
+        ('{"score": 7, "details": {"score": 2}}', 7.0),
+        ('{"result": {"score": 3}}', 3.0),
+        ('{"results": [{"score": 3}, {"score": 5}]}', 5.0),
+        ('{"score": 1' + "0" * 400 + "}", None),
         ("4", None),
     ],
 )
 def test_numbers_in_json(text, number) -> None:
     params = Judge(kind="judge", url="http://x", model="m", template="{response}", field="score")
     assert parse(text, params) == number
+
+
+def test_numbers_may_be_large() -> None:
+    params = Judge(kind="judge", url="http://x", model="m", template="{response}", high=2e6)
+    assert parse("I say 1,000", params) == 1000.0
+    assert parse("1,234,567.5 out of 2000000", params) == 1234567.5
+
+
+def test_an_answer_that_was_cut_has_no_number(score, server) -> None:
+    """Its last number is one that the judge came by on its way."""
+    cut = {"choices": [{"message": {"content": "1. It is 2"}, "finish_reason": "length"}]}
+    server.answer = lambda *_: (200, {}, cut)
+    for _ in range(2):
+        with pytest.raises(StageError, match=r"p0, sample 0 .*cut after rewards\.mine\.max_tokens"):
+            asked(score, server, ROWS[:1])
+    assert len(server.requests) == 1
+    assert asked(score, server, ROWS[:1], on_unparsable=0.5) == [0.5]
+
+
+@pytest.mark.parametrize("content", [[{"type": "text", "text": "8"}], 8, {"score": 8}])
+def test_an_answer_that_is_no_text_is_shown(score, server, content) -> None:
+    server.answer = lambda *_: (200, {}, {"choices": [{"message": {"content": content}}]})
+    with pytest.raises(StageError, match="answered no chat completion"):
+        asked(score, server, ROWS[:1])
 
 
 def test_an_answer_without_a_number_is_an_error_or_worth_what_is_said(score, server) -> None:

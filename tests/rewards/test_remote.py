@@ -56,17 +56,17 @@ def test_what_passes_is_tried_again(score, server) -> None:
 def test_waits_double_and_a_server_says_how_long(score, server, monkeypatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(remote, "_sleep", lambda seconds, _: waits.append(seconds))
-    later = "Wed, 21 Oct 2065 07:28:00 GMT"
+    later, zoneless = "Wed, 21 Oct 2065 07:28:00 GMT", "Wed, 21 Oct 2065 07:28:00"
     answers = [
         (503, {}, b""),
         (503, {}, b""),
         (429, {"Retry-After": "7"}, b""),
         (503, {"Retry-After": later}, b""),
-        (503, {}, b""),
+        (503, {"Retry-After": zoneless}, b""),
     ]
     server.answer = lambda body, n: answers[n - 1] if n <= len(answers) else by_response(body)
     assert score(ROWS, kind="http", url=server.url) == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert waits == [0.01, 0.02, 7.0, remote.LONGEST_WAIT_S, 0.16]
+    assert waits == [0.01, 0.02, 7.0, *[remote.LONGEST_WAIT_S] * 2]
 
 
 def test_a_server_that_stays_busy_is_named_with_the_rows(score, server) -> None:
@@ -89,6 +89,52 @@ def test_a_refusal_is_final_and_shows_its_first_line_without_the_token(
     assert "tell-nobody" not in said
     assert len(server.requests) == 1
     assert server.requests[0][1]["Authorization"] == "Bearer tell-nobody"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (401, {}, b"x" * 195 + b"tell-nobody"),
+        (200, {}, b"who is tell-nobody?"),
+        (200, {}, {"rewards": ["tell-nobody"] * 5}),
+    ],
+    ids=["at the end of what is shown", "no JSON", "no number"],
+)
+def test_no_message_has_the_token(score, server, monkeypatch, answer) -> None:
+    monkeypatch.setenv("SCORER_WORD", "tell-nobody")
+    server.answer = lambda *_: answer
+    said = failure(score, server, token_variable="SCORER_WORD")
+    assert "***" in said
+    assert "tell" not in said
+
+
+@pytest.mark.parametrize("token", ["tell\nnobody", "t\u00e9ll-nobody"])
+def test_a_token_that_no_header_can_have_is_named_and_not_shown(
+    score, server, monkeypatch, token
+) -> None:
+    monkeypatch.setenv("SCORER_WORD", token)
+    said = failure(score, server, token_variable="SCORER_WORD")
+    assert "the token in SCORER_WORD" in said
+    assert "nobody" not in said
+
+
+def test_a_connection_that_breaks_within_the_answer_is_tried_again(score) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    whole = b'{"rewards": [0, 1, 2, 3, 4]}'
+
+    def answer() -> None:
+        for sent in (whole[:12], whole):
+            connection, _ = listener.accept()
+            connection.recv(1 << 16)
+            length = f"Content-Length: {len(whole)}".encode()
+            connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n" + sent)
+            connection.close()
+
+    threading.Thread(target=answer, daemon=True).start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    rewards = score(ROWS, kind="http", url=url, retries=1, columns=["responses"])
+    assert rewards == [0.0, 1.0, 2.0, 3.0, 4.0]
+    listener.close()
 
 
 def test_a_token_that_is_not_set_is_named(score, server, monkeypatch) -> None:
@@ -153,6 +199,11 @@ def test_nobody_at_home_is_named(score) -> None:
         ({"rewards": [1, None, 1, 1, 1]}, "answered None, not a number, for prompt p0, sample 1"),
         (b'{"rewards": [1, 1, 1, 1, NaN]}', "answered nan for prompt p2, sample 0"),
         (b"<html>", "answered no JSON"),
+        (b"[" * 200_000, "answered no JSON"),
+        (
+            b'{"rewards": [1, 1, 1' + b"0" * 400 + b", 1, 1]}",
+            "0000 for prompt p1, sample 0",
+        ),
     ],
 )
 def test_wrong_answers_are_refused(score, server, answer, said) -> None:

@@ -32,6 +32,12 @@ def test_maths_by_hand(score) -> None:
         (r"\boxed{(1, 2)}", "(1,2)"),
         (r"\boxed{5 \text{ apples}}", "5"),
         (r"first \boxed{3}, no: \boxed{\frac{4}{2}}", "2"),
+        (r"\boxed{50\%}", "50%"),
+        (r"\boxed{50\%}", r"50\%"),
+        ("It is 50%", r"50\%"),
+        (r"\boxed{50\%}", "0.5"),
+        ("x = \u22123", "-3"),
+        ("-0.0", "0"),
     ]
     wrong = [
         (r"\boxed{3}, though 18 is what was asked", "18"),
@@ -42,6 +48,9 @@ def test_maths_by_hand(score) -> None:
         ("no idea", "18"),
         (r"\boxed{x-1}", "1+x"),
         ("#### 17\n18", "18"),
+        (r"\boxed{5\%}", "50%"),
+        (r"\boxed{17, 18}", "18"),
+        ("\u22123", "3"),
     ]
     assert rewards(score, right, kind="maths") == [1.0] * len(right)
     assert rewards(score, wrong, kind="maths") == [0.0] * len(wrong)
@@ -93,6 +102,18 @@ def test_multiple_choice(score) -> None:
         "the answer is a dog": None,
         "Because of C. elegans": "C",
         "the best choice is E": "E",
+        "A. red\nB. green\nC. blue\n\nB": "B",
+        "The correct option is B": "B",
+        "Option A is wrong. Correct option: C": "C",
+        "The answer is option D, not A": "D",
+        "The answer must be **B**": "B",
+        "Answer: $B$": "B",
+        "answer: b": "B",
+        "It is\n(b)": "B",
+        r"\boxed{b}": "B",
+        "the answer is a": "A",
+        "the option is a good one": None,
+        "the answer is not B": None,
         "": None,
     }
     pairs = [(response, letter or "E") for response, letter in chosen.items()]
@@ -238,6 +259,16 @@ def test_each_instruction_tells_two_responses_apart(name) -> None:
     assert not instructions.follows(" ", name, arguments)
 
 
+def test_json_that_is_too_deep_is_wrong_and_a_schema_without_end_is_refused(score) -> None:
+    """Neither a response that can be read nor one that cannot may end the stage."""
+    tree = {"type": "object", "properties": {"a": {"$ref": "#"}}}
+    deep = ['{"a": ' * depth + "{}" + "}" * depth for depth in (3, 400, 50_000)]
+    pairs = [(text, None) for text in deep]
+    assert rewards(score, pairs, kind="json_schema", definition=tree) == [1.0, 0.0, 0.0]
+    with pytest.raises(StageError, match="refers to itself without end"):
+        rewards(score, [("{}", None)], kind="json_schema", definition={"$ref": "#"})
+
+
 def test_instructions_of_rows_and_of_the_source(score) -> None:
     columns = {
         "instruction_id_list": ["punctuation:no_comma", "keywords:existence"],
@@ -253,6 +284,39 @@ def test_instructions_of_rows_and_of_the_source(score) -> None:
         }
     ]
     assert score(rows, kind="instructions", instructions=fixed) == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "said"),
+    [
+        ({"id": "punctuation:no_coma"}, "did you mean punctuation:no_comma"),
+        ({"id": "keywords:existence"}, "keywords:existence lacks keywords"),
+        (
+            {"id": "detectable_format:number_bullet_lists", "kwargs": {"num_bullet": 2}},
+            "takes num_bullets, not num_bullet",
+        ),
+    ],
+)
+def test_an_instruction_that_is_misspelt_in_params_is_named_before_anything_is_scored(
+    score, tmp_path, instruction, said
+) -> None:
+    params = {"instructions": [instruction], "unsupported": "skip"}
+    source = Instructions.model_validate({"kind": "instructions", **params})
+    with pytest.raises(ValueError, match=said):
+        instructions.open_rule(source, tmp_path)
+    with pytest.raises(StageError, match=said):
+        score([row("a", None)], kind="instructions", **params)
+
+
+def test_numbers_of_instructions_may_be_floats_as_tables_with_nulls_have_them() -> None:
+    arguments = {"num_paragraphs": 2.0, "nth_paragraph": 2.0, "first_word": "b"}
+    assert instructions.follows("a\n\nb", "length_constraints:nth_paragraph_first_word", arguments)
+
+
+def test_the_length_of_an_episode_is_what_the_policy_said(score) -> None:
+    """Four tokens, of which two are the environment's."""
+    episode = {**row("abcd"), "loss_mask": [1, 0, 0, 1]}
+    assert score([episode], kind="length", unit="tokens", target=2, width=4) == [1.0]
 
 
 def test_instructions_without_a_check_are_named_or_left_out(score) -> None:

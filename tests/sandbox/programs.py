@@ -173,6 +173,10 @@ attempt("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1) and Tru
 for family in (2, 10, 16, 17, 29, 31, 38, 40, 44):
     attempt(f"family {family}", lambda: socket.socket(family, socket.SOCK_DGRAM) and True)
     attempt(f"family {family}", lambda: socket.socket(family, socket.SOCK_RAW) and True)""",
+    "meets another sandbox in a socket without a file": """
+server = socket.socket(socket.AF_UNIX); server.bind("\\0" + "meeting"); server.listen()
+attempt("netlink", lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) and True)
+attempt("vsock", lambda: socket.socket(40, socket.SOCK_STREAM) and True)""",
     "asks for a name": 'attempt("dns", lambda: socket.getaddrinfo("example.org", 80) and True)',
     "connects to a socket in the file system": """
 attempt("unix", lambda: socket.socket(socket.AF_UNIX).connect(T["unix"]) or True)
@@ -233,6 +237,19 @@ for end in range(3, 64):
     try: os.write(end, b"finished 0\\n")
     except OSError: pass
 sys.exit(7)""",
+    "names itself like a line of the supervisor's": """
+libc.prctl(15, b"x) R 1\\n1 (S 0", 0, 0, 0)
+if os.fork() == 0: time.sleep(0.2); os._exit(0)
+os.wait(); print("still here")""",
+    "runs a program that is in no folder": """
+import shutil
+call("memfd_create", 319, 279, b"mine", 0)
+shutil.copy(sys.executable, "mine")
+program = os.open("mine", os.O_RDONLY); os.unlink("mine")
+code = "import socket, sys, os; print(os.getuid()); socket.socket(socket.AF_INET)"
+child = os.fork()
+if child == 0: os.close(2); os.execve(program, ["python", "-S", "-c", code], os.environ)
+if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0: escaped("network")""",
     "leaves a daemon behind": """
 if os.fork() == 0:
     os.setsid()
@@ -281,16 +298,6 @@ hoard = []
 while True:
     try: hoard.append(bytearray(b"x") * (1 << 20)); time.sleep(0.001)
     except MemoryError: time.sleep(1)""",
-    "takes shared memory": """
-hoard = []
-for _ in range(4): 
-    if os.fork() == 0: break
-while True:
-    try:
-        part = mmap.mmap(-1, 1 << 22)
-        for at in range(0, 1 << 22, 4096): part[at] = 1
-        hoard.append(part)
-    except (OSError, MemoryError): time.sleep(1)""",
     "takes memory that belongs to nobody": """
 call("memfd_create", 319, 279, b"mine", 0)
 call("memfd_secret", 447, 447, 0)
@@ -299,6 +306,70 @@ call("msgget", 68, 186, 0, 0o1600)
 call("semget", 64, 190, 0, 100, 0o1600)
 attributes = (ctypes.c_long * 8)(0, 8, 65536)
 call("mq_open", 240, 180, b"mine", 0o102, 0o600, attributes)""",
+    "hides shared memory from every page table": """
+for _ in range(4):
+    if os.fork() == 0: break
+hidden = []
+try:
+    while True:
+        hidden.append(mmap.mmap(-1, 1 << 24))
+        for at in range(0, 1 << 24, 4096): hidden[-1][at] = 1
+        hidden[-1].madvise(mmap.MADV_DONTNEED)
+except (OSError, MemoryError): pass
+if hidden: escaped("shared memory"); time.sleep(1)
+attempt("zero", lambda: mmap.mmap(os.open("/dev/zero", os.O_RDWR), 1 << 24) and True)""",
+    "leaves huge pages in pipes": """
+HUGE = 1 << 21
+class Part(ctypes.Structure): _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+libc.mmap.restype = ctypes.c_void_p
+held = 0
+try:
+    while held < 512 << 20:
+        read, write = os.pipe(); os.set_blocking(write, False)
+        for _ in range(16):
+            size = ctypes.c_size_t(2 * HUGE)
+            base = libc.mmap(None, size, 3, 0x22, -1, ctypes.c_long(0))
+            start = -(-base // HUGE) * HUGE
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(HUGE), 14)
+            ctypes.memset(start, 1, HUGE)
+            part = Part(start, 4096)
+            call("vmsplice", 278, 75, write, ctypes.byref(part), 1, 0)
+            libc.munmap(ctypes.c_void_p(base), size)
+            held += HUGE
+except OSError: pass""",
+    "leaves memory in sockets": """
+held, ends = 0, []
+try:
+    while True:
+        ends += socket.socketpair()
+        try: ends[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)
+        except PermissionError: pass
+        ends[-1].setblocking(False)
+        try:
+            while True: held += ends[-1].send(b"x" * 60000)
+        except BlockingIOError: pass
+except OSError: pass
+if held > 32 << 20: escaped(held)""",
+    "takes more of what is counted by user": """
+instances = 0
+while libc.inotify_init1(0) >= 0: instances += 1
+if instances > 64: escaped("inotify")
+timer = ctypes.c_void_p()
+timers = 0
+while timers < 10000 and libc.timer_create(1, None, ctypes.byref(timer)) == 0: timers += 1
+if timers >= 10000: escaped("timers")
+for _ in range(100000):
+    if libc.sigqueue(os.getpid(), 0, None): break
+os.kill(os.getpid(), 0)""",
+    "builds what is hard to remove": """
+os.mkdir("locked"); open("locked/file", "w").close(); os.chmod("locked", 0)
+for name in ("a\\nb", "\\x01", "\\udcff", " ", "-rf", "*", "x" * 255): open(name, "w").close()
+depth = 0
+try:
+    while depth < 5000: os.mkdir("d"); os.chdir("d"); depth += 1
+    escaped("inodes")
+except OSError: pass
+os.chmod(".", 0)""",
     "fills the disk": """
 total = 0
 try:
@@ -340,6 +411,30 @@ while True: pass""",
 signal.signal(signal.SIGXCPU, signal.SIG_IGN)
 attempt("more", lambda: resource.setrlimit(resource.RLIMIT_CPU, (600, 600)) or True)
 while True: pass""",
+    "computes in children that nobody buries": """
+try: signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+except PermissionError: pass
+try: libc.sigaction(signal.SIGCHLD, ctypes.create_string_buffer(b"\\1", 256), None)
+except OSError: pass
+end = time.monotonic() + 25
+while time.monotonic() < end:
+    if os.fork() == 0:
+        begun = time.process_time()
+        while time.process_time() - begun < 0.3: pass
+        os._exit(0)
+    try: os.wait()
+    except ChildProcessError: pass
+escaped("more CPU time than there is")""",
+    "computes in children whose end is no signal": """
+end = time.monotonic() + 25
+while time.monotonic() < end:
+    child = libc.syscall(ctypes.c_long(56 if X86 else 220), 0, 0, 0, 0, 0)
+    if child == 0:
+        begun = time.process_time()
+        while time.process_time() - begun < 0.3: pass
+        os._exit(0)
+    time.sleep(0.01)
+escaped("more CPU time than there is")""",
     "computes in one long instruction": "10 ** (10 ** 9)",
     "sleeps for ever": "time.sleep(600)",
     "stops itself": "os.kill(os.getpid(), signal.SIGSTOP)",

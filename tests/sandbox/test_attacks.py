@@ -106,13 +106,16 @@ def test_nothing_gets_out(who: Who, name: str) -> None:
 
 ENDS = {
     "takes all memory in many processes": {"memory"},
-    "takes shared memory": {"memory"},
     "prints without end": {"output"},
     "prints errors without end": {"output"},
     "prints in many processes": {"output"},
     "computes without end": {"cpu"},
     "computes without end in many processes": {"cpu"},
     "computes on through the warning": {"cpu"},
+    "computes in children that nobody buries": {"cpu"},
+    "computes in children whose end is no signal": {"cpu", "processes"},
+    "builds what is hard to remove": {"finished", "memory"},
+    "names itself like a line of the supervisor's": {"finished"},
     "sleeps for ever": {"timeout"},
     "stops itself": {"timeout"},
     "crashes": {"crashed"},

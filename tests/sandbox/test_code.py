@@ -93,6 +93,28 @@ def test_programs_that_are_called(tmp_path: Path) -> None:
     assert score(tmp_path, *rows, counted="share") == [1, 1, 0.5, 1]
 
 
+def test_columns_that_a_row_has_not_are_null_and_do_not_hide_its_tests(tmp_path: Path) -> None:
+    """A program that defines `check` must not become its own test."""
+    columns = {"test": None, "entry_point": None, "tests": None, "test_list": ["assert f(2) == 4"]}
+    rows = [
+        a_row("def check(*_): pass\ndef f(x): return 0", **columns),
+        a_row("def f(x): return x + x", **columns),
+    ]
+    assert score(tmp_path, *rows) == [0, 1]
+
+
+def test_what_a_program_prints_does_not_limit_how_many_tests_there_are(tmp_path: Path) -> None:
+    tests = [f"assert f({n}) == {n}" for n in range(300)]
+    rows = [a_row("def f(x): return x", tests=tests)]
+    assert score(tmp_path, *rows, output_kb=1, counted="share") == [1]
+
+
+def test_texts_that_are_no_unicode_are_given_as_they_are(tmp_path: Path) -> None:
+    tests = [{"input": "\ud800", "output": "3"}]
+    program = "import sys; print(len(sys.stdin.buffer.read()))"
+    assert score(tmp_path, a_row(program, tests=tests)) == [1]
+
+
 def test_a_response_that_was_cut_is_wrong(tmp_path: Path) -> None:
     cut = a_row("print(2 * int(input()))", finish="length", tests=DOUBLE)
     assert score(tmp_path, cut) == [0]
@@ -118,16 +140,20 @@ def test_rewards_come_in_the_order_of_the_rows(tmp_path: Path) -> None:
         ({"tests": "assert"}, "its row has no tests"),
         ({"tests": [{"input": "1"}]}, "number 0 of its `tests`"),
         ({"tests": ["assert f("]}, "its tests do not work"),
-        ({"test": "import nowhere", "entry_point": "f"}, None),
+        ({"tests": ["assert f() == 1", " "]}, "number 1 of its tests is empty"),
+        ({"tests": ["import numpy_\nassert f() == 1"]}, "do not work: ModuleNotFoundError"),
+        ({"test": "METADATA = {}", "entry_point": "f"}, "does not define check"),
+        (
+            {"test": "import nowhere\ndef check(f): pass", "entry_point": "f"},
+            "its tests do not work: ModuleNotFoundError",
+        ),
+        ({"test": None, "entry_point": None, "tests": None}, "its row has no tests"),
     ],
 )
 def test_a_row_that_cannot_be_tested_is_an_error_that_names_it(
-    tmp_path: Path, extra: dict[str, Any], said: str | None
+    tmp_path: Path, extra: dict[str, Any], said: str
 ) -> None:
     row = a_row("def f(): return 1", **extra)
-    if said is None:
-        assert score(tmp_path, row) == [0]
-        return
     with pytest.raises(StageError, match=said) as failure:
         score(tmp_path, row)
     assert "prompt p0, sample 1" in str(failure.value)

@@ -1,5 +1,6 @@
 """What a program gets and what comes back; and what happens where there is no isolation."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -124,17 +125,26 @@ def test_a_sandbox_that_is_killed_is_an_error_and_no_outcome() -> None:
         until(lambda: len(below(os.getpid())) >= 3, "launcher, supervisor and program are there")
         # As the kernel does when memory is short.
         for pid in sorted(below(os.getpid())):
-            os.kill(pid, signal.SIGKILL)
+            # The launcher may have taken the others with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         with pytest.raises(SandboxBroken, match="without a word"):
             running.result(timeout=60)
 
 
-# Refuses this process, and all it starts, what sandboxes are made of.
+# Refuses this process, and all it starts, what sandboxes are made of: unshare, and clone with
+# namespaces.
 NO_ISOLATION = """
+import errno, os, struct
 from stages.rewards.sandbox import linux
-from stages.rewards.sandbox.seccomp import filter_here
+unshare, clone = {"x86_64": (272, 56), "aarch64": (97, 220)}[os.uname().machine]
+refuse = 0x50000 | errno.EPERM
+steps = [
+    (0x20, 0, 0, 0), (0x15, 0, 1, unshare), (0x06, 0, 0, refuse), (0x15, 0, 3, clone),
+    (0x20, 0, 0, 16), (0x45, 0, 1, 0x7E020000), (0x06, 0, 0, refuse), (0x06, 0, 0, 0x7FFF0000),
+]
 linux.no_new_privileges()
-linux.filter_system_calls(filter_here())
+linux.filter_system_calls(b"".join(struct.pack("=HBBI", *step) for step in steps))
 """
 
 SCORE = """
@@ -197,14 +207,32 @@ def test_without_isolation_limits_still_hold() -> None:
     assert "MemoryError" in hungry.stderr
 
 
+def test_without_isolation_nothing_stays_of_a_folder_that_is_hard_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deeper than Python's stack and than a path is long, with folders closed to their owner."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    program = """
+import os
+os.mkdir("closed"); os.mkdir("closed/within"); open("closed/within/file", "w").close()
+os.symlink("/", "everything"); os.mkfifo("a\\nb")
+os.chmod("closed/within", 0); os.chmod("closed", 0)
+for _ in range(3000): os.mkdir("dd"); os.chdir("dd")
+"""
+    done = run_program(program, limits=Limits(cpu_s=5, wall_s=30), kind=Kind.NONE)
+    assert done.succeeded, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 REFUSE, UNKNOWN = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 X86, ARM, I386 = 0xC000003E, 0xC00000B7, 0x40000003
 
 
-def verdict(bpf: bytes, arch: int, number: int, argument: int = 0) -> int:
+def verdict(bpf: bytes, arch: int, number: int, *arguments: int) -> int:
     """What the kernel would do, step by step."""
-    data = struct.pack("=IIQQ", number, arch, 0, argument)
+    given = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("=IIQ6Q", number, arch, 0, *given)
     steps = list(struct.iter_unpack("=HBBI", bpf))
     at, loaded = 0, 0
     while True:
@@ -212,6 +240,8 @@ def verdict(bpf: bytes, arch: int, number: int, argument: int = 0) -> int:
         at += 1
         if code == 0x20:
             (loaded,) = struct.unpack_from("=I", data, operand)
+        elif code == 0x54:
+            loaded &= operand
         elif code == 0x06:
             return int(operand)
         else:
@@ -250,6 +280,30 @@ def test_the_filter_decides_as_meant(
     machine: str, arch: int, number: int, argument: int, expected: int
 ) -> None:
     assert verdict(filter_for(machine), arch, number, argument) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "arch", "mmap", "setsockopt", "sigaction"),
+    [("x86_64", X86, 9, 54, 13), ("aarch64", ARM, 222, 208, 134)],
+)
+def test_the_filter_looks_at_more_than_the_first_argument(
+    machine: str, arch: int, mmap: int, setsockopt: int, sigaction: int
+) -> None:
+    def asked(number: int, *arguments: int) -> int:
+        return verdict(filter_for(machine), arch, number, *arguments)
+
+    somewhere, high_up = 0x1000, 0x7F00_0000_0000
+    assert asked(mmap, 0, 4096, 3, 0x22) == ALLOW  # private and anonymous
+    assert asked(mmap, 0, 4096, 3, 0x01) == ALLOW  # a file, shared
+    assert asked(mmap, 0, 4096, 3, 0x21) == REFUSE
+    assert asked(mmap, 0, 4096, 3, 0x40023) == REFUSE  # validated, huge pages
+    assert asked(setsockopt, 3, 1, 2) == ALLOW  # SO_REUSEADDR
+    assert asked(setsockopt, 3, 6, 7) == ALLOW  # of another level
+    assert asked(setsockopt, 3, 1, 7) == REFUSE
+    assert asked(sigaction, 15, somewhere) == ALLOW  # SIGTERM
+    assert asked(sigaction, 17, 0, somewhere) == ALLOW  # SIGCHLD is asked for
+    assert asked(sigaction, 17, somewhere) == REFUSE
+    assert asked(sigaction, 17, high_up) == REFUSE
 
 
 def test_a_machine_without_a_filter_has_no_isolation() -> None:

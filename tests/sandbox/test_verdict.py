@@ -193,6 +193,34 @@ def f(x):
 
 
 @needs_isolation
+def test_an_exception_that_a_text_cannot_make_arrives_as_its_nearest_kin() -> None:
+    tests = CodeTests(["try: f(b'\\xff')\nexcept ValueError: pass\nelse: assert False"])
+    assert passes("def f(data): return data.decode()", tests) == [True]
+    assert passes("def f(data): raise KeyError", tests) == [False]
+
+
+@needs_isolation
+def test_a_program_that_lacks_a_module_fails_and_does_not_break_the_tests() -> None:
+    assert passes("def f(x):\n    import nowhere") == [False, False]
+    assert passes("import nowhere\ndef f(x): return x * x") == [False, False]
+
+
+@needs_isolation
+def test_a_name_that_one_case_uses_for_itself_is_the_programs_in_others() -> None:
+    tests = CodeTests(
+        [
+            "assert f(2) == 4",
+            "assert [f for f in g(2)] == [0, 1]",
+            "assert all(map(lambda g: g, [1]))",
+        ]
+    )
+    program = "def f(x): return x * x\ndef g(n): return list(range(n))"
+    assert passes(program, tests) == [True, True, True]
+    shared = CodeTests(["assert f(0)\nhelp_me = 1", "assert help_me == f(12)"])
+    assert passes("help_me = 144\ndef f(x): return x * x", shared) == [False, False]
+
+
+@needs_isolation
 def test_objects_stay_with_the_program_and_can_be_used() -> None:
     program = """
 class Stack:

@@ -342,15 +342,18 @@ def test_an_environment_that_hangs_is_given_up(playing):
         ("echo:Tutor", "no class Tutor that is an Environment"),
         ("echo:Stops", "stops turns at '=='.*not one token"),
         ("broken:Any", "does not import: SyntaxError"),
+        ("exits:Any", "does not import: SystemExit: no licence"),
     ],
 )
 def test_an_environment_that_is_not_there_is_refused(playing, name, problem):
     run = playing(rollout={"environment": name})
-    (run.root / "environments/broken.py").write_text("class Any(:\n")
+    files = {"broken.py": "class Any(:\n", "exits.py": "raise SystemExit('no licence')\n"}
+    for file, text in files.items():
+        (run.root / "environments" / file).write_text(text)
     with pytest.raises(StageError, match=problem):
         run.run(ROLLOUT)
     # The folder is an input: reading from it adds nothing to it.
-    assert {path.name for path in (run.root / "environments").iterdir()} == {"echo.py", "broken.py"}
+    assert {path.name for path in (run.root / "environments").iterdir()} == {"echo.py", *files}
 
 
 def test_episodes_that_cannot_fit_are_refused_beforehand():
@@ -449,7 +452,8 @@ def test_what_looks_like_a_special_token_in_an_observation_is_text(trained):
     ("expression", "expected"),
     [
         ("12+34", "46"), ("2*(3+4)-5", "9"), ("7/2", "3.5"), ("1/3", "0.333333333333"),
-        ("-4*-2", "8"), ("0.1+0.2", "0.3"), (" 6 / 3 ", "2"),
+        ("-4*-2", "8"), ("0.1+0.2", "0.3"), (" 6 / 3 ", "2"), ("100000/3", "33333.3333333"),
+        ("-2/3", "-0.666666666667"), ("999999999999", "999999999999"), ("-1/9999999999999", "0"),
     ],
 )  # fmt: skip
 def test_the_calculator_computes(expression, expected):
@@ -457,8 +461,12 @@ def test_the_calculator_computes(expression, expected):
 
 
 @pytest.mark.parametrize(
-    "expression", ["", "1/0", "2**99999", "x", "__import__('os')", "1" * 300, "1,2", "1+", "1j"]
-)
+    "expression",
+    [
+        "", "1/0", "2**99999", "x", "__import__('os')", "1" * 300, "1,2", "1+", "1j",
+        "1e400/3", "1e999999999", "9" + "*9999999" * 20, "999999999999+1",
+    ],
+)  # fmt: skip
 def test_the_calculator_answers_nonsense_with_error(expression):
     game = Calculator()
     game.reset({"answer": "1"}, 0)

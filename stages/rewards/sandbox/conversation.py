@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 TASK = "task.json"
 READY, PASSED, FAILED, BROKEN = "ready", "passed", "failed", "broken "
 """What the judge says, a line each: that it is there, then one for every case."""
+LONGEST_VERDICT = 1000
 _LONGEST_LINE = 1 << 24
 _EXACT_IN_JSON = 1 << 53
 
@@ -174,11 +175,20 @@ class Link:
         kind = getattr(builtins, raised, None)
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise CandidateFailed(f"{raised}: {text}")
+        raise _of_candidate(kind, text)
+
+
+def _of_candidate(kind: type[Exception], text: str) -> Exception:
+    """What the program raised, or the nearest of its kin that can be made of a text alone."""
+    for kin in kind.__mro__:
         try:
-            failure = kind(text)
+            failure: Exception = kin(text)
         except TypeError:
-            failure = CandidateFailed(f"{raised}: {text}")
-        raise failure
+            continue
+        # The judge tells by this that it was not a test that raised it.
+        failure.of_candidate = True  # type: ignore[attr-defined]
+        return failure
+    return CandidateFailed(text)
 
 
 class Handle:
@@ -249,7 +259,7 @@ def be_judge(setup: str, cases: list[str], taken: list[str]) -> None:
         exec(compile(setup, "setup", "exec"), space)
         names = {*taken, *(_free_names(cases) - {*space, *dir(builtins)})}
     except BaseException as error:
-        verdict(f"{BROKEN}{error!r}")
+        verdict(f"{BROKEN}{error!r}"[:LONGEST_VERDICT])
         return
     for name in sorted(names):
         space.pop(name, None)
@@ -263,31 +273,56 @@ def be_judge(setup: str, cases: list[str], taken: list[str]) -> None:
             exec(program, space)
             verdict(PASSED)
         except Unsendable as error:
-            verdict(f"{BROKEN}{error}")
+            verdict(f"{BROKEN}{error}"[:LONGEST_VERDICT])
             return
+        except ImportError as error:
+            if not hasattr(error, "of_candidate"):
+                verdict(f"{BROKEN}{error!r}"[:LONGEST_VERDICT])
+                return
+            verdict(FAILED)
         except BaseException:
             verdict(FAILED)
 
 
 def _free_names(cases: list[str]) -> set[str]:
-    """Names that the cases read and never set."""
+    """Names that a case reads and does not set, nor any other one for it.
+
+    What a comprehension or a function calls its own is so in its own case only.
+    """
     import ast
 
-    read, bound = set(), set()
-    for case in cases:
-        for node in ast.walk(ast.parse(case)):
+    def bound_by(nodes: Iterable[ast.AST]) -> set[str]:
+        bound: set[str] = set()
+        for node in nodes:
             match node:
-                case ast.Name(id=name, ctx=ast.Load()):
-                    read.add(name)
-                case ast.Name(id=name) | ast.arg(arg=name):
+                case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
                     bound.add(name)
-                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    bound.add(name)
+                case ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
                     bound.add(name)
                 case ast.alias(name=name, asname=other):
                     bound.add(other or name.partition(".")[0])
-                case ast.ExceptHandler(name=str(name)):
-                    bound.add(name)
-    return read - bound
+        return bound
+
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    comprehensions = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+    def in_the_open(tree: ast.AST) -> Iterable[ast.AST]:
+        yield tree
+        if not isinstance(tree, (*functions, *comprehensions)):
+            for child in ast.iter_child_nodes(tree):
+                yield from in_the_open(child)
+
+    free: set[str] = set()
+    shared: set[str] = set()
+    for case in cases:
+        tree = ast.parse(case)
+        nodes = list(ast.walk(tree))
+        read = {node.id for node in nodes if isinstance(node, ast.Name)}
+        free |= read - bound_by(nodes)
+        shared |= bound_by(in_the_open(tree))
+    return free - shared
 
 
 if __name__ == "__main__":

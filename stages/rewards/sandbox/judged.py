@@ -46,7 +46,8 @@ def run_tests(program: str, tests: CodeTests, limits: Limits, *, kind: Kind) -> 
             started(main, _task(**asdict(tests)), limits, (answered, ask, find), kind) as judge,
         ):
             ends.close(asked, ask, answered, answer, find)
-            verdict, report = Stream(limits.output_kb * 1024), Stream(1 << 16)
+            said = conversation.LONGEST_VERDICT * 4 + 16 * (1 + len(tests.cases))
+            verdict, report = Stream(said), Stream(1 << 16)
             listen({found: verdict, judge.report: report}, GRACE_S + limits.wall_s)
             read_report(report, verdict)
             if select.select([it.report], [], [], 0)[0]:

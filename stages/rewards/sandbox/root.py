@@ -2,7 +2,7 @@
 
 The root is a read-only tmpfs of our own. Bound into it, read-only: the interpreter, its standard
 library and the system's shared libraries; no site-packages, no /usr/bin, no /etc, no /proc, no
-/sys; in /dev null, zero and urandom. /tmp is the one place to write in: memory, limited in size.
+/sys; in /dev null and urandom. /tmp is the one place to write in: memory, limited in size.
 """
 
 import os
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from stages.rewards.sandbox import linux
 
 HOME = "/tmp"
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+# Not zero: to map it is to have memory that no process has.
+_DEVICES = ("/dev/null", "/dev/urandom")
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
 _NEW = "/sys"
 """Where the new root is put together: a folder that exists everywhere and holds no interpreter."""

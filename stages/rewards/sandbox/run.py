@@ -7,8 +7,8 @@ caller dies, so no sandbox outlives the one who asked for it.
 
 import contextlib
 import os
+import secrets
 import selectors
-import shutil
 import subprocess
 import tempfile
 import time
@@ -122,7 +122,7 @@ def started(
     task = {
         "kind": str(kind),
         "limits": asdict(limits),
-        "files": {**files, MAIN: source.encode("utf-8", "surrogateescape")},
+        "files": {**files, MAIN: source.encode("utf-8", "surrogatepass")},
     }
     folder = tempfile.mkdtemp(prefix="unisolated-") if kind is Kind.NONE else None
     with Descriptors() as ends:
@@ -156,7 +156,7 @@ def started(
                 process.kill()
                 process.wait()
             if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
 
 
 def run_program(
@@ -172,7 +172,7 @@ def run_program(
     Raises SandboxBroken where the sandbox failed, whatever the program did.
     """
     limits = limits or Limits()
-    given = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin
+    given = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
     with Descriptors() as ends:
         stdin_r, stdin_w = ends.pipe()
         out_r, out_w = ends.pipe()
@@ -233,6 +233,31 @@ def read_report(stream: Stream, stderr: Stream) -> Report:
         )
     status, *code = lines[0].split()
     return Report(Status(status), int(code[0]) if code else None)
+
+
+def _remove(folder: str) -> None:
+    """A program's folder. It may be deeper than a path is long, and closed to its owner.
+
+    So what is in a folder is moved up before the folder goes. Whoever still writes into it, which
+    only happens without isolation, is not waited for.
+    """
+    name, number = secrets.token_hex(8), 0
+    deadline = time.monotonic() + GRACE_S
+    with contextlib.suppress(OSError):
+        while (entries := list(os.scandir(folder))) and time.monotonic() < deadline:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    Path(entry.path).unlink()
+                    continue
+                Path(entry.path).chmod(0o700)
+                for inner in list(os.scandir(entry.path)):
+                    if inner.is_dir(follow_symlinks=False):
+                        # Moving a folder writes into it: its own rights count, too.
+                        Path(inner.path).chmod(0o700)
+                    number += 1
+                    Path(inner.path).rename(f"{folder}/{name}-{number}")
+                Path(entry.path).rmdir()
+        Path(folder).rmdir()
 
 
 def _write_all(end: int, content: bytes) -> None:

@@ -1,8 +1,9 @@
 """A seccomp filter: the system calls that no honest program of ours makes.
 
 The namespaces already leave these calls little to reach. The filter takes away kernel surface
-(bpf, io_uring, keyrings, new namespaces), memory that no other limit counts (memfd, System V), and
-ways to disturb the supervisor, which for an ordinary user has the program's own uid. A refused call
+(bpf, io_uring, keyrings, new namespaces), memory and CPU time that no other limit counts (memfd,
+System V, pages that only a pipe or a shared mapping holds, children that nobody buries), and ways
+to disturb the supervisor, which for an ordinary user has the program's own uid. A refused call
 fails with EPERM; a call from a foreign ABI, whose numbers mean something else, ends the process.
 """
 
@@ -55,6 +56,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
+    "vmsplice": (278, 75),
     # parts of the kernel with a history
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
@@ -92,16 +94,25 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _PRLIMIT = (302, 261)
 _SOCKET, _SOCKETPAIR = (41, 198), (53, 199)
+_MMAP, _SETSOCKOPT, _SIGACTION = (9, 222), (54, 208), (13, 134)
 
 _NEW_NAMESPACES = 0x7E020000
 _AF_UNIX = 1
+_SHARED_BY_NOBODY = 0x21
+"""MAP_SHARED and MAP_ANONYMOUS: pages stay when no process has them in its tables any more."""
+_SOL_SOCKET, _SO_SNDBUF = 1, 7
+_SIGCHLD = 17
 
 # A step of classic BPF: what it does, where it jumps if true and if false, and its operand.
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_GE, _JUMP_IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_AND = 0x54
+_NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _KILL, _ALLOW = 0x80000000, 0x7FFF0000
 _REFUSE = 0x00050000 | errno.EPERM
 _UNKNOWN_CALL = 0x00050000 | errno.ENOSYS
+
+
+_STEP_BYTES = 8
 
 
 def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -115,13 +126,21 @@ def _answer(number: int, answer: int) -> bytes:
 
 def _look_at_argument(number: int, test: bytes) -> bytes:
     """Refuse this call unless `test` of its first argument skips the refusal."""
+    return _look(number, _load(0) + test + _step(_RETURN, _REFUSE))
+
+
+def _look(number: int, steps: bytes) -> bytes:
+    """For this call alone: these steps, and where they come to their end, it is allowed."""
     return (
-        _step(_JUMP_IF_EQUAL, number, 0, 4)
-        + _step(_LOAD, _FIRST_ARGUMENT_AT)
-        + test
-        + _step(_RETURN, _REFUSE)
+        _step(_JUMP_IF_EQUAL, number, 0, len(steps) // _STEP_BYTES + 1)
+        + steps
         + _step(_RETURN, _ALLOW)
     )
+
+
+def _load(argument: int, *, upper_half: bool = False) -> bytes:
+    """Half of an argument; both machines have the lower half first."""
+    return _step(_LOAD, _ARGUMENTS_AT + 8 * argument + 4 * upper_half)
 
 
 def filter_for(machine: str) -> bytes:
@@ -143,6 +162,35 @@ def filter_for(machine: str) -> bytes:
     steps += _look_at_argument(_PRLIMIT[here], _step(_JUMP_IF_EQUAL, 0, 1, 0))
     for call in (_SOCKET, _SOCKETPAIR):
         steps += _look_at_argument(call[here], _step(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0))
+    refuse = _step(_RETURN, _REFUSE)
+    steps += _look(
+        _MMAP[here],
+        _load(3)
+        + _step(_AND, _SHARED_BY_NOBODY)
+        + _step(_JUMP_IF_EQUAL, _SHARED_BY_NOBODY, 0, 1)
+        + refuse,
+    )
+    # What lies in a socket is in no process's memory: not more of it than by default.
+    steps += _look(
+        _SETSOCKOPT[here],
+        _load(1)
+        + _step(_JUMP_IF_EQUAL, _SOL_SOCKET, 0, 3)
+        + _load(2)
+        + _step(_JUMP_IF_EQUAL, _SO_SNDBUF, 0, 1)
+        + refuse,
+    )
+    # Children of a process that ignores their end vanish with the CPU time that they took. To ask
+    # what is set, with no new action, is allowed: Python does so when it starts.
+    steps += _look(
+        _SIGACTION[here],
+        _load(0)
+        + _step(_JUMP_IF_EQUAL, _SIGCHLD, 0, 5)
+        + _load(1)
+        + _step(_JUMP_IF_EQUAL, 0, 0, 2)
+        + _load(1, upper_half=True)
+        + _step(_JUMP_IF_EQUAL, 0, 1, 0)
+        + refuse,
+    )
     return steps + _step(_RETURN, _ALLOW)
 
 

@@ -147,6 +147,7 @@ def _set_limits(limits: Limits) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 256,
     }
     for what, value in wanted.items():
         _limit(what, value)
