@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.data.dialogue import Message
+from stages.data.dialogue import REASONING, Message
 
 _ROLES = {
     "system": "system",
@@ -25,7 +25,7 @@ _ROLES = {
     "function": "tool",
     "observation": "tool",
 }
-_KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking")
+_KEPT = ("tool_calls", "tool_call_id", "name", *REASONING)
 _TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
@@ -75,8 +75,7 @@ def messages_of(value: Any, name: str, speaker: str) -> list[Message]:
 
 def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
     """The tools that a row offers."""
-    if isinstance(value, str):
-        value = _json(value, "tools")
+    value = from_json(value, "tools")
     value = [value] if isinstance(value, Mapping) else value or []
     if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
         raise RowError(f"'tools' is {_kind(value)}: write a list of tools")
@@ -97,9 +96,9 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
         )
     kept = {key: _without_nulls(item[key]) for key in _KEPT if item.get(key)}
     if told == "function_call":
-        kept, content = {"tool_calls": _json(content, f"{name}: function_call")}, ""
+        kept, content = {"tool_calls": content}, ""
     if "tool_calls" in kept:
-        kept["tool_calls"] = _calls(kept["tool_calls"], name)
+        kept["tool_calls"] = _calls(from_json(kept["tool_calls"], f"{name}: tool_calls"), name)
     return {"role": role, "content": _words(content, name, optional="tool_calls" in kept), **kept}
 
 
@@ -120,13 +119,16 @@ def _words(content: Any, name: str, *, optional: bool) -> str:
 def _calls(value: Any, name: str) -> list[Mapping[str, Any]]:
     """Calls of tools as templates read them: a function's name, and its arguments as a mapping."""
     calls: list[Mapping[str, Any]] = []
-    for call in [value] if isinstance(value, Mapping) else value:
-        function = call.get("function", call) if isinstance(call, Mapping) else {}
-        if not isinstance(function.get("name"), str):
+    value = [value] if isinstance(value, Mapping) else value
+    if not isinstance(value, list):
+        raise RowError(f"{name!r} has calls of tools that are {_kind(value)}: write a list of them")
+    for call in value:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RowError(f"{name!r} has a call of a tool without the tool's name")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            arguments = _json(arguments, f"{name}: arguments")
+        arguments = from_json(function.get("arguments") or {}, f"{name}: arguments")
+        if not isinstance(arguments, Mapping):
+            raise RowError(f"{name!r} has a call whose arguments are {_kind(arguments)}: name each")
         named = {"id": call["id"]} if call.get("id") else {}
         function = {"name": function["name"], "arguments": arguments}
         calls.append({"type": "function", **named, "function": function})
@@ -146,7 +148,8 @@ def _parsed(value: Any) -> Any:
     return read if items and spoken else value
 
 
-def _json(value: Any, name: str) -> Any:
+def from_json(value: Any, name: str) -> Any:
+    """JSON text as what it says, since CSV has nothing but text; any other value is left."""
     if not isinstance(value, str):
         return value
     try:
