@@ -153,6 +153,17 @@ def test_without_a_chat_template_one_is_asked_for_and_taken(tmp_path):
     assert saved.decode(prompt_ids(saved, "a+b")) == "a+b?"
 
 
+def test_a_template_that_never_asks_the_assistant_to_speak_is_refused(tmp_path):
+    given = write_family(tmp_path / "given", "llama")
+    named = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + eos_token }}{% endfor %}"
+    (given / "named.jinja").write_text(named)
+    with pytest.raises(StageError, match=r"writes 'assistant: ' before what the assistant says"):
+        take(given, tmp_path / "a", chat_template="named.jinja")
+    asking = named + "{% if add_generation_prompt %}assistant: {% endif %}"
+    (given / "named.jinja").write_text(asking)
+    take(given, tmp_path / "b", chat_template="named.jinja")
+
+
 def test_chatml_is_the_format_of_that_name(tmp_path):
     given = write_family(tmp_path / "given", "llama", vocab_size=60)
     tokenizer = AutoTokenizer.from_pretrained(given)
