@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from stages.data.dialogue import Dialogue, Message
-from stages.data.formats.messages import RowError, messages_of
+from stages.data.formats.messages import RowError, from_json, messages_of
 
 Row = Mapping[str, Any]
 RATINGS = ("label", "rating", "kto_tag")
@@ -109,9 +109,11 @@ def said(row: Row, name: str) -> list[Message]:
 def instruction(row: Row) -> list[Message]:
     """Alpaca's history, then the instruction with its input under it."""
     turns: list[Message] = []
-    for pair in row.get("history") or ():
-        if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise RowError("'history' is a list of [question, response] pairs")
+    history = from_json(row.get("history"), "history") or []
+    for pair in history if isinstance(history, list) else [history]:
+        texts = isinstance(pair, list) and all(isinstance(text, str) for text in pair)
+        if not texts or len(pair) != 2:
+            raise RowError("'history' is a list of [question, response] pairs of texts")
         turns += [
             {"role": "user", "content": pair[0]},
             {"role": "assistant", "content": pair[1]},
@@ -173,7 +175,7 @@ def stepwise(row: Row) -> Given:
     told = [name for name in ("completions", "steps") if row.get(name) is not None]
     if len(told) != 1:
         raise RowError(f"a row has one of 'completions' and 'steps'; this one has {len(told)}")
-    steps, labels = row[told[0]], row["labels"]
+    steps, labels = (from_json(row[name], name) for name in (told[0], "labels"))
     if not (isinstance(steps, list) and all(isinstance(step, str) for step in steps)):
         raise RowError(f"{told[0]!r} is {type(steps).__name__}: write a list of texts")
     if not isinstance(labels, list):
@@ -194,7 +196,7 @@ def ranked(row: Row) -> Given:
     told = [name for name in ("context", "prompt") if row.get(name) is not None]
     if len(told) != 1:
         raise RowError(f"a row has one of 'context' and 'prompt'; this one has {len(told)}")
-    listing = row["completions"]
+    listing = from_json(row["completions"], "completions")
     if not isinstance(listing, list) or not all(
         isinstance(item, Mapping) and {"rank", "completion"} <= item.keys() for item in listing
     ):
