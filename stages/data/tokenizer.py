@@ -47,7 +47,8 @@ class Segment:
 
     text: str
     said: bool = True
-    """Whether the assistant says it; else it is what comes between two of its turns."""
+    """Whether the assistant says it; else it is the end token of one of its turns, which is left
+    out again, and what comes between that turn and the next."""
     ends: bool = True
     """Whether the end-of-sequence token follows."""
 
@@ -64,6 +65,8 @@ class Renderer:
         self._template = tokenizer.chat_template
         self._bos: int | None = tokenizer.bos_token_id
         self._eos = int(tokenizer.eos_token_id)
+        end = str(tokenizer.eos_token)
+        self._end_as_text = end if self.ids([end]) == [[self._eos]] else ""
 
     @property
     def template_hash(self) -> str | None:
@@ -142,7 +145,10 @@ class Renderer:
             if wrong := _left_out([*_called(messages[index]), *_thought(messages[index])], words):
                 raise wrong
             if segments:
-                segments.append(Segment(whole[position : len(before)], said=False, ends=False))
+                # With the end token that it follows: at the start of a text, some tokenizers put
+                # a space, and some end tokens swallow the line break after them.
+                between = self._end_as_text + whole[position : len(before)]
+                segments.append(Segment(between, said=False, ends=False))
             segments.append(Segment(words))
             position = len(before) + len(words) + len(end)
         return segments
@@ -156,6 +162,7 @@ class Renderer:
         mask: list[int] = []
         for segment, own in zip(segments, ids, strict=True):
             own = own[:-1] if segment.ends and own[-1:] == [self._eos] else own
+            own = own[1:] if not segment.said and own[:1] == [self._eos] else own
             if segment.said and self._eos in own:
                 raise RowError(
                     f"a response has {self._tokenizer.eos_token!r}, the end token, before its end: "

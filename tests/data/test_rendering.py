@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from stages.data.chat_templates import BUILT_IN
 from stages.data.dialogue import Dialogue, asked, said
@@ -164,6 +166,34 @@ def test_each_turn_follows_exactly_the_prompt_that_a_policy_would_be_given(texts
     spoken = words[1::2] if len(messages) > 2 else [messages[1]["content"]]
     learnt = [token for token, on in zip(ids, mask, strict=True) if on]
     assert text_of(learnt) == "".join(f"{text}<eos>" for text in spoken)
+
+
+def words_tokenizer(swallows):
+    """Words that carry the space before them, and an end that may take what follows it along."""
+    parts = ["<s>", "</s>", "<unk>", "▁", "\n", "[U]", "[A]", "[", "U", "A", "]", *"abcd"]
+    backend = Tokenizer(
+        models.BPE({part: i for i, part in enumerate(parts)}, [], unk_token="<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    end = AddedToken("</s>", rstrip=swallows, special=True)
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, bos_token="<s>")
+    made.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{{ '[U]' if m['role'] == 'user' else '[A]' }}"
+        "{{ m['content'] }}{{ eos_token }}\n{% endfor %}"
+        "{% if add_generation_prompt %}[A]{% endif %}"
+    )
+    return made
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_what_comes_between_turns_has_the_ids_that_it_has_in_the_whole(swallows):
+    made = words_tokenizer(swallows)
+    turns = (said(" b"), user("c"), said(" d"))
+    [(_, row)] = render([shown(*turns)], Renderer(made), 1000)
+    ids = [*row.values["prompt_ids"], *row.values["completion_ids"]]
+    whole = made.apply_chat_template([*ASKED, *turns], tokenize=False).rstrip("\n")
+    assert ids == made(whole, add_special_tokens=False)["input_ids"]
 
 
 def test_a_response_is_tokenised_apart_from_its_prompt():
