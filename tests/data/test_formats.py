@@ -353,7 +353,7 @@ def test_columns_are_renamed_at_once_and_null_leaves_one_out():
         ("demonstrations", {"messages": [SYSTEM, user("a")], "system": "x"}, "keep one"),
         ("demonstrations", {"text": ""}, "'text' is empty"),
         ("feedback", {"prompt": "a", "completion": "b", "label": 1, "rating": 1}, "this one has 2"),
-        ("feedback", {"prompt": "a", "completion": "b", "label": "good"}, "'label' is str"),
+        ("feedback", {"prompt": "a", "completion": "b", "label": "good"}, "'label' is 'good'"),
         ("preferences", {"prompt": "a", "completions": ["b"]}, "'rank' and 'completion'"),
         (
             "preferences",
@@ -364,6 +364,10 @@ def test_columns_are_renamed_at_once_and_null_leaves_one_out():
         ("prompts", {"instruction": "a", "history": ["bc"]}, "pairs"),
         ("prompts", {"instruction": "a", "history": [[None, "b"]]}, "pairs"),
         ("prompts", {"instruction": "a", "history": 5}, "pairs"),
+        ("feedback", {"prompt": "a", "completion": "b", "label": 10**400}, "write a number"),
+        ("feedback", {"prompt": "a", "completion": "b", "label": 1e39}, "write a number"),
+        ("demonstrations", {"prompt": "a", "completion": "b", "tools": [{"a": b"c"}]}, "bytes"),
+        ("demonstrations", {"messages": [{**assistant("a"), "weight": 0}]}, "of weight 0"),
         ("demonstrations", {"messages": [calling(5)]}, "calls of tools that are int"),
         ("demonstrations", {"messages": [calling([{"function": "f"}])]}, "the tool's name"),
         (

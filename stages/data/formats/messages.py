@@ -6,8 +6,11 @@ is no dialogue raises `RowError`; whoever knows the row names its place.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 from stages.data.dialogue import REASONING, Message
@@ -79,7 +82,7 @@ def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
     value = [value] if isinstance(value, Mapping) else value or []
     if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
         raise RowError(f"'tools' is {_kind(value)}: write a list of tools")
-    return tuple(_without_nulls(item) for item in value)
+    return tuple(_without_nulls(as_json(item, "tools")) for item in value)
 
 
 def _message(item: Mapping[str, Any], name: str) -> Message:
@@ -94,9 +97,14 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
             "tool) and `content`, or `from` (system, human, gpt, function_call, observation) and "
             "`value`"
         )
-    kept = {key: _without_nulls(item[key]) for key in _KEPT if item.get(key)}
+    if item.get("weight") not in (None, 1):
+        raise RowError(
+            f"{name!r} has a message of weight {item['weight']!r}, and turns of the assistant are "
+            "learnt alike: leave out the weight, or cut the dialogue"
+        )
+    kept = {key: _without_nulls(as_json(item[key], name)) for key in _KEPT if item.get(key)}
     if told == "function_call":
-        kept, content = {"tool_calls": content}, ""
+        kept, content = {"tool_calls": as_json(content, name)}, ""
     if "tool_calls" in kept:
         kept["tool_calls"] = _calls(from_json(kept["tool_calls"], f"{name}: tool_calls"), name)
     return {"role": role, "content": _words(content, name, optional="tool_calls" in kept), **kept}
@@ -156,6 +164,26 @@ def from_json(value: Any, name: str) -> Any:
         return json.loads(value)
     except json.JSONDecodeError as error:
         raise RowError(f"{name!r} is not JSON ({error.msg})") from None
+
+
+def as_json(value: Any, name: str) -> Any:
+    """A value that Parquet can hold and JSON cannot, as one that it can."""
+    match value:
+        case None | str() | bool() | int():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): as_json(item, name) for key, item in value.items()}
+        case list() | tuple():
+            return [as_json(item, name) for item in value]
+        case date() | time() | timedelta() | Decimal():
+            return str(value)
+        case _:
+            raise RowError(
+                f"{name!r} holds {type(value).__name__}, which is no JSON: leave the column out "
+                f"with `columns: {{{name}: null}}`"
+            )
 
 
 def _without_nulls(value: Any) -> Any:

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date, time, timedelta
-from decimal import Decimal
 from typing import Any
 
 from stages.data.dialogue import Dialogue, Message
 from stages.data.formats.messages import RowError, from_json, messages_of
 
 Row = Mapping[str, Any]
+LARGEST = 3.4e38
+"""Of the numbers that 32 bits hold, as they are stored."""
 RATINGS = ("label", "rating", "kto_tag")
 
 
@@ -53,37 +53,16 @@ def number_of(value: Any, name: str) -> float:
     )
     try:
         number = float(value) if told is None else told
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        kind = type(value).__name__
-        raise RowError(f"{name!r} is {kind}: write a number, true or false")
+    if not abs(number) <= LARGEST:
+        raise RowError(f"{name!r} is {str(value)[:20]!r}: write a number, true or false")
     return number
 
 
 def listed(names: Sequence[str]) -> str:
     quoted = [repr(name) for name in names]
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
-
-
-def as_json(value: Any, name: str) -> Any:
-    """A value that Parquet can hold and JSON cannot, as one that it can."""
-    match value:
-        case None | str() | bool() | int():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {str(key): as_json(item, name) for key, item in value.items()}
-        case list() | tuple():
-            return [as_json(item, name) for item in value]
-        case date() | time() | timedelta() | Decimal():
-            return str(value)
-        case _:
-            raise RowError(
-                f"{name!r} holds {type(value).__name__}, which is no JSON: leave the column out "
-                f"with `columns: {{{name}: null}}`"
-            )
 
 
 def answer_of(row: Row) -> str | None:
