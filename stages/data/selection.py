@@ -66,8 +66,10 @@ class FilesCorpus:
             counts = self.tally.of(role, opened.label)
             split_off = Counts(origin, opened.label)
             for item in read(opened, origin, self._params, split_off if role != origin else counts):
-                if role != origin and item.prompt_digest not in self._split[role]:
-                    continue
+                if role != origin:
+                    if item.prompt_digest not in self._split[role]:
+                        continue
+                    counts.num_read += 1
                 if role is Role.HELD_OUT and not _is_name(item.extra.get("task")):
                     wrong = (
                         f"'task' is {item.extra['task']!r}: write text in quotes, or leave it out"

@@ -135,7 +135,8 @@ def test_weights_do_not_change_how_many_prompts_and_pairs_are_split_off(prepared
         "preferences": {"path": "a.jsonl", "weight": 3.0},
     }
     run = prepared({"a.jsonl": pairs}, files=files, held_out=10)
-    assert run.metrics["num_held_out"] == run.metrics["num_held_out_preferences"] == 10
+    assert run.report()["held_out", "a.jsonl"] == (10, 10, 10, {})
+    assert run.report()["held_out_preferences", "a.jsonl"] == (10, 10, 10, {})
 
 
 def test_a_row_that_is_there_often_is_drawn_no_more_often(prepared):
