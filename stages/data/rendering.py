@@ -155,6 +155,8 @@ def _of_its_role(
 
 
 def _check_length(prompt: int, responses: Sequence[int], max_length: int) -> None:
+    if not prompt:
+        raise RowError("its prompt has no token: there is nothing for a response to follow")
     if prompt >= max_length:
         raise TooLong(
             f"the prompt has {prompt} tokens and leaves no room for a response in "

@@ -260,6 +260,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_several_and_not_f
     [
         (WITHOUT_AN_END, shown(said("b"), user("c"), said("d")), "does not end .* with '<eos>'"),
         (STRICT, shown(said("b"), prompt=({"role": "system", "content": "s"},)), "no system"),
+        ("{# nothing #}", shown(said("b")), "its prompt has no token"),
         (None, shown(said("b"), prompt=(user("a"), said("b"), user("c"))), "no chat template"),
         (None, shown(said("b"), user("c"), said("d")), "no chat template"),
     ],
