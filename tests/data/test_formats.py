@@ -353,7 +353,7 @@ def test_columns_are_renamed_at_once_and_null_leaves_one_out():
         ("demonstrations", {"messages": [SYSTEM, user("a")], "system": "x"}, "keep one"),
         ("demonstrations", {"text": ""}, "'text' is empty"),
         ("feedback", {"prompt": "a", "completion": "b", "label": 1, "rating": 1}, "this one has 2"),
-        ("feedback", {"prompt": "a", "completion": "b", "label": "good"}, "'label' is 'good'"),
+        ("feedback", {"prompt": "a", "completion": "b", "label": "good"}, "'label' is str"),
         ("preferences", {"prompt": "a", "completions": ["b"]}, "'rank' and 'completion'"),
         (
             "preferences",
@@ -399,6 +399,13 @@ def test_a_message_may_be_json_text_as_in_csv_and_text_in_parts():
     text = '[{"role": "user", "content": [{"type": "text", "text": "a"}]}]'
     assert read("prompts", {"messages": text})[1] == [[user("a")]]
     assert read("prompts", {"prompt": '{"a": 1}'})[1] == [[user('{"a": 1}')]]
+
+
+def test_text_that_only_looks_like_messages_stays_text():
+    deep = '[{"a": ' + "[" * 100_000
+    assert read("prompts", {"prompt": deep}) == ("prompt", [[user(deep)]])
+    with pytest.raises(RowError, match="text that is not JSON"):
+        read("demonstrations", {"prompt": "a", "completion": "b", "tools": deep})
 
 
 def test_lists_may_be_json_text_as_in_csv():

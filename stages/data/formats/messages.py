@@ -149,7 +149,7 @@ def _parsed(value: Any) -> Any:
         return value
     try:
         read = json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return value
     items = read if isinstance(read, list) else [read]
     spoken = all(isinstance(item, Mapping) and item.keys() & {"role", "from"} for item in items)
@@ -162,8 +162,10 @@ def from_json(value: Any, name: str) -> Any:
         return value
     try:
         return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise RowError(f"{name!r} is not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise RowError(
+            f"{name!r} is text that is not JSON ({error}): write the value itself, or its JSON"
+        ) from None
 
 
 def as_json(value: Any, name: str) -> Any:

@@ -56,7 +56,8 @@ def number_of(value: Any, name: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) <= LARGEST:
-        raise RowError(f"{name!r} is {str(value)[:20]!r}: write a number, true or false")
+        kind = type(value).__name__
+        raise RowError(f"{name!r} is {kind}: write a number, true or false")
     return number
 
 
