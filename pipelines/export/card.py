@@ -115,8 +115,8 @@ def _front_matter(found: Provenance, *, adapter: bool) -> str:
     for key in ("license", "license_name", "license_link", "language"):
         if key in found.base_card:
             values[key] = found.base_card[key]
-    if found.params.get("prepare.source") == "files":
-        values["datasets"] = [PurePosixPath(str(found.params["prepare.folder"])).name]
+    if datasets := _datasets(found):
+        values["datasets"] = datasets
     if found.evaluation:
         held_out = next(
             (d for m in found.stages for p, d in m.outs.items() if p.endswith("held_out.parquet")),
@@ -167,6 +167,20 @@ def _base_model(found: Provenance) -> str | None:
         or PurePosixPath(str(found.params.get("model.folder"))).name
     )
     return str(named)
+
+
+def _datasets(found: Provenance) -> list[str]:
+    """The hub's datasets that were trained on; a folder of files is nothing that a hub knows."""
+    ids: set[str] = set()
+    if found.params.get("prepare.source") == "files":
+        for name, value in found.params.items():
+            if not name.startswith("prepare.files.") or name.startswith("prepare.files.held_out"):
+                continue
+            sources = value if isinstance(value, list) else []
+            ids.update(s["dataset"] for s in sources if isinstance(s, Mapping) and "dataset" in s)
+            if name.endswith(".dataset"):  # one source needs no list around it
+                ids.add(str(value))
+    return sorted(ids)
 
 
 def _summary(found: Provenance) -> str:

@@ -25,6 +25,29 @@ BUILT_IN = {
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
+def check_it_asks(tokenizer: Any, where: str) -> None:
+    """StageError where a template names the assistant before its words, but not to ask for them.
+
+    A policy would then be asked without what it was taught to see, or be taught to say it itself.
+    """
+    question, words = [{"role": "user", "content": "Who?"}], "Nobody."
+    answered = [*question, {"role": "assistant", "content": words}]
+    try:
+        asks, only_tells, whole = (
+            str(tokenizer.apply_chat_template(said, add_generation_prompt=add, tokenize=False))
+            for said, add in ((question, True), (question, False), (answered, False))
+        )
+    except Exception:  # what a template refuses is said of the rows that it refuses
+        return
+    before = whole[len(asks) :].partition(words)[0]
+    if asks == only_tells and whole.startswith(asks) and before.strip():
+        raise StageError(
+            f"{where}: its chat template writes {before!r} before what the assistant says, but not "
+            "where add_generation_prompt asks for it: add {% if add_generation_prompt %}"
+            f"{before}{{% endif %}} to its end, in a .jinja file that model.chat_template names"
+        )
+
+
 def choose_template(
     tokenizer: Any,
     wanted: str | None,

@@ -17,6 +17,8 @@ from stages.data.artifacts import canonical_json
 from stages.data.seeds import content_id
 
 Message = Mapping[str, Any]
+REASONING = ("reasoning_content", "thinking")
+"""What messages call what the assistant thinks before it speaks."""
 _BETWEEN_WORDS = re.compile(r"[\s.,;:!?'\"‘’“”…]+")
 
 

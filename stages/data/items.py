@@ -8,7 +8,7 @@ from typing import Any
 from stages.contracts.prepare import Turns
 from stages.contracts.sources import Role
 from stages.data.artifacts import canonical_json
-from stages.data.dialogue import Dialogue, Message, digest, normalised, spoken
+from stages.data.dialogue import Dialogue, Message, digest, is_plain, normalised, spoken
 from stages.data.formats.messages import RowError
 from stages.data.formats.rows import Given
 
@@ -189,6 +189,8 @@ def _demonstration(
     last = speaking[-1]
     first = speaking[0] if turns is Turns.ALL else last
     prompt = _checked(Dialogue(tuple(messages[:first]), given.tools))
+    if any(is_plain(messages[i]) and not messages[i]["content"] for i in speaking if i >= first):
+        raise RowError("the assistant's response is empty: there is nothing to imitate")
     return Demonstration(prompt=prompt, completion=messages[first : last + 1], **said)
 
 

@@ -140,7 +140,7 @@ def _of_its_role(
         return {
             "completion_ids": made[0].ids,
             # The last step ends with the end token.
-            "step_ends": [*(length - 1 for length in lengths[:-1]), lengths[-1]],
+            "step_ends": [*(length - 1 for length in lengths[:-1]), len(made[0].ids) - 1],
             "step_labels": list(item.labels),
         }
     extra = {"answer": item.answer, "extra": canonical_json(item.extra)}
@@ -155,6 +155,8 @@ def _of_its_role(
 
 
 def _check_length(prompt: int, responses: Sequence[int], max_length: int) -> None:
+    if not prompt:
+        raise RowError("its prompt has no token: there is nothing for a response to follow")
     if prompt >= max_length:
         raise TooLong(
             f"the prompt has {prompt} tokens and leaves no room for a response in "

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stages.context import StageError
 from stages.contracts.prepare import Duplicates, PrepareParams, Unfit
@@ -20,7 +21,7 @@ from stages.data.dialogue import digest
 from stages.data.items import Example
 from stages.data.seeds import SEED_BITS, stable_hash
 from stages.data.seen import Seen
-from stages.data.sources import Opened, read, sources_of, unused_files
+from stages.data.sources import Opened, read, sources_of, unreadable, unused_files
 from stages.data.tally import Counts, Dropped, Tally
 
 SPLIT_OFF = {
@@ -65,18 +66,28 @@ class FilesCorpus:
             counts = self.tally.of(role, opened.label)
             split_off = Counts(origin, opened.label)
             for item in read(opened, origin, self._params, split_off if role != origin else counts):
-                if role != origin and item.prompt_digest not in self._split[role]:
+                if role != origin:
+                    if item.prompt_digest not in self._split[role]:
+                        continue
+                    counts.num_read += 1
+                if role is Role.HELD_OUT and not _is_name(item.extra.get("task")):
+                    wrong = (
+                        f"'task' is {item.extra['task']!r}: write text in quotes, or leave it out"
+                    )
+                    unreadable(item.place, wrong, self._params, counts)
                     continue
-                why = self._unused(role, item, seen)
-                copies = 0 if why else self._copies(opened, item)
-                if why or not copies:
-                    counts.dropped[why or Dropped.NOT_DRAWN] += 1
+                # Weights are of training sets: as many are held out as were asked for.
+                copies = self._copies(opened, item) if role == origin else 1
+                why = self._unused(role, item, seen, drawn=copies > 0)
+                if why:
+                    counts.dropped[why] += 1
                 else:
                     yield item if copies == 1 else replace(item, copies=copies)
             if role != origin:
                 counts.format = split_off.format
 
-    def _unused(self, role: Role, item: Example, seen: Seen) -> Dropped | None:
+    def _unused(self, role: Role, item: Example, seen: Seen, *, drawn: bool) -> Dropped | None:
+        """Why a row is left out. One that is not drawn leaves its place to a copy elsewhere."""
         if not role.is_held_out and item.prompt.messages:
             prompt = item.prompt_digest
             if any(prompt in split for split in self._split.values()):
@@ -84,19 +95,32 @@ class FilesCorpus:
             if prompt in self._held_out:
                 self._refuse_contamination(item)
                 return Dropped.CONTAMINATED
-        duplicates = self._params.duplicates
-        if duplicates is Duplicates.NORMALISED:
-            return None if seen.add(item.normalised_digest) else Dropped.DUPLICATE
-        if role.asks:  # rollouts and evaluations go by the prompt: it is there once
-            return None if seen.add(digest(item.prompt.id)) else Dropped.DUPLICATE
-        if duplicates is Duplicates.EXACT and not seen.add(item.digest):
+        same = self._what_counts_as_same(role, item)
+        if same is not None and same in seen:
             return Dropped.DUPLICATE
+        if not drawn:
+            return Dropped.NOT_DRAWN
+        if same is not None:
+            seen.add(same)
         return None
 
+    def _what_counts_as_same(self, role: Role, item: Example) -> bytes | None:
+        duplicates = self._params.duplicates
+        if duplicates is Duplicates.NORMALISED:
+            return item.normalised_digest
+        if role.asks:  # rollouts and evaluations go by the prompt: it is there once
+            return digest(item.prompt.id)
+        return item.digest if duplicates is Duplicates.EXACT else None
+
     def _copies(self, opened: Opened, item: Example) -> int:
-        """Whole passes, and one more for the share of rows that the fraction asks for."""
+        """Whole passes, and one more for the share of rows that the fraction asks for.
+
+        Copies in one source are drawn together where one of them is kept, or a row that is there
+        often would be kept more often.
+        """
         weight = opened.source.weight
-        draw = stable_hash(self._seed, "weight", item.place.source, item.place.line, item.row_id)
+        line = item.place.line if self._params.duplicates is Duplicates.KEEP else 0
+        draw = stable_hash(self._seed, "weight", item.place.source, line, item.row_id)
         return int(weight) + int(draw < (weight % 1) * 2**SEED_BITS)
 
     def _refuse_contamination(self, item: Example) -> None:
@@ -137,3 +161,8 @@ class FilesCorpus:
     def _all(self, role: Role, tally: Tally) -> Iterator[Example]:
         for opened in self._sources[role]:
             yield from read(opened, role, self._params, tally.of(role, opened.label))
+
+
+def _is_name(task: Any) -> bool:
+    """Whether evaluations can go by it."""
+    return task is None or (isinstance(task, str) and bool(task))

@@ -7,15 +7,18 @@ it names none at all, the files of the folder that are called after the role.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 
 from stages.context import StageError
 from stages.contracts.prepare import PrepareParams, Unfit
 from stages.contracts.sources import Role, Source
+from stages.data.artifacts import canonical_json
 from stages.data.formats.detect import detect, renamed
 from stages.data.formats.files import Numbered, counted_in, file_type, hub_rows, rows_of
 from stages.data.formats.messages import RowError
+from stages.data.formats.rows import listed
 from stages.data.formats.table import Format
 from stages.data.items import Example, Place, items_of
 from stages.data.tally import Counts, Dropped
@@ -37,7 +40,11 @@ class Opened:
         return hub_rows(self.source) if self.path is None else rows_of(self.path)
 
     def place(self, number: int) -> Place:
-        return Place(self.label, number, "row" if self.path is None else counted_in(self.path))
+        return Place(self.label, number, self._counted)
+
+    @cached_property
+    def _counted(self) -> str:
+        return "row" if self.path is None else counted_in(self.path)
 
 
 def sources_of(params: PrepareParams, folder: Path) -> dict[Role, list[Opened]]:
@@ -87,20 +94,35 @@ def read(opened: Opened, role: Role, params: PrepareParams, counts: Counts) -> I
         raise StageError(f"{_where(opened)} is empty: it needs at least one row for {role}")
     format = _format(opened, role, head)
     counts.format = format.name.value
+    not_met = {theirs for theirs, ours in opened.source.columns.items() if ours is not None}
     for number, row in chain(head, numbered):
         counts.num_read += 1
         place = opened.place(number)
         try:
             if isinstance(row, RowError):
                 raise row
+            not_met -= row.keys()
             given = format.given(renamed(row, opened.source.columns))
             for item in items_of(role, given, place, params.turns, params.ranked_pairs):
-                "".join(item.texts()).encode()
+                if not _is_text(item):
+                    raise RowError("it holds half a character")
                 yield item
-        except UnicodeEncodeError:
-            unreadable(place, "it holds half a character", params, counts)
         except RowError as error:
             unreadable(place, error, params, counts)
+    if not_met:
+        raise StageError(
+            f"{_where(opened)}: `columns` renames {listed(sorted(not_met))}, and no row has that: "
+            "mend the name, or leave it out"
+        )
+
+
+def _is_text(item: Example) -> bool:
+    """Whether all of it can be written down: JSON can escape half a character."""
+    try:
+        canonical_json([item.prompt.content, *item.responses(), item.answer, item.extra]).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def unreadable(place: Place, error: object, params: PrepareParams, counts: Counts) -> None:
@@ -112,14 +134,18 @@ def unreadable(place: Place, error: object, params: PrepareParams, counts: Count
 
 def _format(opened: Opened, role: Role, head: list[Numbered]) -> Format:
     columns: set[str] = set()
+    wrong = f"{_where(opened)} has no columns"
     for number, row in head:
-        if isinstance(row, RowError):
-            wrong = f"{opened.place(number)}: {row}"
+        try:
+            if isinstance(row, RowError):
+                raise row
+            named = renamed(row, opened.source.columns)
+        except RowError as error:
+            wrong = f"{opened.place(number)}: {error}"
             continue
-        named = renamed(row, opened.source.columns)
         columns.update(name for name, value in named.items() if value is not None)
     if not columns:
-        raise StageError(wrong if isinstance(row, RowError) else f"{_where(opened)} has no columns")
+        raise StageError(wrong)
     try:
         return detect(frozenset(columns), role, opened.source)
     except RowError as error:
@@ -134,7 +160,7 @@ def _opened(source: Source, role: Role, folder: Path) -> Iterator[Opened]:
     if source.dataset:
         yield Opened(source, source.label)
         return
-    paths = sorted(path for path in folder.glob(source.path) if path.is_file())
+    paths = _matching(source.path, folder)
     if not paths:
         raise StageError(
             f"prepare.files.{role}: {source.path!r} matches no file in {folder}: mend the path, or "
@@ -146,6 +172,15 @@ def _opened(source: Source, role: Role, folder: Path) -> Iterator[Opened]:
                 f"prepare.files.{role}: {path} is none of json, jsonl, csv, parquet and arrow"
             )
         yield Opened(source, path.relative_to(folder).as_posix(), path)
+
+
+def _matching(pattern: str, folder: Path) -> list[Path]:
+    if (folder / pattern).is_file():  # its name may look like a glob
+        return [folder / pattern]
+    try:
+        return sorted(path for path in folder.glob(pattern) if path.is_file())
+    except (ValueError, IndexError):  # what is no pattern matches nothing
+        return []
 
 
 def _named(folder: Path, path: Path) -> Opened:

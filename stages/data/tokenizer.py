@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from stages.data.dialogue import Dialogue, Message, is_plain
+from stages.data.dialogue import REASONING, Dialogue, Message, is_plain
 from stages.data.formats.messages import RowError
 from stages.data.seeds import content_id
 
@@ -47,7 +47,8 @@ class Segment:
 
     text: str
     said: bool = True
-    """Whether the assistant says it; else it is what comes between two of its turns."""
+    """Whether the assistant says it; else it is the end token of one of its turns, which is left
+    out again, and what comes between that turn and the next."""
     ends: bool = True
     """Whether the end-of-sequence token follows."""
 
@@ -64,6 +65,8 @@ class Renderer:
         self._template = tokenizer.chat_template
         self._bos: int | None = tokenizer.bos_token_id
         self._eos = int(tokenizer.eos_token_id)
+        end = str(tokenizer.eos_token)
+        self._end_as_text = end if self.ids([end]) == [[self._eos]] else ""
 
     @property
     def template_hash(self) -> str | None:
@@ -87,12 +90,17 @@ class Renderer:
         """Each prompt up to where the response starts; what the template refuses, as an error."""
         if self._template is None:
             return [_untemplated(prompt) for prompt in prompts]
+        texts: Sequence[str | RowError]
         try:
             if any(prompt.tools for prompt in prompts):
                 raise ValueError("tools go with one dialogue at a time")
-            return list(self._rendered([prompt.messages for prompt in prompts], (), asks=True))
+            texts = self._rendered([prompt.messages for prompt in prompts], (), asks=True)
         except Exception:  # one of them: each by itself tells which
-            return [self._one_prompt(prompt) for prompt in prompts]
+            texts = [self._one_prompt(prompt) for prompt in prompts]
+        return [
+            text if isinstance(text, RowError) else _left_out(_tools_of(prompt), text) or text
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
 
     def prompt_ids(self, ids: list[int]) -> list[int]:
         """The ids of a prompt, given those of its text: without a template, a start token first."""
@@ -134,17 +142,32 @@ class Renderer:
                     f"the chat template does not end the assistant's turn with {end!r}, the end "
                     "token: make the tokenizer's eos_token the one that ends a turn"
                 )
+            if wrong := _left_out([*_called(messages[index]), *_thought(messages[index])], words):
+                raise wrong
             if segments:
-                segments.append(Segment(whole[position : len(before)], said=False, ends=False))
+                # With the end token that it follows: at the start of a text, some tokenizers put
+                # a space, and some end tokens swallow the line break after them.
+                between = self._end_as_text + whole[position : len(before)]
+                segments.append(Segment(between, said=False, ends=False))
             segments.append(Segment(words))
             position = len(before) + len(words) + len(end)
         return segments
 
     def joined(self, segments: Sequence[Segment], ids: Sequence[list[int]]) -> "Response":
-        """Segments whose texts have these ids, one after another."""
+        """Segments whose texts have these ids, one after another.
+
+        A sampled response has one end token, so a text may write it at its end and nowhere else.
+        """
         joined: list[int] = []
         mask: list[int] = []
         for segment, own in zip(segments, ids, strict=True):
+            own = own[:-1] if segment.ends and own[-1:] == [self._eos] else own
+            own = own[1:] if not segment.said and own[:1] == [self._eos] else own
+            if segment.said and self._eos in own:
+                raise RowError(
+                    f"a response has {self._tokenizer.eos_token!r}, the end token, before its end: "
+                    "no policy could go on after it, so take it out of the text"
+                )
             joined += [*own, self._eos] if segment.ends else own
             mask += [int(segment.said)] * (len(joined) - len(mask))
         return Response(joined, mask if 0 in mask else None)
@@ -154,6 +177,8 @@ class Renderer:
         ids = ids if ids[-1:] == [self._eos] else [*ids, self._eos]
         if self._bos is not None and ids[0] != self._bos:
             ids = [self._bos, *ids]
+        if len(ids) < 2:
+            raise RowError("the text is the end token alone: there is nothing to learn from it")
         return ids[:1], ids[1:]
 
     def _one_prompt(self, prompt: Dialogue) -> str | RowError:
@@ -201,6 +226,32 @@ def _untemplated(prompt: Dialogue) -> str | RowError:
     return RowError(
         "its prompt is more than a question, and the tokenizer has no chat template to render it"
     )
+
+
+def _tools_of(prompt: Dialogue) -> list[str]:
+    """The names of the tools that a prompt offers, and of those that were called in it."""
+    offered = (tool.get("function", tool) for tool in prompt.tools)
+    names = [str(tool["name"]) for tool in offered if isinstance(tool, Mapping) and "name" in tool]
+    return names + [name for message in prompt.messages for name in _called(message)]
+
+
+def _called(message: Message) -> list[str]:
+    return [str(call["function"]["name"]) for call in message.get("tool_calls", ())]
+
+
+def _thought(message: Message) -> list[str]:
+    return [str(message[name]).strip() for name in REASONING if name in message]
+
+
+def _left_out(parts: Sequence[str], text: str) -> RowError | None:
+    """What is wrong where a template does not write all that a message says."""
+    for part in parts:
+        if part not in text:
+            return RowError(
+                f"the chat template leaves {part[:40]!r} out, so a policy would be taught without "
+                "it: use a template that writes tools and reasoning, or take them out of the data"
+            )
+    return None
 
 
 def build_character_tokenizer(texts: Iterable[str]) -> Any:

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from stages.context import StageError
 from stages.contracts.sources import Source
 from stages.data.formats import files
-from stages.data.formats.files import hub_rows, rows_of
+from stages.data.formats.files import counted_in, hub_rows, rows_of
 from stages.data.formats.messages import RowError
 
 ROWS = [
@@ -92,6 +93,11 @@ def test_arrow_streams_are_read_too(tmp_path):
         ("a.jsonl", b'{"a": 1}\n\xff\n', 2, "not UTF-8"),
         ("a.json", b'[{"a": 1}, 5]', 2, "not a JSON object"),
         ("a.csv", b"a,b\n1,2\n1,2,3\n", 3, "3 cells"),
+        ("a.csv", b"a,b\n1,2\n1,\xff\n", 3, "save the file as UTF-8"),
+        ("a.jsonl", b'{"a": 1}\n{"a": 1, "a": 2}\n', 2, "'a' twice"),
+        ("a.json", b'[{"a": 1}, {"b": {"a": 1, "a": 2}}, {"a": 3}]', 2, "'a' twice"),
+        ("a.jsonl", b'{"a": 1}\n{"a": ' + b"[" * 100_000, 2, "cannot be read"),
+        ("a.jsonl", b'{"a": 1}\n{"a": ' + b"1" * 5000 + b"}", 2, "cannot be read"),
     ],
 )
 def test_a_bad_row_is_numbered_and_the_others_are_still_read(
@@ -109,6 +115,12 @@ def test_a_bad_row_is_numbered_and_the_others_are_still_read(
         ("a.json", b'[{"a": 1}, {"a": ', r"a\.json row 2 is not JSON"),
         ("a.json", b'[{"a": 1} {"a" 1}]', r"a\.json row 2 is not JSON"),
         ("a.json", b'[{"a": 1}', r"the list is not closed"),
+        ("a.json", b'[{"a": 1}][{"a": 2}]', r"a\.json goes on after the end of its list"),
+        ("a.json", b'[{"a": 1}]' + b" " * 100 + b"and", r"goes on .* with 'and'"),
+        ("a.json", b'[{"a": ' + b"[" * 100_000, r"a\.json row 1 cannot be read"),
+        ("a.jsonl.gz", b'{"a": 1}', r"a\.jsonl\.gz cannot be read"),
+        ("a.csv.gz", gzip.compress(b"a,b\n" * 999, mtime=0)[:40], r"a\.csv\.gz cannot be read"),
+        ("a.csv", b"a,\xff\n1,2\n", r"a\.csv line 1 is not UTF-8"),
         ("a.json", b"5", r"a\.json holds no list"),
         ("a.json", b'[{"a": "\xff"}]', r"a\.json is not UTF-8"),
         ("a.csv", b'a,b\n1,"2\n', r"a\.csv line 2 is not CSV"),
@@ -122,6 +134,39 @@ def test_a_broken_file_is_refused_by_name(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(StageError, match=message):
         list(rows_of(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "lines.json", "a.csv"])
+def test_a_mark_of_the_encoding_is_no_part_of_the_text(tmp_path, name):
+    path = write(tmp_path / name, [{"prompt": "a"}])
+    if name == "lines.json":
+        path.write_text('{"prompt": "a"}\n')
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [row for _, row in rows_of(path)] == [{"prompt": "a"}]
+
+
+def test_what_a_number_counts_is_lines_where_there_are_any(tmp_path):
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "lines.json").write_text('\n{"a": 1}')
+    names = ("a.jsonl", "a.csv.gz", "a.parquet", "list.json", "lines.json")
+    counted = [counted_in(tmp_path / name) for name in names]
+    assert counted == ["line", "line", "row", "row", "line"]
+
+
+def test_a_table_names_the_row_that_is_no_text_and_a_column_that_is_there_twice(tmp_path):
+    offsets, letters = np.array([0, 1, 2, 3], "int32").tobytes(), b"a\xffc"
+    column = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(letters))
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    first, bad, last = (row for _, row in rows_of(tmp_path / "a.parquet"))
+    assert (first, last) == ({"text": "a"}, {"text": "c"})
+    assert isinstance(bad, RowError)
+    twice = pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    path = str(tmp_path / "a.arrow")
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, twice.schema) as out:
+        out.write_table(twice)
+    [(number, error)] = rows_of(tmp_path / "a.arrow")
+    assert number == 1
+    assert "two columns 'text'" in str(error)
 
 
 def test_a_broken_list_is_not_read_to_its_end_into_memory(tmp_path, monkeypatch):

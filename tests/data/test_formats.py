@@ -1,5 +1,6 @@
 """Every format, by hand: a row as others write it, and the one shape that it becomes."""
 
+import json
 import math
 from datetime import datetime
 from decimal import Decimal
@@ -33,6 +34,10 @@ CALL = {
 
 def user(text):
     return {"role": "user", "content": text}
+
+
+def calling(calls):
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def assistant(text):
@@ -330,6 +335,12 @@ def test_columns_are_renamed_at_once_and_null_leaves_one_out():
         ),
         ("demonstrations", {"messages": [user("a")]}, "nothing to imitate"),
         ("demonstrations", {"messages": [assistant("a")]}, "no prompt before"),
+        ("demonstrations", {"prompt": "a", "completion": ""}, "response is empty"),
+        (
+            "demonstrations",
+            {"messages": [user("a"), assistant(""), user("b"), assistant("c")]},
+            "response is empty",
+        ),
         ("demonstrations", {"messages": []}, "has no messages"),
         ("demonstrations", {"messages": "a", "system": 5}, "'system' is int"),
         ("demonstrations", {"messages": [{"role": "robot", "content": "a"}]}, "of 'robot'"),
@@ -350,6 +361,25 @@ def test_columns_are_renamed_at_once_and_null_leaves_one_out():
             "nothing to compare",
         ),
         ("prompts", {"instruction": "a", "history": ["b"]}, "pairs"),
+        ("prompts", {"instruction": "a", "history": ["bc"]}, "pairs"),
+        ("prompts", {"instruction": "a", "history": [[None, "b"]]}, "pairs"),
+        ("prompts", {"instruction": "a", "history": 5}, "pairs"),
+        ("feedback", {"prompt": "a", "completion": "b", "label": 10**400}, "write a number"),
+        ("feedback", {"prompt": "a", "completion": "b", "label": 1e39}, "write a number"),
+        ("demonstrations", {"prompt": "a", "completion": "b", "tools": [{"a": b"c"}]}, "bytes"),
+        ("demonstrations", {"messages": [{**assistant("a"), "weight": 0}]}, "of weight 0"),
+        ("demonstrations", {"messages": [calling(5)]}, "calls of tools that are int"),
+        ("demonstrations", {"messages": [calling([{"function": "f"}])]}, "the tool's name"),
+        (
+            "demonstrations",
+            {"messages": [calling([{"name": "f", "arguments": [1]}])]},
+            "arguments are list",
+        ),
+        (
+            "demonstrations",
+            {"conversations": [{"from": "function_call", "value": None}]},
+            "calls of tools that are NoneType",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_reason(role, row, message):
@@ -369,6 +399,27 @@ def test_a_message_may_be_json_text_as_in_csv_and_text_in_parts():
     text = '[{"role": "user", "content": [{"type": "text", "text": "a"}]}]'
     assert read("prompts", {"messages": text})[1] == [[user("a")]]
     assert read("prompts", {"prompt": '{"a": 1}'})[1] == [[user('{"a": 1}')]]
+
+
+def test_text_that_only_looks_like_messages_stays_text():
+    deep = '[{"a": ' + "[" * 100_000
+    assert read("prompts", {"prompt": deep}) == ("prompt", [[user(deep)]])
+    with pytest.raises(RowError, match="text that is not JSON"):
+        read("demonstrations", {"prompt": "a", "completion": "b", "tools": deep})
+
+
+def test_lists_may_be_json_text_as_in_csv():
+    row = {"instruction": "c", "output": "d", "history": '[["a", "b"]]'}
+    [(before, turns)] = read("demonstrations", row)[1]
+    assert (before, turns) == ([user("a")], [assistant("b"), user("c"), assistant("d")])
+    steps = {"prompt": "a", "completions": '["b", "c"]', "labels": "[1, 0]"}
+    assert read("steps", steps) == read(
+        "steps", {**steps, "completions": ["b", "c"], "labels": [1, 0]}
+    )
+    ranked = [{"rank": 1, "completion": "b"}, {"rank": 2, "completion": "c"}]
+    row = {"prompt": "a", "completions": ranked}
+    as_text = {**row, "completions": json.dumps(ranked)}
+    assert read("preferences", as_text) == read("preferences", row)
 
 
 def test_a_transcript_is_told_from_a_text_that_speaks_of_humans():

@@ -3,16 +3,20 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from stages.data.chat_templates import BUILT_IN
 from stages.data.dialogue import Dialogue, asked, said
 from stages.data.formats.messages import RowError
-from stages.data.items import Demonstration, Pair, Place
+from stages.data.items import Demonstration, Labelled, Pair, Place
 from stages.data.rendering import render
 from stages.data.tokenizer import Renderer, build_character_tokenizer
 
 PLACE = Place("file.jsonl", 1)
 LETTERS = "".join(map(chr, range(32, 127))) + "\n"
 CHATML = (
+    "{% for tool in tools or [] %}<tool>{{ tool | tojson }}\n{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
     "{% for call in m.get('tool_calls', []) %}<call>{{ call['function'] | tojson }}{% endfor %}"
     "{{ eos_token }}\n{% endfor %}"
@@ -89,6 +93,56 @@ def test_a_call_of_a_tool_looks_as_the_template_says_and_what_the_tool_says_is_m
     assert text_of(alone["completion_ids"]) == f"{words}<eos>"
 
 
+def test_an_end_token_that_the_text_writes_itself_is_not_doubled():
+    assert text_of(rendered(shown(said("b<eos>")))["completion_ids"]) == "b<eos>"
+    row = rendered(shown(said("b<eos>"), user("c"), said("d<eos>")))
+    learnt = [i for i, on in zip(row["completion_ids"], row["loss_mask"], strict=True) if on]
+    assert text_of(learnt) == "b<eos>d<eos>"
+    steps = Labelled(
+        place=PLACE, prompt=Dialogue(ASKED), steps=["one", "two<eos>"], labels=[1.0, 0.0]
+    )
+    row = rendered(steps)
+    assert text_of(row["completion_ids"]) == "onetwo<eos>"
+    assert row["step_ends"] == [2, 6]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        shown(said("b<eos>c")),
+        shown(said("b<eos>c"), user("d"), said("e")),
+        Pair(place=PLACE, prompt=Dialogue(ASKED), chosen=said("b"), rejected=said("<eos>c")),
+    ],
+)
+def test_an_end_token_within_a_response_is_refused(item):
+    with pytest.raises(RowError, match="'<eos>', the end token, before its end"):
+        rendered(item)
+
+
+ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+CALLING = {"role": "assistant", "content": "so", "tool_calls": [ADD]}
+
+
+@pytest.mark.parametrize(
+    ("item", "part"),
+    [
+        (shown(CALLING), "add"),
+        (shown(said("b"), prompt=(*ASKED, CALLING, {"role": "tool", "content": "2"})), "add"),
+        (shown(said("b"), tools=({"type": "function", "function": {"name": "add"}},)), "add"),
+        (shown({"role": "assistant", "content": "b", "reasoning_content": "hm"}), "hm"),
+    ],
+)
+def test_what_the_template_would_leave_out_is_refused(item, part):
+    with pytest.raises(RowError, match=f"the chat template leaves '{part}' out"):
+        rendered(item, BUILT_IN["plain"])
+
+
+def test_reasoning_that_the_template_writes_is_taught():
+    template = CHATML.replace("{{ m['content'] }}", "{{ m.get('thinking', '') }}{{ m['content'] }}")
+    row = rendered(shown({"role": "assistant", "content": "b", "thinking": "hm "}), template)
+    assert text_of(row["completion_ids"]) == "hm b<eos>"
+
+
 talk = st.lists(st.text(LETTERS, min_size=1, max_size=8), min_size=2, max_size=7)
 
 
@@ -112,6 +166,34 @@ def test_each_turn_follows_exactly_the_prompt_that_a_policy_would_be_given(texts
     spoken = words[1::2] if len(messages) > 2 else [messages[1]["content"]]
     learnt = [token for token, on in zip(ids, mask, strict=True) if on]
     assert text_of(learnt) == "".join(f"{text}<eos>" for text in spoken)
+
+
+def words_tokenizer(swallows):
+    """Words that carry the space before them, and an end that may take what follows it along."""
+    parts = ["<s>", "</s>", "<unk>", "▁", "\n", "[U]", "[A]", "[", "U", "A", "]", *"abcd"]
+    backend = Tokenizer(
+        models.BPE({part: i for i, part in enumerate(parts)}, [], unk_token="<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    end = AddedToken("</s>", rstrip=swallows, special=True)
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, bos_token="<s>")
+    made.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{{ '[U]' if m['role'] == 'user' else '[A]' }}"
+        "{{ m['content'] }}{{ eos_token }}\n{% endfor %}"
+        "{% if add_generation_prompt %}[A]{% endif %}"
+    )
+    return made
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_what_comes_between_turns_has_the_ids_that_it_has_in_the_whole(swallows):
+    made = words_tokenizer(swallows)
+    turns = (said(" b"), user("c"), said(" d"))
+    [(_, row)] = render([shown(*turns)], Renderer(made), 1000)
+    ids = [*row.values["prompt_ids"], *row.values["completion_ids"]]
+    whole = made.apply_chat_template([*ASKED, *turns], tokenize=False).rstrip("\n")
+    assert ids == made(whole, add_special_tokens=False)["input_ids"]
 
 
 def test_a_response_is_tokenised_apart_from_its_prompt():
@@ -178,6 +260,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_several_and_not_f
     [
         (WITHOUT_AN_END, shown(said("b"), user("c"), said("d")), "does not end .* with '<eos>'"),
         (STRICT, shown(said("b"), prompt=({"role": "system", "content": "s"},)), "no system"),
+        ("{# nothing #}", shown(said("b")), "its prompt has no token"),
         (None, shown(said("b"), prompt=(user("a"), said("b"), user("c"))), "no chat template"),
         (None, shown(said("b"), user("c"), said("d")), "no chat template"),
     ],

@@ -118,6 +118,42 @@ def test_weights_take_whole_passes_and_a_share_drawn_by_the_seed(prepared):
     assert (again.root / path).read_bytes() == (run.root / path).read_bytes()
 
 
+def test_a_row_that_was_not_drawn_leaves_its_place_to_a_copy_in_another_source(prepared):
+    files = {"some.jsonl": SHOWN, "all.jsonl": SHOWN}
+    sources = [{"path": "some.jsonl", "weight": 0.5}, "all.jsonl"]
+    run = prepared(files, files={"demonstrations": sources})
+    not_drawn = run.metrics["num_dropped_demonstrations_not_drawn"]
+    assert 0 < not_drawn < len(SHOWN)
+    assert run.metrics["num_demonstrations"] == len(SHOWN)
+    assert run.report()["demonstrations", "all.jsonl"][1] == not_drawn
+
+
+def test_weights_do_not_change_how_many_prompts_and_pairs_are_split_off(prepared):
+    pairs = [{"prompt": f"q{i}", "chosen": "b", "rejected": "c"} for i in range(40)]
+    files = {
+        "prompts": {"path": "a.jsonl", "weight": 0.2},
+        "preferences": {"path": "a.jsonl", "weight": 3.0},
+    }
+    run = prepared({"a.jsonl": pairs}, files=files, held_out=10)
+    assert run.report()["held_out", "a.jsonl"] == (10, 10, 10, {})
+    assert run.report()["held_out_preferences", "a.jsonl"] == (10, 10, 10, {})
+
+
+def test_a_row_that_is_there_often_is_drawn_no_more_often(prepared):
+    sources = {"path": "some.jsonl", "weight": 0.5}
+    once = prepared({"some.jsonl": SHOWN}, files={"demonstrations": sources})
+    often = prepared({"some.jsonl": SHOWN * 5}, "often", files={"demonstrations": sources})
+    assert often.rows("demonstrations") == once.rows("demonstrations")
+
+
+@pytest.mark.parametrize("held_out", [0, 1])
+def test_a_task_that_is_no_text_is_refused_before_anything_is_evaluated(prepared, held_out):
+    role = "prompts" if held_out else "held_out"
+    rows = [{"prompt": f"a{i}", "task": 3} for i in range(4)]
+    with pytest.raises(StageError, match=rf"{role}\.jsonl line \d: 'task' is 3: write text"):
+        prepared({f"{role}.jsonl": rows}, held_out=held_out)
+
+
 def test_weights_above_one_make_no_sense_for_prompts(prepared):
     with pytest.raises(ValueError, match="each prompt is there once"):
         prepared({}, files={"prompts": {"path": "a.jsonl", "weight": 2.0}})
@@ -179,6 +215,36 @@ def test_a_file_serves_several_roles_and_globs_are_read_in_order(prepared):
 def test_a_path_that_matches_nothing_is_refused(prepared):
     with pytest.raises(StageError, match=r"prepare\.files\.prompts: 'x/\*' matches no file"):
         prepared({}, files={"prompts": "x/*"})
+
+
+@pytest.mark.parametrize("path", ["**x/a.jsonl", "."])
+def test_what_is_no_glob_matches_nothing(prepared, path):
+    with pytest.raises(StageError, match="matches no file"):
+        prepared({"a.jsonl": []}, files={"prompts": path})
+
+
+def test_a_name_that_looks_like_a_glob_is_a_name_where_there_is_such_a_file(prepared):
+    run = prepared({"a[1].jsonl": [{"prompt": "x"}]}, files={"prompts": "a[1].jsonl"}, held_out=0)
+    assert [row["source"] for row in run.rows("prompts")] == ["a[1].jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"q": "prompt"}, r"a\.jsonl line 1: `columns` calls 'q' 'prompt', and there is a column"),
+        ({"finall": "answer"}, r"a\.jsonl: `columns` renames 'finall', and no row has that"),
+    ],
+)
+def test_columns_that_cannot_be_renamed_are_refused_by_file(prepared, columns, message):
+    rows = [{"prompt": "a", "q": "b", "final": "7"}]
+    with pytest.raises(StageError, match=message):
+        prepared({"a.jsonl": rows}, files={"prompts": {"path": "a.jsonl", "columns": columns}})
+
+
+def test_half_a_character_is_refused_wherever_in_the_row_it_is(prepared):
+    rows = '{"prompt": "a", "completion": "b", "note": "\\ud800"}\n'
+    with pytest.raises(StageError, match=r"demonstrations\.jsonl line 1: .*half a character"):
+        prepared({"demonstrations.jsonl": rows})
 
 
 def test_two_files_of_one_role_are_refused_where_no_source_is_named(prepared):

@@ -93,6 +93,21 @@ def test_an_adapter_is_not_made_where_there_is_none(tmp_path):
         compose(whole, tmp_path / "out", adapter=True)
 
 
+def test_the_datasets_are_those_of_a_hub_that_were_trained_on():
+    params = {
+        "prepare.source": "files",
+        "prepare.folder": "data",
+        "prepare.files.demonstrations": ["a.jsonl", {"dataset": "us/chats", "revision": "0" * 40}],
+        "prepare.files.prompts.dataset": "us/maths",
+        "prepare.files.held_out.dataset": "us/tests",
+    }
+    found = provenance(Path("nowhere"), params=params)
+    data = ModelCard(card.render(found, {}, "", adapter=False)).data
+    assert data.datasets == ["us/chats", "us/maths"]
+    of_files = provenance(Path("nowhere"), params={**params, "prepare.source": "arithmetic"})
+    assert ModelCard(card.render(of_files, {}, "", adapter=False)).data.datasets is None
+
+
 def test_the_licence_is_the_base_models_and_text_stays_text():
     found = provenance(
         Path("nowhere"),

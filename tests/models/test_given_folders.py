@@ -61,6 +61,33 @@ def test_pickled_weights_are_refused_with_what_to_do(tmp_path, name):
         take(given, tmp_path / "base")
 
 
+def test_a_folder_that_was_not_copied_to_its_end_is_refused_by_file(tmp_path):
+    given = write_family(tmp_path / "given", "llama")
+    weights = given / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-8])
+    with pytest.raises(StageError, match=r"model\.safetensors is damaged, or was not copied"):
+        take(given, tmp_path / "cut")
+    weights.write_bytes(whole)
+    index = given / "model.safetensors.index.json"
+    parts = ["model.safetensors", "model-2.safetensors"]
+    index.write_text(json.dumps({"weight_map": dict(enumerate(parts))}))
+    with pytest.raises(StageError, match=r"lacks model-2\.safetensors, one of the 2 files"):
+        take(given, tmp_path / "part")
+    index.unlink()
+    for name in ("tokenizer_config.json", "config.json"):
+        (given / name).write_text("{")
+        with pytest.raises(StageError, match=rf"/{name} is not JSON"):
+            take(given, tmp_path / "config")
+
+
+def test_an_adapter_without_its_base_is_refused(tmp_path):
+    given = write_family(tmp_path / "given", "llama")
+    (given / "model.safetensors").rename(given / "adapter_model.safetensors")
+    with pytest.raises(StageError, match="an adapter alone: merge it into its base"):
+        take(given, tmp_path / "base")
+
+
 def test_models_that_are_no_text_decoders_are_refused_by_name(tmp_path):
     tiny = {"vocab_size": 50, "d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 16}
     kinds = {
@@ -151,6 +178,17 @@ def test_without_a_chat_template_one_is_asked_for_and_taken(tmp_path):
     take(given, tmp_path / "own", chat_template="ask.jinja")
     saved = AutoTokenizer.from_pretrained(tmp_path / "own")
     assert saved.decode(prompt_ids(saved, "a+b")) == "a+b?"
+
+
+def test_a_template_that_never_asks_the_assistant_to_speak_is_refused(tmp_path):
+    given = write_family(tmp_path / "given", "llama")
+    named = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + eos_token }}{% endfor %}"
+    (given / "named.jinja").write_text(named)
+    with pytest.raises(StageError, match=r"writes 'assistant: ' before what the assistant says"):
+        take(given, tmp_path / "a", chat_template="named.jinja")
+    asking = named + "{% if add_generation_prompt %}assistant: {% endif %}"
+    (given / "named.jinja").write_text(asking)
+    take(given, tmp_path / "b", chat_template="named.jinja")
 
 
 def test_chatml_is_the_format_of_that_name(tmp_path):

@@ -145,7 +145,7 @@ def test_other_columns_are_kept_as_one_json_object_and_rollouts_carry_them(runne
         ),
         (
             {"steps": [{"prompt": "ab", "steps": "b", "labels": [1]}]},
-            r"steps\.jsonl line 1: 'steps' is str: write a list of texts",
+            r"steps\.jsonl line 1: 'steps' is text that is not JSON",
         ),
         (
             {"steps": [{"prompt": "ab", "steps": ["b"], "labels": [2]}]},

@@ -5,12 +5,14 @@ json, jsonl and csv may be compressed with gzip. What is wrong with a file raise
 the number of the row, or StageError where nothing of it can be read.
 """
 
+import codecs
 import csv
 import gzip
 import io
 import json
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,7 @@ ROWS_AT_A_TIME = 256
 CHUNK = 1 << 20
 LARGEST_ROW = 64 << 20
 _OPENING, _SPACE, _BETWEEN = (re.compile(p) for p in (r"\s*\[", r"\s*", r"\s*,?\s*"))
+_NOT_UTF8 = "is not UTF-8 text: save the file as UTF-8"
 
 
 def file_type(path: Path) -> str | None:
@@ -44,16 +47,19 @@ def rows_of(path: Path) -> Iterator[Numbered]:
     if kind in _TABLES:
         yield from _TABLES[kind](path)
     elif kind in _TEXTS:
-        opened = gzip.open if path.suffix.lower() == ".gz" else open
-        with opened(path, "rb") as file:
-            yield from _TEXTS[kind](file)  # type: ignore[arg-type]
+        with _readable(path), _unpacked(path) as file:
+            yield from _TEXTS[kind](file)
     else:
         raise StageError(f"{path} is none of json, jsonl, csv, parquet and arrow")
 
 
 def counted_in(path: Path) -> str:
     """What a row's number counts."""
-    return "line" if file_type(path) in (".jsonl", ".csv") else "row"
+    kind = file_type(path)
+    if kind != ".json":
+        return "line" if kind in _TEXTS else "row"
+    with _readable(path), _unpacked(path) as file:
+        return "line" if _first_byte(file) == b"{" else "row"
 
 
 def hub_rows(source: Source) -> Iterator[Numbered]:
@@ -84,6 +90,11 @@ def hub_rows(source: Source) -> Iterator[Numbered]:
         ) from error
 
 
+def _unpacked(path: Path) -> IO[bytes]:
+    packed = path.suffix.lower() == ".gz"
+    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+
+
 def _lines(file: IO[bytes]) -> Iterator[Numbered]:
     for number, line in enumerate(file, start=1):
         if line.strip():
@@ -92,54 +103,79 @@ def _lines(file: IO[bytes]) -> Iterator[Numbered]:
 
 def _object(text: bytes) -> dict[str, Any] | RowError:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_each_name_once)
+    except RowError as error:
+        return error
     except UnicodeDecodeError as error:
-        return RowError(f"it is not UTF-8 text ({error.reason} at byte {error.start})")
+        return RowError(f"it {_NOT_UTF8} ({error.reason} at byte {error.start})")
     except json.JSONDecodeError as error:
         return RowError(
             f"it is not JSON ({error.msg} at column {error.colno}): write one object a line"
         )
+    except (ValueError, RecursionError) as error:
+        return RowError(f"its JSON cannot be read ({error})")
     return _checked(value)
 
 
+def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RowError(f"it has {twice!r} twice in one object: keep one of them")
+    return named
+
+
 def _checked(value: Any) -> dict[str, Any] | RowError:
-    return value if isinstance(value, dict) else RowError("it is not a JSON object")
+    if isinstance(value, dict | RowError):
+        return value
+    return RowError("it is not a JSON object")
 
 
 def _json(file: IO[bytes]) -> Iterator[Numbered]:
     """One list of objects; a file that starts with an object is taken for JSON lines."""
-    first = b""
-    while not first.strip():
-        first = file.read(CHUNK)
-        if not first:
-            return
-    if first.lstrip()[:1] == b"{":
-        file.seek(0)
-        yield from _lines(file)
-        return
-    if first.lstrip()[:1] != b"[":
-        raise StageError(f"{file.name} holds no list: write a list of objects, or JSON lines")
+    first = _first_byte(file)
     file.seek(0)
-    text = io.TextIOWrapper(file, encoding="utf-8")
-    try:
-        yield from _elements(text)
-    except UnicodeDecodeError as error:
-        raise StageError(f"{file.name} is not UTF-8 text ({error.reason})") from None
+    if first == b"{":
+        yield from _lines(file)
+    elif first == b"[":
+        try:
+            yield from _elements(io.TextIOWrapper(file, encoding="utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise StageError(f"{file.name} {_NOT_UTF8} ({error.reason})") from None
+    elif first:
+        raise StageError(f"{file.name} holds no list: write a list of objects, or JSON lines")
+
+
+def _first_byte(file: IO[bytes]) -> bytes:
+    """The first that is neither space nor a mark of the encoding; none of a blank file."""
+    piece = file.read(CHUNK).removeprefix(codecs.BOM_UTF8)
+    while piece and not piece.strip():
+        piece = file.read(CHUNK)
+    return piece.lstrip()[:1]
 
 
 def _elements(file: io.TextIOWrapper) -> Iterator[Numbered]:
     """The elements of a JSON list, parsed one by one as enough of the text is there."""
-    decoder, text, at, number, want = json.JSONDecoder(), file.read(CHUNK), 0, 0, CHUNK
+    strict, lenient = json.JSONDecoder(object_pairs_hook=_each_name_once), json.JSONDecoder()
+    text, number, want = file.read(CHUNK), 0, CHUNK
+    while not text.strip():
+        text = file.read(CHUNK)
     at = _OPENING.match(text).end()  # type: ignore[union-attr]
     while True:
         at = (_BETWEEN if number else _SPACE).match(text, at).end()  # type: ignore[union-attr]
         if text[at : at + 1] == "]":
+            _check_nothing_follows(text[at + 1 :], file)
             return
         wrong = "the list is not closed"
         try:
-            value, end = decoder.raw_decode(text, at)
+            value, end = strict.raw_decode(text, at)
+        except RowError as error:
+            value, end = error, _end(lenient, text, at)
         except json.JSONDecodeError as error:
             wrong, end = error.msg, len(text)
+        except (ValueError, RecursionError) as error:
+            raise StageError(f"{file.name} row {number + 1} cannot be read ({error})") from None
         # What ends where the text ends may go on in the next piece.
         if end < len(text):
             at, number, want = end, number + 1, CHUNK
@@ -154,16 +190,38 @@ def _elements(file: io.TextIOWrapper) -> Iterator[Numbered]:
         text, at, want = text[at:] + more, 0, 2 * want
 
 
+def _end(decoder: json.JSONDecoder, text: str, at: int) -> int:
+    """Where an element ends; with the text, where it does not."""
+    try:
+        return decoder.raw_decode(text, at)[1]
+    except json.JSONDecodeError:
+        return len(text)
+
+
+def _check_nothing_follows(text: str, file: io.TextIOWrapper) -> None:
+    while not text.strip():
+        text = file.read(CHUNK)
+        if not text:
+            return
+    raise StageError(
+        f"{file.name} goes on after the end of its list, with {text.strip()[:20]!r}: write one "
+        "list a file, or JSON lines"
+    )
+
+
 def _csv(file: IO[bytes]) -> Iterator[Numbered]:
     """Rows under a line of names; an empty cell is none."""
     csv.field_size_limit(min(sys.maxsize, LARGEST_ROW))
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    # Bytes that are no text come through, so that the row that has them can be named.
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="", errors="surrogateescape")
     reader = csv.reader(text, strict=True)
     number = 1
     try:
         names = next(reader, None)
         if names is None:
             return
+        if not _is_text(names):
+            raise StageError(f"{text.name} line 1 {_NOT_UTF8}")
         if len(set(names)) != len(names) or not all(names):
             raise StageError(f"{text.name}: its first line names the columns, each once: {names}")
         number = reader.line_num + 1
@@ -171,13 +229,21 @@ def _csv(file: IO[bytes]) -> Iterator[Numbered]:
             if cells and len(cells) != len(names):
                 wrong = f"it has {len(cells)} cells, and the first line {len(names)} names"
                 yield number, RowError(wrong)
+            elif not _is_text(cells):
+                yield number, RowError(f"it {_NOT_UTF8}")
             elif cells:
                 yield number, {n: cell or None for n, cell in zip(names, cells, strict=True)}
             number = reader.line_num + 1
     except csv.Error as error:
         raise StageError(f"{text.name} line {number} is not CSV ({error})") from None
-    except UnicodeDecodeError as error:
-        raise StageError(f"{text.name} line {number} is not UTF-8 text ({error.reason})") from None
+
+
+def _is_text(cells: list[str]) -> bool:
+    try:
+        "".join(cells).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parquet(path: Path) -> Iterator[Numbered]:
@@ -207,19 +273,33 @@ def _of_batches(batches: Any) -> Iterator[Numbered]:
     number = 0
     for batch in batches:
         for start in range(0, len(batch), ROWS_AT_A_TIME):
-            for row in batch.slice(start, ROWS_AT_A_TIME).to_pylist():
+            for row in _as_rows(batch.slice(start, ROWS_AT_A_TIME)):
                 number += 1
                 yield number, row
 
 
+def _as_rows(batch: Any) -> "list[dict[str, Any] | RowError]":
+    names = batch.schema.names
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        return [RowError(f"there are two columns {twice!r}: keep one of them")] * len(batch)
+    try:
+        rows: list[dict[str, Any] | RowError] = batch.to_pylist()
+        return rows
+    except ValueError as error:  # one of them: each by itself tells which
+        if len(batch) == 1:
+            return [RowError(f"it cannot be read ({error})")]
+        return [row for at in range(len(batch)) for row in _as_rows(batch.slice(at, 1))]
+
+
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Says which file it was that Arrow could not read."""
+    """Says which file it was that could not be read."""
     import pyarrow as pa
 
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
         raise StageError(f"{path} cannot be read: {error}") from None
 
 

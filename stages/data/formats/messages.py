@@ -6,11 +6,14 @@ is no dialogue raises `RowError`; whoever knows the row names its place.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
 
-from stages.data.dialogue import Message
+from stages.data.dialogue import REASONING, Message
 
 _ROLES = {
     "system": "system",
@@ -25,7 +28,7 @@ _ROLES = {
     "function": "tool",
     "observation": "tool",
 }
-_KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking")
+_KEPT = ("tool_calls", "tool_call_id", "name", *REASONING)
 _TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
@@ -75,12 +78,11 @@ def messages_of(value: Any, name: str, speaker: str) -> list[Message]:
 
 def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
     """The tools that a row offers."""
-    if isinstance(value, str):
-        value = _json(value, "tools")
+    value = from_json(value, "tools")
     value = [value] if isinstance(value, Mapping) else value or []
     if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
         raise RowError(f"'tools' is {_kind(value)}: write a list of tools")
-    return tuple(_without_nulls(item) for item in value)
+    return tuple(_without_nulls(as_json(item, "tools")) for item in value)
 
 
 def _message(item: Mapping[str, Any], name: str) -> Message:
@@ -95,11 +97,16 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
             "tool) and `content`, or `from` (system, human, gpt, function_call, observation) and "
             "`value`"
         )
-    kept = {key: _without_nulls(item[key]) for key in _KEPT if item.get(key)}
+    if item.get("weight") not in (None, 1):
+        raise RowError(
+            f"{name!r} has a message of weight {item['weight']!r}, and turns of the assistant are "
+            "learnt alike: leave out the weight, or cut the dialogue"
+        )
+    kept = {key: _without_nulls(as_json(item[key], name)) for key in _KEPT if item.get(key)}
     if told == "function_call":
-        kept, content = {"tool_calls": _json(content, f"{name}: function_call")}, ""
+        kept, content = {"tool_calls": as_json(content, name)}, ""
     if "tool_calls" in kept:
-        kept["tool_calls"] = _calls(kept["tool_calls"], name)
+        kept["tool_calls"] = _calls(from_json(kept["tool_calls"], f"{name}: tool_calls"), name)
     return {"role": role, "content": _words(content, name, optional="tool_calls" in kept), **kept}
 
 
@@ -120,13 +127,16 @@ def _words(content: Any, name: str, *, optional: bool) -> str:
 def _calls(value: Any, name: str) -> list[Mapping[str, Any]]:
     """Calls of tools as templates read them: a function's name, and its arguments as a mapping."""
     calls: list[Mapping[str, Any]] = []
-    for call in [value] if isinstance(value, Mapping) else value:
-        function = call.get("function", call) if isinstance(call, Mapping) else {}
-        if not isinstance(function.get("name"), str):
+    value = [value] if isinstance(value, Mapping) else value
+    if not isinstance(value, list):
+        raise RowError(f"{name!r} has calls of tools that are {_kind(value)}: write a list of them")
+    for call in value:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RowError(f"{name!r} has a call of a tool without the tool's name")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            arguments = _json(arguments, f"{name}: arguments")
+        arguments = from_json(function.get("arguments") or {}, f"{name}: arguments")
+        if not isinstance(arguments, Mapping):
+            raise RowError(f"{name!r} has a call whose arguments are {_kind(arguments)}: name each")
         named = {"id": call["id"]} if call.get("id") else {}
         function = {"name": function["name"], "arguments": arguments}
         calls.append({"type": "function", **named, "function": function})
@@ -139,20 +149,43 @@ def _parsed(value: Any) -> Any:
         return value
     try:
         read = json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return value
     items = read if isinstance(read, list) else [read]
     spoken = all(isinstance(item, Mapping) and item.keys() & {"role", "from"} for item in items)
     return read if items and spoken else value
 
 
-def _json(value: Any, name: str) -> Any:
+def from_json(value: Any, name: str) -> Any:
+    """JSON text as what it says, since CSV has nothing but text; any other value is left."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise RowError(f"{name!r} is not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise RowError(
+            f"{name!r} is text that is not JSON ({error}): write the value itself, or its JSON"
+        ) from None
+
+
+def as_json(value: Any, name: str) -> Any:
+    """A value that Parquet can hold and JSON cannot, as one that it can."""
+    match value:
+        case None | str() | bool() | int():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): as_json(item, name) for key, item in value.items()}
+        case list() | tuple():
+            return [as_json(item, name) for item in value]
+        case date() | time() | timedelta() | Decimal():
+            return str(value)
+        case _:
+            raise RowError(
+                f"{name!r} holds {type(value).__name__}, which is no JSON: leave the column out "
+                f"with `columns: {{{name}: null}}`"
+            )
 
 
 def _without_nulls(value: Any) -> Any:

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date, time, timedelta
-from decimal import Decimal
 from typing import Any
 
 from stages.data.dialogue import Dialogue, Message
-from stages.data.formats.messages import RowError, messages_of
+from stages.data.formats.messages import RowError, from_json, messages_of
 
 Row = Mapping[str, Any]
+LARGEST = 3.4e38
+"""Of the numbers that 32 bits hold, as they are stored."""
 RATINGS = ("label", "rating", "kto_tag")
 
 
@@ -53,9 +53,9 @@ def number_of(value: Any, name: str) -> float:
     )
     try:
         number = float(value) if told is None else told
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:
         kind = type(value).__name__
         raise RowError(f"{name!r} is {kind}: write a number, true or false")
     return number
@@ -64,26 +64,6 @@ def number_of(value: Any, name: str) -> float:
 def listed(names: Sequence[str]) -> str:
     quoted = [repr(name) for name in names]
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
-
-
-def as_json(value: Any, name: str) -> Any:
-    """A value that Parquet can hold and JSON cannot, as one that it can."""
-    match value:
-        case None | str() | bool() | int():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {str(key): as_json(item, name) for key, item in value.items()}
-        case list() | tuple():
-            return [as_json(item, name) for item in value]
-        case date() | time() | timedelta() | Decimal():
-            return str(value)
-        case _:
-            raise RowError(
-                f"{name!r} holds {type(value).__name__}, which is no JSON: leave the column out "
-                f"with `columns: {{{name}: null}}`"
-            )
 
 
 def answer_of(row: Row) -> str | None:
@@ -109,9 +89,11 @@ def said(row: Row, name: str) -> list[Message]:
 def instruction(row: Row) -> list[Message]:
     """Alpaca's history, then the instruction with its input under it."""
     turns: list[Message] = []
-    for pair in row.get("history") or ():
-        if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise RowError("'history' is a list of [question, response] pairs")
+    history = from_json(row.get("history"), "history") or []
+    for pair in history if isinstance(history, list) else [history]:
+        texts = isinstance(pair, list) and all(isinstance(text, str) for text in pair)
+        if not texts or len(pair) != 2:
+            raise RowError("'history' is a list of [question, response] pairs of texts")
         turns += [
             {"role": "user", "content": pair[0]},
             {"role": "assistant", "content": pair[1]},
@@ -173,7 +155,7 @@ def stepwise(row: Row) -> Given:
     told = [name for name in ("completions", "steps") if row.get(name) is not None]
     if len(told) != 1:
         raise RowError(f"a row has one of 'completions' and 'steps'; this one has {len(told)}")
-    steps, labels = row[told[0]], row["labels"]
+    steps, labels = (from_json(row[name], name) for name in (told[0], "labels"))
     if not (isinstance(steps, list) and all(isinstance(step, str) for step in steps)):
         raise RowError(f"{told[0]!r} is {type(steps).__name__}: write a list of texts")
     if not isinstance(labels, list):
@@ -194,7 +176,7 @@ def ranked(row: Row) -> Given:
     told = [name for name in ("context", "prompt") if row.get(name) is not None]
     if len(told) != 1:
         raise RowError(f"a row has one of 'context' and 'prompt'; this one has {len(told)}")
-    listing = row["completions"]
+    listing = from_json(row["completions"], "completions")
     if not isinstance(listing, list) or not all(
         isinstance(item, Mapping) and {"rank", "completion"} <= item.keys() for item in listing
     ):

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stages.contracts.sources import FormatName, Role
-from stages.data.formats.messages import RowError, tools_of
+from stages.data.formats.messages import RowError, as_json, tools_of
 from stages.data.formats.rows import (
     RATINGS,
     Given,
     Row,
     answer_of,
-    as_json,
     asked,
     compared,
     instruction,

@@ -19,6 +19,8 @@ COPIED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md",
 """Weights, configs, tokenizer, chat template, model card and licence."""
 NOT_COPIED = ("allowed_code.json", "trainer_state.json", "adapter_*")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
+INDEX = ".safetensors.index.json"
 OTHER_SENSES = ("vision_config", "audio_config", "speech_config")
 
 
@@ -34,7 +36,8 @@ def check_folder(folder: Path, where: str, kind: Kind, param: str, *, trust_code
     if not (folder / "config.json").is_file():
         raise StageError(f"{where} has no config.json: it is not a Hugging Face model folder")
     _check_weights_format(folder, where)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    _check_weights_are_whole(folder, where)
+    config, *_ = [_read_json(folder / name) for name in CONFIGS if (folder / name).is_file()]
     if config.get("is_encoder_decoder"):
         raise StageError(
             f"{where} is an encoder-decoder model ({config.get('model_type')}): a decoder-only "
@@ -69,9 +72,49 @@ def copy_folder(source: Path, target: Path, *, with_code: bool) -> None:
     set_modes(target)
 
 
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StageError(f"{path} is not JSON ({error}): save the model again") from None
+    return values
+
+
+def _check_weights_are_whole(folder: Path, where: str) -> None:
+    """StageError where a file of weights is missing or was cut off: a copy that did not end."""
+    from safetensors import SafetensorError, safe_open
+
+    files = _weights_of_the_model(folder)
+    for index in folder.glob(f"*{INDEX}"):
+        parts = set(_read_json(index).get("weight_map", {}).values())
+        if missing := sorted(parts - {path.name for path in files}):
+            raise StageError(
+                f"{where} lacks {missing[0]}, one of the {len(parts)} files of weights that "
+                f"{index.name} names: copy it there, too"
+            )
+    for path in files:
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise StageError(
+                f"{path} is damaged, or was not copied to its end ({error}): copy it again"
+            ) from None
+
+
+def _weights_of_the_model(folder: Path) -> list[Path]:
+    adapters = set(folder.glob("adapter_*"))
+    return sorted(path for path in folder.glob("*.safetensors") if path not in adapters)
+
+
 def _check_weights_format(folder: Path, where: str) -> None:
-    if list(folder.glob("*.safetensors")):
+    if _weights_of_the_model(folder):
         return
+    if list(folder.glob("adapter_*.safetensors")):
+        raise StageError(
+            f"{where} holds an adapter alone: merge it into its base, with PeftModel."
+            "merge_and_unload() and save_pretrained(folder), and name that folder"
+        )
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise StageError(
