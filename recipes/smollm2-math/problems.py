@@ -7,9 +7,8 @@ add2      two-digit additions, bare
 word      small word problems with one addition or subtraction
 one_step  one step as in GSM8K: prices, boxes, shares, distances
 
-A problem is held out, or trained on, by a hash of its task and its numbers, and not of its wording:
-3 + 5 held out of add1 keeps 5 + 3 and all their wordings out of it. Another task may still train on
-the same sum, as apples.
+A problem is held out, or trained on, by a hash of its numbers alone: where 3 + 5 is held out, no
+task trains on 3 and 5, in whatever order and wording.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from pathlib import Path
 PATIENCE = 20_000
 """So many problems in a row that are not new are taken for the end of them."""
 HELD_OUT = 0.15
-"""Share of the numbers that are held out, for each task."""
+"""Share of the numbers that are held out."""
 NAMES = ("Ana", "Ben", "Carla", "Dev", "Ella", "Finn", "Grace", "Hugo", "Iris", "Jon")
 THINGS = ("apples", "books", "coins", "eggs", "marbles", "pens", "shells", "stamps")
 HOW = "Answer with the number."
@@ -41,7 +40,7 @@ class Problem:
 
     @property
     def is_held_out(self) -> bool:
-        text = json.dumps([self.task, sorted(self.numbers)])
+        text = json.dumps(sorted(self.numbers))
         return hashlib.sha256(text.encode()).digest()[0] < 256 * HELD_OUT
 
 
