@@ -65,11 +65,11 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	  { echo "Lockstep needs Python 3.11 or 3.12; say which with: make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	@$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[all]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev,oracle]'
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[all,dev,oracle]'
 	@touch $@
 
 # In a folder of its own, which only the tests of vLLM put on their path: nothing that it brings

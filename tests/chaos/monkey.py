@@ -68,10 +68,10 @@ def rounds(kills: int, most: int) -> list[int]:
 def pace_of(peaceful: Path, kills: int) -> float:
     """A pace that spreads the kills over the pipeline, by how long it took here in peace.
 
-    Much of what a kill destroys is done again, so the pipeline takes some times as long with them.
+    Much of what a kill destroys is done again, so the more kills, the longer the pipeline takes.
     """
     took = float((peaceful.parent / "seconds").read_text())
-    return max(2.0, 3 * took / kills)
+    return max(2.0, (1 + kills / 8) * took / kills)
 
 
 def role_of(process: psutil.Process) -> str | None:
