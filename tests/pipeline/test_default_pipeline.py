@@ -1,5 +1,5 @@
-"""The pipeline as it ships, at its full size, with PPO and then one step of GRPO: it learns, and run
-again elsewhere it makes the same bytes.
+"""The pipeline as it ships, at its full size, with PPO and then with a step of GRPO: it learns, and
+run again elsewhere it makes the same bytes.
 
 Elsewhere is a second clone, in surroundings as different as can be: another folder with a space in
 its name, another hash seed, locale, encoding, time zone and umask. It runs at the same time, up to
