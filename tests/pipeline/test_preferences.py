@@ -21,8 +21,8 @@ def report(clone: Any) -> str:
     return " ".join((clone.root / "artifacts/report/summary.md").read_text().split())
 
 
-def test_a_preference_run_is_a_policy_like_any_other(tiny_clone: Any) -> None:
-    clone = tiny_clone
+def test_a_preference_run_is_a_policy_like_any_other(finished: Any) -> None:
+    clone = finished
     clone.without_tracking()
     assert not OF_A_RUN & planned(clone).keys()
     clone.set_params(
