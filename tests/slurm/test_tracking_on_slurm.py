@@ -45,6 +45,6 @@ def test_cancelling_a_flow_run_ends_its_job(long_sft: Any, monkeypatch: pytest.M
         row = long_sft.training()
         assert row["job"] in long_sft.jobs()
         local.cancel(run)
-        assert local.ended(run, 60)["type"] == "CANCELLED"
+        assert local.ended(run)["type"] == "CANCELLED"
         assert row["job"] not in long_sft.jobs()
         assert long_sft.status()["state"] == "cancelled"
