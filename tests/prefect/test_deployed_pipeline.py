@@ -48,8 +48,10 @@ def test_a_deployed_pipeline_runs_and_its_cancellation_ends_the_jobs(
         tiny_clone.set_params(sft__epochs=5000)
         run = local.start_run("weekday-baseline")
         ledger = Ledger(local.repository.jobs)
-        learning = lambda: len(list((ledger.folder / "sft").glob("*/progress.json"))) == 2  # noqa: E731
-        until(learning, "its job learns")
+        until(
+            lambda: len(list((ledger.folder / "sft").glob("*/progress.json"))) == 2,
+            "its job learns",
+        )
         assert ledger.latest("sft")["sft"].state() is State.RUNNING
         local.cancel(run)
         assert local.ended(run)["type"] == "CANCELLED"

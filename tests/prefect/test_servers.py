@@ -124,7 +124,7 @@ def test_a_schedule_fires(local_servers: LocalServers, served_project: TinyProje
 def test_cancelling_a_flow_run_ends_its_stages(
     local_servers: LocalServers, served_project: TinyProject
 ) -> None:
-    served_project.behave(b={"seconds": 300}, c={"seconds": 300})
+    served_project.behave(b={"seconds": 3000}, c={"seconds": 3000})
     run = local_servers.start_run("nightly")
     until(lambda: len(served_project.started()) == 3, "three stages begun")
     pids = [event["pid"] for event in served_project.events("start")[1:]]
@@ -190,7 +190,7 @@ def test_up_again_mends_what_died_and_down_stops_everything(tmp_path: Path) -> N
     project = make_project(tmp_path / "project")
     with serving(project.root) as local:
         before = servers.running(local.repository)
-        project.behave(a={"seconds": 300})
+        project.behave(a={"seconds": 3000})
         lost = local.start_run("nightly")
         until(project.started, "a stage begun")
         # As a machine that goes down: nobody can say how the run ended.

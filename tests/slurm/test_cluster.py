@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import until
 
 
-def submit(cluster: Any, *words: str, command: str = "sleep 300") -> str:
+def submit(cluster: Any, *words: str, command: str = "sleep 3000") -> str:
     script = ("sbatch", "--parsable", "--output=/dev/null", *words, f"--wrap={command}")
     return str(cluster.run(*script).strip())
 

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import psutil
 import pytest
 from fake_clone import FakeClone
 
-from pipelines.shipper import start_shipper, unshipped
+from pipelines.locks import hold_lock
+from pipelines.shipper import problem, start_shipper, unshipped
 from pipelines.tracking import ship_all
+from pipelines.tracking_cursor import note_problem
 from tests.waiting import until
 
 SOURCE = Path(__file__).parents[2]
@@ -51,6 +54,17 @@ def test_of_many_started_at_once_one_stays(clone: FakeClone) -> None:
     start_shipper(clone.repository)
     until(lambda: len(clone.shippers()) == 1, "one shipper")
     assert len(clone.runs()) == 2
+
+
+def test_a_command_waits_until_a_shipper_takes_back_what_was_in_the_way(clone: FakeClone) -> None:
+    """This process plays a shipper at its last word: the real moment is too short to hit."""
+    note_problem(clone.repository, "MLflow does not answer")
+    with hold_lock(clone.repository.home / "shipper.lock"):
+        last_word = threading.Timer(1.0, note_problem, (clone.repository, None))
+        last_word.start()
+        assert ship_all(clone.repository) == []
+        assert problem(clone.repository) is None
+        last_word.join()
 
 
 def test_mlflow_is_imported_only_when_there_is_something_to_ship(clone: FakeClone) -> None:
