@@ -66,9 +66,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     seconds, metrics = {}, {}
     for bound in bind_all(params):
         if is_needed(bound, params):
-            began = time.perf_counter()
-            metrics[bound.address] = run(bound, params, root, device, arguments)
-            seconds[bound.address] = round(time.perf_counter() - began, 1)
+            done = run(bound, params, root, device, arguments)
+            metrics[bound.address], seconds[bound.address] = done["metrics"], done["seconds"]
             print(f"{bound.address}: {seconds[bound.address]} s", flush=True)
     return {
         "seconds": {**seconds, "all": round(sum(seconds.values()), 1)},
@@ -116,10 +115,11 @@ def is_needed(bound: Any, params: Any) -> bool:
 def run(
     bound: Any, params: Any, root: Path, device: str, arguments: argparse.Namespace
 ) -> dict[str, Any]:
+    """The stage's metrics and seconds, those of an earlier call where it is done already."""
     from stages.context import Context
 
     folder = root / "jobs" / bound.address
-    kept = folder / "metrics.json"
+    kept = folder / "done.json"
     if kept.exists():
         return dict(json.loads(kept.read_text(encoding="utf-8")))
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,9 +136,11 @@ def run(
         micro_tokens=arguments.micro_tokens,
         compile=arguments.compile,
     )
+    began = time.perf_counter()
     metrics = importlib.import_module(bound.stage.module).run(bound.config, inputs, outs, ctx)
-    records.write(kept, metrics)
-    return dict(metrics)
+    done = {"metrics": metrics, "seconds": round(time.perf_counter() - began, 1)}
+    records.write(kept, done)
+    return done
 
 
 def curves_of(folder: Path) -> dict[str, list[float]]:
