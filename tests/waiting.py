@@ -14,6 +14,7 @@ def until(
     condition: Callable[[], Any],
     what: str,
     otherwise: Callable[[], str] = lambda: "",
+    pause_s: float = 0.05,
 ) -> Any:
     """What the condition says once it says something; the test fails with `otherwise` if not."""
     deadline = time.monotonic() + PATIENCE_S
@@ -21,5 +22,5 @@ def until(
         value = condition()
         if value:
             return value
-        time.sleep(0.05)
+        time.sleep(pause_s)
     pytest.fail(f"not within {PATIENCE_S} s: {what}{otherwise()}")

@@ -15,10 +15,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from ruamel.yaml import YAML
 
+from pipelines.repository import Repository
+from pipelines.status import stage_statuses
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,8 +99,10 @@ def free_ports(count: int = 20) -> int:
 
 
 MEDIUM = 200
-"""Epochs of an SFT stage of some seconds."""
+"""Epochs of a real SFT stage of some seconds."""
 COUNTING_STAGE = """
+import hashlib
+import os
 import time
 
 from stages.context import Stopped
@@ -106,20 +111,60 @@ from stages.context import Stopped
 def run(config, inputs, out, ctx):
     params = config.sft
     state = ctx.scratch / "checkpoint-1"
-    done = int(state.read_text()) if state.exists() else 0
-    ctx.resume_at(done)
-    for step in range(done, params.epochs):
+    hold = ctx.folder.parents[3] / "hold"
+    done, made = state.read_text().split() if state.exists() else (0, "nothing")
+
+    def save(step):
+        aside = state.with_suffix(".tmp")
+        aside.write_text(f"{step} {made}")
+        os.replace(aside, state)
+
+    saved = time.monotonic()
+    ctx.resume_at(int(done))
+    for step in range(int(done), params.epochs):
+        while step == params.epochs - 1 and hold.exists() and not ctx.should_stop():
+            time.sleep(0.05)
         if ctx.should_stop():
-            state.write_text(str(step))
+            save(step)
             raise Stopped(f"stopped after step {step}")
+        if time.monotonic() - saved > ctx.checkpoint_seconds:
+            save(step)
+            saved = time.monotonic()
         time.sleep(0.05)
+        made = hashlib.sha256(f"{made} {step}".encode()).hexdigest()
         ctx.log(step + 1, {"loss": 1.0})
         ctx.progress(step + 1, params.epochs, loss=1.0)
     for path in out.values():
         path.mkdir()
-        (path / "done").write_text("done")
+        (path / "done").write_text(made)
     return {"loss": 1.0}
 """
+"""For sft: no libraries to import; its bytes show that each step was made once, in order."""
+DIGESTING_STAGE = """
+import hashlib
+
+from stages.engines.processes.parts import Pass, collect, fill
+
+
+def run(config, inputs, out, ctx):
+    seen = hashlib.sha256(f"{config.model_dump_json()} {list(ctx.graph)}".encode())
+    for name, given in sorted(inputs.items()):
+        for path in sorted([given, *given.rglob("*")]):
+            if path.is_file():
+                seen.update(f"{name} {path.relative_to(given)} ".encode() + path.read_bytes())
+
+    def digests(unit):
+        return [hashlib.sha256(f"{seen.hexdigest()} {row}".encode()).hexdigest() for row in unit]
+
+    work = Pass("digests", 8, 1, lambda: digests)
+    fill(ctx, work)
+    made = "".join(collect(ctx, work))
+    for name, path in out.items():
+        path.mkdir()
+        (path / "digest").write_text(f"{name} {made}")
+    return {"loss": 1.0}
+"""
+"""For any stage: no libraries to import; its bytes depend on all that it was given."""
 
 
 class SlurmClone(clones.Clone):
@@ -147,14 +192,22 @@ class SlurmClone(clones.Clone):
         assert head, path
         path.write_text(code[: head.end()] + lines + code[head.end() :])
 
+    def hold(self) -> None:
+        """Let an SFT stage that counts wait before its last step."""
+        (self.root / "hold").touch()
+
+    def release(self) -> None:
+        (self.root / "hold").unlink()
+
     def status(self, stage: str = "sft") -> dict[str, Any]:
-        """The stage's row of `lockstep status --json`."""
-        rows = json.loads(self.run("lockstep", "status", "--json").stdout)
-        return next(row for row in rows if row["stage"] == stage)
+        """The stage's row of `lockstep status --json`, without the second that a process takes."""
+        with mock.patch.dict(os.environ, self.environment, clear=True):
+            rows = stage_statuses(Repository.find(self.root))
+        return next(row.as_json() for row in rows if row.stage == stage)
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         said = lambda: f"; status: {self.run('lockstep', 'status').stdout}"  # noqa: E731
-        return until(condition, what, otherwise=said)
+        return until(condition, what, otherwise=said, pause_s=0.2)
 
     def until_state(self, state: str, stage: str = "sft") -> dict[str, Any]:
         def reached() -> dict[str, Any] | None:
@@ -208,12 +261,23 @@ def on_slurm(root: Path, cluster: Any) -> SlurmClone:
     return clone
 
 
+PARAMS = {
+    **clones.TINY,
+    "rollout__batch_size": 4,
+    "rollout__prompts": 16,
+    "rollout__samples": 2,
+}
+"""A tiny pipeline with eight decoding batches, for shards to share."""
+STAGES = ("sft", "reward_model", "rollout", "score", "policy_update", "evaluate", "report")
+"""All that have a module of their own, but for the one that prepares."""
+
+
 @pytest.fixture(scope="session")
 def prepared_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny clone whose data is prepared, without Slurm. Read it, do not change it."""
     clone = clones.copy_tree(tmp_path_factory.mktemp("prepared") / "clone")
     clone.without_tracking()
-    clone.set_params(**clones.TINY)
+    clone.set_params(**PARAMS)
     clone.run("dvc", "repro", "--single-item", "prepare")
     clone.commit("prepared")
     root: Path = clone.root
@@ -229,11 +293,32 @@ def copy_at_home(source: Path, folder: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def pipeline_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """dvc.lock after the whole tiny pipeline, run on this machine."""
+def pipeline_root(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of it after the whole pipeline, run on this machine, in one process to save time."""
     clone = copy_at_home(prepared_root, tmp_path_factory.mktemp("pipeline"))
+    clone.run("lockstep", "session", "up", "--stages", ",".join((*STAGES, "evaluate_sft")))
     clone.run("lockstep", "run")
-    return (clone.root / "dvc.lock").read_text()
+    clone.run("lockstep", "session", "down")
+    root: Path = clone.root
+    return root
+
+
+@pytest.fixture(scope="session")
+def pipeline_lock(pipeline_root: Path) -> str:
+    """dvc.lock after the whole tiny pipeline, run on this machine."""
+    return (pipeline_root / "dvc.lock").read_text()
+
+
+@pytest.fixture(scope="session")
+def pipeline_on_slurm(
+    prepared_root: Path, tmp_path_factory: pytest.TempPathFactory, cluster: Any
+) -> tuple[SlurmClone, str]:
+    """A clone after the whole pipeline, run on the cluster, and what the command said."""
+    root = tmp_path_factory.mktemp("on-slurm") / "clone"
+    shutil.copytree(prepared_root, root, symlinks=True)
+    clone = on_slurm(root, cluster)
+    clone.set_profile(rollout={"shards": 3, "array_parallelism": 2}, score={"shards": 2})
+    return clone, clone.run("lockstep", "run").stdout
 
 
 @pytest.fixture
@@ -247,22 +332,38 @@ def slurm_clone(prepared_root: Path, tmp_path: Path, cluster: Any) -> Iterator[S
         process.kill()
 
 
+def count(clone: Any, epochs: int) -> None:
+    """Let SFT count instead of training, because its libraries take ten seconds to import."""
+    clone.set_params(sft__epochs=epochs)
+    (clone.root / "stages/sft.py").write_text(COUNTING_STAGE)
+    clone.commit("counts")
+
+
 @pytest.fixture
 def long_sft(slurm_clone: SlurmClone) -> SlurmClone:
-    """With an SFT stage that is at work for long enough to be caught at it.
-
-    It counts instead of training, because the real one takes ten seconds to import its libraries.
-    The tests that look at bytes use the real one.
-    """
-    slurm_clone.set_params(sft__epochs=20_000)
-    (slurm_clone.root / "stages/sft.py").write_text(COUNTING_STAGE)
-    slurm_clone.commit("counts")
+    """With an SFT stage that is at work for long enough to be caught at it."""
+    count(slurm_clone, 20_000)
     return slurm_clone
 
 
 @pytest.fixture
 def medium_sft(slurm_clone: SlurmClone) -> SlurmClone:
-    """With an SFT stage of some ten seconds, to be disturbed and to end nevertheless."""
+    """With an SFT stage that ends when it is released, to be disturbed before."""
+    count(slurm_clone, 60)
+    slurm_clone.hold()
+    return slurm_clone
+
+
+@pytest.fixture
+def quick_sft(slurm_clone: SlurmClone) -> SlurmClone:
+    """With an SFT stage that ends at once."""
+    count(slurm_clone, 1)
+    return slurm_clone
+
+
+@pytest.fixture
+def real_sft(slurm_clone: SlurmClone) -> SlurmClone:
+    """With the real SFT stage, of some ten seconds."""
     slurm_clone.set_params(sft__epochs=MEDIUM)
     return slurm_clone
 
@@ -271,6 +372,15 @@ def medium_sft(slurm_clone: SlurmClone) -> SlurmClone:
 def undisturbed_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """dvc.lock after the medium SFT stage, run on this machine and left in peace."""
     clone = copy_at_home(prepared_root, tmp_path_factory.mktemp("undisturbed"))
+    count(clone, 60)
+    clone.run("dvc", "repro", "--single-item", "sft")
+    return (clone.root / "dvc.lock").read_text()
+
+
+@pytest.fixture(scope="session")
+def real_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """dvc.lock after the real SFT stage, run on this machine and left in peace."""
+    clone = copy_at_home(prepared_root, tmp_path_factory.mktemp("real"))
     clone.set_params(sft__epochs=MEDIUM)
     clone.run("dvc", "repro", "--single-item", "sft")
     return (clone.root / "dvc.lock").read_text()

@@ -20,28 +20,59 @@ DIE_ONCE = """
 """
 
 
-@pytest.fixture(scope="module")
-def trained_root(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SFT policy and a reward model, and params with eight decoding batches."""
-    clone = _conftest().copy_at_home(prepared_root, tmp_path_factory.mktemp("trained"))
-    clone.set_params(rollout__batch_size=4, rollout__prompts=16, rollout__samples=2)
-    clone.run("lockstep", "run", "sft", "reward_model")
-    root: Path = clone.root
-    return root
+ANSWER_BY_HASH = '''
+import hashlib
+from contextlib import closing
+
+from stages.engines.generation.generator import Completion
+
+
+class Hashes:
+    """Stands for a policy: it needs no libraries, and answers by the request and its seed alone."""
+
+    policy_hash = "0" * 32
+
+    def generate(self, requests, *, max_new_tokens, sampling):
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request):
+        digest = hashlib.sha256(f"{list(request.prompt_ids)} {request.seed}".encode()).digest()
+        ids = [3 + byte % 8 for byte in digest[: 1 + digest[0] % 16]]
+        return Completion(ids, [-1.0 / one for one in ids], digest[1] / 10, "stop")
+
+    def close(self):
+        pass
+
+
+def opened(ctx, folder, engine, precision, slots):
+    return closing(Hashes())
+'''
+
+
+def answer_by_hash(root: Path) -> None:
+    """Let rollouts be those of no model, whose libraries take ten seconds to import.
+
+    All else is the stage's own: how shards share, keep, resume and merge.
+    """
+    (root / "stages/engines/generation/generators.py").write_text(ANSWER_BY_HASH)
 
 
 @pytest.fixture(scope="module")
-def by_one_process(trained_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What dvc.lock says of rollouts and scores that one process made, without Slurm."""
-    clone = _conftest().copy_at_home(trained_root, tmp_path_factory.mktemp("one"))
-    clone.run("lockstep", "run", SCORE)
-    return {stage: outs(clone.root, stage) for stage in (ROLLOUT, SCORE)}
+def by_one_process(pipeline_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What dvc.lock says of rollouts without a model that one process made, without Slurm."""
+    clone = _conftest().copy_at_home(pipeline_root, tmp_path_factory.mktemp("one"))
+    answer_by_hash(clone.root)
+    clone.run("dvc", "repro", "--single-item", ROLLOUT)
+    return outs(clone.root, ROLLOUT)
 
 
 @pytest.fixture
-def trained(slurm_clone: Any, trained_root: Path) -> Any:
+def trained(slurm_clone: Any, pipeline_root: Path) -> Any:
+    """With all that rollouts need, and rollouts to be made anew, without a model."""
     shutil.rmtree(slurm_clone.root)
-    shutil.copytree(trained_root, slurm_clone.root, symlinks=True)
+    ledger = shutil.ignore_patterns(".lockstep")
+    shutil.copytree(pipeline_root, slurm_clone.root, symlinks=True, ignore=ledger)
+    answer_by_hash(slurm_clone.root)
     return slurm_clone
 
 
@@ -50,36 +81,39 @@ def _conftest() -> Any:
 
 
 def outs(root: Path, stage: str) -> Any:
-    return YAML(typ="safe").load(root / "dvc.lock")["stages"][stage]["outs"]
+    return outs_of((root / "dvc.lock").read_text(), stage)
 
 
-def attempt(clone: Any, number: int = 1) -> Path:
-    return next(clone.root.glob(f".lockstep/jobs/{ROLLOUT}/*/attempts/{number:03}"))
+def outs_of(lock: str, stage: str) -> Any:
+    return YAML(typ="safe").load(lock)["stages"][stage]["outs"]
+
+
+def attempt(clone: Any, number: int = 1, stage: str = ROLLOUT) -> Path:
+    return next(clone.root.glob(f".lockstep/jobs/{stage}/*/attempts/{number:03}"))
 
 
 def test_the_merged_artifacts_are_those_of_one_process(
-    trained: Any, by_one_process: dict[str, Any]
+    pipeline_on_slurm: tuple[Any, str], pipeline_lock: str
 ) -> None:
-    trained.set_profile(rollout={"shards": 3, "array_parallelism": 2}, score={"shards": 2})
-    trained.run("lockstep", "run", SCORE)
-    assert outs(trained.root, ROLLOUT) == by_one_process[ROLLOUT]
-    assert outs(trained.root, SCORE) == by_one_process[SCORE]
-    assert len(list((attempt(trained) / "tasks").glob("*.json"))) == 3
+    clone, _ = pipeline_on_slurm
+    for stage, shards in ((ROLLOUT, 3), (SCORE, 2)):
+        assert outs(clone.root, stage) == outs_of(pipeline_lock, stage)
+        assert len(list((attempt(clone, stage=stage) / "tasks").glob("*.json"))) == shards
 
 
 def test_more_shards_than_an_array_may_have_are_submitted_in_chunks(
-    trained: Any, by_one_process: dict[str, Any]
+    trained: Any, by_one_process: Any
 ) -> None:
     """The cluster's MaxArraySize is 4; two processes a job make twelve shards of six."""
     trained.set_profile(rollout={"shards": 6, "array_parallelism": 2, "tasks_per_node": 2})
-    trained.run("lockstep", "run", ROLLOUT)
-    assert outs(trained.root, ROLLOUT) == by_one_process[ROLLOUT]
+    trained.run("dvc", "repro", "--single-item", ROLLOUT)
+    assert outs(trained.root, ROLLOUT) == by_one_process
     assert len(json.loads((attempt(trained) / "launch.json").read_text())["jobs"]) == 2
     assert len(list((attempt(trained) / "tasks").glob("*.json"))) == 12
 
 
 def test_only_missing_shards_are_submitted_again_and_progress_is_of_all(
-    trained: Any, by_one_process: dict[str, Any]
+    trained: Any, by_one_process: Any
 ) -> None:
     trained.set_profile(rollout={"shards": 3, "array_parallelism": 3})
     trained.begin_with("rollout", DIE_ONCE.format(mark=str(trained.root / "sprung")))
@@ -92,12 +126,10 @@ def test_only_missing_shards_are_submitted_again_and_progress_is_of_all(
     assert 0 < progress["done"] < 32, "what the other shards have done is counted, and kept"
     trained.run("dvc", "repro", "--single-item", ROLLOUT)
     assert json.loads((attempt(trained, 2) / "launch.json").read_text())["shards"] == [1]
-    assert outs(trained.root, ROLLOUT) == by_one_process[ROLLOUT]
+    assert outs(trained.root, ROLLOUT) == by_one_process
 
 
-def test_a_requeued_task_of_an_array_goes_on_alone(
-    trained: Any, by_one_process: dict[str, Any]
-) -> None:
+def test_a_requeued_task_of_an_array_goes_on_alone(trained: Any, by_one_process: Any) -> None:
     trained.set_profile(rollout={"shards": 2, "array_parallelism": 2})
     # Shard 1 is told to stop as soon as it begins, in its first life only.
     stop = (
@@ -107,7 +139,7 @@ def test_a_requeued_task_of_an_array_goes_on_alone(
     )
     trained.begin_with("rollout", stop)
     trained.run("dvc", "repro", "--single-item", ROLLOUT)
-    assert outs(trained.root, ROLLOUT) == by_one_process[ROLLOUT]
+    assert outs(trained.root, ROLLOUT) == by_one_process
     words = [
         json.loads(path.read_text()) for path in sorted((attempt(trained) / "tasks").iterdir())
     ]

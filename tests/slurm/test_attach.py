@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from typing import Any
 
@@ -28,6 +29,18 @@ def kill_9_everything_but_the_job(clone: Any, driver: subprocess.Popen[str]) -> 
     clone.until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
 
 
+def wait_again(clone: Any) -> None:
+    """The same command finds the job, which ends only then, and waits for it."""
+    driver = clone.start("dvc", "repro", "--single-item", "sft")
+    found = next(
+        (line for line in driver.stdout if "its job still runs; waiting for it" in line), None
+    )
+    clone.release()
+    output, _ = driver.communicate(timeout=PATIENCE_S)
+    assert driver.returncode == 0, output
+    assert found, output
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_after_kill_9_the_same_command_waits_for_the_live_job(
     medium_sft: Any, undisturbed_lock: str, command: tuple[str, ...]
@@ -36,8 +49,7 @@ def test_after_kill_9_the_same_command_waits_for_the_live_job(
     before = medium_sft.training()
     kill_9_everything_but_the_job(medium_sft, driver)
     assert before["job"] in medium_sft.jobs()
-    output = medium_sft.run("dvc", "repro", "--single-item", "sft").stdout
-    assert "its job still runs; waiting for it" in output
+    wait_again(medium_sft)
     after = medium_sft.status()
     assert (after["attempts"], after["job"]) == (1, before["job"])
     assert medium_sft.lock() == undisturbed_lock
@@ -58,6 +70,7 @@ def test_a_job_that_finished_unattended_is_harvested(
     driver = medium_sft.start("lockstep", "run", "sft")
     medium_sft.training()
     kill_9_everything_but_the_job(medium_sft, driver)
+    medium_sft.release()
     medium_sft.until_state("completed")
     output = medium_sft.run("dvc", "repro", "--single-item", "sft").stdout
     assert "found finished; publishing" in output
@@ -78,7 +91,7 @@ def test_a_driver_killed_before_it_noted_the_job_finds_it(
         text = text.replace(f'"{key}":', f'"{key}_unknown":')
     launch.write_text(text)
     launch.with_name("scheduler.json").unlink()
-    medium_sft.run("dvc", "repro", "--single-item", "sft")
+    wait_again(medium_sft)
     after = medium_sft.status()
     assert (after["attempts"], after["job"]) == (1, row["job"])
     assert medium_sft.lock() == undisturbed_lock
@@ -122,15 +135,20 @@ def test_a_closed_terminal_leaves_the_job_running(long_sft: Any) -> None:
 
 
 def test_detach_submits_and_returns(medium_sft: Any) -> None:
-    slurm_clone = medium_sft
-    output = slurm_clone.run("lockstep", "run", "--detach").stdout
+    digests = sys.modules["tests.slurm.conftest"].DIGESTING_STAGE
+    (medium_sft.root / "stages/reward_model.py").write_text(digests)
+    hold = str(medium_sft.root / "hold")
+    wait = f"    import os, time\n    while os.path.exists({hold!r}):\n        time.sleep(0.1)\n"
+    medium_sft.begin_with("reward_model", wait)
+    output = medium_sft.run("lockstep", "run", "--detach").stdout
     assert "sft: submitted to slurm-dev as job" in output
     assert "reward_model: submitted to slurm-dev as job" in output
     assert "more stages need what these make" in output
-    assert len(slurm_clone.jobs()) == 2
-    assert "still runs" in slurm_clone.run("lockstep", "run", "--detach", "sft").stdout
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "both done")
-    output = slurm_clone.run("lockstep", "record").stdout
+    assert len(medium_sft.jobs()) == 2
+    assert "still runs" in medium_sft.run("lockstep", "run", "--detach", "sft").stdout
+    medium_sft.release()
+    medium_sft.until(lambda: not medium_sft.jobs(), "both done")
+    output = medium_sft.run("lockstep", "record").stdout
     assert "recorded: sft, reward_model" in output
     assert "3 of 9 stages are up to date" in output
 
@@ -161,18 +179,19 @@ def test_the_controller_may_die_and_come_back(medium_sft: Any, undisturbed_lock:
     cluster.kill_controller()
     time.sleep(4)
     cluster.start_controller()
+    medium_sft.release()
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert medium_sft.status()["attempts"] == 1
     assert medium_sft.lock() == undisturbed_lock
 
 
-def test_a_job_is_submitted_when_the_controller_comes_back(slurm_clone: Any) -> None:
-    slurm_clone.cluster.kill_controller()
-    driver = slurm_clone.start("dvc", "repro", "--single-item", "sft")
+def test_a_job_is_submitted_when_the_controller_comes_back(quick_sft: Any) -> None:
+    quick_sft.cluster.kill_controller()
+    driver = quick_sft.start("dvc", "repro", "--single-item", "sft")
     time.sleep(6)
     assert driver.poll() is None
-    slurm_clone.cluster.start_controller()
+    quick_sft.cluster.start_controller()
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
-    assert slurm_clone.status()["attempts"] == 1
+    assert quick_sft.status()["attempts"] == 1

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -16,9 +17,14 @@ def states(clone: Any) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_chain_runs_by_itself_and_records_the_same_bytes(
-    slurm_clone: Any, pipeline_lock: str
-) -> None:
+def test_a_chain_runs_by_itself_and_records_the_same_bytes(slurm_clone: Any) -> None:
+    """With stages that digest what they are given: one wrong input makes other bytes."""
+    conftest = sys.modules["tests.slurm.conftest"]
+    for stage in conftest.STAGES:
+        (slurm_clone.root / f"stages/{stage}.py").write_text(conftest.DIGESTING_STAGE)
+    slurm_clone.commit("digests")
+    at_home = conftest.copy_at_home(slurm_clone.root, slurm_clone.root.parent / "home")
+    at_home.run("lockstep", "run")
     output = slurm_clone.run("lockstep", "run", "--chain").stdout
     assert "8 stages in the queue" in output
     waiting = states(slurm_clone)
@@ -30,56 +36,56 @@ def test_a_chain_runs_by_itself_and_records_the_same_bytes(
     slurm_clone.run("git", "checkout", "-q", "params.yaml")
     output = slurm_clone.run("lockstep", "record").stdout
     assert "9 of 9 stages are up to date" in output
-    assert slurm_clone.lock() == pipeline_lock
+    assert slurm_clone.lock() == (at_home.root / "dvc.lock").read_text()
 
 
 @pytest.mark.slow
-def test_the_last_job_records_what_the_chain_made(slurm_clone: Any) -> None:
-    slurm_clone.run("lockstep", "run", "--chain", "sft")
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain")
-    assert "sft:" in slurm_clone.lock()
-    assert slurm_clone.status()["state"] == "published"
-    assert "nothing to do" in slurm_clone.run("lockstep", "run", "sft").stdout
+def test_the_last_job_records_what_the_chain_made(quick_sft: Any) -> None:
+    quick_sft.run("lockstep", "run", "--chain", "sft")
+    quick_sft.until(lambda: not quick_sft.jobs(), "the end of the chain")
+    assert "sft:" in quick_sft.lock()
+    assert quick_sft.status()["state"] == "published"
+    assert "nothing to do" in quick_sft.run("lockstep", "run", "sft").stdout
 
 
-def test_a_failed_link_takes_those_after_it_out_of_the_queue(slurm_clone: Any) -> None:
-    slurm_clone.begin_with("sft", "    raise ValueError('broken')\n")
-    slurm_clone.run("lockstep", "run", "--chain", "rollout@iter_001")
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "nothing pends for ever")
-    after = states(slurm_clone)
+def test_a_failed_link_takes_those_after_it_out_of_the_queue(quick_sft: Any) -> None:
+    quick_sft.begin_with("sft", "    raise ValueError('broken')\n")
+    quick_sft.run("lockstep", "run", "--chain", "rollout@iter_001")
+    quick_sft.until(lambda: not quick_sft.jobs(), "nothing pends for ever")
+    after = states(quick_sft)
     assert after["sft"] == "failed"
     assert after["rollout@iter_001"] == "cancelled"
-    assert "ValueError: broken" in slurm_clone.run("lockstep", "logs", "sft").stdout
-    done = slurm_clone.run("lockstep", "run", "sft", check=False)
+    assert "ValueError: broken" in quick_sft.run("lockstep", "logs", "sft").stdout
+    done = quick_sft.run("lockstep", "run", "sft", check=False)
     assert "ValueError: broken" in done.stdout, "the next command goes on from there"
 
 
-def test_a_command_waits_for_a_stage_that_a_chain_has_in_the_queue(slurm_clone: Any) -> None:
-    cluster = slurm_clone.cluster
+def test_a_command_waits_for_a_stage_that_a_chain_has_in_the_queue(quick_sft: Any) -> None:
+    cluster = quick_sft.cluster
     for name in cluster.layout.names:
         cluster.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
-    slurm_clone.run("lockstep", "run", "--chain", "sft")
-    again = slurm_clone.run("lockstep", "run", "--chain", "sft", check=False)
+    quick_sft.run("lockstep", "run", "--chain", "sft")
+    again = quick_sft.run("lockstep", "run", "--chain", "sft", check=False)
     assert "jobs of sft are live already" in again.stdout
     assert (
         "a chain has its job in the queue"
-        in slurm_clone.run("lockstep", "run", "--detach", "sft").stdout
+        in quick_sft.run("lockstep", "run", "--detach", "sft").stdout
     )
-    driver = slurm_clone.start("dvc", "repro", "--single-item", "sft")
+    driver = quick_sft.start("dvc", "repro", "--single-item", "sft")
     waits = next((line for line in driver.stdout if "of chain" in line), None)
     assert waits is not None, "the driver says that it waits for the chain's job"
     cluster.up()
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
-    assert slurm_clone.status()["attempts"] == 1
+    assert quick_sft.status()["attempts"] == 1
 
 
-def test_cancel_takes_dependents_along(slurm_clone: Any) -> None:
-    slurm_clone.run("lockstep", "run", "--chain", "rollout@iter_001")
-    output = slurm_clone.run("lockstep", "cancel", "sft").stdout
+def test_cancel_takes_dependents_along(long_sft: Any) -> None:
+    long_sft.run("lockstep", "run", "--chain", "rollout@iter_001")
+    output = long_sft.run("lockstep", "cancel", "sft").stdout
     assert "sft: cancelled job" in output
     assert "rollout@iter_001: cancelled job" in output
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "an empty queue")
+    long_sft.until(lambda: not long_sft.jobs(), "an empty queue")
 
 
 def test_chains_need_slurm(slurm_clone: Any) -> None:

@@ -22,13 +22,13 @@ def start(clone: Any) -> Any:
     return clone.start("dvc", "repro", "--single-item", "sft")
 
 
-def test_an_exception_ends_with_its_traceback_and_no_second_try(slurm_clone: Any) -> None:
-    slurm_clone.begin_with("sft", "    raise ValueError('row 17')\n")
-    output = failed(start(slurm_clone))
+def test_an_exception_ends_with_its_traceback_and_no_second_try(quick_sft: Any) -> None:
+    quick_sft.begin_with("sft", "    raise ValueError('row 17')\n")
+    output = failed(start(quick_sft))
     assert "sft: failed: ValueError: row 17" in output
     assert "| ValueError: row 17" in output, "the traceback"
     assert "mend the cause and run the same command again" in output
-    assert slurm_clone.status()["attempts"] == 1
+    assert quick_sft.status()["attempts"] == 1
 
 
 def test_kill_9_of_the_worker_names_rank_and_node(long_sft: Any) -> None:
@@ -91,6 +91,7 @@ def test_a_drained_node_takes_no_job_and_loses_none(medium_sft: Any, undisturbed
     row = medium_sft.training()
     node = f"NodeName={row['nodes']}"
     medium_sft.cluster.run("scontrol", "update", node, "State=DRAIN", "Reason=maintenance")
+    medium_sft.release()
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert medium_sft.lock() == undisturbed_lock
@@ -119,7 +120,7 @@ def test_a_time_limit_that_kills_is_named(long_sft: Any) -> None:
     code.write_text(code.read_text().replace("if ctx.should_stop():", "if False:"))
     driver = start(long_sft)
     row = long_sft.training()
-    long_sft.cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=1")
+    long_sft.cluster.run("scontrol", "update", f"JobId={row['job']}", "EndTime=now+30")
     output = failed(driver)
     assert f"job {row['job']} passed its time limit" in output
     assert "raise `time_minutes`" in output

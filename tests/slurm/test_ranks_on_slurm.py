@@ -23,10 +23,66 @@ RANKS = {
 """Two ranks on two nodes, each with a GPU of its own (that nobody uses)."""
 
 
+COUNT_TOGETHER = """
+import hashlib
+import os
+import time
+
+from stages.context import Stopped
+from stages.engines.processes.ranks import join
+
+
+def run(config, inputs, out, ctx):
+    state = ctx.scratch / "checkpoint-1"
+    hold = ctx.folder.parents[3] / "hold"
+    last = config.sft.epochs - 1
+
+    def save(step):
+        if ctx.rank == 0:
+            aside = state.with_suffix(".tmp")
+            aside.write_text(f"{step} {made}")
+            os.replace(aside, state)
+
+    with join(ctx) as ranks:
+        found = state.read_text().split() if state.exists() else ("0", "nothing")
+        (done, made), _ = ranks.from_first(found, {})
+        ctx.resume_at(int(done))
+        saved = time.monotonic()
+        for step in range(int(done), config.sft.epochs):
+            while step == last and hold.exists() and not ctx.should_stop():
+                time.sleep(0.05)
+            if ranks.agree_to_stop(ctx.should_stop(), f"step {step + 1}"):
+                save(step)
+                raise Stopped(f"stopped after step {step}")
+            if time.monotonic() - saved > ctx.checkpoint_seconds:
+                save(step)
+                saved = time.monotonic()
+            time.sleep(0.05)
+            made = hashlib.sha256(f"{made} {step}".encode()).hexdigest()
+            ctx.log(step + 1, {"loss": 1.0})
+            ctx.progress(step + 1, config.sft.epochs, loss=1.0)
+    for path in out.values():
+        path.mkdir()
+        (path / "done").write_text(made)
+    return {"loss": 1.0}
+"""
+"""Ranks that meet at every step as those that train do, without a model and its libraries."""
+
+
 @pytest.fixture
-def two_nodes(medium_sft: Any) -> Any:
-    medium_sft.set_profile(**RANKS)
-    return medium_sft
+def counting(slurm_clone: Any) -> Any:
+    """On two nodes, with an SFT stage that counts for long enough to be caught at it."""
+    slurm_clone.set_profile(**RANKS)
+    slurm_clone.set_params(sft__epochs=20_000)
+    (slurm_clone.root / "stages/sft.py").write_text(COUNT_TOGETHER)
+    slurm_clone.commit("counts")
+    return slurm_clone
+
+
+@pytest.fixture
+def two_nodes(real_sft: Any) -> Any:
+    real_sft.set_profile(**RANKS)
+    return real_sft
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +126,10 @@ def test_all_ranks_stop_at_one_step_and_go_on_to_the_same_bytes(
     assert two_nodes.lock() == undisturbed.lock()
 
 
-def test_a_killed_rank_is_named_and_takes_the_job_along(two_nodes: Any) -> None:
-    driver = start(two_nodes)
-    two_nodes.training()
-    workers = two_nodes.workers()
+def test_a_killed_rank_is_named_and_takes_the_job_along(counting: Any) -> None:
+    driver = start(counting)
+    counting.training()
+    workers = counting.workers()
     assert len(workers) == 2
     killed = time.monotonic()
     workers[1].kill()
@@ -81,13 +137,13 @@ def test_a_killed_rank_is_named_and_takes_the_job_along(two_nodes: Any) -> None:
     assert time.monotonic() - killed < 100
     assert driver.returncode != 0
     assert "rank 1 on 127.0.0.12: Killed" in output
-    assert not two_nodes.workers()
+    assert not counting.workers()
 
 
-def test_a_rank_that_hangs_is_named_within_the_time_allowed(two_nodes: Any) -> None:
-    driver = start(two_nodes)
-    two_nodes.training()
-    stuck = two_nodes.workers()[1]
+def test_a_rank_that_hangs_is_named_within_the_time_allowed(counting: Any) -> None:
+    driver = start(counting)
+    counting.training()
+    stuck = counting.workers()[1]
     stuck.send_signal(signal.SIGSTOP)
     since = time.monotonic()
     output, _ = driver.communicate(timeout=PATIENCE_S)
@@ -97,24 +153,35 @@ def test_a_rank_that_hangs_is_named_within_the_time_allowed(two_nodes: Any) -> N
     assert "has not come to step" in output
 
 
-def test_an_exception_of_one_rank_is_the_one_that_is_shown(two_nodes: Any) -> None:
+def test_an_exception_of_one_rank_is_the_one_that_is_shown(counting: Any) -> None:
     trap = "    if ctx.rank == 1:\n        raise ValueError('a bad shard of data')\n"
-    two_nodes.begin_with("sft", trap)
-    output = two_nodes.run("dvc", "repro", "--single-item", "sft", check=False).stdout
+    counting.begin_with("sft", trap)
+    output = counting.run("dvc", "repro", "--single-item", "sft", check=False).stdout
     assert "rank 1 of 2 on" in output
     assert "ValueError: a bad shard of data" in output
-    assert two_nodes.status()["state"] == "failed"
+    assert counting.status()["state"] == "failed"
 
 
-def test_a_node_lost_under_some_of_the_ranks(two_nodes: Any, undisturbed: Any) -> None:
+def test_a_node_lost_under_some_of_the_ranks(counting: Any) -> None:
     """Slurm requeues the job; the ranks that lost their peers must not end it for good."""
-    driver = start(two_nodes)
-    two_nodes.training()
-    two_nodes.cluster.kill_node("127.0.0.12")
+    counting.set_params(sft__epochs=60)
+    counting.set_profile(checkpoint_seconds=0.2)
+    at_home = sys.modules["tests.slurm.conftest"].copy_at_home(
+        counting.root, counting.root.parent / "home"
+    )
+    counting.hold()
+    driver = start(counting)
+    counting.training()
+    saved = ".lockstep/jobs/sft/*/scratch/checkpoint-1"
+    counting.until(lambda: list(counting.root.glob(saved)), "something to go on from")
+    counting.cluster.kill_node("127.0.0.12")
+    counting.release()
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
-    assert two_nodes.lock() == undisturbed.lock()
-    assert two_nodes.status()["restarts"] >= 1
+    at_home.run("dvc", "repro", "--single-item", "sft")
+    assert counting.lock() == (at_home.root / "dvc.lock").read_text()
+    assert counting.steps() == list(range(1, 61)), "each step once"
+    assert counting.status()["restarts"] >= 1
 
 
 def test_a_model_is_spread_over_the_ranks_of_two_nodes(slurm_clone: Any) -> None:

@@ -37,17 +37,17 @@ def preempt(clone: Any, node: str) -> str:
 
 
 @pytest.mark.slow
-def test_preemption_with_requeue(medium_sft: Any, undisturbed_lock: str) -> None:
-    medium_sft.set_profile(partition="spot")
-    driver = start(medium_sft)
-    row = medium_sft.training()
-    urgent = preempt(medium_sft, row["nodes"])
-    medium_sft.until(lambda: checkpoints(medium_sft), "saved on the warning")
-    output = finish(medium_sft, driver, undisturbed_lock)
-    after = medium_sft.status()
+def test_preemption_with_requeue(real_sft: Any, real_lock: str) -> None:
+    real_sft.set_profile(partition="spot")
+    driver = start(real_sft)
+    row = real_sft.training()
+    urgent = preempt(real_sft, row["nodes"])
+    real_sft.until(lambda: checkpoints(real_sft), "saved on the warning")
+    output = finish(real_sft, driver, real_lock)
+    after = real_sft.status()
     assert (after["job"], after["attempts"], after["restarts"]) == (row["job"], 1, 1)
     assert "restart 1" in output
-    medium_sft.cluster.run("scancel", urgent)
+    real_sft.cluster.run("scancel", urgent)
 
 
 @pytest.mark.slow
@@ -56,6 +56,8 @@ def test_preemption_with_cancel(medium_sft: Any, undisturbed_lock: str) -> None:
     driver = start(medium_sft)
     row = medium_sft.training()
     preempt(medium_sft, row["nodes"])
+    medium_sft.until(lambda: checkpoints(medium_sft), "saved on the warning")
+    medium_sft.release()
     finish(medium_sft, driver, undisturbed_lock)
     assert medium_sft.status()["restarts"] == 1
 
@@ -65,7 +67,7 @@ def test_preemption_of_a_worker_that_does_not_listen(long_sft: Any) -> None:
     """It is killed at the end of its grace, and a new job goes on from the last checkpoint."""
     long_sft.set_profile(partition="spot-cancel")
     code = long_sft.root / "stages/sft.py"
-    deaf = "        state.write_text(str(step))\n        if False:\n"
+    deaf = "        save(step)\n        if False:\n"
     code.write_text(code.read_text().replace("        if ctx.should_stop():\n", deaf))
     driver = start(long_sft)
     row = long_sft.training()
@@ -84,9 +86,12 @@ def test_preemption_of_a_worker_that_does_not_listen(long_sft: Any) -> None:
 
 @pytest.mark.slow
 def test_a_lost_node_with_requeue(medium_sft: Any, undisturbed_lock: str) -> None:
+    medium_sft.set_profile(checkpoint_seconds=0.2)
     driver = start(medium_sft)
     row = medium_sft.training()
+    medium_sft.until(lambda: checkpoints(medium_sft), "something to go on from")
     medium_sft.cluster.kill_node(row["nodes"])
+    medium_sft.release()
     finish(medium_sft, driver, undisturbed_lock)
     after = medium_sft.status()
     assert (after["attempts"], after["restarts"]) == (1, 1)
@@ -95,11 +100,12 @@ def test_a_lost_node_with_requeue(medium_sft: Any, undisturbed_lock: str) -> Non
 
 @pytest.mark.slow
 def test_a_time_limit_is_survived_by_going_on(long_sft: Any) -> None:
-    """Two minutes are the shortest that leave time before the warning, which may come early."""
+    """The limit is shortened; Slurm looks at limits twice a minute, so the warning comes early."""
     slurm_clone = long_sft
-    slurm_clone.set_profile(sft={"time_minutes": 2, "signal_lead_seconds": 5})
+    slurm_clone.set_profile(sft={"signal_lead_seconds": 5})
     driver = start(slurm_clone)
     row = slurm_clone.training()
+    slurm_clone.cluster.run("scontrol", "update", f"JobId={row['job']}", "EndTime=now+45")
     slurm_clone.until(lambda: slurm_clone.status()["restarts"] == 1, "a second life")
     second = slurm_clone.training()
     assert second["job"] == row["job"]
@@ -113,14 +119,14 @@ def test_a_time_limit_is_survived_by_going_on(long_sft: Any) -> None:
 def test_the_warning_reaches_the_worker_and_not_its_helpers(long_sft: Any) -> None:
     """A helper process that a stage has started must live to help it save."""
     code = long_sft.root / "stages/sft.py"
-    begin, save = "    params = config.sft\n", "            state.write_text(str(step))\n"
+    begin, end = "    params = config.sft\n", "            raise Stopped"
     text = code.read_text()
     text = text.replace(
         begin,
         f"{begin}    import subprocess\n    helper = subprocess.Popen(['sleep', '300'])\n",
     )
     note = f"open('{long_sft.root}/helper', 'a').write(f'{{helper.poll()}} ')"
-    text = text.replace(save, f"{save}            time.sleep(1)\n            {note}\n")
+    text = text.replace(end, f"            time.sleep(1)\n            {note}\n{end}")
     code.write_text(text)
     driver = start(long_sft)
     row = long_sft.training()
@@ -146,16 +152,16 @@ def test_restarts_are_bounded(long_sft: Any) -> None:
     assert long_sft.jobs() == []
 
 
-def test_a_finished_job_that_is_requeued_by_hand_does_nothing(slurm_clone: Any) -> None:
-    slurm_clone.run("dvc", "repro", "--single-item", "sft")
-    row, lock = slurm_clone.status(), slurm_clone.lock()
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "the job's end")
-    slurm_clone.cluster.run("scontrol", "requeue", row["job"])
-    record = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/record.json"))
+def test_a_finished_job_that_is_requeued_by_hand_does_nothing(quick_sft: Any) -> None:
+    quick_sft.run("dvc", "repro", "--single-item", "sft")
+    row, lock = quick_sft.status(), quick_sft.lock()
+    quick_sft.until(lambda: not quick_sft.jobs(), "the job's end")
+    quick_sft.cluster.run("scontrol", "requeue", row["job"])
+    record = next(quick_sft.root.glob(".lockstep/jobs/sft/*/record.json"))
     before = record.read_text()
-    slurm_clone.until(lambda: slurm_clone.jobs(), "a second life")
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "its end")
-    assert slurm_clone.lock() == lock
-    assert slurm_clone.status()["state"] == "published"
+    quick_sft.until(lambda: quick_sft.jobs(), "a second life")
+    quick_sft.until(lambda: not quick_sft.jobs(), "its end")
+    assert quick_sft.lock() == lock
+    assert quick_sft.status()["state"] == "published"
     assert record.read_text() == before
     assert not list(record.parent.glob("scratch"))

@@ -12,23 +12,23 @@ from tests.waiting import PATIENCE_S
 
 @pytest.mark.slow
 def test_the_whole_pipeline_makes_the_same_bytes_as_without_slurm(
-    slurm_clone: Any, pipeline_lock: str
+    pipeline_on_slurm: tuple[Any, str], pipeline_lock: str
 ) -> None:
-    output = slurm_clone.run("lockstep", "run").stdout
+    clone, output = pipeline_on_slurm
     assert "all 9 stages are up to date" in output
-    assert slurm_clone.lock() == pipeline_lock
-    record = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/record.json"))
+    assert clone.lock() == pipeline_lock
+    record = next(clone.root.glob(".lockstep/jobs/sft/*/record.json"))
     assert json.loads(record.read_text())["attempts"] == 1
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "an empty queue")
+    clone.until(lambda: not clone.jobs(), "an empty queue")
 
 
-def test_dvc_repro_submits_with_the_script_that_a_dry_run_shows(slurm_clone: Any) -> None:
-    shown = slurm_clone.run("lockstep", "run", "--dry-run", "sft").stdout
+def test_dvc_repro_submits_with_the_script_that_a_dry_run_shows(quick_sft: Any) -> None:
+    shown = quick_sft.run("lockstep", "run", "--dry-run", "sft").stdout
     assert "# submit it by hand:  sbatch " in shown
     assert "# follow it:          tail -F " in shown
-    output = slurm_clone.run("dvc", "repro", "--single-item", "sft").stdout
+    output = quick_sft.run("dvc", "repro", "--single-item", "sft").stdout
     assert "sft: submitted to slurm-dev as job" in output
-    submitted = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/attempts/*/*_submission.sh"))
+    submitted = next(quick_sft.root.glob(".lockstep/jobs/sft/*/attempts/*/*_submission.sh"))
     script = submitted.read_text().splitlines()
     assert _without_names(script) == _without_names(shown.splitlines()[: len(script)])
 
@@ -39,15 +39,15 @@ def _without_names(lines: list[str]) -> list[str]:
     return [line.replace("/bin/python3 ", "/bin/python ") for line in kept]
 
 
-def test_a_script_submitted_by_hand_is_found_and_not_submitted_twice(slurm_clone: Any) -> None:
-    shown = slurm_clone.run("lockstep", "run", "--dry-run", "sft").stdout
+def test_a_script_submitted_by_hand_is_found_and_not_submitted_twice(quick_sft: Any) -> None:
+    shown = quick_sft.run("lockstep", "run", "--dry-run", "sft").stdout
     command = next(line for line in shown.splitlines() if "by hand" in line).split(":  ")[1]
-    slurm_clone.run(*command.split())
-    output = slurm_clone.run("dvc", "repro", "--single-item", "sft").stdout
+    quick_sft.run(*command.split())
+    output = quick_sft.run("dvc", "repro", "--single-item", "sft").stdout
     assert "its job still runs; waiting for it" in output or "found finished" in output
-    assert slurm_clone.status()["attempts"] == 1
-    submitted = slurm_clone.cluster.run("squeue", "-h", "--states=all", "-o", "%j %o")
-    assert submitted.count(str(slurm_clone.root)) == 1
+    assert quick_sft.status()["attempts"] == 1
+    submitted = quick_sft.cluster.run("squeue", "-h", "--states=all", "-o", "%j %o")
+    assert submitted.count(str(quick_sft.root)) == 1
 
 
 def test_a_dry_run_shows_scripts_where_there_is_no_slurm(slurm_clone: Any) -> None:
@@ -76,16 +76,16 @@ def test_without_slurm_the_error_says_what_to_do(slurm_clone: Any) -> None:
     assert "make slurm-up" in done.stdout
 
 
-def test_a_refusal_of_sbatch_is_passed_on(slurm_clone: Any) -> None:
-    slurm_clone.set_profile(partition="nowhere")
-    done = slurm_clone.run("dvc", "repro", "--single-item", "sft", check=False)
+def test_a_refusal_of_sbatch_is_passed_on(quick_sft: Any) -> None:
+    quick_sft.set_profile(partition="nowhere")
+    done = quick_sft.run("dvc", "repro", "--single-item", "sft", check=False)
     assert done.returncode != 0
     assert "sft: sbatch refused the job" in done.stdout
     assert "invalid partition" in done.stdout.lower()
     assert "see partition, account, qos" in done.stdout
-    assert slurm_clone.status()["state"] == "failed"
-    slurm_clone.set_profile(partition="cpu")
-    assert "submitted to slurm-dev" in slurm_clone.run("lockstep", "run", "--detach", "sft").stdout
+    assert quick_sft.status()["state"] == "failed"
+    quick_sft.set_profile(partition="cpu")
+    assert "submitted to slurm-dev" in quick_sft.run("lockstep", "run", "--detach", "sft").stdout
 
 
 def test_a_failing_set_up_line_fails_the_job_and_is_shown(slurm_clone: Any) -> None:
@@ -95,10 +95,10 @@ def test_a_failing_set_up_line_fails_the_job_and_is_shown(slurm_clone: Any) -> N
     assert "the worker never started: see `setup`" in done.stdout
 
 
-def test_secrets_of_the_control_plane_do_not_travel(slurm_clone: Any) -> None:
-    leak = slurm_clone.root / "leak"
-    slurm_clone.set_profile(setup=[f"env > {leak}"])
-    slurm_clone.run(
+def test_secrets_of_the_control_plane_do_not_travel(quick_sft: Any) -> None:
+    leak = quick_sft.root / "leak"
+    quick_sft.set_profile(setup=[f"env > {leak}"])
+    quick_sft.run(
         "dvc",
         "repro",
         "--single-item",
@@ -111,50 +111,50 @@ def test_secrets_of_the_control_plane_do_not_travel(slurm_clone: Any) -> None:
     assert "MY_OWN_VARIABLE=travels" in leak.read_text()
 
 
-def test_what_a_queued_job_runs_is_the_code_as_it_was(slurm_clone: Any) -> None:
-    cluster = slurm_clone.cluster
+def test_what_a_queued_job_runs_is_the_code_as_it_was(quick_sft: Any) -> None:
+    cluster = quick_sft.cluster
     for name in cluster.layout.names:
         cluster.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
-    driver = slurm_clone.start("dvc", "repro", "--single-item", "sft")
-    slurm_clone.until_state("queued")
-    code = slurm_clone.root / "stages/sft.py"
+    driver = quick_sft.start("dvc", "repro", "--single-item", "sft")
+    quick_sft.until_state("queued")
+    code = quick_sft.root / "stages/sft.py"
     original = code.read_text()
     code.write_text("raise SystemExit('the code of another day')\n" + original)
     cluster.up()
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
     assert "its code, params or inputs changed while its job ran" in output
-    assert "another day" not in slurm_clone.run("lockstep", "logs", "sft").stdout
+    assert "another day" not in quick_sft.run("lockstep", "logs", "sft").stdout
     code.write_text(original)
-    output = slurm_clone.run("dvc", "repro", "--single-item", "sft").stdout
+    output = quick_sft.run("dvc", "repro", "--single-item", "sft").stdout
     assert "found finished; publishing" in output
-    launch = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
+    launch = next(quick_sft.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
     assert json.loads(launch.read_text())["git_commit"]
 
 
-def test_uncommitted_changes_are_recorded_with_the_attempt(slurm_clone: Any) -> None:
-    code = slurm_clone.root / "stages/sft.py"
+def test_uncommitted_changes_are_recorded_with_the_attempt(quick_sft: Any) -> None:
+    code = quick_sft.root / "stages/sft.py"
     code.write_text(code.read_text() + "\n# not committed\n")
-    slurm_clone.run("dvc", "repro", "--single-item", "sft")
-    path = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
+    quick_sft.run("dvc", "repro", "--single-item", "sft")
+    path = next(quick_sft.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
     launch = json.loads(path.read_text())
     assert launch["git_commit"].endswith("+")
     assert "+# not committed" in launch["git_diff"]
 
 
-def test_a_dry_run_for_slurm_leaves_other_profiles_alone(slurm_clone: Any) -> None:
-    slurm_clone.run("lockstep", "run", "--dry-run", "sft")
-    only_python = slurm_clone.environment["PATH"].split(":")[0]
+def test_a_dry_run_for_slurm_leaves_other_profiles_alone(quick_sft: Any) -> None:
+    quick_sft.run("lockstep", "run", "--dry-run", "sft")
+    only_python = quick_sft.environment["PATH"].split(":")[0]
     path = f"{only_python}:/usr/bin:/bin"
-    output = slurm_clone.run("dvc", "repro", "-s", "sft", LOCKSTEP_PROFILE="local", PATH=path)
+    output = quick_sft.run("dvc", "repro", "-s", "sft", LOCKSTEP_PROFILE="local", PATH=path)
     assert "submitted to local" in output.stdout
 
 
-def test_inside_an_allocation_a_local_job_is_one_process(slurm_clone: Any) -> None:
+def test_inside_an_allocation_a_local_job_is_one_process(quick_sft: Any) -> None:
     """Slurm's variables of somebody's interactive job must not be taken for the stage's own."""
     variables = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
     variables |= {"SLURM_JOB_ID": "99", "LOCKSTEP_PROFILE": "local"}
-    slurm_clone.run("dvc", "repro", "--single-item", "sft", **variables)
+    quick_sft.run("dvc", "repro", "--single-item", "sft", **variables)
 
 
 def test_a_job_that_comes_back_after_its_cancellation_does_nothing(long_sft: Any) -> None:

@@ -15,12 +15,16 @@ from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
+SAVED = ".lockstep/jobs/sft/*/scratch/checkpoint-*"
+
 
 def test_a_requeued_job_is_one_run_with_each_step_once(medium_sft: Any) -> None:
     del medium_sft.variables["LOCKSTEP_TRACKING"]
     driver = medium_sft.start("lockstep", "run", "sft")
     row = medium_sft.training()
     medium_sft.cluster.run("scancel", "--signal=USR2", row["job"])
+    medium_sft.until(lambda: list(medium_sft.root.glob(SAVED)), "saved on the warning")
+    medium_sft.release()
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert medium_sft.status()["restarts"] == 1
