@@ -20,7 +20,7 @@ if not HAS_GPU:
     # Read when Triton is imported, by whomever.
     os.environ["TRITON_INTERPRET"] = "1"
 _OF_THE_MACHINE = ("MLFLOW_", "PREFECT_", "LOCKSTEP_", "DVC_", "OPENLINEAGE_")
-ONE_PROCESS_EACH = ("slurm", "chaos", "pipeline", "lineage", "prefect", "tracking")
+ONE_PROCESS_EACH = ("slurm", "pipeline", "chaos", "prefect", "tracking", "lineage")
 """Folders whose tests share something that takes long to make, the longest to run first."""
 ALONE = ("test_default_pipeline.py",)
 """Long tests that share nothing with their folder."""
