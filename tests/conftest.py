@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ if not HAS_GPU:
     # Read when Triton is imported, by whomever.
     os.environ["TRITON_INTERPRET"] = "1"
 _OF_THE_MACHINE = ("MLFLOW_", "PREFECT_", "LOCKSTEP_", "DVC_", "OPENLINEAGE_")
-ONE_PROCESS_EACH = ("slurm", "chaos", "pipeline", "lineage", "prefect", "tracking")
+ONE_PROCESS_EACH = ("slurm", "pipeline", "chaos", "prefect", "tracking", "lineage")
 """Folders whose tests share something that takes long to make, the longest to run first."""
-ALONE = ("test_default_pipeline.py", "test_kills.py")
+ALONE = ("test_default_pipeline.py",)
 """Long tests that share nothing with their folder."""
 
 
@@ -61,6 +62,10 @@ def _group(nodeid: str) -> str:
     return folder if folder in ONE_PROCESS_EACH and path.name not in ALONE else path.name
 
 
+OF_A_PIPELINE = "prepare,sft,reward_model,rollout,score,policy_update,evaluate,evaluate_sft,report"
+"""Every stage of the pipeline as it ships."""
+
+
 class Clone:
     """A copy of the working tree in a repository of its own, and the commands a user types."""
 
@@ -82,6 +87,16 @@ class Clone:
     def without_tracking(self) -> None:
         """Leave MLflow out, where it is not what the test is about: it costs seconds a command."""
         self.variables["LOCKSTEP_TRACKING"] = "off"
+
+    @contextmanager
+    def session(self, stages: str = OF_A_PIPELINE) -> Iterator[None]:
+        """One process runs the stages, where it is their results that the test is about.
+
+        A process for each has to import everything anew, which takes longer than a small stage.
+        """
+        self.run("lockstep", "session", "up", "--stages", stages)
+        yield
+        self.run("lockstep", "session", "down")
 
     def start(self, *words: str, **extra: str) -> subprocess.Popen[str]:
         """Start a command in the background, its output in one stream."""

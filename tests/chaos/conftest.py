@@ -43,10 +43,11 @@ def fresh_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def peaceful_root(fresh_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of it in which the whole pipeline has run, and nobody has disturbed it."""
+    """A copy of it in which the whole pipeline has run, in a session and undisturbed."""
     clone = copy_of(fresh_root, tmp_path_factory.mktemp("peaceful") / "clone")
     began = time.monotonic()
-    clone.run("lockstep", "run")
+    with clone.session():
+        clone.run("lockstep", "run")
     (clone.root.parent / "seconds").write_text(str(time.monotonic() - began))
     clone.run("lockstep", "sync")
     yield clone.root
@@ -62,13 +63,6 @@ def prepared_root(fresh_root: Path, tmp_path_factory: pytest.TempPathFactory) ->
     clone.run("dvc", "repro", "--single-item", "prepare")
     root: Path = clone.root
     return root
-
-
-@pytest.fixture
-def fresh(fresh_root: Path, tmp_path: Path) -> Iterator[Any]:
-    """A copy to torment."""
-    with copy_to_torment(fresh_root, tmp_path / "clone") as clone:
-        yield clone
 
 
 @contextmanager

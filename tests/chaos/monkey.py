@@ -24,6 +24,8 @@ import psutil
 SEED_VARIABLE, KILLS_VARIABLE = "LOCKSTEP_CHAOS_SEED", "LOCKSTEP_CHAOS_KILLS"
 AFTER_EVENT_S = 0.04
 LONGEST_RUN_S = 900.0
+FROM_A_SESSION = 2.0
+"""How much longer the small pipeline takes with a process for each stage than in a session."""
 POLL_S = 0.002
 _TORN = re.compile(
     r"dvc\.lock', YAML file|dvc\.lock' validation failed|Unable to read RWLock|not 'NoneType'"
@@ -66,11 +68,11 @@ def rounds(kills: int, most: int) -> list[int]:
 
 
 def pace_of(peaceful: Path, kills: int) -> float:
-    """A pace that spreads the kills over the pipeline, by how long it took here in peace.
+    """A pace that spreads the kills over the pipeline, by how long a session took here in peace.
 
     Much of what a kill destroys is done again, so the more kills, the longer the pipeline takes.
     """
-    took = float((peaceful.parent / "seconds").read_text())
+    took = FROM_A_SESSION * float((peaceful.parent / "seconds").read_text())
     return max(2.0, (1 + kills / 8) * took / kills)
 
 
@@ -130,13 +132,18 @@ class Monkey:
         self.random = random.Random(f"{self.seed} {self.number}")
         self.began = time.monotonic()
 
-    def torment(self, *command: str) -> None:
-        """Start the command until it ends well with no kill left; kill in the meantime."""
-        self.command = command
+    def torment(self, *command: str, other: tuple[str, ...] = ()) -> None:
+        """Start the command until it ends well with no kill left; kill in the meantime.
+
+        Given another one, it is drawn each time which of the two is started.
+        """
         noted_before, noted = 0, 0
         while True:
             noted_before, noted = noted, len(self.notes)
-            process = self.clone.start(*command)
+            self.command = self.random.choice([command, other]) if other else command
+            if self.command[0] == "dvc":
+                self._wait_for_dvc()
+            process = self.clone.start(*self.command)
             reader = _drain(process)
             while self.kills_left and process.poll() is None:
                 self._kill_once(process)
@@ -144,7 +151,7 @@ class Monkey:
                 process.wait(LONGEST_RUN_S)
             except subprocess.TimeoutExpired:
                 raise AssertionError(self.story("the command hangs")) from None
-            self.outputs.append(reader())
+            self.outputs.append(f"$ {' '.join(self.command)}\n{reader()}")
             if process.returncode == 0:
                 return
             self._wait_for_the_dead()
@@ -153,6 +160,12 @@ class Monkey:
             disturbed = len(self.notes) > (noted_before if attached else noted)
             if not disturbed and not self._mended(self.outputs[-1]):
                 raise AssertionError(self.story(f"undisturbed, it ended with {process.returncode}"))
+
+    def _wait_for_dvc(self) -> None:
+        """`lockstep run` waits for what a killed one left running; DVC itself refuses to run."""
+        deadline = time.monotonic() + LONGEST_RUN_S
+        while "dvc" in self._living() and time.monotonic() < deadline:
+            time.sleep(0.2)
 
     def _mended(self, output: str) -> bool:
         """DVC does not read its own files where a kill tore them; one command puts them right."""

@@ -26,6 +26,27 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
 SFT = "artifacts/policies/sft/model"
 DAY_S = 86400
+LIGHT_STAGE = """
+import time
+
+PARTS, REPEATS = 4, 5000
+
+
+def run(config, inputs, out, ctx):
+    ctx.resume_at(0)
+    for step in range(1, 21):
+        ctx.log(step, {"loss": 1 / step})
+        ctx.progress(step, 20, loss=1 / step)
+        time.sleep(0.1)
+    for path in out.values():
+        path.mkdir()
+        for name in ("one", "two"):
+            with (path / name).open("wb") as file:
+                for part in range(PARTS):
+                    file.write(f"{path.name} {name} {part}".encode() * REPEATS)
+    return {"loss": 0.5}
+"""
+"""It writes as stages do, and has nothing to import that takes longer than that."""
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +69,30 @@ def prepared(prepared_root: Path, tmp_path: Path) -> Iterator[Any]:
         yield clone
 
 
+@pytest.fixture(scope="session")
+def light_root(fresh_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with light stages, in which `prepare` has run; beside it one with `sft`, too."""
+    folder = tmp_path_factory.mktemp("light")
+    with copy_to_torment(fresh_root, folder / "clone") as clone:
+        clone.without_tracking()
+        for name in ("prepare", "sft"):
+            (clone.root / f"stages/{name}.py").write_text(LIGHT_STAGE)
+        clone.commit("light")
+        clone.run("lockstep", "run", "prepare")
+        shutil.copytree(clone.root, folder / "peaceful", symlinks=True)
+        type(clone)(folder / "peaceful").run("lockstep", "run", "sft", LOCKSTEP_TRACKING="off")
+        root: Path = clone.root
+        return root
+
+
+@pytest.fixture
+def light(light_root: Path, tmp_path: Path) -> Iterator[Any]:
+    """A copy of it to torment."""
+    with copy_to_torment(light_root, tmp_path / "clone") as clone:
+        clone.without_tracking()
+        yield clone
+
+
 @pytest.mark.parametrize(("what", "cases"), [("stage", 80), ("checkpoints", 80)])
 def test_after_any_fault_nothing_half_written_passes_for_whole(
     tmp_path: Path, faults: str, what: str, cases: int
@@ -65,16 +110,18 @@ def test_after_any_fault_nothing_half_written_passes_for_whole(
 
 @pytest.mark.parametrize("who", ["pipelines stage", "submitit", "-m dvc"])
 def test_a_failing_disk_is_named_and_the_same_command_then_ends_with_the_same_bytes(
-    fresh: Any, peaceful_root: Path, faults: str, who: str
+    light: Any, light_root: Path, faults: str, who: str
 ) -> None:
     """A fault in the driver, in the worker or in dvc itself, in a run of a whole stage."""
-    fresh.without_tracking()
     seed = the_seed()
     draw = random.Random(f"{seed} {who}")
-    told = fresh.root.parent / "told"
+    told = light.root.parent / "told"
     for _ in range(2):
+        for made_before in ("artifacts", "metrics", ".lockstep", ".dvc/cache", ".dvc/tmp"):
+            shutil.rmtree(light.root / made_before)
+        (light.root / "dvc.lock").unlink()
         call, number = draw.choice(["write", "rename", "open", "fsync"]), draw.choice([28, 5])
-        folder = fresh.root if who == "-m dvc" else fresh.root / draw.choice([".lockstep", ""])
+        folder = light.root if who == "-m dvc" else light.root / draw.choice([".lockstep", ""])
         first, times = draw.randrange(1, 12), draw.choice([0, 1])
         fault = {
             "LD_PRELOAD": faults,
@@ -84,39 +131,34 @@ def test_a_failing_disk_is_named_and_the_same_command_then_ends_with_the_same_by
         }
         story = f"LOCKSTEP_CHAOS_SEED={seed}: {fault}"
         told.unlink(missing_ok=True)
-        done = fresh.run("lockstep", "run", "prepare", check=False, **fault)
+        done = light.run("lockstep", "run", "prepare", check=False, **fault)
         if done.returncode:
             assert told.exists(), f"{story}\n{done.stdout}"
             if who != "-m dvc":
                 assert os.strerror(number) in done.stdout, f"{story}\n{done.stdout}"
                 assert "\nTraceback" not in done.stdout, f"{story}\n{done.stdout}"
-        done = fresh.run("lockstep", "run", "prepare", check=False)
+        done = light.run("lockstep", "run", "prepare", check=False)
         assert done.returncode == 0, f"{story}\n{told.read_text()}\n{done.stdout}"
-        made, wanted = results(fresh.root), results(peaceful_root)
+        made, wanted = results(light.root), results(peaceful(light_root))
         del made["dvc.lock"]
         assert made
         assert made == {path: wanted[path] for path in made}, story
-        for folder in ("artifacts", "metrics", ".lockstep", ".dvc/cache", ".dvc/tmp"):
-            shutil.rmtree(fresh.root / folder)
-        (fresh.root / "dvc.lock").unlink()
 
 
-def test_a_read_only_artifact_folder_is_named_and_costs_no_computation(prepared: Any) -> None:
+def test_a_read_only_artifact_folder_is_named_and_costs_no_computation(light: Any) -> None:
     private = ("unshare", "--map-root-user", "--mount", "sh", "-c")
-    if prepared.run(*private, "mount -t tmpfs none /mnt", check=False).returncode:
+    if light.run(*private, "mount -t tmpfs none /mnt", check=False).returncode:
         pytest.skip("a read-only folder needs a mount namespace, which this system does not allow")
     policies = "artifacts/policies"
-    (prepared.root / policies).mkdir(parents=True, exist_ok=True)
+    (light.root / policies).mkdir(parents=True, exist_ok=True)
     bind = f"mount --bind {policies} {policies} && mount -o remount,ro,bind {policies}"
     command = "python -m pipelines stage sft"
-    done = prepared.run(*private, f"{bind} && exec {command}", check=False)
+    done = light.run(*private, f"{bind} && exec {command}", check=False)
     assert done.returncode != 0
     assert "Read-only file system" in done.stdout
     assert policies in done.stdout
     assert "Traceback" not in done.stdout
-    assert (
-        "found finished; publishing" in prepared.run("dvc", "repro", "--single-item", "sft").stdout
-    )
+    assert "found finished; publishing" in light.run("dvc", "repro", "--single-item", "sft").stdout
 
 
 def test_a_clock_that_is_set_back_changes_nothing(
@@ -158,9 +200,9 @@ COMMANDS = {
     ("one", "other"), [("run", "run"), ("dvc", "dvc"), ("run", "dvc"), ("stage", "stage")]
 )
 def test_of_two_commands_at_once_one_computes(
-    prepared: Any, peaceful_root: Path, one: str, other: str
+    light: Any, light_root: Path, one: str, other: str
 ) -> None:
-    both = [prepared.start(*COMMANDS[name]) for name in (one, other)]
+    both = [light.start(*COMMANDS[name]) for name in (one, other)]
     ends = [(process.communicate(timeout=PATIENCE_S)[0], process.returncode) for process in both]
     story = "\n--- the other ---\n".join(f"{code}\n{output}" for output, code in ends)
     assert 0 in [code for _, code in ends], story
@@ -174,11 +216,16 @@ def test_of_two_commands_at_once_one_computes(
             )
             assert any(words in output for words in refusals), story
             assert "Traceback" not in output, story
-    assert len(list(prepared.root.glob(".lockstep/jobs/sft/*/attempts/*"))) == 1, story
-    prepared.run("dvc", "repro", "--single-item", "sft")
-    assert len(list(prepared.root.glob(".lockstep/jobs/sft/*/attempts/*"))) == 1, story
-    assert_sft_is_that_of(prepared, peaceful_root)
-    assert wait_for_quiet(prepared) == []
+    assert len(list(light.root.glob(".lockstep/jobs/sft/*/attempts/*"))) == 1, story
+    light.run("dvc", "repro", "--single-item", "sft")
+    assert len(list(light.root.glob(".lockstep/jobs/sft/*/attempts/*"))) == 1, story
+    assert_sft_is_that_of(light, peaceful(light_root))
+    assert wait_for_quiet(light) == []
+
+
+def peaceful(light_root: Path) -> Path:
+    """Where `prepare` and `sft` have run, and nobody has disturbed them."""
+    return light_root.with_name("peaceful")
 
 
 def epochs(root: Path) -> int:

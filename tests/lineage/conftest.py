@@ -63,14 +63,15 @@ def make_history(root: Path) -> Clone:
     two = {"iter_001": {"policy": "sft"}, "iter_002": {"policy": "iter_001"}}
     clone.set_params(**{**TINY, "rl__iterations": two})
     clone.commit("tiny")
-    clone.run("dvc", "repro", "policy_update@iter_002")
-    clone.commit("first results")
-    clone.run("git", "tag", "first")
+    with clone.session():
+        clone.run("dvc", "repro", "policy_update@iter_002")
+        clone.commit("first results")
+        clone.run("git", "tag", "first")
 
-    clone.set_params(policy_update__learning_rate=1e-3)
-    clone.run("dvc", "repro", "policy_update@iter_002")
-    clone.commit("a faster policy")
-    clone.run("git", "tag", "faster")
+        clone.set_params(policy_update__learning_rate=1e-3)
+        clone.run("dvc", "repro", "policy_update@iter_002")
+        clone.commit("a faster policy")
+        clone.run("git", "tag", "faster")
 
     score = clone.root / "stages" / "score.py"
     score.write_text(score.read_text().replace(_LINE, f"{_LINE}    rewards = rewards + 1\n"))

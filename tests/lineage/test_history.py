@@ -139,7 +139,7 @@ def test_the_tree_tells_all_that_is_known_of_each_stage(ask: Asker) -> None:
     assert update["code"]["commit"] == git(ask.root, "rev-parse", "first")
     assert update["code"]["uncommitted"] == ["params.yaml"]
     assert "stages/policy_update.py" in update["code"]["files"]
-    assert [attempt["executor"] for attempt in update["job"]["attempts"]] == ["local"]
+    assert [attempt["executor"] for attempt in update["job"]["attempts"]] == ["session"]
     assert update["job"]["mlflow_run"]
     score = stage_of(answer, "score@iter_002")
     assert score["outs"]["artifacts/scores/iter_002.parquet"] in update["inputs"].values()

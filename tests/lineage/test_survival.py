@@ -111,7 +111,7 @@ def test_a_fresh_clone_learns_jobs_and_machines_from_mlflow(
     update = stage_of(answer.json, "policy_update@iter_002")
     assert update["environment"] == record["environment"]
     assert update["job"]["mlflow_run"] == run
-    assert update["job"]["attempts"][-1]["executor"] == "local"
+    assert update["job"]["attempts"][-1]["executor"] == "session"
     assert update["code"]["commit"] == git(history_root, "rev-parse", "first")
     silent = ask("policy@iter_002", "--json", "--no-mlflow", at=fresh).json
     assert stage_of(silent, "policy_update@iter_002")["job"] is None

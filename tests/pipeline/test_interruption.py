@@ -11,6 +11,7 @@ import pytest
 
 from pipelines.repository import Repository
 from pipelines.status import stage_statuses
+from tests.pipeline.test_session import COUNTING_STAGE
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
@@ -24,10 +25,17 @@ def _only_jobs(finished: Any) -> None:
 
 
 @pytest.fixture
-def long_sft(finished: Any) -> Any:
-    """The finished clone with an SFT stage that trains for long enough to be caught at it."""
-    finished.set_params(sft__epochs=LONG)
+def counting(finished: Any) -> Any:
+    """The finished clone with an SFT stage that counts: it has nothing to import, and sleeps."""
+    (finished.root / "stages/sft.py").write_text(COUNTING_STAGE)
     return finished
+
+
+@pytest.fixture
+def long_sft(counting: Any) -> Any:
+    """One that counts for long enough to be caught at it."""
+    counting.set_params(sft__epochs=LONG)
+    return counting
 
 
 def status(clone: Any, stage: str = "sft") -> dict[str, Any]:
@@ -119,9 +127,6 @@ def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -
     finished.set_params(sft__epochs=300)
     finished.run("dvc", "repro", "--single-item", "sft")
     undisturbed = (finished.root / "dvc.lock").read_text()
-    finished.run("dvc", "repro", "--single-item", "--force", "prepare")
-    job = next((finished.root / ".lockstep/jobs/sft").glob("*"))
-    assert job.exists()
     driver = finished.start("dvc", "repro", "--single-item", "--force", "sft")
     training(finished)
     os.killpg(driver.pid, signal.SIGINT)
@@ -133,42 +138,42 @@ def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -
 
 
 def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(
-    finished: Any,
+    counting: Any,
 ) -> None:
-    finished.set_params(sft__epochs=1000)
-    driver = finished.start("lockstep", "run", "sft")
-    before = training(finished)
+    counting.set_params(sft__epochs=800)
+    driver = counting.start("lockstep", "run", "sft")
+    before = training(counting)
     job = psutil.Process(int(before["job"]))
-    kill_9_all_but_the_job(finished, driver, job)
+    kill_9_all_but_the_job(counting, driver, job)
     assert job.is_running()
-    output = finished.run("dvc", "repro", "--single-item", "sft").stdout
+    output = counting.run("dvc", "repro", "--single-item", "sft").stdout
     assert "its job still runs; waiting for it" in output
-    after = status(finished)
+    after = status(counting)
     assert (after["state"], after["attempts"], after["job"]) == ("published", 1, before["job"])
 
 
-def test_a_job_that_finished_unattended_is_harvested(finished: Any) -> None:
-    finished.set_params(sft__epochs=20)
-    driver = finished.start("lockstep", "run", "sft")
-    before = training(finished)
+def test_a_job_that_finished_unattended_is_harvested(counting: Any) -> None:
+    counting.set_params(sft__epochs=100)
+    driver = counting.start("lockstep", "run", "sft")
+    before = training(counting)
     job = psutil.Process(int(before["job"]))
-    kill_9_all_but_the_job(finished, driver, job)
-    until(lambda: status(finished)["state"] == "completed", "the job ends by itself")
-    output = finished.run("dvc", "repro", "--single-item", "sft").stdout
+    kill_9_all_but_the_job(counting, driver, job)
+    until(lambda: status(counting)["state"] == "completed", "the job ends by itself")
+    output = counting.run("dvc", "repro", "--single-item", "sft").stdout
     assert "found finished; publishing" in output
-    assert status(finished)["attempts"] == 1
+    assert status(counting)["attempts"] == 1
 
 
-def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(finished: Any) -> None:
-    finished.set_params(sft__epochs=1000)
-    driver = finished.start("dvc", "repro", "--single-item", "sft")
-    row = training(finished)
+def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(counting: Any) -> None:
+    counting.set_params(sft__epochs=300)
+    driver = counting.start("dvc", "repro", "--single-item", "sft")
+    row = training(counting)
     for process in psutil.Process(int(row["job"])).children(recursive=True):
         process.kill()
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert "sft: died: its process is gone without a word" in output
-    finished.run("dvc", "repro", "--single-item", "sft")
-    assert status(finished)["attempts"] == 2
+    counting.run("dvc", "repro", "--single-item", "sft")
+    assert status(counting)["attempts"] == 2
 
 
 def test_a_second_pipeline_in_the_clone_is_refused_and_the_first_goes_on(long_sft: Any) -> None:

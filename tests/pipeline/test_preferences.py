@@ -7,6 +7,10 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
+SERVED = (
+    "reference_logprobs,preference,evaluate_preference,reward_model,rollout,score,policy_update,"
+    "evaluate,report"
+)
 OF_A_RUN = {"reference_logprobs@dpo", "preference@dpo", "evaluate_preference@dpo"}
 
 
@@ -30,17 +34,18 @@ def test_a_preference_run_is_a_policy_like_any_other(finished: Any) -> None:
     )
     assert planned(clone).keys() >= OF_A_RUN
     assert not any(name.endswith("@iter_001") for name in planned(clone))
-    clone.run("lockstep", "run")
-    assert "| dpo " in report(clone)
-    assert "preferences learnt directly (sigmoid) from SFT to dpo" in report(clone)
+    with clone.session(SERVED):
+        clone.run("lockstep", "run")
+        assert "| dpo " in report(clone)
+        assert "preferences learnt directly (sigmoid) from SFT to dpo" in report(clone)
 
-    # An iteration may start from it: nothing before it runs again.
-    clone.set_params(rl__iterations={"iter_001": {"policy": "dpo"}})
-    stale = {address for address, is_stale in planned(clone).items() if is_stale}
-    loop = {f"{stage}@iter_001" for stage in ("rollout", "score", "policy_update", "evaluate")}
-    assert stale == loop | {"report"}
-    clone.run("lockstep", "run")
-    assert "(sigmoid), then PPO, 1 iteration from SFT to iter_001" in report(clone)
+        # An iteration may start from it: nothing before it runs again.
+        clone.set_params(rl__iterations={"iter_001": {"policy": "dpo"}})
+        stale = {address for address, is_stale in planned(clone).items() if is_stale}
+        loop = {f"{stage}@iter_001" for stage in ("rollout", "score", "policy_update", "evaluate")}
+        assert stale == loop | {"report"}
+        clone.run("lockstep", "run")
+        assert "(sigmoid), then PPO, 1 iteration from SFT to iter_001" in report(clone)
 
     # Another beta learns again, from the same reference log-probs.
     clone.set_params(preference__beta=0.3)

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from prefect_servers import LocalServers, serving
+from prefect_servers import LocalServers, send_what_waits, serving
 from tiny_project import TinyProject, make_project
 
 
@@ -27,7 +27,7 @@ def local_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSer
     project = make_project(tmp_path_factory.mktemp("servers") / "project")
     with serving(project.root) as local:
         yield local
-        _send_what_waits()
+        send_what_waits()
 
 
 @pytest.fixture
@@ -51,12 +51,3 @@ def project(
     home = tmp_path / "prefect"
     with temporary_settings({PREFECT_API_URL: local_servers.api, PREFECT_HOME: home}):
         yield project
-
-
-def _send_what_waits() -> None:
-    """Prefect's client sends in the background, and tries for a minute once the server is gone."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
-    EventsWorker.drain_all()
-    APILogWorker.drain_all()

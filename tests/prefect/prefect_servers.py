@@ -17,6 +17,9 @@ from pipelines.console import Console
 from pipelines.repository import Repository
 from tests.waiting import PATIENCE_S, until
 
+ASK_S = 0.5
+"""Between two questions to a server: each costs it time that others need."""
+
 
 @dataclass(frozen=True)
 class LocalServers:
@@ -52,7 +55,12 @@ class LocalServers:
     def ended(self, run: str) -> dict[str, Any]:
         """The run's last state, waited for."""
         final = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-        until(lambda: self.state(run)["type"] in final, f"the end of flow run {run}")
+
+        def has_ended() -> bool:
+            time.sleep(ASK_S)
+            return self.state(run)["type"] in final
+
+        until(has_ended, f"the end of flow run {run}")
         return self.state(run)
 
     def task_runs(self, run: str) -> dict[str, dict[str, Any]]:
@@ -101,3 +109,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def send_what_waits() -> None:
+    """Prefect's client sends in the background, and tries for a minute once the server is gone."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    EventsWorker.drain_all()
+    APILogWorker.drain_all()

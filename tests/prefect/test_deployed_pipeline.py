@@ -1,17 +1,20 @@
 """The pipeline itself, small, as a deployment: real stages, real jobs, real servers."""
 
 import json
+import time
 import urllib.request
 from typing import Any
 
 import pytest
-from prefect_servers import LocalServers, serving
+from prefect_servers import ASK_S, LocalServers, serving
 
 from pipelines import servers
 from pipelines.ledger import Ledger, State
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
+
+BESIDE_SFT = "prepare,reward_model,evaluate_sft"
 
 
 def mlflow_runs(local: LocalServers) -> list[dict[str, Any]]:
@@ -32,18 +35,21 @@ def test_a_deployed_pipeline_runs_and_its_cancellation_ends_the_jobs(
     tiny_clone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LOCKSTEP_TRACKING")
-    with serving(tiny_clone.root) as local:
+    # The stages that nobody cancels need no jobs of their own.
+    with serving(tiny_clone.root) as local, tiny_clone.session(BESIDE_SFT):
         run = local.start_run("weekday-baseline")
         state = local.ended(run)
         assert state["type"] == "COMPLETED", state["message"]
         wanted = {"prepare", "sft", "reward_model", "evaluate_sft"}
         assert local.task_runs(run).keys() == wanted
         assert "are up to date" in tiny_clone.run("dvc", "status", *wanted).stdout
+
         # One run for the flow run and one for each of its stages, all of them closed.
-        until(
-            lambda: [r["info"]["status"] for r in mlflow_runs(local)] == ["FINISHED"] * 5,
-            "five closed runs in MLflow",
-        )
+        def all_closed() -> bool:
+            time.sleep(ASK_S)
+            return [run["info"]["status"] for run in mlflow_runs(local)] == ["FINISHED"] * 5
+
+        until(all_closed, "five closed runs in MLflow")
 
         tiny_clone.set_params(sft__epochs=5000)
         run = local.start_run("weekday-baseline")

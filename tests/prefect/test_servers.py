@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from prefect_servers import LocalServers, free_port, serving
+from prefect_servers import LocalServers, free_port, send_what_waits
 from tiny_project import TinyProject, make_project
 
 from pipelines import servers
@@ -186,36 +186,39 @@ def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
     assert processes_of(repository) == []
 
 
-def test_up_again_mends_what_died_and_down_stops_everything(tmp_path: Path) -> None:
-    project = make_project(tmp_path / "project")
-    with serving(project.root) as local:
-        before = servers.running(local.repository)
-        project.behave(a={"seconds": 3000})
-        lost = local.start_run("nightly")
-        until(project.started, "a stage begun")
-        # As a machine that goes down: nobody can say how the run ended.
-        worker = psutil.Process(before["worker"].pid)
-        killed = [worker, *worker.children(recursive=True)]
-        for process in killed:
-            process.kill()
-        psutil.wait_procs(killed)
-        servers.up(local.repository, Console(io.StringIO()))
-        after = servers.running(local.repository)
-        assert (after["mlflow"], after["prefect"]) == (before["mlflow"], before["prefect"])
-        assert local.state(lost)["type"] == "CRASHED"
+def test_up_again_mends_what_died_and_down_stops_everything(
+    local_servers: LocalServers, served_project: TinyProject
+) -> None:
+    """The last test of the folder: it stops the servers that all of them share."""
+    local, project = local_servers, served_project
+    before = servers.running(local.repository)
+    project.behave(a={"seconds": 3000})
+    lost = local.start_run("nightly")
+    until(project.started, "a stage begun")
+    # As a machine that goes down: nobody can say how the run ended.
+    worker = psutil.Process(before["worker"].pid)
+    killed = [worker, *worker.children(recursive=True)]
+    for process in killed:
+        process.kill()
+    psutil.wait_procs(killed)
+    servers.up(local.repository, Console(io.StringIO()))
+    after = servers.running(local.repository)
+    assert (after["mlflow"], after["prefect"]) == (before["mlflow"], before["prefect"])
+    assert local.state(lost)["type"] == "CRASHED"
 
-        local.start_run("nightly")
-        until(lambda: len(project.started()) == 2, "two stages begun")
-        said = io.StringIO()
-        servers.down(local.repository, Console(said))
-        assert "cancelling flow run" in said.getvalue()
-        for name in ("worker", "prefect", "mlflow"):
-            assert f"stopped {name}" in said.getvalue()
-        assert processes_of(local.repository) == []
-        assert not psutil.pid_exists(project.events("start")[1]["pid"])
-        assert not (local.repository.home / "servers.json").exists()
+    local.start_run("nightly")
+    until(lambda: len(project.started()) == 2, "two stages begun")
+    send_what_waits()
+    said = io.StringIO()
+    servers.down(local.repository, Console(said))
+    assert "cancelling flow run" in said.getvalue()
+    for name in ("worker", "prefect", "mlflow"):
+        assert f"stopped {name}" in said.getvalue()
+    assert processes_of(local.repository) == []
+    assert not psutil.pid_exists(project.events("start")[1]["pid"])
+    assert not (local.repository.home / "servers.json").exists()
 
-        said = io.StringIO()
-        servers.down(local.repository, Console(said))
-        assert "nothing to stop" in said.getvalue()
-        assert servers.runtime_environment(local.repository) == {}
+    said = io.StringIO()
+    servers.down(local.repository, Console(said))
+    assert "nothing to stop" in said.getvalue()
+    assert servers.runtime_environment(local.repository) == {}
