@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -96,6 +97,23 @@ def test_the_precision_is_that_of_the_params_and_the_bytes_repeat(tmp_path):
     assert stored.dtype == torch.bfloat16
     weight = tiny_llama().model.layers[1].mlp.down_proj.weight
     assert torch.equal(stored.model.layers[1].mlp.down_proj.weight, weight.bfloat16())
+
+
+def test_a_file_is_read_once_and_gguf_is_left_as_it_was(tmp_path, monkeypatch):
+    read = []
+
+    class Counting(gguf.GGUFReader):
+        def __init__(self, path, *rest):
+            read.append(path)
+            super().__init__(path, *rest)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counting)
+    names = gguf.get_tensor_name_map
+    write_gguf(tmp_path / "model.gguf", tiny_llama())
+    convert(tmp_path, tmp_path / "base")
+    assert len(read) == 1
+    assert gguf.GGUFReader is Counting
+    assert gguf.get_tensor_name_map is names
 
 
 def test_a_run_starts_from_a_file_and_learns(runner):

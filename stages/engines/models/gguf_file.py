@@ -5,6 +5,9 @@ in the model, or the file is refused. Which tokens begin, end and fill up a text
 says. The padding token is one that means nothing else, where the vocabulary has such a one.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ SUFFIX = ".gguf"
 _NOT_OF_THE_MODEL = ("quantization_config", "_model_name_or_path", "unk_token_id")
 _FREQUENCIES = "rope_freqs.weight"
 _PADDING = ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>")
+_ASKED_AGAIN = ("GGUFReader", "get_tensor_name_map")
 _SPECIAL = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -50,9 +54,10 @@ def convert_gguf(file: Path, target: Path, precision: Precision, given: Any = No
 
     That is the one in the file, unless another is given.
     """
-    metadata, num_numbers = _read_header(file)
-    tokenizer = given or _tokenizer(file, metadata)
-    loaded = _load(file)
+    with _answered_once(file):
+        metadata, num_numbers = _read_header(file)
+        tokenizer = given or _tokenizer(file, metadata)
+        loaded = _load(file)
     config = _plain_config(loaded, tokenizer)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
@@ -71,16 +76,31 @@ def convert_gguf(file: Path, target: Path, precision: Precision, given: Any = No
     return tokenizer
 
 
-def _read_header(file: Path) -> tuple[dict[str, Any], int]:
-    """What the file says about itself, and how many weights it has."""
+@contextmanager
+def _answered_once(file: Path) -> Iterator[None]:
+    """transformers asks gguf for the same again and again, and some answers take seconds each."""
     try:
-        from gguf import GGUFReader
+        import gguf
     except ModuleNotFoundError:
         raise StageError(
             f"{file} is read with the package gguf, which is not installed here: pip install gguf"
         ) from None
+    before = {name: getattr(gguf, name) for name in _ASKED_AGAIN}
     try:
-        reader = GGUFReader(file)
+        for name, function in before.items():
+            setattr(gguf, name, cache(function))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(gguf, name, function)
+
+
+def _read_header(file: Path) -> tuple[dict[str, Any], int]:
+    """What the file says about itself, and how many weights it has."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(str(file))
     except (ValueError, IndexError, OSError) as error:
         raise StageError(f"{file} is not readable as GGUF: {error}") from error
     if any(tensor.name == _FREQUENCIES for tensor in reader.tensors):
