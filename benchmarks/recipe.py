@@ -151,7 +151,7 @@ def curves_of(folder: Path) -> dict[str, list[float]]:
     return {name: [round(step[name], 5) for step in steps] for name in known}
 
 
-WIDTH, HEIGHT, EDGE = 260, 150, 34
+WIDTH, HEIGHT, EDGE = 270, 174, 48
 
 
 def drawn(curves: Mapping[str, Sequence[float]]) -> str:
