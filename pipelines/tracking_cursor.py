@@ -241,7 +241,8 @@ def note_problem(repository: Repository, text: str | None) -> None:
     if text is None:
         path.unlink(missing_ok=True)
     elif repository.home.is_dir():
-        atomic.write_json(path, {"text": redact(text), "time": time.time()})
+        word = {"text": redact(text), "time": time.time(), "store": store_address(repository)}
+        atomic.write_json(path, word)
 
 
 def noted_problem(repository: Repository) -> dict[str, Any] | None:

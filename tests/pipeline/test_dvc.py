@@ -97,18 +97,18 @@ def test_a_verifier_does_not_wait_for_the_reward_model(finished: Any) -> None:
 
 def test_a_plan_tells_what_is_computed_from_what_is_restored(finished: Any) -> None:
     def planned() -> str:
-        plan = json.loads(finished.run("lockstep", "plan", "--json", "sft").stdout)
-        row = next(row for row in plan if row["address"] == "sft")
+        plan = json.loads(finished.run("lockstep", "plan", "--json", "report").stdout)
+        row = next(row for row in plan if row["address"] == "report")
         return "restore" if row["cached"] else "run" if row["stale"] else "nothing"
 
     assert planned() == "nothing"
-    finished.set_params(sft__epochs=3)
+    finished.set_params(report__samples=1)
     assert planned() == "run"
-    finished.run("dvc", "repro", "--single-item", "sft")
+    finished.run("dvc", "repro", "--single-item", "report")
     assert planned() == "nothing"
-    finished.set_params(sft__epochs=1)
+    finished.set_params(report__samples=2)
     assert planned() == "restore"
-    shutil.rmtree(finished.root / "artifacts/policies/sft")
+    shutil.rmtree(finished.root / "artifacts/report")
     assert planned() == "restore"
 
 
@@ -131,7 +131,8 @@ def test_adding_an_iteration_runs_only_that_one_and_removing_it_restores(finishe
     before = jobs(finished)
     first = {"iter_001": {"policy": "sft"}}
     finished.set_params(rl__iterations={**first, "iter_002": {"policy": "iter_001"}})
-    finished.run("lockstep", "run")
+    with finished.session("rollout,score,policy_update,evaluate,report"):
+        finished.run("lockstep", "run")
     added = {stage.replace("iter_001", "iter_002") for stage in LOOP}
     assert ran(finished, before) == {*added, "report"}
     changed = jobs(finished)
@@ -181,7 +182,7 @@ def test_experiments_and_comparisons_work_as_dvc_users_expect(finished: Any) -> 
     params = json.loads(finished.run("dvc", "params", "diff", "--json").stdout)
     assert params["params.yaml"]["report.samples"]["new"] == 1
     finished.set_params(evaluate__samples=2)
-    finished.run("dvc", "repro")
+    finished.run("dvc", "repro", "evaluate_sft")
     metrics = finished.run("dvc", "metrics", "diff", "--all").stdout
     assert "accuracy_sampled" in metrics
     assert "policy_update@iter_001" in finished.run("dvc", "dag", "--mermaid").stdout

@@ -27,7 +27,8 @@ def test_a_policy_of_fused_steps_is_a_policy_like_any_other(finished: Any) -> No
     clone.set_params(rl__online={"fast": {"policy": "iter_001", "steps": 2}})
     stale = {address for address, is_stale in planned(clone).items() if is_stale}
     assert stale == OF_A_RUN | {"report"}
-    clone.run("dvc", "repro")
+    with clone.session("online,evaluate_online,report"):
+        clone.run("dvc", "repro")
     assert not any(planned(clone).values())
     summary = " ".join((clone.root / "artifacts/report/summary.md").read_text().split())
     assert "| fast " in summary

@@ -32,6 +32,7 @@ def test_an_unknown_profile_is_named(tiny_clone: Any) -> None:
 
 
 def test_a_row_without_a_needed_column_is_named_by_file_and_line(tiny_clone: Any) -> None:
+    tiny_clone.without_tracking()
     data = tiny_clone.root / "data"
     rows = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(4)]
     rows[2].pop("completion")
@@ -45,6 +46,7 @@ def test_a_row_without_a_needed_column_is_named_by_file_and_line(tiny_clone: Any
 
 
 def test_a_full_disk_fails_the_stage_and_leaves_nothing_half_written(finished: Any) -> None:
+    finished.without_tracking()
     lock = (finished.root / "dvc.lock").read_bytes()
     private = ("unshare", "--map-root-user", "--mount")
     if finished.run(*private, "true", check=False).returncode:

@@ -187,6 +187,9 @@ def test_the_controller_may_die_and_come_back(medium_sft: Any, undisturbed_lock:
 
 
 def test_a_job_is_submitted_when_the_controller_comes_back(quick_sft: Any) -> None:
+    # It writes down every five seconds which numbers it has given: of one that it gives twice,
+    # because it was killed in between, the node thinks that its job has been cancelled.
+    time.sleep(6)
     quick_sft.cluster.kill_controller()
     driver = quick_sft.start("dvc", "repro", "--single-item", "sft")
     time.sleep(6)

@@ -11,11 +11,12 @@ import psutil
 import pytest
 from fake_clone import FakeClone
 
+from pipelines import atomic
 from pipelines.locks import hold_lock
 from pipelines.shipper import problem, start_shipper, unshipped
 from pipelines.tracking import ship_all
 from pipelines.tracking_cursor import note_problem
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SOURCE = Path(__file__).parents[2]
 
@@ -65,6 +66,18 @@ def test_a_command_waits_until_a_shipper_takes_back_what_was_in_the_way(clone: F
         assert ship_all(clone.repository) == []
         assert problem(clone.repository) is None
         last_word.join()
+
+
+def test_a_command_is_not_stopped_by_what_is_in_the_way_of_another_mlflow(clone: FakeClone) -> None:
+    """This process plays a shipper that was started for another address a moment before."""
+    clone.run("sft")
+    place = clone.repository.home / "tracking_problem.json"
+    word = {"text": "MLflow does not answer", "time": time.time(), "store": "http://127.0.0.1:9"}
+    last_word = threading.Timer(0.2, atomic.write_json, (place, word))
+    last_word.start()
+    assert ship_all(clone.repository, PATIENCE_S) == []
+    assert clone.run_of("sft").info.status == "FINISHED"
+    last_word.join()
 
 
 def test_mlflow_is_imported_only_when_there_is_something_to_ship(clone: FakeClone) -> None:
