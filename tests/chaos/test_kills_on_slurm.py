@@ -1,7 +1,11 @@
 """On a cluster, slurmd and slurmctld may die as well: the same bytes, and no job left."""
 
 import random
+import subprocess
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +85,9 @@ def torment(clone: Any, peaceful_root: Path, seed: int, kills: int, number: int)
         roles=("worker", "driver", "dvc", "runner", "all"),
         more={"slurmctld": kill_controller, "slurmd": kill_node},
     )
-    monkey.torment("lockstep", "run", TARGET)
-    clone.run("lockstep", "run", TARGET)
+    with somebody_who_releases(clone.cluster):
+        monkey.torment("lockstep", "run", TARGET)
+        clone.run("lockstep", "run", TARGET)
     problems = [f"job {job} is still there" for job in left_in_the_queue(clone)]
     problems += [f"still runs: {line}" for line in wait_for_quiet(clone)]
     made, wanted = results(clone.root), results(peaceful_root)
@@ -92,6 +97,32 @@ def torment(clone: Any, peaceful_root: Path, seed: int, kills: int, number: int)
     problems += differences(recorded, {name: expected[name] for name in ("prepare", "sft", TARGET)})
     problems += [f"left: {path}" for path in leftovers(clone.root)]
     assert not problems, monkey.story("\n".join(problems))
+
+
+@contextmanager
+def somebody_who_releases(cluster: Any) -> Iterator[None]:
+    """Does what `lockstep status` asks for where Slurm holds a job.
+
+    It does so with one that a node refuses to start twice: a controller that was killed before it
+    wrote down that a job runs starts it again, while its first life is still ending.
+    """
+    over = threading.Event()
+
+    def release() -> None:
+        while not over.wait(2.0):
+            with suppress(subprocess.TimeoutExpired):  # the controller is away
+                jobs = cluster.run("squeue", "-h", "-o", "%i %r", check=False).splitlines()
+                for number, _, reason in (job.partition(" ") for job in jobs):
+                    if "held" in reason:
+                        cluster.run("scontrol", "release", number, check=False)
+
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    try:
+        yield
+    finally:
+        over.set()
+        releasing.join()
 
 
 def left_in_the_queue(clone: Any) -> list[str]:
