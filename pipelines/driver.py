@@ -26,6 +26,7 @@ from pipelines.repository import Repository
 from pipelines.session import serving
 from pipelines.shards import shares
 from pipelines.shipper import start_shipper
+from pipelines.slurm_queue import why_they_wait
 from pipelines.slurm_submit import SUBMIT_AGAIN_S
 from pipelines.tracking import ship_all
 from pipelines.verdict import Verdict, tail, verdict_in_session, verdict_on
@@ -304,7 +305,7 @@ class Driver:
             return
         self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
         jobs = list((attempt.scheduler or {}).get("jobs", {}).values())
-        reason = next((job["reason"] for job in jobs if job["reason"]), "")
+        reason = why_they_wait(jobs)
         restart = (attempt.worker or {}).get("restart", 0)
         if state is State.QUEUED and reason:
             self._say_once("place", (restart, reason), f"queued ({reason})")

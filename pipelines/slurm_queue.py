@@ -7,7 +7,7 @@ no accounting database. slurmctld forgets an ended job after a few minutes (MinJ
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,6 +62,14 @@ class Job:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def why_they_wait(jobs: Iterable[Mapping[str, Any]]) -> str:
+    """Slurm's own word for it, with what to do about those that wait for ever."""
+    waiting = [job for job in jobs if job["reason"]]
+    held = [job["id"] for job in waiting if "held" in job["reason"].lower()]
+    reasons = ", ".join(sorted({job["reason"] for job in waiting}))
+    return f"{reasons}; scontrol release {held[0]}" if held else reasons
 
 
 def my_jobs() -> list[Job]:

@@ -13,6 +13,7 @@ from pipelines.params import load_params
 from pipelines.publish import recorded_outs
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
+from pipelines.slurm_queue import why_they_wait
 from pipelines.verdict import verdict_in_session, verdict_on
 from stages.contracts.catalog import bind_all
 from stages.health import Symptom
@@ -107,7 +108,7 @@ def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
     return StageStatus(
         stage=stage,
         state=state.value,
-        reason=_reason(state, jobs),
+        reason=why_they_wait(jobs) if state is State.QUEUED else "",
         elapsed=max(ended - started, 0.0) if started and ended else None,
         limit=limit,
         error=_error(attempt, state),
@@ -118,15 +119,6 @@ def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
         gpus=resources.get("nodes", 1) * resources.get("gpus_per_node", 0),
         log=str(attempt.folder),
     )
-
-
-def _reason(state: State, jobs: list[dict[str, Any]]) -> str:
-    """Slurm's own word for why a job waits, with what to do about those that wait for ever."""
-    reasons = sorted({job["reason"] for job in jobs if job["reason"]})
-    if state is not State.QUEUED or not reasons:
-        return ""
-    held = any("held" in reason.lower() for reason in reasons)
-    return ", ".join(reasons) + (f"; scontrol release {jobs[0]['id']}" if held else "")
 
 
 def _error(attempt: Attempt, state: State) -> str | None:

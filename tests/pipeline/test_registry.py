@@ -60,9 +60,12 @@ def server(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    before = mlflow.get_tracking_uri()
+    """mlflow keeps an address that it was told for the whole process, and tells the environment."""
+    before = os.environ.get("MLFLOW_TRACKING_URI")
     yield
-    mlflow.set_tracking_uri(before)
+    mlflow.set_tracking_uri(None)
+    if before is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = before
 
 
 def recorded(root: Path, stage: str, path: str) -> str:

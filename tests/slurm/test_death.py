@@ -105,7 +105,9 @@ def test_a_held_job_says_how_to_release_it(long_sft: Any) -> None:
     held = long_sft.until(
         lambda: (r := long_sft.status())["state"] == "queued" and r["reason"] and r, "held"
     )
-    assert f"scontrol release {row['job']}" in held["reason"]
+    remedy = f"; scontrol release {row['job']}"
+    assert remedy in held["reason"]
+    assert any(remedy in line for line in driver.stdout), "the command that waits says so, too"
     long_sft.cluster.run("scontrol", "release", row["job"])
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "running again")
     os.killpg(driver.pid, signal.SIGTERM)
