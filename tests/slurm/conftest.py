@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,17 @@ def free_ports(count: int = 20) -> int:
                 continue
             return first
     pytest.fail("no free ports")
+
+
+def let_the_controller_save(cluster: Any) -> None:
+    """What it has not saved is lost when it is killed, and it gives the numbers of jobs again.
+
+    A submission makes it save, within seconds; a start by the backfill scheduler does not.
+    """
+    began = time.time()
+    cluster.run("sbatch", "--hold", "--output=/dev/null", "--wrap=true")
+    saved = cluster.folder / "state" / "job_state"
+    until(lambda: saved.stat().st_mtime > began, "the controller saves its state")
 
 
 MEDIUM = 200

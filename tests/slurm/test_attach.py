@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.slurm.conftest import let_the_controller_save
 from tests.waiting import PATIENCE_S
 
 COMMANDS = [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")]
@@ -176,6 +177,7 @@ def test_the_controller_may_die_and_come_back(medium_sft: Any, undisturbed_lock:
     cluster = medium_sft.cluster
     driver = medium_sft.start("dvc", "repro", "--single-item", "sft")
     medium_sft.training()
+    let_the_controller_save(cluster)
     cluster.kill_controller()
     time.sleep(4)
     cluster.start_controller()
@@ -187,9 +189,7 @@ def test_the_controller_may_die_and_come_back(medium_sft: Any, undisturbed_lock:
 
 
 def test_a_job_is_submitted_when_the_controller_comes_back(quick_sft: Any) -> None:
-    # It writes down every five seconds which numbers it has given: of one that it gives twice,
-    # because it was killed in between, the node thinks that its job has been cancelled.
-    time.sleep(6)
+    let_the_controller_save(quick_sft.cluster)
     quick_sft.cluster.kill_controller()
     driver = quick_sft.start("dvc", "repro", "--single-item", "sft")
     time.sleep(6)

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.slurm.conftest import let_the_controller_save
 from tests.waiting import until
 
 
@@ -50,12 +51,7 @@ def test_a_job_runs_and_sees_its_fake_gpus(cluster: Any, tmp_path: Path) -> None
 def test_up_after_a_crash_of_the_controller_keeps_jobs_and_nodes(cluster: Any) -> None:
     job = submit(cluster)
     until(lambda: state(cluster, job) == "RUNNING", "the job runs")
-    # What the controller has not saved yet is lost. A submission makes it save, within seconds; a
-    # start by the backfill scheduler does not.
-    ran = time.time()
-    submit(cluster, "--hold")
-    saved = cluster.folder / "state" / "job_state"
-    until(lambda: saved.stat().st_mtime > ran, "the controller saves its state")
+    let_the_controller_save(cluster)
     before = pids(cluster)
     cluster.kill_controller()
     cluster.up()
