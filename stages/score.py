@@ -139,7 +139,7 @@ def _rewarding(
     called = f"rewards-{name}"
     if name in config.rewards:
         source = NamedSource(name, config.rewards[name], inputs["functions"])
-        return named_pass(ctx, called, source, rollouts, workers)
+        return named_pass(ctx, called, source, rollouts, workers, load)
     folder = inputs["verifier" if name == Reward.VERIFIER else "reward"]
     return reward_pass(ctx, called, name, folder, config.precision, rollouts, load)
 

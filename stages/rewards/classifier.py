@@ -18,9 +18,7 @@ from stages.data.chat_templates import choose_template
 from stages.engines.models.base_folder import load_tokenizer
 from stages.engines.models.given_folder import Kind, check_folder
 from stages.engines.models.labels import choose_label, labels_of
-from stages.engines.models.lean_transformers import AutoModelForSequenceClassification
-from stages.engines.models.precision import round_weights
-from stages.engines.models.weights import check_weights
+from stages.engines.models.loaders import Load
 from stages.rewards.given import Row, name_of
 
 
@@ -42,23 +40,12 @@ def check_model(name: str, params: Model, folder: Path) -> int:
 
 
 class ModelScorer:
-    """Loads the model when it is first asked."""
-
-    def __init__(self, ctx: Context, name: str, params: Model, folder: Path) -> None:
+    def __init__(self, ctx: Context, name: str, params: Model, folder: Path, load: Load) -> None:
         self._name, self._params = name, params
         self._device = ctx.device
         self._label = check_model(name, params, folder)
         self._tokenizer = _tokenizer(name, params, folder)
-        path = folder / params.folder
-        model = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-        )
-        round_weights(model, params.precision)
-        self._model = model.to(ctx.device).eval()
-        check_weights(self._model, path)
-        if self._model.config.pad_token_id is None:
-            # Nothing is padded: no token is to be taken for padding.
-            self._model.config.pad_token_id = -1
+        self._model = load(folder / params.folder, ctx.device, params.precision)
 
     def score(self, rows: Sequence[Row]) -> list[float]:
         encoded = [self._encode(row) for row in rows]

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import TypeAdapter
 
@@ -24,6 +24,9 @@ from stages.rewards.judge import JudgeScorer
 from stages.rewards.local import FunctionScorer, RuleScorer
 from stages.rewards.paid import PaidScorer
 from stages.rewards.served import HttpScorer
+
+if TYPE_CHECKING:
+    from stages.engines.models.loaders import Loaders
 
 UNIT_ROWS = 256
 """How many rows a unit has: what a kill may cost, and the least that a shard takes on."""
@@ -62,7 +65,11 @@ class NamedSource:
 
 
 def open_scorer(
-    ctx: Context, source: NamedSource, rows: Sequence[Row], workers: Workers = FRESH_WORKERS
+    ctx: Context,
+    source: NamedSource,
+    rows: Sequence[Row],
+    workers: Workers = FRESH_WORKERS,
+    load: "Loaders | None" = None,
 ) -> Scorer:
     """A scorer of these rows, which are `given`; StageError where the source cannot score them."""
     name, params, folder = source.name, source.params, source.folder
@@ -73,9 +80,10 @@ def open_scorer(
             return CodeScorer(ctx, name, params)
         case Model():
             # A process that scores by rules alone does not load torch for it.
+            from stages.engines.models.loaders import FRESH
             from stages.rewards.classifier import ModelScorer
 
-            return ModelScorer(ctx, name, params, folder)
+            return ModelScorer(ctx, name, params, folder, (load or FRESH).classifier)
         case Http():
             return HttpScorer(ctx, name, params, rows)
         case Judge():
@@ -92,13 +100,14 @@ def named_pass(
     source: NamedSource,
     rows: Sequence[Row],
     workers: Workers = FRESH_WORKERS,
+    load: "Loaders | None" = None,
 ) -> Pass:
     """One reward for each row, in units that shards share out."""
     opened: list[Scorer] = []
 
-    def load() -> Compute:
+    def begin() -> Compute:
         plain = [given(row) for row in rows]
-        scorer = open_scorer(ctx, source, plain, workers)
+        scorer = open_scorer(ctx, source, plain, workers, load)
         opened.append(scorer)
         return lambda unit: scorer.score(plain[unit.start : unit.stop])
 
@@ -106,4 +115,4 @@ def named_pass(
         while opened:
             opened.pop().close()
 
-    return Pass(name, len(rows), UNIT_ROWS, load, close=close)
+    return Pass(name, len(rows), UNIT_ROWS, begin, close=close)

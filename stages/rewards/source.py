@@ -45,7 +45,7 @@ def reward_pass(
         model = lambda: load.scalar(folder, ctx.device, precision)  # noqa: E731
         return response_pass(ctx, name, rows, model, rule.rewards, _what(source))
     if source != Reward.VERIFIER:
-        return named_pass(ctx, name, NamedSource.load(source, folder), rows)
+        return named_pass(ctx, name, NamedSource.load(source, folder), rows, load=load)
     for row in rows:
         if row["answer"] is None:
             raise StageError(

@@ -150,7 +150,7 @@ def test_a_model_that_fails_does_not_wait_for_a_function(tmp_path) -> None:
 def test_a_model_waits_for_the_other_models_and_a_rule_for_nobody(tmp_path, monkeypatch) -> None:
     threads = {}
 
-    def opened(_ctx, source, *_rows_and_workers):
+    def opened(_ctx, source, *_rows_and_what_is_kept):
         threads[source.name] = threading.current_thread() is threading.main_thread()
         return PaidScorer(source.name)
 

@@ -17,7 +17,10 @@ from stages.contracts.params import Params
 from stages.contracts.rollout import Engine
 from stages.engines.generation import resident_sampler
 from stages.engines.generation.resident_sampler import ResidentSampler
+from stages.engines.models import loaders
+from stages.engines.models.classifiers import load_classifier
 from stages.engines.training.journal import Journal
+from tests.models.test_reward_folders import write_classifier
 from tests.stages import conftest
 from tests.stages.conftest import Runner
 from tests.waiting import until
@@ -213,6 +216,31 @@ def test_an_engine_that_is_given_folders_samples_the_same(fused, monkeypatch):
     monkeypatch.setattr(resident_sampler, "choose", lambda *_: Engine.VLLM)
     apart.run("online@fast")
     assert contents(apart) == contents(resident)
+
+
+def test_a_reward_model_that_a_user_gives_is_read_once_and_stays(fused, monkeypatch):
+    read = []
+
+    def counted(folder, *rest):
+        read.append(folder.name)
+        return load_classifier(folder, *rest)
+
+    monkeypatch.setattr(loaders, "load_classifier", counted)
+    given = {"rewards": {"taste": {"kind": "model", "folder": "rm", "form": "pair"}}}
+    runner = fused("run", score={"weights": {"verifier": 1.0, "taste": 0.5}}, **given)
+    write_classifier(runner.root / "rewards/rm")
+    for stage in ("rollout", "score"):
+        runner.run(f"{stage}@fast_001")
+    assert read == []  # a stage by itself reads it for itself
+    runner.run("online@fast")
+    assert read == ["rm"]
+    staged, together = (
+        pq.read_table(runner.root / f"artifacts/scores/{name}.parquet").to_pylist()
+        for name in ("fast_001", "fast")
+    )
+    said = [dict(row["by_source"])["taste"] for row in staged]
+    assert said == [dict(row["by_source"])["taste"] for row in together if row["step"] == 1]
+    assert len(set(said)) > 1
 
 
 def test_an_adapter_learns_in_fused_steps_as_in_iterations(trained, runner):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.precision import Precision
+from stages.engines.models.classifiers import load_classifier
 from stages.engines.models.folders import load_policy, load_scalar_model
 
 Load = Callable[[Path, str, Precision], Any]
@@ -17,6 +18,7 @@ Load = Callable[[Path, str, Precision], Any]
 class Loaders:
     policy: Load = load_policy
     scalar: Load = load_scalar_model
+    classifier: Load = load_classifier
 
 
 FRESH = Loaders()
@@ -25,4 +27,4 @@ FRESH = Loaders()
 
 def resident() -> Loaders:
     """Each model is loaded once, when it is first asked for, and stays."""
-    return Loaders(cache(load_policy), cache(load_scalar_model))
+    return Loaders(cache(load_policy), cache(load_scalar_model), cache(load_classifier))
