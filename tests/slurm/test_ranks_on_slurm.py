@@ -148,7 +148,7 @@ def test_a_rank_that_hangs_is_named_within_the_time_allowed(counting: Any) -> No
     since = time.monotonic()
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
-    assert time.monotonic() - since < 8 + 30
+    assert time.monotonic() - since < 8 + 60
     assert "rank 1 on" in output
     assert "has not come to step" in output
 
