@@ -64,8 +64,11 @@ class Example:
     @property
     def prompt_digest(self) -> bytes:
         """The same for prompts that differ in these alone, or in what the system is told."""
-        spoken = [message for message in self.prompt.messages if message["role"] != "system"]
-        return digest(canonical_json(_words(spoken)))
+        return _asked(self.prompt.messages)
+
+    def answered_digests(self) -> Iterator[bytes]:
+        """The `prompt_digest` of all that it says an answer to."""
+        yield self.prompt_digest
 
     def texts(self) -> Iterator[str]:
         """Every text in it."""
@@ -84,6 +87,11 @@ class Demonstration(Example):
 
     def responses(self) -> Sequence[Sequence[Message]]:
         return (self.completion,)
+
+    def answered_digests(self) -> Iterator[bytes]:
+        for index, message in enumerate(self.completion):
+            if message["role"] == "assistant":
+                yield _asked((*self.prompt.messages, *self.completion[:index]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +136,10 @@ class Labelled(Example):
 
     def told(self) -> Sequence[Any]:
         return tuple(self.labels)
+
+
+def _asked(messages: Sequence[Message]) -> bytes:
+    return digest(canonical_json(_words([m for m in messages if m["role"] != "system"])))
 
 
 def _words(messages: Sequence[Message]) -> list[list[str]]:

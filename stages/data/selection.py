@@ -1,9 +1,10 @@
 """Which of the rows that the sources give are used, and how often.
 
-Held-out prompts are in no training set. Where a role has no held-out source, some of its prompts
-are split off: those whose hash is lowest, so that the order of the rows changes nothing. A prompt
-counts as held out when it differs from one that is in case, whitespace, punctuation or system
-message alone. Every row that is left out is counted, with the reason.
+No training set has an answer to a held-out prompt, not even as one turn of a longer dialogue. Where
+a role has no held-out source, some of its prompts are split off: those whose hash is lowest, so
+that the order of the rows changes nothing. A prompt counts as held out when it differs from one
+that is in case, whitespace, punctuation or system message alone. Every row that is left out is
+counted, with the reason.
 
 What is kept in memory of a row is a digest, some 50 bytes, and for held-out prompts one more.
 """
@@ -89,12 +90,12 @@ class FilesCorpus:
     def _unused(self, role: Role, item: Example, seen: Seen, *, drawn: bool) -> Dropped | None:
         """Why a row is left out. One that is not drawn leaves its place to a copy elsewhere."""
         if not role.is_held_out and item.prompt.messages:
-            prompt = item.prompt_digest
-            if any(prompt in split for split in self._split.values()):
-                return Dropped.HELD_OUT
-            if prompt in self._held_out:
-                self._refuse_contamination(item)
-                return Dropped.CONTAMINATED
+            for prompt in item.answered_digests():
+                if any(prompt in split for split in self._split.values()):
+                    return Dropped.HELD_OUT
+                if prompt in self._held_out:
+                    self._refuse_contamination(item, prompt)
+                    return Dropped.CONTAMINATED
         same = self._what_counts_as_same(role, item)
         if same is not None and same in seen:
             return Dropped.DUPLICATE
@@ -123,14 +124,14 @@ class FilesCorpus:
         draw = stable_hash(self._seed, "weight", item.place.source, line, item.row_id)
         return int(weight) + int(draw < (weight % 1) * 2**SEED_BITS)
 
-    def _refuse_contamination(self, item: Example) -> None:
+    def _refuse_contamination(self, item: Example, prompt: bytes) -> None:
         if self._params.contamination is Unfit.DROP:
             return
         places = (
             other.place
             for role in SPLIT_OFF
             for other in self._all(role, Tally())
-            if other.prompt_digest == item.prompt_digest
+            if other.prompt_digest == prompt
         )
         raise StageError(
             f"{next(places)} holds out the prompt of {item.place}: what is trained on measures "

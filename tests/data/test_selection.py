@@ -64,6 +64,40 @@ def test_a_training_prompt_that_is_held_out_is_dropped_and_counted_or_refused(pr
         prepared(files, "refused", contamination="refuse")
 
 
+def chat(number):
+    asked, said = ("user", f"ask {number}"), ("assistant", f"say {number}")
+    more, then = ("user", f"and {number}?"), ("assistant", f"yes {number}")
+    return [{"role": role, "content": text} for role, text in (asked, said, more, then)]
+
+
+def test_a_later_turn_of_a_dialogue_is_not_learnt_where_its_prompt_is_held_out(prepared):
+    """Split off the same dialogues, where the last turn is what is asked; and given by itself."""
+    chats = [{"messages": chat(number)} for number in range(20)]
+    files = {"demonstrations": "chats.jsonl", "prompts": "chats.jsonl"}
+    run = prepared({"chats.jsonl": chats}, files=files, held_out=5)
+    assert len(run.rows("held_out")) == 5
+    assert run.report()["demonstrations", "chats.jsonl"] == (20, 15, 15, {"held_out": 5})
+    learnt = {row["prompt"].split()[-1] for row in run.rows("demonstrations")}
+    asked = {row["prompt"].split()[-1].rstrip("?") for row in run.rows("held_out")}
+    assert len(asked) == 5
+    assert not learnt & asked
+
+    for cut, dropped in ((3, 1), (1, 1), (2, 0)):
+        held_out = [{"messages": [*chat(7)[:cut], *([] if cut != 2 else chat(8)[2:3])]}]
+        sources = {"demonstrations.jsonl": chats, "held_out.jsonl": held_out}
+        found = prepared(sources, f"cut-{cut}").metrics
+        assert found.get("num_dropped_demonstrations_contaminated", 0) == dropped
+    last = prepared(
+        {**sources, "held_out.jsonl": [{"messages": chat(7)[:1]}]}, "last", turns="last"
+    )
+    assert last.metrics.get("num_dropped_demonstrations_contaminated", 0) == 0  # seen, not learnt
+
+    message = r"held_out\.jsonl line 1 holds out the prompt of demonstrations\.jsonl line 8"
+    sources["held_out.jsonl"] = [{"messages": chat(7)[:3]}]
+    with pytest.raises(StageError, match=message):
+        prepared(sources, "refused", contamination="refuse")
+
+
 def test_a_system_message_does_not_hide_a_held_out_prompt(prepared):
     files = {
         "prompts.jsonl": [*PROMPTS, {"prompt": "question 50", "system": "Be brief."}],
