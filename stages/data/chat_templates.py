@@ -1,9 +1,12 @@
-"""How a conversation becomes text, for tokenizers that do not say so themselves.
+"""How a conversation becomes text, also for tokenizers that do not say so themselves.
 
-A template is Jinja, as transformers applies it. Each of these ends what the assistant says with the
+A template is Jinja, as transformers applies it, but for the day: some write today's date, and the
+same data would have other tokens tomorrow. The built-in ones end what the assistant says with the
 tokenizer's end-of-sequence token, as training and sampling do.
 """
 
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,25 @@ BUILT_IN = {
     ),
 }
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+TODAY = datetime(2024, 7, 26)
+"""The day of every conversation: the one that Llama's templates name where they know of none."""
+
+
+def as_text(
+    tokenizer: Any,
+    messages: Sequence[Any],
+    *,
+    asks: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> Any:
+    """What the template writes of one conversation, or of each of several."""
+    return tokenizer.apply_chat_template(
+        messages,
+        tools=[dict(tool) for tool in tools] or None,
+        add_generation_prompt=asks,
+        tokenize=False,
+        strftime_now=TODAY.strftime,
+    )
 
 
 def check_it_asks(tokenizer: Any, where: str) -> None:
@@ -34,8 +56,8 @@ def check_it_asks(tokenizer: Any, where: str) -> None:
     answered = [*question, {"role": "assistant", "content": words}]
     try:
         asks, only_tells, whole = (
-            str(tokenizer.apply_chat_template(said, add_generation_prompt=add, tokenize=False))
-            for said, add in ((question, True), (question, False), (answered, False))
+            str(as_text(tokenizer, said, asks=asks))
+            for said, asks in ((question, True), (question, False), (answered, False))
         )
     except Exception:  # what a template refuses is said of the rows that it refuses
         return

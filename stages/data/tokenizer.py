@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from stages.data.chat_templates import as_text
 from stages.data.dialogue import REASONING, Dialogue, Message, is_plain
 from stages.data.formats.messages import RowError
 from stages.data.seeds import content_id
@@ -137,7 +138,7 @@ class Renderer:
                     "response can be told from what comes before: set prepare.turns to last, or "
                     "use a template that leaves earlier turns as they are"
                 )
-            if not ended or after.strip():
+            if not ended or after.strip() or not whole.startswith(before + words + end):
                 raise RowError(
                     f"the chat template does not end the assistant's turn with {end!r}, the end "
                     "token: make the tokenizer's eos_token the one that ends a turn"
@@ -201,12 +202,8 @@ class Renderer:
         *,
         asks: bool,
     ) -> list[str]:
-        texts: list[str] = self._tokenizer.apply_chat_template(
-            [[dict(message) for message in messages] for messages in dialogues],
-            tools=[dict(tool) for tool in tools] or None,
-            add_generation_prompt=asks,
-            tokenize=False,
-        )
+        said = [[dict(message) for message in messages] for messages in dialogues]
+        texts: list[str] = as_text(self._tokenizer, said, asks=asks, tools=tools)
         return texts
 
 

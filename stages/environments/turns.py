@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from stages.context import StageError
+from stages.data.chat_templates import as_text
 
 ASKED, ANSWERED, OBSERVED = "asked-of-the-policy", "answered-by-the-policy", "observed-by-it"
 """Placeholders that no template has in it."""
@@ -64,12 +65,8 @@ def around_observation(tokenizer: Any, role: str) -> tuple[str, str]:
         {"role": "assistant", "content": ANSWERED},
     ]
     try:
-        first = tokenizer.apply_chat_template(asked, tokenize=False)
-        both = tokenizer.apply_chat_template(
-            [*asked, {"role": role, "content": OBSERVED}],
-            add_generation_prompt=True,
-            tokenize=False,
-        )
+        first = as_text(tokenizer, asked)
+        both = as_text(tokenizer, [*asked, {"role": role, "content": OBSERVED}], asks=True)
     except Exception as error:
         raise StageError(
             f"the policy's chat template does not render a dialogue with the role {role!r} "

@@ -14,7 +14,7 @@ import torch
 
 from stages.context import Context, StageError
 from stages.contracts.rewards import Form, Model, Read
-from stages.data.chat_templates import choose_template
+from stages.data.chat_templates import as_text, choose_template
 from stages.engines.models.base_folder import load_tokenizer
 from stages.engines.models.given_folder import Kind, check_folder
 from stages.engines.models.labels import choose_label, labels_of
@@ -72,7 +72,7 @@ class ModelScorer:
                 {"role": "user", "content": prompt},
                 {"role": "assistant", "content": response},
             ]
-            text = self._tokenizer.apply_chat_template(said, tokenize=False)
+            text = as_text(self._tokenizer, said)
             inputs = dict(self._tokenizer(text, add_special_tokens=False))
         longest = getattr(self._model.config, "max_position_embeddings", None)
         if longest is not None and len(inputs["input_ids"]) > longest:

@@ -28,6 +28,10 @@ FORGETTING = CHATML.replace(
     "{{ m['content'] if loop.last or m['role'] != 'assistant' "
     "else m['content'].split('</think>')[-1] }}",
 )
+ENDS_ONCE = CHATML.replace("{{ eos_token }}", "<end>").replace(
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "{{ '<|im_start|>assistant\n' if add_generation_prompt else eos_token }}",
+)
 WITHOUT_AN_END = CHATML.replace("{{ eos_token }}", "")
 STRICT = "{{ raise_exception('no system') if messages[0]['role'] == 'system' }}" + CHATML
 
@@ -259,6 +263,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_several_and_not_f
     ("template", "item", "message"),
     [
         (WITHOUT_AN_END, shown(said("b"), user("c"), said("d")), "does not end .* with '<eos>'"),
+        (ENDS_ONCE, shown(said("b"), user("c"), said("d")), "does not end .* with '<eos>'"),
         (STRICT, shown(said("b"), prompt=({"role": "system", "content": "s"},)), "no system"),
         ("{# nothing #}", shown(said("b")), "its prompt has no token"),
         (None, shown(said("b"), prompt=(user("a"), said("b"), user("c"))), "no chat template"),
@@ -268,6 +273,12 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_several_and_not_f
 def test_what_the_template_cannot_render_is_refused_with_the_reason(template, item, message):
     with pytest.raises(RowError, match=message):
         rendered(item, template)
+
+
+def test_a_template_that_writes_the_date_gives_the_same_tokens_on_every_day():
+    dated = "{{ strftime_now('%d %b %Y') | lower }}: " + CHATML
+    for item in (shown(said("b")), shown(said("b"), user("c"), said("d"))):
+        assert text_of(rendered(item, dated)["prompt_ids"]).startswith("26 jul 2024: <|im_start|>")
 
 
 def test_one_refused_row_leaves_its_neighbours():
