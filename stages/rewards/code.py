@@ -81,7 +81,10 @@ def exam_of(row: Row) -> Exam:
             if not test.strip():
                 raise Unusable(f"number {number} of its tests is empty: any program would pass it")
         setup = extra.get("test_setup_code") or ""
-        return Exam(CodeTests([str(test) for test in tests], setup=str(setup)))
+        # A function may have the name of one of Python's own, and is meant all the same.
+        named = extra.get("entry_point")
+        taken = () if named is None else (str(named),)
+        return Exam(CodeTests([str(test) for test in tests], setup=str(setup), taken=taken))
     return Exam([_exchange(number, test) for number, test in enumerate(tests)])
 
 

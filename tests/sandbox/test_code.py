@@ -89,8 +89,9 @@ def test_programs_that_are_called(tmp_path: Path) -> None:
             "def add(a, b): return a", test_list=["assert add(1, 2) == 3", "assert add(3, 0) == 3"]
         ),
         a_row("def add(a, b): return a + b", tests=json.dumps(["assert add(1, 2) == 3"])),
+        a_row("def abs(a): return 3", test_list=["assert abs(-2) == 3"], entry_point="abs"),
     ]
-    assert score(tmp_path, *rows, counted="share") == [1, 1, 0.5, 1]
+    assert score(tmp_path, *rows, counted="share") == [1, 1, 0.5, 1, 1]
 
 
 def test_columns_that_a_row_has_not_are_null_and_do_not_hide_its_tests(tmp_path: Path) -> None:

@@ -245,13 +245,38 @@ def same(a, b): return a is b"""
 
 @needs_isolation
 def test_the_programs_helpers_do_not_replace_those_of_the_tests() -> None:
-    tests = CodeTests(
-        ["assert helper(f(2)) == 4"], setup="def helper(x): return x\ndef f(x): return 4"
-    )
-    assert passes("def helper(x): return 4\ndef f(x): return 0", tests) == [True]
-    taken = CodeTests(tests.cases, tests.setup, taken=("f",))
+    case, helper = "assert helper(f(2)) == 4", "def helper(x): return x"
+    tests = CodeTests([case], helper)
+    assert passes("def helper(x): return 4\ndef f(x): return 0", tests) == [False]
+    assert passes("def helper(x): return 0\ndef f(x): return 4", tests) == [True]
+    taken = CodeTests([case], f"{helper}\ndef f(x): return 4", taken=("f",))
     assert passes("def helper(x): return 4\ndef f(x): return 0", taken) == [False]
     assert passes("", taken) == [False]
+
+
+@needs_isolation
+def test_what_is_looked_for_in_an_object_is_not_told_to_the_program() -> None:
+    class_of = "class Any:\n    def __init__(self, *items): self.items = items\n"
+    yes = "    def __contains__(self, item): self.items = [item]; return True\n"
+    listed = "    def __iter__(self): return iter(self.items)\n"
+    tests = CodeTests(["assert 144 in f(12)", "found = f(13)\nassert 169 in found and 9 in found"])
+    assert passes(f"{class_of}{yes}def f(x): return Any()", tests) == [False, False]
+    assert passes(f"{class_of}{yes}{listed}def f(x): return Any()", tests) == [False, False]
+    assert passes(f"{class_of}{listed}def f(x): return Any(9, x * x)", tests) == [True, True]
+    assert passes("def f(x): return (n for n in (9, x * x))", tests) == [True, False]
+    own = CodeTests(["tree = f(1)\nassert tree.root in tree"])
+    assert passes(f"{class_of}{yes}    root = object()\ndef f(x): return Any()", own) == [True]
+
+
+@needs_isolation
+def test_a_function_with_the_name_of_one_of_pythons_is_tested_where_it_is_named() -> None:
+    cases = ["assert sum(10, 15) == 6"]
+    with pytest.raises(BrokenTests, match=r"ask the program for nothing: `entry_point` may name"):
+        passes("def sum(a, b): return 6", CodeTests(cases))
+    named = CodeTests(cases, taken=("sum",))
+    assert passes("def sum(a, b): return 6", named) == [True]
+    assert passes("", named) == [False]
+    assert passes("", CodeTests(["assert abs(-3) == 3"], taken=("abs",))) == [False]
 
 
 @needs_isolation
