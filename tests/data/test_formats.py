@@ -16,7 +16,7 @@ from stages.contracts.prepare import Turns
 from stages.contracts.sources import Role, Source
 from stages.data.dialogue import Dialogue, normalised
 from stages.data.formats.detect import detect, renamed
-from stages.data.formats.messages import RowError, from_transcript, is_transcript
+from stages.data.formats.messages import RowError, from_transcript, is_transcript, messages_of
 from stages.data.formats.table import FORMATS
 from stages.data.items import Demonstration, Example, Labelled, Pair, Place, Rated, items_of
 
@@ -406,6 +406,26 @@ def test_text_that_only_looks_like_messages_stays_text():
     assert read("prompts", {"prompt": deep}) == ("prompt", [[user(deep)]])
     with pytest.raises(RowError, match="text that is not JSON"):
         read("demonstrations", {"prompt": "a", "completion": "b", "tools": deep})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        '{"from": "Berlin", "to": "Paris", "date": "5 May"}',
+        '[{"role": "engineer", "years": 4}]',
+        '{"value": 3}',
+    ],
+)
+def test_a_response_that_is_json_about_something_else_is_its_text(words):
+    assert messages_of(words, "completion", "assistant") == [
+        {"role": "assistant", "content": words}
+    ]
+
+
+def test_json_text_of_messages_by_somebody_unknown_is_refused_and_not_taken_for_words():
+    for words in ('[{"role": "bot", "content": "b"}]', '[{"from": "bot", "value": "b"}]'):
+        with pytest.raises(RowError, match="'completion' has a message of 'bot'"):
+            messages_of(words, "completion", "assistant")
 
 
 def test_lists_may_be_json_text_as_in_csv():

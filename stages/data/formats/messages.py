@@ -152,8 +152,14 @@ def _parsed(value: Any) -> Any:
     except (ValueError, RecursionError):
         return value
     items = read if isinstance(read, list) else [read]
-    spoken = all(isinstance(item, Mapping) and item.keys() & {"role", "from"} for item in items)
+    spoken = all(isinstance(item, Mapping) and _is_message(item) for item in items)
     return read if items and spoken else value
+
+
+def _is_message(item: Mapping[str, Any]) -> bool:
+    """Somebody's words: an object with a sender alone may be what a response is to look like."""
+    said = bool(item.keys() & {"content", "tool_calls"})
+    return ("role" in item and said) or {"from", "value"} <= item.keys()
 
 
 def from_json(value: Any, name: str) -> Any:
