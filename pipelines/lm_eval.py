@@ -52,7 +52,7 @@ def lm_eval(repository: Repository, arguments: argparse.Namespace) -> str:
     python = arguments.python or sys.executable
     _refuse_without_lm_eval(python)
     digest = HashCache(repository.home / "hashes.json").of(repository.root / model)
-    kept = repository.root / FOLDER / policy / f"{_file_name(tasks)}.json"
+    kept = repository.root / FOLDER / policy / f"{_file_name(tasks, arguments)}.json"
     raw = _run(repository, command(python, model, tasks, params, arguments, repository.root), kept)
     found = {
         "policy": policy,
@@ -178,12 +178,17 @@ def _run(repository: Repository, words: list[str], kept: Path) -> dict[str, Any]
     return raw
 
 
-def _file_name(tasks: list[str]) -> str:
+def _file_name(tasks: list[str], arguments: argparse.Namespace) -> str:
+    """Results that were asked for otherwise are other results: a short look replaces no long one."""
     name = "+".join(re.sub(r"[^\w.-]", "_", task) for task in tasks)
-    if name == "+".join(tasks) and len(name) <= _LONGEST_NAME:
-        return name
-    digest = hashlib.sha256(",".join(tasks).encode()).hexdigest()[:8]
-    return f"{name[:_LONGEST_NAME]}-{digest}"
+    if name != "+".join(tasks) or len(name) > _LONGEST_NAME:
+        digest = hashlib.sha256(",".join(tasks).encode()).hexdigest()[:8]
+        name = f"{name[:_LONGEST_NAME]}-{digest}"
+    if arguments.num_fewshot is not None:
+        name += f".{arguments.num_fewshot}-shot"
+    if arguments.chat:
+        name += ".chat"
+    return f"{name}.first-{arguments.limit}" if arguments.limit else name
 
 
 def evaluation_of(policy: str, params: Params) -> str:

@@ -46,6 +46,7 @@ def run(
     config: EvaluateConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     prompts = read_role(inputs["held_out"], "held_out", "evaluate")
+    _check_answers(prompts, config.reward, inputs["reward"])
     asked = [(row, index) for row in prompts for index in range(config.evaluate.samples)]
     # A greedy answer has no number.
     rows = [*prompts, *({**row, "sample_index": index} for row, index in asked)]
@@ -130,6 +131,17 @@ def run(
         **(of_episodes(of_samples) if arena else {}),
         **tasks.task_metrics(by_task, config.evaluate.task_metrics),
     }
+
+
+def _check_answers(prompts: Sequence[Mapping[str, Any]], source: str, folder: Path) -> None:
+    """StageError where the reward could not be said of all prompts, before any is answered."""
+    lacking = [row["prompt"] for row in prompts if row["answer"] is None]
+    if lacking and needs_answer(source, folder):
+        raise StageError(
+            f"the held-out prompt {lacking[0]!r} has no 'answer' ({len(lacking)} of {len(prompts)} "
+            f"have none), and rl.reward ({source}) compares with it: add it to their rows in the "
+            "data, or hold out prompts that have one"
+        )
 
 
 def _responses(

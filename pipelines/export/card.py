@@ -190,9 +190,12 @@ def _summary(found: Provenance) -> str:
     )
     start = _base_model(found)
     of = f"`{start}`" if start else "a small model built from the params"
+    made = f"made from {of} by {how}"
+    if found.making.name == "sft" and found.params.get("sft.epochs") == 0:
+        made = f"which is {of} as it was given (sft.epochs is 0)"
     return (
-        f"The policy `{found.policy}`, made from {of} by {how}. Everything below was written by "
-        "Lockstep from the records of the run."
+        f"The policy `{found.policy}`, {made}. Everything below was written by Lockstep from the "
+        "records of the run."
     )
 
 

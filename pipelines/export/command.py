@@ -17,6 +17,7 @@ from typing import Any
 from pipelines import atomic
 from pipelines.errors import LockstepError
 from pipelines.export import card
+from pipelines.export.number_types import types_of
 from pipelines.export.provenance import Provenance, find_policy
 from pipelines.repository import Repository
 
@@ -117,19 +118,21 @@ def compose(
         kept = {n: p for n, p in found.files.items() if Path(n).name not in NOT_FOR_OTHERS}
         _put(kept, folder, put)
     weights = {n: d for n, d in hashes(folder).items() if n.endswith(".safetensors")}
-    how = _words(dtype, merge=merge, adapter=is_adapter and not merge)
+    was = types_of(found.files.values())
+    how = _words(was, dtype, merge=merge, adapter=is_adapter and not merge)
     text = card.render(found, weights, how, adapter=is_adapter and not merge)
     atomic.write_text(folder / "README.md", text)
     atomic.write_json(folder / "lineage.json", card.lineage_json(found))
 
 
-def _words(dtype: str | None, *, merge: bool, adapter: bool) -> str:
+def _words(was: str, dtype: str | None, *, merge: bool, adapter: bool) -> str:
     merged = "The adapter is merged into its base. " if merge else ""
-    if dtype and dtype != "float32":
-        return f"{merged}Weights were rounded from float32 to {dtype} when they were exported."
+    became = dtype or ("float32" if merge else was)
+    if became != was:
+        return f"{merged}Weights were converted from {was} to {became} when they were exported."
     if adapter:
-        return "An adapter and, under `base`, the model that it belongs to."
-    return f"{merged}Weights are in float32, as they were trained."
+        return f"An adapter and, under `base`, the model that it belongs to. Weights are in {was}."
+    return f"{merged}Weights are in {was}."
 
 
 def _put(files: Mapping[str, Path], folder: Path, put: Any) -> None:

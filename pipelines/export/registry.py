@@ -12,7 +12,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,14 +148,23 @@ def register_last(store: "Store", repository: Repository) -> list[Registered]:
         return []
     done = []
     largest = None if wish == "always" else LARGEST_SENT
-    try:
+    # A registry is a view of what is there: neither a run nor another policy fails because of it.
+    with _only_said("the policies are"):
         for policy in last_policies(repository):
-            done.append(put(store, repository, find_policy(repository, policy), largest=largest))
-            print(done[-1].text, flush=True)
-    except Exception as error:
-        # A registry is a view of what is there: a run does not fail because of it.
-        print(f"not registered: {type(error).__name__}: {error}", flush=True)
+            with _only_said(f"{policy} is"):
+                found = find_policy(repository, policy)
+                done.append(put(store, repository, found, largest=largest))
+                print(done[-1].text, flush=True)
     return done
+
+
+@contextmanager
+def _only_said(what: str) -> Iterator[None]:
+    """What fails does not go further than the log."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{what} not registered: {type(error).__name__}: {error}", flush=True)
 
 
 def last_policies(repository: Repository) -> list[str]:

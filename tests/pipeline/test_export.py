@@ -5,16 +5,21 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from pipelines.export import card
+from pipelines.export.number_types import types_of
+from pipelines.export.provenance import find_policy
 from pipelines.lock_file import read_stages
+from pipelines.repository import Repository
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -108,10 +113,23 @@ def test_weights_are_rounded_when_another_type_is_asked_for(finished: Any, tmp_p
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name].bfloat16()) for name in before)
     assert AutoModelForCausalLM.from_pretrained(target).dtype == torch.bfloat16
-    assert "rounded from float32 to bfloat16" in (target / "README.md").read_text()
+    assert "converted from float32 to bfloat16" in (target / "README.md").read_text()
     other = tmp_path / "again"
     finished.run("lockstep", "export", "sft", str(other), "--dtype", "bfloat16")
     assert contents(target) == contents(other)
+
+
+def test_the_card_says_what_the_weights_are(finished: Any, tmp_path: Path) -> None:
+    found = find_policy(Repository(finished.root), "sft")
+    assert types_of(found.files.values()) == "float32"
+    mixed = {"a": torch.zeros(2, dtype=torch.bfloat16), "b": torch.zeros(3)}
+    save_file(mixed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert types_of([tmp_path / "model.safetensors", tmp_path / "notes.txt"]) == (
+        "bfloat16 and float32"
+    )
+    assert "by supervised fine-tuning" in card.render(found, {}, "", adapter=False)
+    given = replace(found, params={**found.params, "sft.epochs": 0})
+    assert "as it was given (sft.epochs is 0)" in card.render(given, {}, "", adapter=False)
 
 
 def test_a_policy_of_an_older_commit_comes_out_of_the_cache(finished: Any, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """lm-eval's own package on a checkpoint of ours, with a task and data of our own: offline."""
 
+import argparse
 import json
 import shutil
 import sys
@@ -13,7 +14,8 @@ from fake_clone import FakeClone
 from pipelines.cli import main
 from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
-from pipelines.lm_eval import log_results, render, results_of
+from pipelines.lm_eval import _file_name, log_results, render, results_of
+from pipelines.lm_eval_options import add_options
 from pipelines.params import load_params
 
 MODEL = "artifacts/policies/sft/model"
@@ -129,9 +131,12 @@ def test_lm_eval_says_what_transformers_says_and_mlflow_gets_it(
     assert found["num_samples"] == {"sums": 4}
     assert found["model"] == {"path": MODEL, "hash": digest}
     kept = inside.root / "artifacts/lm_eval/sft"
-    assert json.loads((kept / "sums.json").read_text()) == found
-    assert json.loads((kept / "sums.raw.json").read_text())["results"]["sums"]["sample_len"] == 4
-    assert sorted(path.name for path in kept.iterdir()) == ["sums.json", "sums.raw.json"]
+    assert json.loads((kept / "sums.first-4.json").read_text()) == found
+    assert json.loads((kept / "sums.first-4.raw.json").read_text())["results"]["sums"]["sample_len"] == 4
+    assert sorted(path.name for path in kept.iterdir()) == [
+        "sums.first-4.json",
+        "sums.first-4.raw.json",
+    ]
     metrics = inside.run_of("evaluate_sft").data.metrics
     assert metrics["lm_eval/sums/acc"] == found["results"]["sums"]["acc"]
     assert metrics["accuracy"] == 0.5
@@ -215,3 +220,16 @@ def test_numbers_are_taken_from_lm_evals_own_file() -> None:
         "gsm8k  exact_match/flexible-extract  0.5000",
         "arc    acc                           1.0000 ± 0.0000",
     ]
+
+
+def test_results_that_were_asked_for_otherwise_have_a_file_of_their_own() -> None:
+    def name(*words: str) -> str:
+        parser = argparse.ArgumentParser()
+        add_options(parser)
+        return _file_name(["gsm8k"], parser.parse_args(["sft", "--tasks", "gsm8k", *words]))
+
+    asked = [[], ["--limit", "5"], ["--num-fewshot", "0"], ["--num-fewshot", "5"], ["--chat"]]
+    names = [name(*words) for words in asked]
+    assert names[:3] == ["gsm8k", "gsm8k.first-5", "gsm8k.0-shot"]
+    assert len(set(names)) == len(names)
+    assert name("--chat", "--limit", "5", "--num-fewshot", "2") == "gsm8k.2-shot.chat.first-5"
