@@ -5,8 +5,9 @@ and the policy's next turn is read off the template once: a dialogue with a plac
 and what surrounds the placeholder is turned into ids. A turn that ended with a stop of the
 environment's goes on in the same message, and nothing surrounds the observation.
 
-The observation's own text is tokenised once, by itself, and as text: what looks like a special
-token in it is not one. Ids that the policy sampled are never touched.
+The observation's own text is tokenised once, apart from what surrounds it, and as text: what looks
+like a special token in it is not one. But it is no text's beginning, where some tokenizers put a
+space. Ids that the policy sampled are never touched.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from stages.context import StageError
 from stages.data.chat_templates import as_text
 
 ASKED, ANSWERED, OBSERVED = "asked-of-the-policy", "answered-by-the-policy", "observed-by-it"
 """Placeholders that no template has in it."""
+BEFORE = "\ue000what-came-before\ue000"
+"""A token that stands for all that comes before a text, and that no text has in it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Turns:
 
     def observed(self, text: str, *, same_message: bool) -> list[int]:
         """What comes after a turn; ValueError where the tokenizer cannot say the text."""
-        own = _ids(self.tokenizer, text)
+        own = _ids(self.tokenizer, text, behind=BEFORE)
         unknown = getattr(self.tokenizer.model, "unk_token", None)
         if unknown is not None and self.tokenizer.token_to_id(unknown) in own:
             raise ValueError(f"the policy's tokenizer has no tokens for all of {text!r}")
@@ -50,7 +53,11 @@ def read_turns(model_folder: Path, role: str, stops: Sequence[str]) -> Turns:
     rendering = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
     before, after = around_observation(rendering, role)
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
-    around = _ids(tokenizer, before), _ids(tokenizer, after)
+    tokenizer.add_tokens([AddedToken(BEFORE, normalized=False)])
+    # Behind the end token itself: some swallow the line break after them.
+    end = str(rendering.eos_token)
+    end = end if _ids(tokenizer, end) == [rendering.eos_token_id] else BEFORE
+    around = _ids(tokenizer, before, behind=end), _ids(tokenizer, after, behind=BEFORE)
     # From here on a text is a text.
     tokenizer.encode_special_tokens = True
     return Turns(*around, tuple(_stop_id(tokenizer, stop) for stop in stops), tokenizer)
@@ -94,8 +101,10 @@ def around_observation(tokenizer: Any, role: str) -> tuple[str, str]:
     return before, after
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return [int(i) for i in tokenizer.encode(text, add_special_tokens=False).ids]
+def _ids(tokenizer: Tokenizer, text: str, behind: str = "") -> list[int]:
+    """The tokens of a text, where it follows another one that is a single token."""
+    ids = [int(i) for i in tokenizer.encode(behind + text, add_special_tokens=False).ids]
+    return ids[bool(behind) :]
 
 
 def _stop_id(tokenizer: Tokenizer, stop: str) -> int:

@@ -25,6 +25,7 @@ from stages.environments.episodes import open_arena, play
 from stages.environments.guess import Guess
 from stages.environments.turns import around_observation, read_turns
 from stages.rewards.named import NamedSource, named_pass
+from tests.data.test_rendering import words_tokenizer
 from tests.stages.conftest import Runner
 from tests.stages.test_algorithms import rows
 
@@ -437,6 +438,21 @@ def test_an_observation_is_wrapped_after_an_end_token_and_not_after_a_stop(train
     assert turns.observed("12", same_message=True) == Decoder(tmp_path).ids("12")
     (stop,) = turns.stop_ids
     assert stop == Decoder(tmp_path).vocabulary()[";"]
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_an_observation_has_the_ids_that_it_has_in_the_whole(tmp_path, swallows):
+    """Also where a tokenizer puts a space before the first word of a text."""
+    made = words_tokenizer(swallows)
+    made.save_pretrained(tmp_path)
+    said = [("user", "a"), ("assistant", " b"), ("user", "cd")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    text = made.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    whole = made(text, add_special_tokens=False)["input_ids"]
+    ends = [place for place, token in enumerate(whole) if token == made.eos_token_id]
+    turns = read_turns(tmp_path, "user", ())
+    assert turns.observed("cd", same_message=False) == whole[ends[1] + 1 :]
+    assert turns.observed("cd", same_message=True) == made.convert_tokens_to_ids(["c", "d"])
 
 
 def test_what_looks_like_a_special_token_in_an_observation_is_text(trained):

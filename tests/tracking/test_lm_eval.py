@@ -132,7 +132,10 @@ def test_lm_eval_says_what_transformers_says_and_mlflow_gets_it(
     assert found["model"] == {"path": MODEL, "hash": digest}
     kept = inside.root / "artifacts/lm_eval/sft"
     assert json.loads((kept / "sums.first-4.json").read_text()) == found
-    assert json.loads((kept / "sums.first-4.raw.json").read_text())["results"]["sums"]["sample_len"] == 4
+    assert (
+        json.loads((kept / "sums.first-4.raw.json").read_text())["results"]["sums"]["sample_len"]
+        == 4
+    )
     assert sorted(path.name for path in kept.iterdir()) == [
         "sums.first-4.json",
         "sums.first-4.raw.json",
