@@ -179,7 +179,7 @@ def _run(repository: Repository, words: list[str], kept: Path) -> dict[str, Any]
 
 
 def _file_name(tasks: list[str], arguments: argparse.Namespace) -> str:
-    """Results that were asked for otherwise have another name: a short look replaces no long one."""
+    """What was asked for otherwise has another name: a short look replaces no long one."""
     name = "+".join(re.sub(r"[^\w.-]", "_", task) for task in tasks)
     if name != "+".join(tasks) or len(name) > _LONGEST_NAME:
         digest = hashlib.sha256(",".join(tasks).encode()).hexdigest()[:8]

@@ -150,10 +150,14 @@ def test_some_prompts_without_an_answer_do_not_count_as_wrong(run):
     assert [row["correct"] for row in table(runner, "sft")] == rights
 
 
-def test_the_verifier_as_the_reward_needs_every_answer(run):
-    runner = run(rl={"reward": "verifier"})
-    change_held_out(runner, lambda index: {"answer": None} if index == 3 else {})
-    with pytest.raises(StageError, match="has no 'answer', which the verifier compares with"):
+@pytest.mark.parametrize("source", ["verifier", "sums"])
+def test_a_reward_that_compares_needs_every_answer_and_says_so_at_once(run, source):
+    runner = run(rl={"reward": source}, rewards={"sums": {"kind": "maths"}})
+    runner.run("reward_source@sums")
+    change_held_out(runner, lambda index: {"answer": None} if index in (3, 4) else {})
+    shutil.rmtree(runner.root / "artifacts/policies/sft/model")  # nothing is generated
+    wrong = rf"'.*=' has no 'answer' \(2 of 16 have none\), and rl.reward \({source}\) compares"
+    with pytest.raises(StageError, match=wrong):
         runner.run(SFT)
 
 
