@@ -109,11 +109,12 @@ class Context:
         return self._stop[0]
 
     def should_stop_alone(self) -> bool:
-        """The same where a rank may stop without the others, which a spread model allows nowhere.
+        """The same where a rank may stop without the others, which computing together forbids.
 
         The ranks then go on to the next step boundary and stop there together.
         """
-        return self.should_stop() and (self.world == 1 or self.sharding is Sharding.NONE)
+        together = self.sharding is not Sharding.NONE or self.sequence_parallel > 1
+        return self.should_stop() and (self.world == 1 or not together)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step's metrics, once a step; `resume_at` drops those past a checkpoint.

@@ -16,15 +16,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from stages.algorithms.loss import Counts, Loss, Metric, Per
 from stages.context import Context, ShareDone, StageError, Stopped
+from stages.contracts.sharding import Sharding
 from stages.engines.processes.ranks import join
 from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
+from tests.waiting import until
 
 NUM_ROWS = 23
 HOST = socket.gethostname()
@@ -75,6 +78,7 @@ def fit(
     bad_row=None,
     hang_at=None,
     early=False,
+    bare=False,
 ):
     """The mean over all tokens of a step, as in SFT; this rank's weights and moments, history."""
     plan = Plan(NUM_ROWS, batch_size, epochs, seed=5, learning_rate=warmup_then_cosine(0.1))
@@ -111,6 +115,9 @@ def fit(
     with join(ctx) as ranks:
         if early:
             raise Stopped("in between")
+        while bare:
+            dist.all_reduce(torch.zeros(1))
+            (ctx.folder / "begun").touch()
         work = Work(counts, micro_loss, survey)
         history = train(ctx, {"model": learner}, plan, work, shown=["loss"], ranks=ranks)
         own = {name: tensor.clone() for name, tensor in learner.tensors().items()}
@@ -295,6 +302,22 @@ def test_a_stop_asked_of_one_rank_stops_all_and_resumes_to_the_same_bytes(tmp_pa
     assert steps[0] == steps[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "alone"),
+    [
+        ({}, True),
+        ({"world": 2}, True),
+        ({"world": 2, "sharding": Sharding.ZERO3}, False),
+        ({"world": 2, "sequence_parallel": 2}, False),
+    ],
+)
+def test_a_rank_stops_by_itself_only_where_none_computes_with_it(tmp_path, options, alone):
+    ctx = Context(stage="test", key=None, seed=3, folder=tmp_path, **options)
+    assert not ctx.should_stop_alone()
+    ctx.request_stop()
+    assert ctx.should_stop_alone() is alone
+
+
 def test_a_rank_that_stops_before_the_loop_takes_the_others_with_it(tmp_path):
     said = run_all("fit", tmp_path, 2, only={"1": {"early": True}})
     assert said == {0: "Stopped: stopped before the first step", 1: "Stopped: in between"}
@@ -339,6 +362,15 @@ def test_a_killed_rank_is_named_within_seconds_whatever_the_clocks_say(tmp_path)
         assert "rank 1" not in said
     assert {failure["rank"] for failure in processes.failures()} == {0, 1}
     assert all("rank 2" in failure["error"] for failure in processes.failures())
+
+
+def test_a_killed_rank_is_named_where_a_library_has_collectives_of_its_own(tmp_path):
+    with Processes("fit", tmp_path, 2, fit={"bare": True}) as processes:
+        until((tmp_path / "begun").exists, "the ranks exchange something")
+        processes.ranks[1].kill()
+        [(status, said)] = processes.ends(0).values()
+    assert status == 1
+    assert f": rank 1 on {HOST} was lost at the start" in said
 
 
 def test_a_stopped_rank_is_named_when_patience_ends_and_nobody_hangs(tmp_path):

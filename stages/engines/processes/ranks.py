@@ -43,10 +43,12 @@ def join(ctx: Context) -> Iterator["Ranks"]:
     signs.begin()
     ranks = Ranks(ctx.rank, ctx.world, ctx.device, signs, ctx.sequence_parallel)
     try:
-        ranks.connect(ctx.collective_seconds)
-        yield ranks
-        ranks.finish()
-        ranks.part()
+        # Wherever in there a connection breaks: libraries have collectives of their own.
+        with ranks.exchanging():
+            ranks.connect(ctx.collective_seconds)
+            yield ranks
+            ranks.finish()
+            ranks.part()
     except Stopped:
         # Asked to stop on its own, between two loops: it says so where the others ask next.
         if dist.is_initialized():
