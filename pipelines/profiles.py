@@ -6,6 +6,7 @@ LOCKSTEP_PROFILE; without either it is `local`.
 
 import difflib
 import os
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pipelines.errors import LockstepError
 from pipelines.strict_yaml import load_model
 from stages.contracts.base import Processes, Section, Stage
 from stages.contracts.catalog import STAGES
+from stages.contracts.online import ONLINE
 from stages.contracts.sharding import Offload, Sharding
 
 PROFILE_VARIABLE = "LOCKSTEP_PROFILE"
@@ -106,6 +108,12 @@ class Resources(Section):
     """How long ranks wait for one that does not come before they end the job (no flag)."""
 
 
+def bytes_of(memory: str | None) -> int:
+    """As Slurm reads it: megabytes where no unit is named; 0: nobody says, or it makes no sense."""
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", (memory or "").upper())
+    return int(found[1]) << 10 * (1 + "KMGT".index(found[2] or "M")) if found else 0
+
+
 ResourceOverrides = create_model(
     "ResourceOverrides",
     __base__=Section,
@@ -141,6 +149,19 @@ class Profile(Section):
             return self.defaults
         changed: dict[str, Any] = override.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
         return Resources.model_validate({**self.defaults.model_dump(), **changed})
+
+
+def check_launch(name: str, resources: Resources, stage: Stage) -> None:
+    """LockstepError where a profile does not fit a stage that is about to run.
+
+    Others may leave the profile's defaults to stages that they do not run.
+    """
+    if stage is ONLINE and resources.sharding is not Sharding.NONE:
+        raise LockstepError(
+            f"slurm_profiles/{name}.yaml spreads the model of online over ranks (`sharding` "
+            f"{resources.sharding}), and online trains in one process: set "
+            "`stages.online.sharding` to none, or take the staged loop (rl.iterations)"
+        )
 
 
 def profile_name(chosen: str | None = None) -> str:

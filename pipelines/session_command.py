@@ -16,7 +16,14 @@ from pipelines.console import Console
 from pipelines.errors import LockstepError
 from pipelines.executors import make_executor, thread_variables
 from pipelines.processes import start_of, this_process
-from pipelines.profiles import ExecutorKind, Profile, Resources, load_profile, profile_name
+from pipelines.profiles import (
+    ExecutorKind,
+    Profile,
+    Resources,
+    bytes_of,
+    load_profile,
+    profile_name,
+)
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.session import (
@@ -110,7 +117,10 @@ def choose_resources(profile: Profile, names: list[str]) -> tuple[Resources, dic
     neediest = profile.resources(max(alone, key=lambda name: _need(profile.resources(name))))
     has = neediest.model_dump(mode="json")
     why = {name: misfit(has, each, shards[name]) for name, each in wants.items()}
-    return neediest, {name: reason for name, reason in why.items() if reason}
+    memories = [wants[name]["memory"] for name in names if not why[name]]
+    memory = max(memories, key=bytes_of, default=neediest.memory)
+    largest = neediest.model_copy(update={"memory": memory})
+    return largest, {name: reason for name, reason in why.items() if reason}
 
 
 def _may_be_sharded(profile: Profile, name: str) -> bool:

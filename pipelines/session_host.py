@@ -13,7 +13,6 @@ Always true:
 import fcntl
 import importlib
 import os
-import re
 import socket
 import sys
 import threading
@@ -30,6 +29,7 @@ from pipelines import atomic, mailbox
 from pipelines.console import say_anything
 from pipelines.ledger import Attempt, State
 from pipelines.processes import end_processes
+from pipelines.profiles import bytes_of
 from pipelines.session import BEAT_S, HOST_MODULE, Session
 from pipelines.slurm_warning import SlurmWarning
 from pipelines.worker import run_attempt
@@ -165,11 +165,8 @@ class Host:
 
 def memory_to_keep(resources: Mapping[str, Any]) -> int | None:
     """Bytes of models: a share of what the job has; None where the device's own size decides."""
-    found = re.fullmatch(r"(\d+)([KMGT]?)B?", (resources["memory"] or "").upper())
-    if found is None or resources["device"] != "cpu":
-        return None
-    unit = {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[found[2]]
-    return (int(found[1]) << unit) // resident.SHARE
+    has = bytes_of(resources["memory"])
+    return has // resident.SHARE if has and resources["device"] == "cpu" else None
 
 
 def _hold(path: Path) -> int:

@@ -22,7 +22,7 @@ from pipelines.ledger import Entry, Ledger, State
 from pipelines.link import wait_for_link
 from pipelines.lock_file import keep_lock
 from pipelines.params import load_params
-from pipelines.profiles import ExecutorKind, load_profile, profile_name
+from pipelines.profiles import ExecutorKind, check_launch, load_profile, profile_name
 from pipelines.publish import drop_recorded, recorded_outs
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
@@ -92,6 +92,7 @@ def describe_launch(
     invocation, commit = current_invocation().as_json(), repository.git_commit()
     loaded = load_profile(repository.root, profile)
     resources = loaded.resources(bound.stage.name)
+    check_launch(profile, resources, bound.stage)
     info = {
         "invocation": invocation,
         "git_commit": commit,

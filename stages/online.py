@@ -24,9 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.context import Context, StageError, Stopped
+from stages.context import Context, Stopped
 from stages.contracts.online import OnlineConfig, step_name
-from stages.contracts.sharding import Sharding
 from stages.data.artifacts import read_role
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.resident_sampler import ResidentSampler
@@ -51,21 +50,19 @@ def run(
     config: OnlineConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     state = load_state(inputs["state"], config.lora, inputs["policy"])
-    if ctx.sharding is not Sharding.NONE:
-        raise StageError(
-            f"online runs in one process, and the profile spreads its model ({ctx.sharding}): set "
-            "sharding: none for online, or take the staged loop (rl.iterations)"
-        )
     learners = open_learners(config, inputs, ctx, ALONE, state)
     state = replace(state, tensors={})  # the learners have them
+    overlap = config.online.overlap
     with (
-        ThreadPoolExecutor(1) as ahead,
         ThreadPoolExecutor(1) as aside,
+        closing(
+            ResidentSampler(config, inputs["policy"], learners["policy"], ctx, aside, apart=overlap)
+        ) as sampler,
+        ThreadPoolExecutor(1) as ahead,
         closing(KeptWorkers()) as workers,
     ):
-        steps = Steps(config, inputs, ctx, state, learners, ahead, aside, workers)
+        steps = Steps(config, inputs, ctx, state, learners, sampler, ahead, aside, workers)
         steps.take_all()
-        steps.sampler.close()
     save(config, inputs, out, steps.optimizer_steps, learners, steps.kl_coef)
     for kind in ("rollouts", "scores", "experience"):
         steps.journal.publish(kind, config.steps, out[kind])
@@ -90,6 +87,7 @@ class Steps:
         ctx: Context,
         state: RlState,
         learners: Mapping[str, AnyLearner],
+        sampler: ResidentSampler,
         ahead: Executor,
         aside: Executor,
         workers: KeptWorkers,
@@ -101,9 +99,7 @@ class Steps:
         self._decoder = Decoder(inputs["policy"])
         self._arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
         self._load, self._workers = resident(), workers
-        self.sampler = ResidentSampler(
-            config, inputs["policy"], learners["policy"], ctx, aside, apart=config.online.overlap
-        )
+        self._sampler = sampler
         self.journal = Journal(ctx, learners, aside)
         self.kl_coef = state.kl_coef
         self._ahead: Sampled | None = None
@@ -166,15 +162,17 @@ class Steps:
         return {**sampled.metrics, **of_score, **of_update}, clock.seconds
 
     def _sample_now(self, step: int, ctx: StepContext) -> Sampled:
-        self.sampler.take()
+        self._sampler.take()
         return self._sample(step, ctx)
 
     def _sample(self, step: int, ctx: StepContext) -> Sampled:
         """A step's responses by the weights that the sampler has taken."""
         rows, metrics = roll_out(
-            self._config, self._prompts, self._decoder, self.sampler.opened, ctx, self._arena
+            self._config, self._prompts, self._decoder, self._sampler.opened, ctx, self._arena
         )
-        policy_hash = self.sampler.policy_hash()
+        # Also where all responses were there already.
+        self._sampler.rest()
+        policy_hash = self._sampler.policy_hash()
         rows = [{**row, "policy_hash": policy_hash} for row in rows]
         self.journal.write("rollouts", step, rows)
         return Sampled(rows, metrics)
@@ -183,7 +181,7 @@ class Steps:
         """The same in a thread of its own, by a copy of the policy as it is now."""
         ctx = self.journal.begin(step, step_name(str(self._ctx.key), step), AHEAD)
         ctx.deaf = not ctx.durable
-        self.sampler.take()
+        self._sampler.take()
         return self._thread.submit(self._sample, step, ctx)
 
     def _save(self, *, now: bool) -> None:

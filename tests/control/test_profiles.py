@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipelines.errors import LockstepError
-from pipelines.profiles import ExecutorKind, Resources, load_profile
+from pipelines.profiles import ExecutorKind, Resources, check_launch, load_profile
 from pipelines.slurm_script import Batch, batch_script
 from pipelines.slurm_submit import slurm_batches
 from stages.contracts.catalog import STAGES
@@ -189,6 +189,14 @@ def test_a_model_that_cannot_be_spread_so_is_refused(
 ) -> None:
     how = f"{{sharding: {sharding}, offload: {offload}}}"
     assert words in refused(tmp_path, f"executor: slurm\nstages:\n  sft: {how}\n")
+
+
+def test_online_is_refused_where_the_defaults_spread_its_model(tmp_path: Path) -> None:
+    text = "executor: slurm\ndefaults: {sharding: zero3, tasks_per_node: 4}\n"
+    spread = load_profile(write(tmp_path, text), "mine")
+    check_launch("mine", spread.resources("sft"), STAGES["sft"])
+    with pytest.raises(LockstepError, match=r"set `stages\.online\.sharding` to none"):
+        check_launch("mine", spread.resources("online"), STAGES["online"])
 
 
 def test_ranks_that_make_no_whole_groups_are_refused(tmp_path: Path) -> None:

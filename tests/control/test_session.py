@@ -186,6 +186,15 @@ def test_a_session_gets_what_the_neediest_of_its_stages_gets() -> None:
     assert list(left_out) == ["score"]
     with pytest.raises(LockstepError, match="stages are prepare"):
         choose_resources(mixed, ["nothing"])
+    short = {
+        "rollout": {"memory": "16000", "time_minutes": 240},
+        "policy_update": {"memory": "64G"},
+    }
+    wide = Profile.model_validate(
+        {"executor": "slurm", "defaults": {"time_minutes": 60}, "stages": short}
+    )
+    resources, left_out = choose_resources(wide, ["rollout", "score", "policy_update"])
+    assert (resources.time_minutes, resources.memory, left_out) == (240, "64G", {})
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from stages.contracts.params import Params
 from stages.contracts.rollout import Engine
 from stages.engines.generation import resident_sampler
 from stages.engines.generation.resident_sampler import ResidentSampler
+from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models import loaders
 from stages.engines.models.classifiers import load_classifier
 from stages.engines.training.journal import Journal
@@ -211,11 +212,27 @@ def test_rows_that_were_damaged_since_are_made_again(fused):
 
 def test_an_engine_that_is_given_folders_samples_the_same(fused, monkeypatch):
     """As one does that has the weights in a process of its own."""
-    resident, apart = fused("resident"), fused("apart")
+    resident, apart, stopped = fused("resident"), fused("apart"), fused("stopped")
     resident.run("online@fast")
     monkeypatch.setattr(resident_sampler, "choose", lambda *_: Engine.VLLM)
+    told = []
+    for name in ("load", "sleep", "close"):
+        method = getattr(TorchGenerator, name)
+        told_of = lambda self, *folder, name=name, method=method: (  # noqa: E731
+            told.append(name) or method(self, *folder)
+        )
+        monkeypatch.setattr(TorchGenerator, name, told_of)
     apart.run("online@fast")
     assert contents(apart) == contents(resident)
+    a_step = ["load", "close", "sleep"]  # what was loaded before is let go
+    assert told == [*a_step * 3, "close"]
+
+    told.clear()
+    ctx = stopped.context("online@fast")
+    ctx.log = lambda *_: ctx.request_stop()
+    with pytest.raises(Stopped):
+        stopped.run("online@fast", ctx)
+    assert told == [*a_step, "close"]
 
 
 def test_a_reward_model_that_a_user_gives_is_read_once_and_stays(fused, monkeypatch):

@@ -77,6 +77,13 @@ def share_rows(ctx: Context, ranks: Ranks, model: Any) -> None:
             f"sequence_parallel {ctx.sequence_parallel} in the profile: the model's {heads} "
             "attention heads cannot be shared out evenly; choose a number that divides them"
         )
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    if keys % ctx.sequence_parallel and ctx.sequence_parallel % keys:
+        raise StageError(
+            f"sequence_parallel {ctx.sequence_parallel} in the profile: the model's {keys} "
+            "key/value heads can neither be shared out nor copied evenly; choose a number that "
+            "divides them, or a multiple"
+        )
     connected(ctx)
     if ranks.shared is None:
         ranks.shared = _make_groups(ranks.world, ctx.sequence_parallel)

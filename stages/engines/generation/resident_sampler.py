@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stages.context import Context, StageError
+from stages.context import Context
 from stages.contracts.online import OnlineConfig
 from stages.contracts.rollout import Engine
 from stages.engines.generation.generator import Generator
@@ -84,12 +84,6 @@ class ResidentSampler:
             self._other.load(self._aside)
 
     def _open(self) -> Generator:
-        if self._device.startswith("cuda") and torch.are_deterministic_algorithms_enabled():
-            raise StageError(
-                "vLLM repeats its answers only by replacing kernels that training in the same "
-                "process uses, too: set `deterministic: false` in the profile for online, or "
-                "rollout.engine: torch"
-            )
         params = self._config.rollout
         tensor_parallel, memory_share = self._execution
         return open_generator(
@@ -108,11 +102,13 @@ class ResidentSampler:
 
     @contextmanager
     def opened(self) -> Iterator[Generator]:
-        """The generator; one that has a process of its own sleeps afterwards."""
         generator = self._torch or self._other
         assert generator is not None, "it takes the weights first"
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             yield generator
+
+    def rest(self) -> None:
+        """Until it takes weights again, one with weights of its own leaves the GPU to others."""
         if self._other is not None:
             self._other.sleep()
 

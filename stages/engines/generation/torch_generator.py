@@ -53,7 +53,7 @@ class TorchGenerator:
         """Answer with a resident model's weights as they are now: after each change, take again."""
         if model is self._model and self._decoder is not None:
             self._decoder.renew()
-            self.policy_hash = policy_hash
+            self.policy_hash, self._checked = policy_hash, False
         else:
             self.close()
             self._use(model, policy_hash, owned=False)

@@ -13,8 +13,9 @@ What differs from the torch generator:
 - vLLM tells no supports, without which a trainer could not compute the same log-probs: top_p,
   top_k and min_p are refused.
 - The log-probs of a greedy answer are those at temperature 1, whatever the temperature.
-- On a GPU, answers repeat bit by bit only in a deterministic job, by vLLM's batch invariance, which
-  replaces some of torch's kernels in the whole process.
+- On a GPU, answers repeat bit by bit only in a deterministic job, by vLLM's batch invariance. It
+  replaces some of torch's kernels for good, so the engine then has a process of its own: what else
+  this one computes must not depend on whether it has generated before.
 """
 
 import gc
@@ -40,8 +41,6 @@ from stages.engines.models.lora import BASE, is_adapter_folder
 from stages.engines.models.own_code import may_run
 
 SETTINGS = {
-    # With one GPU the engine is in this process and ends with it.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -51,6 +50,7 @@ SETTINGS = {
     "HF_HUB_OFFLINE": "1",
 }
 """Variables that vLLM reads when it is imported; what a user has set stays."""
+ENGINE_APART = "VLLM_ENABLE_V1_MULTIPROCESSING"
 NOT_FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 """What a scheduler sends to a whole job: this process answers it, and ends its workers."""
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
@@ -197,12 +197,14 @@ class VllmGenerator:
             raise StageError("a process can have one vLLM at a time: close the one that is open")
         if self._on_gpu and torch.are_deterministic_algorithms_enabled():
             os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
-        for name, value in SETTINGS.items():
+        # Else the engine is in this process, if one GPU will do, and ends with it.
+        apart = os.environ.get("VLLM_BATCH_INVARIANT") == "1"
+        for name, value in {**SETTINGS, ENGINE_APART: str(int(apart))}.items():
             os.environ.setdefault(name, value)
         from vllm import LLM
 
         try:
-            with _vllms_own_determinism(), _unheard_by_workers(self._num_workers):
+            with _vllms_own_determinism(), _unheard_by_workers(apart or self._num_workers > 1):
                 self._llm = LLM(
                     str(folder),
                     skip_tokenizer_init=True,
@@ -294,14 +296,14 @@ def _vllms_own_determinism() -> Iterator[None]:
 
 
 @contextmanager
-def _unheard_by_workers(num_workers: int) -> Iterator[None]:
+def _unheard_by_workers(there_are_some: bool) -> Iterator[None]:
     """Processes that are started meanwhile inherit that these signals do not reach them.
 
     Here they wait until the end, so that none is lost.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_WORKERS)
     try:
-        if num_workers > 1:
+        if there_are_some:
             # Python starts it with the first worker, and then lets some of them through again.
             resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_WORKERS)
