@@ -13,15 +13,18 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from stages.context import Context, StageError
 from stages.contracts.lora import LoraParams
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
 from stages.engines.forward import attention, packed
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.packed import Pace, hidden_states, set_pace
+from stages.engines.forward.ulysses import share_rows
 from stages.engines.models.folders import load_policy, load_scalar_model, token_scores
 from stages.engines.models.lora import open_for_training
 from stages.engines.models.precision import round_weights
+from stages.engines.processes.ranks import ALONE
 from stages.learning.pairs import paired_batch
 from tests.stages.test_lora import write_base
 
@@ -306,3 +309,15 @@ def test_compiled_layers_compute_the_same(batch, monkeypatch):
     for eager, compiled in ((results[0], results[2]), (results[1], results[3])):
         for one, two in zip(eager, compiled, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "said"), [(3, "28 attention heads"), (7, "4 key/value heads can neither")]
+)
+def test_rows_that_heads_cannot_be_shared_out_for_are_refused(tmp_path, sharing, said):
+    sizes = {"hidden_size": 56, "num_attention_heads": 28, "num_key_value_heads": 4}
+    model = torch.nn.Linear(1, 1)
+    model.config = AutoConfig.for_model("qwen2", **sizes)
+    ctx = Context("sft", None, 1, tmp_path, world=sharing, sequence_parallel=sharing)
+    with pytest.raises(StageError, match=said):
+        share_rows(ctx, ALONE, model)
