@@ -23,6 +23,9 @@ from pipelines.repository import Repository
 PATIENCE_S = 0.3
 """How long to try for the lock: somebody may be probing it just now."""
 HANDOVER_PATIENCE_S = 60.0
+NOBODY_S = 60.0
+"""How long a command waits while nobody is at work: one has to start, or to take over."""
+LONGEST_NAP_S = 1.0
 LARGEST_LOG = 256 * 1024
 
 _started: list[subprocess.Popen[bytes]] = []
@@ -38,6 +41,22 @@ def run_in_background(work: Callable[[Repository, float], None], arguments: list
         work(Repository(Path(root)), float(patience))
     except Exception:
         traceback.print_exc()
+
+
+@dataclass
+class Patience:
+    """Of a command that waits for such a process: until a time has passed, or while one works."""
+
+    works: Callable[[], bool]
+    timeout: float | None
+
+    def __post_init__(self) -> None:
+        self._end = time.monotonic() + (NOBODY_S if self.timeout is None else self.timeout)
+
+    def lasts(self) -> bool:
+        if self.timeout is None and self.works():
+            self._end = time.monotonic() + NOBODY_S
+        return time.monotonic() < self._end
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,12 @@ class Background:
     def is_wanted(self) -> bool:
         """Whether the clone is still there and no newer command names another address."""
         return self.repository.home.is_dir() and self._wanted() in (None, self.address)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, and for no longer than it is wanted: who waits for the lock waits for this."""
+        end = time.monotonic() + seconds
+        while self.is_wanted() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, LONGEST_NAP_S))
 
     @contextmanager
     def alone(self, patience: float) -> Iterator[bool]:

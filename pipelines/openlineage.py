@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines import atomic
-from pipelines.background import PATIENCE_S, Background, run_in_background
+from pipelines.background import PATIENCE_S, Background, Patience, run_in_background
 from pipelines.ledger import Entry, Ledger, State
 from pipelines.redact import redact
 from pipelines.repository import Repository
@@ -155,15 +155,16 @@ class Scan:
                 yield entry, cursor, events
 
 
-def wait_until_told(repository: Repository, deadline: float, before: Any) -> bool:
+def wait_until_told(repository: Repository, timeout: float | None, before: Any) -> bool:
     """Wait until nothing is owed; False when it takes too long, or something is in the way.
 
-    `before` is the problem that was noted before anybody tried, and need not be one any more.
+    Without a timeout nothing takes too long while an emitter is at work. `before` is the problem
+    that was noted before anybody tried, and need not be one any more.
     """
-    scan = Scan(repository)
+    scan, patience = Scan(repository), Patience(_process(repository).works, timeout)
     while is_configured(repository) and any(scan.owing()):
         noted = noted_problem(repository)
-        if time.monotonic() > deadline or (noted and noted != before):
+        if not patience.lasts() or (noted and noted != before):
             return False
         time.sleep(_POLL_S)
     return True
@@ -205,7 +206,7 @@ def _emit(repository: Repository, process: Background) -> bool:
             worked = time.monotonic()
         elif time.monotonic() - worked > LINGER_S:
             break
-        time.sleep(pause)
+        process.pause(pause)
     if client is not None:
         client.close()
     return process.is_wanted()

@@ -107,7 +107,7 @@ def _ship(repository: Repository, process: Background) -> End:
                     return End.GAVE_UP
         elif time.monotonic() - worked > LINGER_S:
             return End.IDLE
-        time.sleep(pause)
+        process.pause(pause)
     if tracker is not None:
         tracker.abandon()
     return End.NOT_WANTED

@@ -11,6 +11,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from pipelines import openlineage
+from pipelines.background import Patience
 from pipelines.ledger import Entry, State
 from pipelines.repository import Repository
 from pipelines.shipper import is_shipping, is_switched_off, start_shipper
@@ -169,22 +170,24 @@ class Tracker:
 
 
 def ship_all(
-    repository: Repository, timeout: float = 60.0, ended: str | None = None
+    repository: Repository, timeout: float | None = None, ended: str | None = None
 ) -> list[Entry]:
     """Have everything shipped now, and wait for it; returns what MLflow could not have.
 
+    Without a timeout, for as long as a shipper is at work and nothing is known to be in its way.
     `ended` is the id of the caller's own invocation, whose runs are closed though it still lives.
     """
     if ended is not None:
         end_invocation(repository, ended)
-    before, deadline = noted_problem(repository), time.monotonic() + timeout
+    before = noted_problem(repository)
     lineage_before = openlineage.noted_problem(repository)
     start_shipper(repository)
-    openlineage.wait_until_told(repository, deadline, lineage_before)
+    patience = Patience(lambda: is_shipping(repository), timeout)
+    openlineage.wait_until_told(repository, timeout, lineage_before)
     if is_switched_off():
         return []
     scanner = Scanner(repository)
-    while time.monotonic() < deadline:
+    while patience.lasts():
         noted = noted_problem(repository)
         # One that talks to another MLflow, and is about to make room, may still say its own.
         if noted and noted != before and noted.get("store") == store_address(repository):

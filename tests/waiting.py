@@ -1,6 +1,7 @@
 """Waiting for what another process is about to do."""
 
 import time
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -24,3 +25,12 @@ def until(
             return value
         time.sleep(pause_s)
     pytest.fail(f"not within {PATIENCE_S} s: {what}{otherwise()}")
+
+
+def answers(address: str) -> bool:
+    """Whether a server is up by now."""
+    try:
+        urllib.request.urlopen(address, timeout=10).close()
+    except OSError:
+        return False
+    return True

@@ -23,6 +23,7 @@ from pipelines.errors import LockstepError
 from pipelines.export import card
 from pipelines.export.command import compose
 from pipelines.export.provenance import Provenance, find_policy
+from pipelines.openlineage import outs_of
 from pipelines.params import load_params
 from pipelines.repository import Repository
 from pipelines.tracking_cursor import store_address
@@ -78,23 +79,25 @@ def register(
     alias: str | None = None,
 ) -> Registered:
     """Register a finished policy, and have the alias point to it; LockstepError says what fails."""
-    from pipelines.shipper import is_switched_off
+    from pipelines.shipper import is_switched_off, problem
     from pipelines.tracking import SETTINGS, ship_all
 
     if is_switched_off():
         raise LockstepError("LOCKSTEP_TRACKING is off: nothing is sent to MLflow")
     found = find_policy(repository, policy, revision)
     # The run that made it has to be there before something can be linked to it.
-    ship_all(repository)
+    left = ship_all(repository)
+    refusal = f"MLflow at {store_address(repository)} did not register {found.policy}"
+    if any(found.artifact.hash in outs_of(entry).values() for entry in left):
+        why = problem(repository) or "`lockstep sync` ships it"
+        raise LockstepError(f"{refusal}: the run that made it is not there yet; {why}")
     os.environ.update(SETTINGS)
     from pipelines.tracking_store import RefusedError, Store, UnreachableError
 
     try:
         return put(Store(repository), repository, found, name=name, alias=alias)
     except (RefusedError, UnreachableError) as error:
-        raise LockstepError(
-            f"MLflow at {store_address(repository)} did not register {found.policy}: {error}"
-        ) from error
+        raise LockstepError(f"{refusal}: {error}") from error
 
 
 def put(

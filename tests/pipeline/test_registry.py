@@ -4,8 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines.lock_file import read_stages
+from tests.waiting import answers, until
 
 NAME = "lockstep"
 
@@ -44,13 +43,9 @@ def server(tmp_path: Path) -> Iterator[Callable[..., str]]:
                 start_new_session=True,
             )
         )
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
-                return f"http://127.0.0.1:{port}"
-            except OSError:
-                time.sleep(0.2)
-        pytest.fail("the MLflow server did not come up")
+        address = f"http://127.0.0.1:{port}"
+        until(lambda: answers(f"{address}/health"), "the MLflow server is up")
+        return address
 
     yield start
     for process in servers:

@@ -94,7 +94,7 @@ def test_a_shipper_killed_again_and_again_repeats_nothing(clone: FakeClone) -> N
         reached = clone.cursor(entry).get("step") or 0
         clone.kill_shipper()
     assert reached > 0
-    assert ship_all(clone.repository) == []
+    assert ship_all(clone.repository, PATIENCE_S) == []
     assert clone.steps(clone.run_of("sft"), "step/kl") == list(range(1, steps + 1))
     assert len(clone.runs()) == 2
 

@@ -4,8 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from fake_clone import FakeClone
 
 from pipelines.shipper import problem, unshipped
 from pipelines.tracking import ship_all
+from tests.waiting import PATIENCE_S, answers, until
 
 
 @pytest.fixture
@@ -42,14 +41,7 @@ def start_server(
                 start_new_session=True,
             )
         )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.2)
-        pytest.fail("the MLflow server did not come up")
+        until(lambda: answers(f"http://127.0.0.1:{port}/health"), "the MLflow server is up")
 
     yield start
     for server in servers:
@@ -65,7 +57,7 @@ def test_what_a_server_missed_is_shipped_when_it_is_back(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://someone:pa55word@127.0.0.1:{port}")
     entry = clone.run("rollout@iter_001")
-    waiting = ship_all(clone.repository)
+    waiting = ship_all(clone.repository, PATIENCE_S)
     assert waiting == [entry] == unshipped(clone.repository)
     said = problem(clone.repository)
     assert said is not None
@@ -75,7 +67,7 @@ def test_what_a_server_missed_is_shipped_when_it_is_back(
     clone.kill_shipper()
     start_server()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-    assert ship_all(clone.repository) == []
+    assert ship_all(clone.repository, PATIENCE_S) == []
     assert problem(clone.repository) is None
     run = clone.run_of("rollout@iter_001")
     assert run.info.status == "FINISHED"
@@ -97,8 +89,8 @@ def test_another_address_takes_over_at_once(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     clone.run("sft")
-    assert ship_all(clone.repository)
+    assert ship_all(clone.repository, PATIENCE_S)
     assert len(clone.shippers()) == 1
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert ship_all(clone.repository) == []
+    assert ship_all(clone.repository, PATIENCE_S) == []
     assert clone.run_of("sft").info.status == "FINISHED"

@@ -11,7 +11,8 @@ import psutil
 import pytest
 from fake_clone import FakeClone
 
-from pipelines import atomic
+from pipelines import atomic, background, tracking
+from pipelines.background import Background
 from pipelines.locks import hold_lock
 from pipelines.shipper import problem, start_shipper, unshipped
 from pipelines.tracking import ship_all
@@ -68,6 +69,38 @@ def test_a_command_waits_until_a_shipper_takes_back_what_was_in_the_way(clone: F
         last_word.join()
 
 
+def test_a_command_waits_for_as_long_as_a_shipper_is_at_work(
+    clone: FakeClone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process plays a shipper that is slower than the time that a shipper has to come."""
+    monkeypatch.setattr(background, "NOBODY_S", 0.2)
+    clone.run("sft")
+    with hold_lock(clone.repository.home / "shipper.lock"):
+        slow = threading.Timer(2.0, clone.sync)
+        slow.start()
+        assert ship_all(clone.repository) == []
+        slow.join()
+
+
+def test_a_command_does_not_wait_for_a_shipper_that_never_comes(
+    clone: FakeClone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "NOBODY_S", 0.2)
+    monkeypatch.setattr(tracking, "start_shipper", lambda _: None)
+    entry = clone.run("sft")
+    assert ship_all(clone.repository) == [entry]
+
+
+def test_one_that_pauses_makes_room_at_once(clone: FakeClone) -> None:
+    """As a shipper does whose MLflow does not answer."""
+    process = Background(clone.repository, "shipper", "pipelines.shipper", "http://127.0.0.1:9")
+    pause = threading.Thread(target=process.pause, args=(10 * PATIENCE_S,), daemon=True)
+    pause.start()
+    atomic.write_json(clone.repository.home / "shipper.json", {"address": "http://127.0.0.1:10"})
+    pause.join(PATIENCE_S)
+    assert not pause.is_alive()
+
+
 def test_a_command_is_not_stopped_by_what_is_in_the_way_of_another_mlflow(clone: FakeClone) -> None:
     """This process plays a shipper that was started for another address a moment before."""
     clone.run("sft")
@@ -94,7 +127,7 @@ def test_mlflow_is_imported_only_when_there_is_something_to_ship(clone: FakeClon
 def test_it_makes_its_own_database(clone: FakeClone) -> None:
     (clone.repository.home / "mlflow.db").unlink()
     clone.run("sft")
-    assert ship_all(clone.repository) == []
+    assert ship_all(clone.repository, PATIENCE_S) == []
     assert clone.run_of("sft").info.status == "FINISHED"
     assert sorted(path.name for path in clone.repository.home.glob("*mlflow*")) == ["mlflow.db"]
 
