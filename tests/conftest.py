@@ -4,8 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,18 +146,33 @@ class Clone:
         self.run("git", "add", "-A")
         self.run("git", "commit", "-qm", message)
 
-    def processes(self) -> list[psutil.Process]:
-        """Every living process that works in this clone."""
-        found = []
+    def command_lines(self) -> dict[psutil.Process, list[str]]:
+        """Every living process that works in this clone, and the words it was started with."""
+        found = {}
         for process in psutil.process_iter():
             try:
-                words = " ".join(process.cmdline())
-                inside = process.cwd().startswith(str(self.root)) or str(self.root) in words
+                words = process.cmdline()
+                inside = any(str(self.root) in word for word in (process.cwd(), *words))
+                lives = process.status() != psutil.STATUS_ZOMBIE
             except psutil.Error:
                 continue
-            if inside and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            if inside and lives:
+                found[process] = words
         return found
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that works in this clone."""
+        return list(self.command_lines())
+
+    def kill_all(self) -> None:
+        kill_each(self.processes())
+
+
+def kill_each(processes: Iterable[psutil.Process]) -> None:
+    """Kill -9; one that has just ended by itself is as good."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 TINY = {
@@ -207,8 +222,7 @@ def clone(tmp_path: Path) -> Iterator[Clone]:
     """A fresh clone with the shipped params; whatever still runs there at the end is killed."""
     clone = copy_tree(tmp_path / "clone")
     yield clone
-    for process in clone.processes():
-        process.kill()
+    clone.kill_all()
 
 
 @pytest.fixture

@@ -51,8 +51,7 @@ def peaceful_root(fresh_root: Path, tmp_path_factory: pytest.TempPathFactory) ->
     (clone.root.parent / "seconds").write_text(str(time.monotonic() - began))
     clone.run("lockstep", "sync")
     yield clone.root
-    for process in clone.processes():
-        process.kill()
+    clone.kill_all()
 
 
 @pytest.fixture(scope="session")
@@ -73,8 +72,7 @@ def copy_to_torment(source: Path, target: Path) -> Iterator[Any]:
     try:
         yield clone
     finally:
-        for process in clone.processes():
-            process.kill()
+        clone.kill_all()
 
 
 def copy_of(source: Path, target: Path) -> Any:

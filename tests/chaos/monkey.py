@@ -337,9 +337,9 @@ def leftovers(root: Path) -> list[str]:
 def wait_for_quiet(clone: Any, seconds: float = 60) -> list[str]:
     """Until no process works in the clone: the shipper ends by itself. What is left at the end."""
     deadline = time.monotonic() + seconds
-    while (left := clone.processes()) and time.monotonic() < deadline:
+    while (left := clone.command_lines()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return [" ".join(process.cmdline()) for process in left]
+    return [" ".join(words) for words in left.values()]
 
 
 Curve = dict[tuple[str, int], list[float]]

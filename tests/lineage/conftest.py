@@ -53,8 +53,7 @@ def history_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Three commits with results, tagged `first`, `faster` and `kinder`. Read it, do not write."""
     clone = make_history(tmp_path_factory.mktemp("history") / "clone")
     yield clone.root
-    for process in clone.processes():
-        process.kill()
+    clone.kill_all()
 
 
 def make_history(root: Path) -> Clone:

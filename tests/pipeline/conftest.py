@@ -38,8 +38,7 @@ def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         until(lambda: session.heartbeat["served"] == 9, "the session's last word")
     clone.commit("results")
     yield clone.root
-    for process in clone.processes():
-        process.kill()
+    clone.kill_all()
 
 
 @pytest.fixture
@@ -49,5 +48,4 @@ def finished(finished_root: Path, tmp_path: Path) -> Iterator[Any]:
     shutil.copytree(finished_root, root, symlinks=True)
     clone = clones.Clone(root)
     yield clone
-    for process in clone.processes():
-        process.kill()
+    clone.kill_all()

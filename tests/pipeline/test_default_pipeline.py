@@ -40,8 +40,8 @@ def twins(tmp_path: Path) -> Iterator[list[Clone]]:
     elsewhere = copy_tree(tmp_path / "a longer way" / "down" / "twin")
     elsewhere.variables |= ELSEWHERE
     yield [here, elsewhere]
-    for process in here.processes() + elsewhere.processes():
-        process.kill()
+    for clone in (here, elsewhere):
+        clone.kill_all()
 
 
 def run_both(twins: list[Clone]) -> None:
