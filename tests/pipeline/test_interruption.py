@@ -11,6 +11,7 @@ import pytest
 
 from pipelines.repository import Repository
 from pipelines.status import stage_statuses
+from tests.conftest import kill_each
 from tests.pipeline.test_session import COUNTING_STAGE
 from tests.waiting import PATIENCE_S, until
 
@@ -56,15 +57,14 @@ def training(clone: Any) -> dict[str, Any]:
 
 def workers(clone: Any) -> list[psutil.Process]:
     """Processes of jobs and of their drivers; the shipper of metrics ends by itself."""
-    return [p for p in clone.processes() if "pipelines.shipper" not in " ".join(p.cmdline())]
+    return [p for p, words in clone.command_lines().items() if "pipelines.shipper" not in words]
 
 
 def kill_9_all_but_the_job(clone: Any, driver: subprocess.Popen[str], job: psutil.Process) -> None:
     """Kill runner, dvc and stage driver, and wait until the system has forgotten them."""
     spared = {job.pid, *(child.pid for child in job.children(recursive=True))}
     killed = [process for process in workers(clone) if process.pid not in spared]
-    for process in killed:
-        process.kill()
+    kill_each(killed)
     driver.communicate(timeout=PATIENCE_S)
     # DVC's locks count a process as living until somebody has waited for it.
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
@@ -153,7 +153,7 @@ def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(
 
 
 def test_a_job_that_finished_unattended_is_harvested(counting: Any) -> None:
-    counting.set_params(sft__epochs=100)
+    counting.set_params(sft__epochs=400)
     driver = counting.start("lockstep", "run", "sft")
     before = training(counting)
     job = psutil.Process(int(before["job"]))
@@ -168,8 +168,7 @@ def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(counting: An
     counting.set_params(sft__epochs=300)
     driver = counting.start("dvc", "repro", "--single-item", "sft")
     row = training(counting)
-    for process in psutil.Process(int(row["job"])).children(recursive=True):
-        process.kill()
+    kill_each(psutil.Process(int(row["job"])).children(recursive=True))
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert "sft: died: its process is gone without a word" in output
     counting.run("dvc", "repro", "--single-item", "sft")

@@ -19,6 +19,7 @@ from pipelines.processes import lives
 from pipelines.repository import Repository
 from pipelines.session import Session, sessions
 from pipelines.session_executor import SessionExecutor
+from tests.conftest import kill_each
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
@@ -43,7 +44,9 @@ def run(config, inputs, out, ctx):
         if step == FAILS_AT:
             raise RuntimeError("it went wrong")
         time.sleep(0.05)
-        state.write_text(str(step + 1))
+        aside = state.with_suffix(".tmp")
+        aside.write_text(str(step + 1))
+        os.replace(aside, state)
         ctx.progress(step + 1, steps, loss=1 / (step + 1))
     for path in out.values():
         path.mkdir()
@@ -88,8 +91,7 @@ def counting(counting_root: Path, tmp_path: Path, clones: Any) -> Iterator[Any]:
     clone.without_tracking()
     clone.run("lockstep", "session", "up", "--stages", STAGES)
     yield clone
-    for process in clone.processes():
-        process.kill()
+    clone.kill_all()
 
 
 def session_of(clone: Any) -> Session:
@@ -102,7 +104,10 @@ def pid_of(clone: Any) -> int:
 
 
 def is_there(pid: int) -> bool:
-    return psutil.pid_exists(pid) and lives(psutil.Process(pid))
+    try:
+        return lives(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 def attempts(clone: Any, stage: str = "sft") -> list[Attempt]:
@@ -205,8 +210,7 @@ def test_a_driver_that_was_killed_finds_its_stage_in_the_session(counting: Any) 
     driver, attempt = at_work(counting, sft__epochs=200)
     pid = pid_of(counting)
     killed = [process for process in counting.processes() if process.pid != pid]
-    for process in killed:
-        process.kill()
+    kill_each(killed)
     driver.communicate(timeout=PATIENCE_S)
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
     assert attempt.state().alive
@@ -283,6 +287,8 @@ def test_an_idle_session_ends_and_one_that_hangs_is_passed_by(counting: Any) -> 
 
 
 def test_a_session_ends_with_its_clone(counting: Any) -> None:
-    pid = pid_of(counting)
-    shutil.rmtree(counting.root)
+    pid, session = pid_of(counting), session_of(counting)
+    until(lambda: session.heartbeat.get("doing") == "idle", "the session is ready")
+    # At once: a session may write while a folder is deleted file by file.
+    counting.root.rename(counting.root.with_name("gone"))
     until(lambda: not is_there(pid), "the session's end")

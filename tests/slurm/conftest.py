@@ -4,6 +4,7 @@ These tests need slurmctld, slurmd and munged; as root on Debian or Ubuntu,
 `python tools/slurm_cluster.py install` fetches them.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import pytest
 from ruamel.yaml import YAML
 
@@ -65,7 +67,7 @@ def _why_not() -> str | None:
 def cluster() -> Iterator[Any]:
     """Four nodes, some of them with fake GPUs. The folder is short: it holds a socket."""
     folder = Path(tempfile.mkdtemp(prefix="ls-"))
-    layout = slurm_cluster.Layout(folder, port=free_ports(), max_array_size=4, slurmd_timeout=10)
+    layout = slurm_cluster.Layout(folder, port=free_ports(), max_array_size=4, slurmd_timeout=20)
     cluster = slurm_cluster.Cluster(layout)
     try:
         cluster.up()
@@ -107,7 +109,15 @@ def let_the_controller_save(cluster: Any) -> None:
     began = time.time()
     cluster.run("sbatch", "--hold", "--output=/dev/null", "--wrap=true")
     saved = cluster.folder / "state" / "job_state"
-    until(lambda: saved.stat().st_mtime > began, "the controller saves its state")
+
+    def has_saved() -> bool:
+        try:
+            return saved.stat().st_mtime > began
+        except FileNotFoundError:
+            # It takes the old one away before it puts the new one there.
+            return False
+
+    until(has_saved, "the controller saves its state")
 
 
 MEDIUM = 200
@@ -247,14 +257,16 @@ class SlurmClone(clones.Clone):
 
     def workers(self, stage: str = "sft") -> list[Any]:
         """The processes that run the stage, by rank."""
-        found = [
-            process
-            for process in self.processes()
-            if "pipelines.worker" in process.cmdline()
-            and f"/{stage}/" in " ".join(process.cmdline())
-            and not process.name().startswith(("srun", "slurm"))
-        ]
-        return sorted(found, key=lambda process: int(process.environ().get("SLURM_PROCID", 0)))
+        ranks = {}
+        for process, words in self.command_lines().items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if (
+                    "pipelines.worker" in words
+                    and f"/{stage}/" in " ".join(words)
+                    and not process.name().startswith(("srun", "slurm"))
+                ):
+                    ranks[process] = int(process.environ().get("SLURM_PROCID", 0))
+        return sorted(ranks, key=ranks.__getitem__)
 
     def lock(self) -> str:
         return (self.root / "dvc.lock").read_text()
@@ -340,8 +352,7 @@ def slurm_clone(prepared_root: Path, tmp_path: Path, cluster: Any) -> Iterator[S
     shutil.copytree(prepared_root, root, symlinks=True)
     clone = on_slurm(root, cluster)
     yield clone
-    for process in clone.processes():
-        process.kill()
+    clone.kill_all()
 
 
 def count(clone: Any, epochs: int) -> None:

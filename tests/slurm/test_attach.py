@@ -10,22 +10,28 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.conftest import kill_each
 from tests.slurm.conftest import let_the_controller_save
 from tests.waiting import PATIENCE_S
 
 COMMANDS = [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")]
 
 
+def is_of_slurm(process: psutil.Process, words: list[str]) -> bool:
+    try:
+        return process.name().startswith(("srun", "slurm")) or "slurm_script" in str(words)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill_9_everything_but_the_job(clone: Any, driver: subprocess.Popen[str]) -> None:
-    workers = {process.pid for process in clone.workers()}
-    spared = workers | {
-        process.pid
-        for process in clone.processes()
-        if process.name().startswith(("srun", "slurm")) or "slurm_script" in str(process.cmdline())
-    }
-    killed = [process for process in clone.processes() if process.pid not in spared]
-    for process in killed:
-        process.kill()
+    workers = clone.workers()
+    killed = [
+        process
+        for process, words in clone.command_lines().items()
+        if process not in workers and not is_of_slurm(process, words)
+    ]
+    kill_each(killed)
     driver.communicate(timeout=PATIENCE_S)
     clone.until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
 
