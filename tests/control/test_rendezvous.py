@@ -44,7 +44,7 @@ def all_come(
 def test_a_rank_that_hashes_for_longer_than_patience_is_waited_for(
     tmp_path: Path, slow: int
 ) -> None:
-    found = all_come(tmp_path, lambda rank: rank == slow and time.sleep(5), patience_s=2.5)
+    found = all_come(tmp_path, lambda rank: rank == slow and time.sleep(12), patience_s=10)
     variables = [each.result() for each in found]
     assert [each["RANK"] for each in variables] == ["0", "1", "2"]
     assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in variables}) == 1
@@ -114,7 +114,7 @@ def test_a_rank_that_gives_no_sign_of_life_is_named(tmp_path: Path) -> None:
     lost.begin()
     lost.end()
     with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(come, tmp_path, rank, patience_s=2.5) for rank in range(2)]
+        found = [pool.submit(come, tmp_path, rank, patience_s=10) for rank in range(2)]
     for each in found:
         with pytest.raises(RankLost, match=r"rank 2 on .* has not come to the start; its last"):
             each.result()

@@ -1,7 +1,6 @@
 """Policies in MLflow's model registry: their lineage, their files, and each of them once."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines.lock_file import read_stages
+from tests.ports import free_port
 from tests.waiting import answers, until
 
 NAME = "lockstep"
@@ -25,9 +25,7 @@ def server(tmp_path: Path) -> Iterator[Callable[..., str]]:
     servers: list[subprocess.Popen[bytes]] = []
 
     def start() -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
         places = [f"sqlite:///{tmp_path / 'server.db'}"]
         places += ["--artifacts-destination", str(tmp_path / "server-artifacts")]

@@ -2,7 +2,6 @@
 
 import io
 import json
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from typing import Any
 from pipelines import servers
 from pipelines.console import Console
 from pipelines.repository import Repository
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
 
 ASK_S = 0.5
@@ -103,12 +103,6 @@ def serving(root: Path) -> Iterator[LocalServers]:
         yield LocalServers(repository, said.getvalue())
     finally:
         servers.down(repository, Console(io.StringIO()))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def send_what_waits() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from prefect_servers import LocalServers, free_port, send_what_waits
+from prefect_servers import LocalServers, send_what_waits
 from tiny_project import TinyProject, make_project
 
 from pipelines import servers
@@ -18,6 +18,7 @@ from pipelines.repository import Repository
 from pipelines.strict_yaml import load_yaml
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
+from tests.ports import free_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow

@@ -27,6 +27,7 @@ from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
+from tests.ports import free_port
 from tests.waiting import until
 
 NUM_ROWS = 23
@@ -192,11 +193,8 @@ class Processes:
         folder.mkdir(parents=True, exist_ok=True)
         self.signs = folder / f"signs-{len(list(folder.glob('signs-*')))}"
         self.signs.mkdir()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         options |= {"folder": str(folder), "signs": str(self.signs), "mode": mode}
-        options |= {"world": world, "port": port}
+        options |= {"world": world, "port": free_port()}
         self.ranks = {
             rank: FORKS.Process(
                 target=runpy.run_path,
@@ -375,7 +373,7 @@ def test_a_killed_rank_is_named_where_a_library_has_collectives_of_its_own(tmp_p
 
 def test_a_stopped_rank_is_named_when_patience_ends_and_nobody_hangs(tmp_path):
     slow = {"step_seconds": 0.1, "epochs": 1000}
-    with Processes("fit", tmp_path, 3, fit=slow, patience=2) as processes:
+    with Processes("fit", tmp_path, 3, fit=slow, patience=10) as processes:
         wait_for_steps(tmp_path, 2)
         os.kill(processes.ranks[1].pid, signal.SIGSTOP)
         ends = processes.ends(0, 2)
@@ -389,11 +387,11 @@ def test_a_stopped_rank_is_named_when_patience_ends_and_nobody_hangs(tmp_path):
 def test_a_job_that_is_suspended_for_longer_than_patience_goes_on(tmp_path):
     """Its ranks stop and go on one after the other, as on two nodes."""
     slow = {"step_seconds": 0.1, "epochs": 3}
-    with Processes("fit", tmp_path, 2, fit=slow, patience=4) as processes:
+    with Processes("fit", tmp_path, 2, fit=slow, patience=10) as processes:
         wait_for_steps(tmp_path, 2)
         for rank, number, seconds in (
             (1, signal.SIGSTOP, 0.6),
-            (0, signal.SIGSTOP, 9.0),
+            (0, signal.SIGSTOP, 15.0),
             (0, signal.SIGCONT, 2.5),
             (1, signal.SIGCONT, 0.0),
         ):
@@ -403,7 +401,7 @@ def test_a_job_that_is_suspended_for_longer_than_patience_goes_on(tmp_path):
 
 
 def test_a_rank_that_lives_but_hangs_is_named(tmp_path):
-    with Processes("fit", tmp_path, 3, patience=2, only={"2": {"hang_at": 3}}) as processes:
+    with Processes("fit", tmp_path, 3, patience=10, only={"2": {"hang_at": 3}}) as processes:
         ends = processes.ends(0, 1)
     for status, said in ends.values():
         assert status == 1
@@ -413,7 +411,7 @@ def test_a_rank_that_lives_but_hangs_is_named(tmp_path):
 
 @pytest.mark.parametrize("absent", [0, 2])
 def test_a_rank_that_never_starts_is_named(tmp_path, absent):
-    with Processes("fit", tmp_path, 3, patience=3, without=[absent]) as processes:
+    with Processes("fit", tmp_path, 3, patience=10, without=[absent]) as processes:
         ends = processes.ends()
     for status, said in ends.values():
         assert status == 1

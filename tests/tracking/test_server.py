@@ -1,7 +1,6 @@
 """A real MLflow server on loopback: down, up, and with a password in its address."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,14 +11,13 @@ from fake_clone import FakeClone
 
 from pipelines.shipper import problem, unshipped
 from pipelines.tracking import ship_all
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S, answers, until
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture
