@@ -67,6 +67,31 @@ class LocalServers:
         body = {"flow_runs": {"id": {"any_": [run]}}}
         return {found["name"]: found for found in self.post("/task_runs/filter", body)}
 
+    def task_states(self, run: str) -> dict[str, str]:
+        return {name: found["state"]["name"] for name, found in self.task_runs(run).items()}
+
+    def until_tasks(self, run: str, states: dict[str, str]) -> dict[str, dict[str, Any]]:
+        """The task runs, once they are in these states: word of them comes after the flow's end."""
+        send_what_waits()
+        until(
+            lambda: self.task_states(run) == states,
+            f"{states} in flow run {run}",
+            otherwise=lambda: f", but {self.task_states(run)}",
+            pause_s=ASK_S,
+        )
+        return self.task_runs(run)
+
+    def until_logged(self, run: str, line: str) -> str:
+        """What was logged, once the line is among it: logs are sent in batches."""
+        send_what_waits()
+        until(
+            lambda: line in self.logs(run),
+            f"{line!r} in the logs of flow run {run}",
+            otherwise=lambda: f", but {self.logs(run)}",
+            pause_s=ASK_S,
+        )
+        return self.logs(run)
+
     def cancel(self, run: str) -> None:
         state = {"type": "CANCELLING", "name": "Cancelling"}
         self.post(f"/flow_runs/{run}/set_state", {"state": state})

@@ -41,7 +41,7 @@ def test_a_deployed_pipeline_runs_and_its_cancellation_ends_the_jobs(
         state = local.ended(run)
         assert state["type"] == "COMPLETED", state["message"]
         wanted = {"prepare", "sft", "reward_model", "evaluate_sft"}
-        assert local.task_runs(run).keys() == wanted
+        local.until_tasks(run, dict.fromkeys(wanted, "Completed"))
         assert "are up to date" in tiny_clone.run("dvc", "status", *wanted).stdout
 
         # One run for the flow run and one for each of its stages, all of them closed.

@@ -3,12 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from prefect.client.schemas.objects import State
-from prefect_servers import LocalServers
+from prefect_servers import LocalServers, send_what_waits
 from tiny_project import TinyProject
 
 from pipelines import flow
@@ -26,13 +25,12 @@ def run_flow(profile: str | None = None, targets: list[str] | None = None) -> St
     return pipeline(profile=profile, targets=targets, return_state=True)
 
 
-def task_states(local: LocalServers, state: State) -> dict[str, str]:
-    run = str(state.state_details.flow_run_id)
-    return {name: found["state"]["name"] for name, found in local.task_runs(run).items()}
+def identity(state: State) -> str:
+    return str(state.state_details.flow_run_id)
 
 
 def test_stages_that_do_not_wait_for_one_another_run_at_the_same_time(project: TinyProject) -> None:
-    project.behave(b={"seconds": 3}, c={"seconds": 3})
+    project.behave(b={"waits_for": "c"}, c={"waits_for": "b"})
     state = run_flow()
     assert state.is_completed()
     assert state.message == "4 stages done, 0 were up to date"
@@ -54,7 +52,8 @@ def test_what_is_up_to_date_does_not_run_again(
     state = run_flow()
     assert state.is_completed()
     assert state.message == "all 4 stages are up to date"
-    assert task_states(local_servers, state) == {}
+    send_what_waits()
+    assert local_servers.task_states(identity(state)) == {}
     assert len(project.started()) == 4
 
 
@@ -65,7 +64,7 @@ def test_a_change_runs_the_stage_it_concerns_and_those_after_it(
     (project.root / "input_of_c").write_text("2")
     state = run_flow()
     assert state.message == "2 stages done, 2 were up to date"
-    assert task_states(local_servers, state) == {"c": "Completed", "d": "Completed"}
+    local_servers.until_tasks(identity(state), {"c": "Completed", "d": "Completed"})
     # c wrote the same bytes again, so DVC left d alone.
     assert project.started()[4:] == ["c"]
 
@@ -96,16 +95,10 @@ def test_after_a_failure_other_branches_finish_and_later_stages_do_not_run(
     state = run_flow()
     assert state.is_failed()
     assert state.message == "failed: b; not run after that: d; 2 stages done"
-    run = str(state.state_details.flow_run_id)
-    runs = local_servers.task_runs(run)
-    assert {name: found["state"]["name"] for name, found in runs.items()} == {
-        "a": "Completed",
-        "b": "Failed",
-        "c": "Completed",
-        "d": "NotReady",
-    }
+    ends = {"a": "Completed", "b": "Failed", "c": "Completed", "d": "NotReady"}
+    runs = local_servers.until_tasks(identity(state), ends)
     assert "b cannot go on" in runs["b"]["state"]["message"]
-    assert "this is c" in local_servers.logs(run)
+    local_servers.until_logged(identity(state), "this is c")
     # Nothing says that another try could help, so there was none.
     assert project.started().count("b") == 1
     # The same again goes on from there.
@@ -162,12 +155,11 @@ def test_secrets_do_not_reach_prefect(
     monkeypatch.setenv("HUB_TOKEN", "planted-secret")
     project.behave(a={"says": "I was given planted-secret today", "failures": 1})
     state = run_flow(targets=["a"])
-    run = str(state.state_details.flow_run_id)
-    message = local_servers.task_runs(run)["a"]["state"]["message"]
+    runs = local_servers.until_tasks(identity(state), {"a": "Failed"})
+    message = runs["a"]["state"]["message"]
     assert "I was given *** today" in message
-    time.sleep(3)  # logs are sent in batches
-    assert "I was given *** today" in local_servers.logs(run)
-    assert "planted-secret" not in local_servers.logs(run) + message
+    logs = local_servers.until_logged(identity(state), "I was given *** today")
+    assert "planted-secret" not in logs + message
 
 
 def test_a_second_pipeline_in_the_clone_is_refused(project: TinyProject) -> None:

@@ -87,9 +87,7 @@ def test_a_deployment_run_does_the_stages(
     run = local_servers.start_run("nightly")
     state = local_servers.ended(run)
     assert (state["type"], state["message"]) == ("COMPLETED", "4 stages done, 0 were up to date")
-    tasks = local_servers.task_runs(run)
-    states = {name: found["state"]["name"] for name, found in tasks.items()}
-    assert states == dict.fromkeys("abcd", "Completed")
+    local_servers.until_tasks(run, dict.fromkeys("abcd", "Completed"))
     first, *between, last = served_project.started()
     assert (first, sorted(between), last) == ("a", ["b", "c"], "d")
 

@@ -52,7 +52,8 @@ class TinyProject:
 
     def events(self, event: str) -> list[dict[str, Any]]:
         path = self.root / "events.jsonl"
-        lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+        whole, _, _being_written = (path.read_text() if path.exists() else "").rpartition("\n")
+        lines = map(json.loads, whole.splitlines())
         return [line for line in lines if line["event"] == event]
 
     def started(self) -> list[str]:

@@ -10,10 +10,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+LONGEST_WAIT_S = 300.0
+
+
+def events() -> list[dict[str, Any]]:
+    whole, _, _being_written = Path("events.jsonl").read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
+
 
 def note(**values: Any) -> None:
     with Path("events.jsonl").open("a") as file:
         file.write(json.dumps({"stage": name, "time": time.time(), **values}) + "\n")
+
+
+def wait_for_start_of(other: str) -> None:
+    """Only a stage that runs beside this one ends the wait."""
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while not any(event["stage"] == other for event in events()):
+        if time.monotonic() > deadline:
+            sys.exit(f"{other} does not run beside {name}")
+        time.sleep(0.05)
 
 
 def leave_in_ledger(result: dict[str, Any] | None) -> None:
@@ -39,10 +55,9 @@ note(
 )
 print(behaviour.get("says", f"this is {name}"), flush=True)
 time.sleep(behaviour.get("seconds", 0))
-tries = sum(
-    (line := json.loads(text))["stage"] == name and line["event"] == "start"
-    for text in Path("events.jsonl").read_text().splitlines()
-)
+if "waits_for" in behaviour:
+    wait_for_start_of(behaviour["waits_for"])
+tries = sum(event["stage"] == name and event["event"] == "start" for event in events())
 if tries <= behaviour.get("failures", 0):
     if "ledger" in behaviour:
         leave_in_ledger(behaviour["ledger"])
