@@ -1,15 +1,18 @@
 """Reward functions: what they are given, and how one that misbehaves is named and ended."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from pipelines.processes import lives
 from stages.context import Context, StageError, Stopped
 from stages.rewards.given import given
 from stages.rewards.named import NamedSource, named_pass, open_scorer
 from tests.rewards.conftest import row
+from tests.waiting import until
 
 ROWS = [row(str(number), index=number, level=number * 10) for number in range(5)]
 
@@ -263,24 +266,20 @@ def test_the_worker_ends_with_its_parent(functions) -> None:
         mine="import os, pathlib, time\n"
         "def f(responses):\n"
         "    pathlib.Path(__file__).with_name('pid').write_text(str(os.getpid()))\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(3000)\n"
     )
     program = (
         "from stages.rewards.isolated import Isolated\n"
         f"Isolated({{'function': 'mine:f', 'folder': {str(folder)!r}, 'columns': ['responses']}})"
-        ".score([{'response': '', 'extra': {}}], 60)\n"
+        ".score([{'response': '', 'extra': {}}], 3000)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path.cwd())
-    for _ in range(200):
-        if (folder / "pid").exists() and (folder / "pid").read_text():
-            break
-        time.sleep(0.1)
+    said = folder / "pid"
+    worker = psutil.Process(int(until(lambda: said.exists() and said.read_text(), "it works")))
     parent.kill()
     parent.wait()
-    pid = int((folder / "pid").read_text())
-    for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.1)
-    psutil.Process(pid).kill()
-    pytest.fail("the worker outlived its parent")
+    try:
+        until(lambda: not lives(worker), "the worker is gone")
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()

@@ -120,11 +120,16 @@ run_program(sys.argv[1], kind=Kind(sys.argv[2]))
 
 @needs_isolation
 def test_a_sandbox_that_is_killed_is_an_error_and_no_outcome() -> None:
+    before = set(below(os.getpid()))
+
+    def of_the_sandbox() -> set[int]:
+        return set(below(os.getpid())) - before
+
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_program, "import time; time.sleep(600)", kind=KIND)
-        until(lambda: len(below(os.getpid())) >= 3, "launcher, supervisor and program are there")
+        until(lambda: len(of_the_sandbox()) >= 3, "launcher, supervisor and program are there")
         # As the kernel does when memory is short.
-        for pid in sorted(below(os.getpid())):
+        for pid in sorted(of_the_sandbox()):
             # The launcher may have taken the others with it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
