@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -80,10 +81,18 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def _whole_cluster(cluster: Any) -> Iterator[None]:
     """Every test begins with all daemons up, no job, and no drained node."""
+
+    def no_job_is_left() -> bool:
+        try:
+            cluster.cancel_all()
+            return not cluster.run("squeue", "--noheader")
+        except (slurm_cluster.ClusterError, subprocess.TimeoutExpired):
+            return False
+
     cluster.up()
     yield
     cluster.up()
-    cluster.cancel_all()
+    until(no_job_is_left, "the cluster has no job any more")
 
 
 def free_ports(count: int = 20) -> int:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 RANKS = {
     "partition": "gpu",
-    "collective_seconds": 8,
+    "collective_seconds": 60,
     "sft": {"nodes": 2, "tasks_per_node": 1, "gpus_per_node": 1},
 }
 """Two ranks on two nodes, each with a GPU of its own (that nobody uses)."""
@@ -72,7 +72,7 @@ def run(config, inputs, out, ctx):
 @pytest.fixture
 def counting(slurm_clone: Any) -> Any:
     """On two nodes, with an SFT stage that counts for long enough to be caught at it."""
-    slurm_clone.set_profile(**RANKS)
+    slurm_clone.set_profile(**RANKS | {"collective_seconds": 8})
     slurm_clone.set_params(sft__epochs=20_000)
     (slurm_clone.root / "stages/sft.py").write_text(COUNT_TOGETHER)
     slurm_clone.commit("counts")
@@ -186,7 +186,7 @@ def test_a_node_lost_under_some_of_the_ranks(counting: Any) -> None:
 
 def test_a_model_is_spread_over_the_ranks_of_two_nodes(slurm_clone: Any) -> None:
     """That is execution: to gather it again reruns nothing."""
-    slurm_clone.set_profile(**RANKS | {"collective_seconds": 60})
+    slurm_clone.set_profile(**RANKS)
     slurm_clone.set_profile(sft={"sharding": "zero2", "offload": "optimizer"})
     slurm_clone.run("dvc", "repro", "--single-item", "sft")
     attempt = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/attempts/001"))
