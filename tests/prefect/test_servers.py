@@ -18,6 +18,7 @@ from pipelines.repository import Repository
 from pipelines.strict_yaml import load_yaml
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
+from tests.conftest import kill_each
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -143,8 +144,7 @@ def test_a_flow_process_that_is_killed_leaves_a_clone_that_goes_on(
     run = local_servers.start_run("nightly")
     until(served_project.started, "a stage begun")
     worker = servers.running(local_servers.repository)["worker"]
-    for process in psutil.Process(worker.pid).children():
-        process.kill()
+    kill_each(psutil.Process(worker.pid).children())
     # The next run waits for the stage that was left running, and finds it done.
     state = local_servers.ended(local_servers.start_run("nightly"))
     assert (state["type"], state["message"]) == ("COMPLETED", "3 stages done, 1 were up to date")
@@ -197,8 +197,7 @@ def test_up_again_mends_what_died_and_down_stops_everything(
     # As a machine that goes down: nobody can say how the run ended.
     worker = psutil.Process(before["worker"].pid)
     killed = [worker, *worker.children(recursive=True)]
-    for process in killed:
-        process.kill()
+    kill_each(killed)
     psutil.wait_procs(killed)
     servers.up(local.repository, Console(io.StringIO()))
     after = servers.running(local.repository)

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_clone import FakeClone
+
+from tests.conftest import kill_each
 
 
 @pytest.fixture(scope="session")
@@ -60,9 +63,9 @@ def make_clone(
     yield make
     for clone in clones:
         clone.close()
-        for shipper in clone.shippers():
-            shipper.kill()
-            shipper.wait()
+        shippers = clone.shippers()
+        kill_each(shippers)
+        psutil.wait_procs(shippers)
         shutil.rmtree(clone.root)
 
 

@@ -17,6 +17,7 @@ from pipelines import openlineage
 from pipelines.openlineage import Cursor, is_configured, run_emitter, start_emitter
 from pipelines.openlineage_client import run_id
 from pipelines.tracking import ship_all
+from tests.conftest import kill_each
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -130,8 +131,7 @@ def told(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _leave_nothing_running(clone: FakeClone) -> Iterator[None]:
     yield
-    for process in emitters(clone):
-        process.kill()
+    kill_each(emitters(clone))
 
 
 def types(events: list[dict[str, Any]]) -> list[str]:
@@ -284,8 +284,7 @@ def test_a_killed_process_is_followed_by_one_that_tells_the_rest(
     # MLflow is switched off; what it has to do with is not this.
     assert ship_all(clone.repository) == []
     assert types(told(to_file)) == ["START", "COMPLETE"]
-    for process in emitters(clone):
-        process.kill()
+    kill_each(emitters(clone))
     # Killed between the event and the cursor: said twice, and the same both times.
     Cursor("START", 1).save(entry)
     emit(clone, monkeypatch)
