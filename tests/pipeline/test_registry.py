@@ -143,6 +143,10 @@ def test_what_stands_in_the_way_is_said(finished: Any) -> None:
     away = finished.run("lockstep", "register", "sft", check=False)
     assert away.returncode == 2
     assert "MLflow at http://127.0.0.1:9 did not register sft" in away.stdout
+    next(finished.root.glob(".lockstep/jobs/sft/*/tracking.json")).unlink()
+    unshipped = finished.run("lockstep", "register", "sft", check=False)
+    assert unshipped.returncode == 2
+    assert "did not register sft: the run that made it is not there yet" in unshipped.stdout
     off = finished.run("lockstep", "register", "sft", check=False, LOCKSTEP_TRACKING="off")
     assert "LOCKSTEP_TRACKING is off" in off.stdout
     unknown = finished.run("lockstep", "register", "iter_009", check=False)
