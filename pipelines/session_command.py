@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
@@ -118,7 +119,8 @@ def choose_resources(profile: Profile, names: list[str]) -> tuple[Resources, dic
     has = neediest.model_dump(mode="json")
     why = {name: misfit(has, each, shards[name]) for name, each in wants.items()}
     memories = [wants[name]["memory"] for name in names if not why[name]]
-    memory = max(memories, key=bytes_of, default=neediest.memory)
+    # None, and Slurm's 0, are no limit of ours.
+    memory = max(memories, key=lambda each: bytes_of(each) or math.inf, default=neediest.memory)
     largest = neediest.model_copy(update={"memory": memory})
     return largest, {name: reason for name, reason in why.items() if reason}
 

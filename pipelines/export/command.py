@@ -118,7 +118,8 @@ def compose(
         kept = {n: p for n, p in found.files.items() if Path(n).name not in NOT_FOR_OTHERS}
         _put(kept, folder, put)
     weights = {n: d for n, d in hashes(folder).items() if n.endswith(".safetensors")}
-    was = types_of(found.files.values())
+    # By their names: in the cache a file is called by its hash.
+    was = types_of(path for name, path in found.files.items() if name.endswith(".safetensors"))
     how = _words(was, dtype, merge=merge, adapter=is_adapter and not merge)
     text = card.render(found, weights, how, adapter=is_adapter and not merge)
     atomic.write_text(folder / "README.md", text)

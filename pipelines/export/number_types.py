@@ -8,11 +8,10 @@ NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16
 
 
 def types_of(files: Iterable[Path]) -> str:
-    """Of all *.safetensors among the files: `float32`, or `bfloat16 and float32`."""
+    """Of files of safetensors: `float32`, or `bfloat16 and float32`."""
     found = {
         tensor["dtype"]
         for path in files
-        if path.suffix == ".safetensors"
         for name, tensor in _header(path).items()
         if name != "__metadata__"
     }

@@ -10,20 +10,19 @@ like a special token in it is not one. But it is no text's beginning, where some
 space. Ids that the policy sampled are never touched.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from stages.context import StageError
 from stages.data.chat_templates import as_text
 
 ASKED, ANSWERED, OBSERVED = "asked-of-the-policy", "answered-by-the-policy", "observed-by-it"
 """Placeholders that no template has in it."""
-BEFORE = "\ue000what-came-before\ue000"
-"""A token that stands for all that comes before a text, and that no text has in it."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,11 @@ class Turns:
     """From there to the first token of the next turn."""
     stop_ids: tuple[int, ...]
     tokenizer: Tokenizer
+    """For what is no text's beginning."""
 
     def observed(self, text: str, *, same_message: bool) -> list[int]:
         """What comes after a turn; ValueError where the tokenizer cannot say the text."""
-        own = _ids(self.tokenizer, text, behind=BEFORE)
+        own = _ids(self.tokenizer, text)
         unknown = getattr(self.tokenizer.model, "unk_token", None)
         if unknown is not None and self.tokenizer.token_to_id(unknown) in own:
             raise ValueError(f"the policy's tokenizer has no tokens for all of {text!r}")
@@ -53,14 +53,16 @@ def read_turns(model_folder: Path, role: str, stops: Sequence[str]) -> Turns:
     rendering = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
     before, after = around_observation(rendering, role)
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
-    tokenizer.add_tokens([AddedToken(BEFORE, normalized=False)])
-    # Behind the end token itself: some swallow the line break after them.
-    end = str(rendering.eos_token)
-    end = end if _ids(tokenizer, end) == [rendering.eos_token_id] else BEFORE
-    around = _ids(tokenizer, before, behind=end), _ids(tokenizer, after, behind=BEFORE)
+    within = _within_a_text(tokenizer)
+    # With the end token that it follows: some swallow the line break after them.
+    end, *between = _ids(tokenizer, f"{rendering.eos_token}{before}")
+    if end != rendering.eos_token_id:
+        between = _ids(within, before)
+    words, rest = _up_to_a_token(tokenizer, after)
+    around = between, [*_ids(within, words), *_ids(tokenizer, rest)]
     # From here on a text is a text.
-    tokenizer.encode_special_tokens = True
-    return Turns(*around, tuple(_stop_id(tokenizer, stop) for stop in stops), tokenizer)
+    within.encode_special_tokens = True
+    return Turns(*around, tuple(_stop_id(within, stop) for stop in stops), within)
 
 
 def around_observation(tokenizer: Any, role: str) -> tuple[str, str]:
@@ -101,10 +103,35 @@ def around_observation(tokenizer: Any, role: str) -> tuple[str, str]:
     return before, after
 
 
-def _ids(tokenizer: Tokenizer, text: str, behind: str = "") -> list[int]:
-    """The tokens of a text, where it follows another one that is a single token."""
-    ids = [int(i) for i in tokenizer.encode(behind + text, add_special_tokens=False).ids]
-    return ids[bool(behind) :]
+def _within_a_text(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer, but that it puts no space before the first word."""
+    parts = json.loads(tokenizer.to_str())
+    for name in ("normalizer", "pre_tokenizer"):
+        parts[name] = _without_space(parts[name])
+    return Tokenizer.from_str(json.dumps(parts))
+
+
+def _without_space(part: Any) -> Any:
+    if isinstance(part, list):
+        return [kept for each in part if (kept := _without_space(each)) is not None]
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") == "Prepend":
+        return None
+    never = {"prepend_scheme": "never", "add_prefix_space": False}
+    return {name: never.get(name, _without_space(value)) for name, value in part.items()}
+
+
+def _up_to_a_token(tokenizer: Tokenizer, text: str) -> tuple[str, str]:
+    """A text, cut before the first token that stands for itself."""
+    known = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    places = [place for token in known if (place := text.find(token)) >= 0]
+    first = min(places, default=len(text))
+    return text[:first], text[first:]
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return [int(i) for i in tokenizer.encode(text, add_special_tokens=False).ids]
 
 
 def _stop_id(tokenizer: Tokenizer, stop: str) -> int:

@@ -191,10 +191,13 @@ def test_a_session_gets_what_the_neediest_of_its_stages_gets() -> None:
         "policy_update": {"memory": "64G"},
     }
     wide = Profile.model_validate(
-        {"executor": "slurm", "defaults": {"time_minutes": 60}, "stages": short}
+        {"executor": "slurm", "defaults": {"time_minutes": 60, "memory": "1G"}, "stages": short}
     )
     resources, left_out = choose_resources(wide, ["rollout", "score", "policy_update"])
     assert (resources.time_minutes, resources.memory, left_out) == (240, "64G", {})
+    for no_limit in ("0", None):
+        free = wide.model_copy(update={"defaults": Resources(memory=no_limit)})
+        assert choose_resources(free, ["rollout", "score"])[0].memory == no_limit
 
 
 @pytest.mark.parametrize(

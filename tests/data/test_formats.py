@@ -426,6 +426,9 @@ def test_json_text_of_messages_by_somebody_unknown_is_refused_and_not_taken_for_
     for words in ('[{"role": "bot", "content": "b"}]', '[{"from": "bot", "value": "b"}]'):
         with pytest.raises(RowError, match="'completion' has a message of 'bot'"):
             messages_of(words, "completion", "assistant")
+    one_is_wrong = '[{"role": "system", "content": "s"}, {"role": "user", "text": "hi"}]'
+    with pytest.raises(RowError, match="'prompt' has a message whose content is"):
+        messages_of(one_is_wrong, "prompt", "user")
 
 
 def test_lists_may_be_json_text_as_in_csv():

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stages.data.chat_templates import BUILT_IN
@@ -172,13 +172,21 @@ def test_each_turn_follows_exactly_the_prompt_that_a_policy_would_be_given(texts
     assert text_of(learnt) == "".join(f"{text}<eos>" for text in spoken)
 
 
-def words_tokenizer(swallows):
-    """Words that carry the space before them, and an end that may take what follows it along."""
+def words_tokenizer(swallows, prepends="first"):
+    """Words that carry the space before them, and an end that may take what follows it along.
+
+    A space is put before the first word of a text, or of each part between special tokens.
+    """
     parts = ["<s>", "</s>", "<unk>", "▁", "\n", "[U]", "[A]", "[", "U", "A", "]", *"abcd"]
     backend = Tokenizer(
         models.BPE({part: i for i, part in enumerate(parts)}, [], unk_token="<unk>")
     )
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    if prepends == "by normalising":
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepends)
     backend.decoder = decoders.Metaspace(prepend_scheme="first")
     end = AddedToken("</s>", rstrip=swallows, special=True)
     made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, bos_token="<s>")

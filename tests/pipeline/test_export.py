@@ -121,12 +121,9 @@ def test_weights_are_rounded_when_another_type_is_asked_for(finished: Any, tmp_p
 
 def test_the_card_says_what_the_weights_are(finished: Any, tmp_path: Path) -> None:
     found = find_policy(Repository(finished.root), "sft")
-    assert types_of(found.files.values()) == "float32"
     mixed = {"a": torch.zeros(2, dtype=torch.bfloat16), "b": torch.zeros(3)}
     save_file(mixed, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert types_of([tmp_path / "model.safetensors", tmp_path / "notes.txt"]) == (
-        "bfloat16 and float32"
-    )
+    assert types_of([tmp_path / "model.safetensors"]) == "bfloat16 and float32"
     assert "by supervised fine-tuning" in card.render(found, {}, "", adapter=False)
     given = replace(found, params={**found.params, "sft.epochs": 0})
     assert "as it was given (sft.epochs is 0)" in card.render(given, {}, "", adapter=False)
@@ -141,6 +138,7 @@ def test_a_policy_of_an_older_commit_comes_out_of_the_cache(finished: Any, tmp_p
     finished.set_params(policy_update__learning_rate=1e-3)
     target = tmp_path / "model"
     finished.run("lockstep", "export", "iter_001", str(target), "--rev", "before")
+    assert "Weights are in float32." in (target / "README.md").read_text()
     exported = contents(target)
     assert {name: exported[name] for name in before} == before
     assert "0.001" not in (target / "README.md").read_text().partition("<details>")[0]

@@ -441,9 +441,10 @@ def test_an_observation_is_wrapped_after_an_end_token_and_not_after_a_stop(train
 
 
 @pytest.mark.parametrize("swallows", [True, False])
-def test_an_observation_has_the_ids_that_it_has_in_the_whole(tmp_path, swallows):
+@pytest.mark.parametrize("prepends", ["first", "always", "never", "by normalising"])
+def test_an_observation_has_the_ids_that_it_has_in_the_whole(tmp_path, swallows, prepends):
     """Also where a tokenizer puts a space before the first word of a text."""
-    made = words_tokenizer(swallows)
+    made = words_tokenizer(swallows, prepends)
     made.save_pretrained(tmp_path)
     said = [("user", "a"), ("assistant", " b"), ("user", "cd")]
     messages = [{"role": role, "content": text} for role, text in said]

@@ -152,8 +152,10 @@ def _parsed(value: Any) -> Any:
     except (ValueError, RecursionError):
         return value
     items = read if isinstance(read, list) else [read]
-    spoken = all(isinstance(item, Mapping) and _is_message(item) for item in items)
-    return read if items and spoken else value
+    if not all(isinstance(item, Mapping) for item in items):
+        return value
+    # One is enough: what is wrong with another is said of it.
+    return read if any(map(_is_message, items)) else value
 
 
 def _is_message(item: Mapping[str, Any]) -> bool:

@@ -197,10 +197,11 @@ class VllmGenerator:
             raise StageError("a process can have one vLLM at a time: close the one that is open")
         if self._on_gpu and torch.are_deterministic_algorithms_enabled():
             os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
-        # Else the engine is in this process, if one GPU will do, and ends with it.
-        apart = os.environ.get("VLLM_BATCH_INVARIANT") == "1"
+        # Over several GPUs it is the workers, processes of their own, that replace kernels.
+        apart = os.environ.get("VLLM_BATCH_INVARIANT") == "1" and self._num_workers == 1
         for name, value in {**SETTINGS, ENGINE_APART: str(int(apart))}.items():
             os.environ.setdefault(name, value)
+        apart = os.environ[ENGINE_APART] == "1"
         from vllm import LLM
 
         try:
@@ -216,11 +217,21 @@ class VllmGenerator:
                     trust_remote_code=may_run(folder),
                     **self._options,
                 )
+        except RuntimeError as error:
+            if not apart:
+                raise
+            raise StageError(
+                f"vLLM's engine, a process of its own, did not start for the model in {folder} "
+                f"({error}; its own words are in the log): lower generator_memory in the profile "
+                "if others use the GPU, too, or set rollout.engine: torch"
+            ) from error
         except (ValueError, NotImplementedError, AssertionError) as error:
             raise StageError(
                 f"vLLM does not run the model in {folder}: {error}; set rollout.engine: torch"
             ) from error
         VllmGenerator._num_open += 1
+        if apart and self._num_workers == 1:
+            self._llm.collective_rpc("end_with_parent")
         self._config = _config(folder)
         self._ends = _ends(folder)
 

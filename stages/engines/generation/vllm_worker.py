@@ -7,7 +7,10 @@ read one at a time, cut for this worker, put together and cast. A tensor whose f
 here is an error, never passed over.
 """
 
+import os
+import threading
 from contextlib import ExitStack
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,17 @@ HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 class Checked:
     """Added by vLLM to its worker class (`worker_extension_cls`), and called by name."""
+
+    def end_with_parent(self) -> None:
+        """End this process when the one that started it is gone, however that ended."""
+        parent = parent_process()
+
+        def watch() -> None:
+            if parent is not None:
+                parent.join()
+                os._exit(1)
+
+        threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
     def differs_from_files(self, folder: str) -> str:
         """What is wrong with the weights of this worker; empty if nothing is."""
