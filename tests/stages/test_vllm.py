@@ -6,9 +6,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
+from pipelines.processes import lives
+from tests.conftest import kill_each
 from tests.hardware import HAS_GPU
+from tests.waiting import PATIENCE_S, until
 
 ASIDE = Path(sys.prefix) / "vllm"
 """Where `make test` installs vLLM for the CPU."""
@@ -18,8 +22,32 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+APART = """
+import sys, time
+from pathlib import Path
+from stages.contracts.precision import Precision
+from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.vllm_generator import VllmGenerator
+from tests.stages.vllm_cases import llama
+
+if __name__ == "__main__":  # what vLLM starts reads this file, too
+    folder = llama(Path(sys.argv[1]))
+    generator = VllmGenerator(folder, "cpu", Precision.FLOAT32, slots=4)
+    asked = [Request([1, 5, 6], seed=1)]
+    [answer] = generator.generate(asked, max_new_tokens=3, sampling=Sampling(1.0))
+    print("answered" if answer.ids else "said nothing", flush=True)
+    time.sleep(3000)
+"""
+"""A process with an engine that has one of its own, as in deterministic jobs on a GPU."""
+
+
+def python_path():
+    return os.pathsep.join(
+        [*filter(None, [os.environ.get("PYTHONPATH")]), str(TESTS.parents[1]), str(ASIDE)]
+    )
+
+
 def run(*files):
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ASIDE)])
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-x", "-s", "-p", "no:cacheprovider"),
@@ -27,7 +55,7 @@ def run(*files):
             *(TESTS / file for file in files),
         ],
         cwd=TESTS.parents[1],
-        env={**os.environ, "PYTHONPATH": path, "LOCKSTEP_TESTED_ENGINE": "vllm"},
+        env={**os.environ, "PYTHONPATH": python_path(), "LOCKSTEP_TESTED_ENGINE": "vllm"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -40,6 +68,34 @@ def run(*files):
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
 def test_vllm_keeps_what_a_generator_promises():
     run("test_generators.py", "vllm_cases.py")
+
+
+@pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
+def test_an_engine_in_a_process_of_its_own_ends_with_the_one_that_started_it(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(APART)
+    said = tmp_path / "said"
+    variables = {"PYTHONPATH": python_path(), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with said.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, program, tmp_path / "policy"],
+            env={**os.environ, **variables},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    answered = lambda: "answered" in said.read_text().splitlines()  # noqa: E731
+    try:
+        until(lambda: answered() or process.poll() is not None, "it answers")
+        assert answered(), said.read_text()[-8000:]
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert [each for each in started if "resource_tracker" not in " ".join(each.cmdline())]
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+    try:
+        until(lambda: not any(map(lives, started)), "the engine's end")
+    finally:
+        kill_each(started)
 
 
 @pytest.mark.gpu

@@ -231,7 +231,7 @@ class VllmGenerator:
             ) from error
         VllmGenerator._num_open += 1
         if apart and self._num_workers == 1:
-            self._llm.collective_rpc("end_with_parent")
+            self._llm.collective_rpc("end_with", args=(os.getpid(),))
         self._config = _config(folder)
         self._ends = _ends(folder)
 

@@ -8,9 +8,10 @@ here is an error, never passed over.
 """
 
 import os
+import select
+import signal
 import threading
-from contextlib import ExitStack
-from multiprocessing import parent_process
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,21 @@ HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 class Checked:
     """Added by vLLM to its worker class (`worker_extension_cls`), and called by name."""
 
-    def end_with_parent(self) -> None:
-        """End this process when the one that started it is gone, however that ended."""
-        parent = parent_process()
+    def end_with(self, stage: int) -> None:
+        """End the engine when the stage's process is gone, however that ended.
+
+        This may be the engine's process, or a worker that it has started.
+        """
+        gone, parent = os.pidfd_open(stage), os.getppid()
 
         def watch() -> None:
-            if parent is not None:
-                parent.join()
-                os._exit(1)
+            select.select([gone], [], [])
+            if parent != stage:
+                with suppress(ProcessLookupError):
+                    os.kill(parent, signal.SIGKILL)
+            os._exit(1)
 
-        threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+        threading.Thread(target=watch, name="end-with-stage", daemon=True).start()
 
     def differs_from_files(self, folder: str) -> str:
         """What is wrong with the weights of this worker; empty if nothing is."""
