@@ -253,6 +253,14 @@ class Entry:
         return atomic.read_json(self.folder / "record.json")
 
     @property
+    def outs(self) -> dict[str, str]:
+        """The hashes of what came out, as soon as anybody has said them."""
+        attempts = self.attempts()
+        result = (attempts[-1].result if attempts else None) or {}
+        outs: dict[str, str] = (self.record or result).get("outs") or {}
+        return outs
+
+    @property
     def out(self) -> Path:
         return self.folder / "out"
 

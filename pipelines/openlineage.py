@@ -114,19 +114,11 @@ def due(entry: Entry, cursor: Cursor) -> list[str]:
         owed.append(RUNNING)
     word = _LAST_WORD.get(state)
     again = owed or cursor.event != word
-    if word == COMPLETE and outs_of(entry):
+    if word == COMPLETE and entry.outs:
         return [*owed, COMPLETE]
     if word in (FAIL, ABORT) and again and not entry.has_driver():
         return [*owed, word]
     return owed
-
-
-def outs_of(entry: Entry) -> dict[str, str]:
-    """The hashes of what came out, as soon as anybody has said them."""
-    attempts = entry.attempts()
-    result = (attempts[-1].result if attempts else None) or {}
-    outs: dict[str, str] = (entry.record or result).get("outs") or {}
-    return outs
 
 
 class Scan:

@@ -33,7 +33,7 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.uuid import generate_static_uuid
 
 from pipelines.ledger import Entry
-from pipelines.openlineage import COMPLETE, FAIL, START, outs_of
+from pipelines.openlineage import COMPLETE, FAIL, START
 from pipelines.redact import redact, without_credentials
 from pipelines.repository import Repository
 from pipelines.tracking_cursor import entry_name, invocation_of
@@ -86,7 +86,7 @@ def make_event(repository: Repository, entry: Entry, event: str, namespace: str)
     """All that the ledger says about an entry, as one event."""
     spec = entry.spec
     inputs = {item.path: item.hash for item in spec.inputs.values()}
-    outs = outs_of(entry) if event == COMPLETE else {}
+    outs = entry.outs if event == COMPLETE else {}
     return RunEvent(
         eventType=RunState[event],
         eventTime=_time(entry, event),

@@ -23,7 +23,6 @@ from pipelines.errors import LockstepError
 from pipelines.export import card
 from pipelines.export.command import compose
 from pipelines.export.provenance import Provenance, find_policy
-from pipelines.openlineage import outs_of
 from pipelines.params import load_params
 from pipelines.repository import Repository
 from pipelines.tracking_cursor import store_address
@@ -88,7 +87,7 @@ def register(
     # The run that made it has to be there before something can be linked to it.
     left = ship_all(repository)
     refusal = f"MLflow at {store_address(repository)} did not register {found.policy}"
-    if any(found.artifact.hash in outs_of(entry).values() for entry in left):
+    if any(found.artifact.hash in entry.outs.values() for entry in left):
         why = problem(repository) or "`lockstep sync` ships it"
         raise LockstepError(f"{refusal}: the run that made it is not there yet; {why}")
     os.environ.update(SETTINGS)

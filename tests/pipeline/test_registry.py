@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -12,6 +13,8 @@ import pytest
 from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipelines.errors import LockstepError
+from pipelines.export import registry
 from pipelines.lock_file import read_stages
 from tests.ports import free_port
 from tests.waiting import answers, until
@@ -136,6 +139,24 @@ def test_a_server_elsewhere_is_sent_the_folder(
     assert client.get_run(version.run_id).data.tags["lockstep.address"] == "sft"
     mlflow.set_tracking_uri(address)
     check_loads("models:/mine@champion", finished.root / "artifacts/policies/sft/model", tmp_path)
+
+
+def test_a_policy_that_cannot_be_registered_keeps_no_other_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def put(_store: Any, _repository: Any, policy: str, **_: Any) -> Any:
+        if policy == "large":
+            raise LockstepError("it has 3.0 GiB")
+        return SimpleNamespace(text=f"{policy} is version 1")
+
+    monkeypatch.setattr(registry, "last_policies", lambda _: ["large", "small"])
+    monkeypatch.setattr(registry, "find_policy", lambda _, policy: policy)
+    monkeypatch.setattr(registry, "put", put)
+    assert [each.text for each in registry.register_last(None, None)] == ["small is version 1"]
+    assert "large is not registered: LockstepError: it has 3.0 GiB" in capsys.readouterr().out
+    monkeypatch.setattr(registry, "last_policies", lambda _: 1 / 0)
+    assert registry.register_last(None, None) == []
+    assert "the policies are not registered: ZeroDivisionError" in capsys.readouterr().out
 
 
 def test_what_stands_in_the_way_is_said(finished: Any) -> None:

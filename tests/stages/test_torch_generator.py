@@ -122,6 +122,19 @@ def test_a_model_that_is_not_what_it_says_is_refused():
         taken(model).generate(REQUESTS, **OPTIONS)
 
 
+def test_a_decoder_that_stayed_behind_is_noticed_whenever_weights_are_taken(monkeypatch):
+    model = policy(*FAMILY["llama"])
+    generator = taken(model)
+    generator.generate(REQUESTS, **OPTIONS)
+    monkeypatch.setattr(type(generator._decoder), "renew", lambda _: None)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.3 * torch.randn_like(weight)
+    generator.take(model, content_hash(model))
+    with pytest.raises(StageError, match="from those of a plain forward pass"):
+        generator.generate(REQUESTS, **OPTIONS)
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_resident_model_answers_with_its_weights_as_they_change(tmp_path, rank):
     policy(*FAMILY["qwen2"]).save_pretrained(tmp_path)

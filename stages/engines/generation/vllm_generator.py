@@ -197,9 +197,10 @@ class VllmGenerator:
             raise StageError("a process can have one vLLM at a time: close the one that is open")
         if self._on_gpu and torch.are_deterministic_algorithms_enabled():
             os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
-        # Over several GPUs it is the workers, processes of their own, that replace kernels.
-        apart = os.environ.get("VLLM_BATCH_INVARIANT") == "1" and self._num_workers == 1
-        for name, value in {**SETTINGS, ENGINE_APART: str(int(apart))}.items():
+        replaces_kernels = os.environ.get("VLLM_BATCH_INVARIANT") == "1"
+        # Over several GPUs it is the workers, processes of their own, that replace them.
+        wanted = {ENGINE_APART: str(int(replaces_kernels and self._num_workers == 1))}
+        for name, value in {**SETTINGS, **wanted}.items():
             os.environ.setdefault(name, value)
         apart = os.environ[ENGINE_APART] == "1"
         from vllm import LLM

@@ -5,6 +5,8 @@ matrices over the GPUs of a tensor-parallel group and pads vocabularies; on a CP
 in a packed form. So each tensor in memory is compared with what it has to be: the file's tensors,
 read one at a time, cut for this worker, put together and cast. A tensor whose form is not known
 here is an error, never passed over.
+
+And what they do is over when the stage is: an engine in a process of its own must not outlive it.
 """
 
 import os
