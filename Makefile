@@ -27,6 +27,9 @@ demo: $(VENV)/.demo
 	@echo "  lockstep preset grpo; dvc exp run -S rl.reward=verifier report    another algorithm"
 	@echo "  dvc metrics diff; lockstep status; lockstep logs sft"
 
+# The same draws each time: a change is judged by what it does. `make chaos` draws anew.
+test quick: export LOCKSTEP_CHAOS_SEED = $(or $(SEED),17)
+
 test: check $(VENV)/.vllm
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --no-loadscope-reorder
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from tests.waiting import PATIENCE_S
+
 SEED_VARIABLE, KILLS_VARIABLE = "LOCKSTEP_CHAOS_SEED", "LOCKSTEP_CHAOS_KILLS"
 AFTER_EVENT_S = 0.04
 LONGEST_RUN_S = 900.0
@@ -176,7 +178,7 @@ class Monkey:
 
     def _wait_for_the_dead(self) -> None:
         """DVC's locks count a process as living until the system has forgotten it."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while any(psutil.pid_exists(pid) for pid in self.killed) and time.monotonic() < deadline:
             time.sleep(0.02)
         self.killed.clear()
@@ -341,9 +343,9 @@ def leftovers(root: Path) -> list[str]:
     return sorted({path.relative_to(root).as_posix() for path in found})
 
 
-def wait_for_quiet(clone: Any, seconds: float = 60) -> list[str]:
+def wait_for_quiet(clone: Any) -> list[str]:
     """Until no process works in the clone: the shipper ends by itself. What is left at the end."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     while (left := clone.command_lines()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return [" ".join(words) for words in left.values()]

@@ -1,7 +1,7 @@
 """Any process may die at any moment: `lockstep run` or `dvc repro` ends with the same bytes.
 
-The seed is fresh in each session and printed; LOCKSTEP_CHAOS_SEED gives it again, and
-LOCKSTEP_CHAOS_KILLS says how many kills. `make chaos` is the long form.
+The seed is printed, and fresh unless LOCKSTEP_CHAOS_SEED gives it: `make test` gives the same one
+each time, `make chaos` is the long form with a fresh one. LOCKSTEP_CHAOS_KILLS says how many kills.
 """
 
 from pathlib import Path

@@ -25,6 +25,7 @@ from tests.chaos.monkey import (
     wait_for_quiet,
 )
 from tests.slurm.conftest import _why_not, cluster, on_slurm
+from tests.waiting import PATIENCE_S
 
 __all__ = ["cluster"]
 
@@ -39,8 +40,6 @@ pytestmark = [
 ROUND = 10
 TARGET = "rollout@iter_001"
 """With what is before it and not prepared: one job, then an array of two."""
-QUEUE_PATIENCE_S = 90.0
-"""A shard whose node died is started again, and ends when it finds all done."""
 
 
 def test_whatever_is_killed_on_a_cluster_the_same_command_ends_with_the_same_bytes(
@@ -88,7 +87,7 @@ def torment(clone: Any, peaceful_root: Path, seed: int, kills: int, number: int)
     with somebody_who_releases(clone.cluster):
         monkey.torment("lockstep", "run", TARGET)
         clone.run("lockstep", "run", TARGET)
-    problems = [f"job {job} is still there" for job in left_in_the_queue(clone)]
+        problems = [f"job {job} is still there" for job in left_in_the_queue(clone)]
     problems += [f"still runs: {line}" for line in wait_for_quiet(clone)]
     made, wanted = results(clone.root), results(peaceful_root)
     del made["dvc.lock"]
@@ -126,7 +125,11 @@ def somebody_who_releases(cluster: Any) -> Iterator[None]:
 
 
 def left_in_the_queue(clone: Any) -> list[str]:
-    deadline = time.monotonic() + QUEUE_PATIENCE_S
+    """Until no job is left: a shard whose node died is started again, and finds all done.
+
+    A node that is back before it is missed has up to two minutes until Slurm asks for its jobs.
+    """
+    deadline = time.monotonic() + PATIENCE_S
     jobs: list[str] = []
     while (jobs := clone.jobs()) and time.monotonic() < deadline:
         time.sleep(0.5)

@@ -24,6 +24,7 @@ from pipelines.lock_file import keep_lock
 from pipelines.publish import recorded_outs
 from pipelines.repository import Repository
 from tests.conftest import Clone
+from tests.waiting import until
 
 WHOLE = """\
 schema: '2.0'
@@ -359,9 +360,7 @@ def test_busy_paths_are_freed_unless_who_has_them_lives(repository: Repository) 
 
 
 def _wait_for_zombie(pid: int) -> None:
-    deadline = time.monotonic() + 10
-    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it is dead")
 
 
 def test_a_process_that_may_not_be_looked_at_lives(

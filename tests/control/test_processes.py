@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -12,6 +11,7 @@ import pytest
 from pipelines import processes
 from pipelines.locks import is_locked
 from pipelines.processes import boot, end_processes, lives, process_lives, start_of
+from tests.waiting import until
 
 
 def test_a_process_lives_until_it_ends_and_its_number_alone_does_not_count() -> None:
@@ -61,10 +61,7 @@ def test_a_process_lives_as_long_as_any_of_its_threads(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     process = subprocess.Popen([sys.executable, "-c", FIRST_THREAD_LEAVES, str(lock)])
     seen = psutil.Process(process.pid)
-    deadline = time.monotonic() + 30
-    while seen.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert seen.status() == psutil.STATUS_ZOMBIE
+    until(lambda: seen.status() == psutil.STATUS_ZOMBIE, "its first thread has left")
     assert is_locked(lock)
     assert lives(seen)
     end_processes([process.pid])

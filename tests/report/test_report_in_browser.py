@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 pytestmark = pytest.mark.browser
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -66,7 +68,7 @@ def browse(tmp_path: Path) -> Callable[..., str]:
             ],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=True,
         )
         complaints = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]

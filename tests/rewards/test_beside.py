@@ -9,11 +9,12 @@ from stages.context import Context, StageError, Stopped
 from stages.engines.processes.beside import Beside
 from stages.engines.processes.parts import Pass, collect, fill
 from stages.rewards.side_by_side import side_by_side
+from tests.waiting import PATIENCE_S
 
 
 def test_both_sides_are_under_way_at_once(ctx: Context) -> None:
     """Each waits for the other to have begun: one after the other, they would wait for ever."""
-    begun = threading.Barrier(2, timeout=20)
+    begun = threading.Barrier(2, timeout=PATIENCE_S)
 
     def meet(unit: range) -> list[int]:
         begun.wait()

@@ -166,6 +166,15 @@ def test_wrong_returns_are_refused(score, functions, returned, said) -> None:
     assert said in failure(score, folder, function="mine:f")
 
 
+def isolated_processes() -> list[list[str]]:
+    """The command lines of what runs functions apart and lives."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found.append(process.cmdline())
+    return [words for words in found if "isolated" in str(words)]
+
+
 def test_a_hang_is_ended_and_named_even_inside_c(score, functions) -> None:
     """Sorting by hand in Python could be interrupted; this power of a number cannot."""
     folder = functions(
@@ -176,9 +185,7 @@ def test_a_hang_is_ended_and_named_even_inside_c(score, functions) -> None:
     said = failure(score, folder, function="mine:f", timeout=1.0)
     assert "(rewards/mine.py:f) did not return within 1 s for prompt p1, sample 0" in said
     assert time.monotonic() - began < 100
-    assert not [
-        p for p in psutil.Process().children(recursive=True) if "isolated" in str(p.cmdline())
-    ]
+    assert not isolated_processes()
 
 
 def test_a_process_that_dies_is_named(score, functions) -> None:

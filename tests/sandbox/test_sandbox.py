@@ -21,7 +21,7 @@ from stages.rewards.sandbox.seccomp import filter_for
 from stages.rewards.sandbox.status import Kind, Status
 from stages.rewards.sandbox.values import Limits, Outcome, SandboxBroken
 from tests.sandbox.attack import below, survivors
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND = isolation().kind
@@ -134,7 +134,7 @@ def test_a_sandbox_that_is_killed_is_an_error_and_no_outcome() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with pytest.raises(SandboxBroken, match="without a word"):
-            running.result(timeout=60)
+            running.result(timeout=PATIENCE_S)
 
 
 # Refuses this process, and all it starts, what sandboxes are made of: unshare, and clone with

@@ -28,7 +28,7 @@ from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 NUM_ROWS = 23
 HOST = socket.gethostname()
@@ -214,10 +214,10 @@ class Processes:
             process.kill()
             process.join()
 
-    def ends(self, *ranks, timeout=120):
+    def ends(self, *ranks):
         """By rank: the exit status, and all that it printed."""
         for rank in ranks or self.ranks:
-            self.ranks[rank].join(timeout)
+            self.ranks[rank].join(PATIENCE_S)
             assert self.ranks[rank].exitcode is not None, f"rank {rank} hangs"
         return {
             rank: (self.ranks[rank].exitcode, (self.signs / f"log-{rank}").read_text())
@@ -250,10 +250,7 @@ def logged(folder):
 
 
 def wait_for_steps(folder, count):
-    deadline = time.monotonic() + 120
-    while len(logged(folder)) < count:
-        assert time.monotonic() < deadline, "no steps were taken"
-        time.sleep(0.05)
+    until(lambda: len(logged(folder)) >= count, "steps are taken")
 
 
 @pytest.mark.parametrize(("world", "batch_size"), [(2, 8), (3, 2)])
