@@ -6,7 +6,7 @@ row says how to test it, by one of these:
 - `tests`, a list of {input, output}: it reads the one and must print the other. What it prints is
   compared here, line by line without trailing space; it must exit with code 0.
 - `tests` or `test_list`, a list of Python statements such as `assert add(1, 2) == 3`; what these
-  need beside the program is in `test_setup_code`.
+  need beside the program is in `test_setup_code`, or a list in `test_imports` (MBPP has both).
 - `test` and `entry_point`, as HumanEval has them: `test` defines check(candidate). The prompt, if
   it is Python, comes before the program, which may go on where the prompt ends.
 
@@ -15,7 +15,6 @@ not work is an error: nothing is known about the program then.
 """
 
 import ast
-import json
 import re
 import sys
 import threading
@@ -27,7 +26,7 @@ from typing import Any
 from stages.context import Context, StageError
 from stages.contracts.reward_rules import Counted
 from stages.contracts.rewards import UNISOLATED, Code
-from stages.rewards.given import Row, Unusable, name_of
+from stages.rewards.given import Row, Unusable, list_of, name_of
 from stages.rewards.sandbox.isolation import kind_to_use
 from stages.rewards.sandbox.judged import BrokenTests, CodeTests, run_tests
 from stages.rewards.sandbox.run import run_program
@@ -80,22 +79,25 @@ def exam_of(row: Row) -> Exam:
         for number, test in enumerate(tests):
             if not test.strip():
                 raise Unusable(f"number {number} of its tests is empty: any program would pass it")
-        setup = extra.get("test_setup_code") or ""
+        imports = [] if extra.get("test_imports") is None else _texts(extra, "test_imports")
+        setup = "\n".join([*imports, str(extra.get("test_setup_code") or "")])
         # A function may have the name of one of Python's own, and is meant all the same.
         named = extra.get("entry_point")
         taken = () if named is None else (str(named),)
-        return Exam(CodeTests([str(test) for test in tests], setup=str(setup), taken=taken))
+        return Exam(CodeTests([str(test) for test in tests], setup=setup, taken=taken))
     return Exam([_exchange(number, test) for number, test in enumerate(tests)])
 
 
+def _texts(extra: Row, name: str) -> list[str]:
+    values = list_of(extra, name)
+    if values is None or not all(isinstance(value, str) for value in values):
+        raise Unusable(f"its `{name}` is no list of texts")
+    return values
+
+
 def _list(extra: Row, name: str) -> list[Any]:
-    tests = extra.get(name)
-    if isinstance(tests, str):
-        try:
-            tests = json.loads(tests)
-        except json.JSONDecodeError:
-            tests = None
-    if not isinstance(tests, list) or not tests:
+    tests = list_of(extra, name)
+    if not tests:
         raise Unusable(
             "its row has no tests: give it a column `tests`, a list of {input, output} or of "
             "assert statements, or the columns `test` and `entry_point`"

@@ -59,6 +59,17 @@ def columns(rows: Sequence[Row], names: Iterable[str]) -> dict[str, list[Any]]:
     }
 
 
+def list_of(extra: Row, name: str) -> list[Any] | None:
+    """The list in a column, or its JSON, for CSV has nothing but text; None where there is none."""
+    value = extra.get(name)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, list) else None
+
+
 def name_of(row: Row) -> str:
     """A row as messages call it: by what finds it again, and by how its prompt begins."""
     index = row.get("sample_index")

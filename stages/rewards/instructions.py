@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.reward_rules import Counted, Instructions, Unsupported
-from stages.rewards.given import Row, Unusable
+from stages.rewards.given import Row, Unusable, list_of
 
 IDS, ARGUMENTS = "instruction_id_list", "kwargs"
 _BULLET = re.compile(r"^\s*(?:\*[^*\n]|-).*$", re.MULTILINE)
@@ -38,7 +38,7 @@ def open_rule(params: Instructions, _folder: Path) -> Callable[[Row], float]:
             if name in CHECKS or not _may_skip(name, params.unsupported)
         ]
         if not asked:
-            raise Unusable("it has no instruction that can be checked")
+            raise Unusable("it has no instruction that can be checked: leave such rows out")
         followed = [follows(row["response"], name, arguments) for name, arguments in asked]
         if params.counted is Counted.ALL:
             return float(all(followed))
@@ -77,10 +77,10 @@ def follows(response: str, name: str, arguments: Mapping[str, Any]) -> bool:
 
 def _of_row(row: Row) -> list[tuple[str, Mapping[str, Any]]]:
     extra = row["extra"]
-    names, arguments = extra.get(IDS), extra.get(ARGUMENTS)
-    if not isinstance(names, list) or not names:
+    names, arguments = list_of(extra, IDS), list_of(extra, ARGUMENTS)
+    if not names:
         raise Unusable(f"it has no column {IDS!r}, and the source no `instructions`")
-    if not isinstance(arguments, list) or len(arguments) != len(names):
+    if arguments is None or len(arguments) != len(names):
         raise Unusable(f"its column {ARGUMENTS!r} has not one entry for each of {IDS!r}")
     return [(name, given or {}) for name, given in zip(names, arguments, strict=True)]
 
@@ -173,9 +173,8 @@ def _placeholders(text: str, num_placeholders: int) -> bool:
 
 
 def _postscript(text: str, postscript_marker: str) -> bool:
-    letters = [re.escape(letter) for letter in re.findall(r"\w", postscript_marker)]
-    spelt = r"\.?\s?".join(letters) + (r"\." if postscript_marker.endswith(".") else "")
-    return re.search(rf"^\s*{spelt}", text, re.IGNORECASE | re.MULTILINE) is not None
+    spelt = re.escape(postscript_marker.strip()).replace(r"\.", r"\.\s?")
+    return re.search(spelt, text, re.IGNORECASE) is not None
 
 
 def _constrained(text: str) -> bool:

@@ -107,6 +107,8 @@ def _by_function(order: Mapping[str, Any]) -> Score:
     names = order["columns"]
     wanted = [] if names is None else _wanted(function, names)
     by_position = _by_position(function, wanted)
+    # One loop for all batches: a client or a semaphore that the module keeps belongs to it.
+    loop = asyncio.Runner()
 
     def score(rows: Sequence[Mapping[str, Any]]) -> list[float]:
         from stages.rewards.given import columns
@@ -116,7 +118,7 @@ def _by_function(order: Mapping[str, Any]) -> Score:
         try:
             returned = function(*in_order, **arguments)
             if inspect.isawaitable(returned):
-                returned = asyncio.run(_awaited(returned))
+                returned = loop.run(_awaited(returned))
             return _numbers(returned, len(rows))
         except Refusal:
             raise

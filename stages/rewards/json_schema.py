@@ -13,7 +13,7 @@ from typing import Any
 from stages.contracts.reward_rules import JsonSchema
 from stages.rewards.given import Row
 
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?[ \t\r]*\n(.*)```", re.DOTALL)
 _NOT_JSON = object()
 
 
@@ -42,8 +42,9 @@ def open_rule(params: JsonSchema, folder: Path) -> Callable[[Row], float]:
         value = _value(row["response"].strip())
         try:
             return float(value is not _NOT_JSON and validator.is_valid(value))
-        except RecursionError:
-            # As with JSON that is too deep to be read: the response is, the schema is not.
+        except (RecursionError, ArithmeticError):
+            # As with JSON that is too deep to be read: the response is, the schema is not. A
+            # number may be too large to be divided.
             return 0.0
 
     return reward

@@ -165,6 +165,10 @@ class FunctionScorer(_Processes):
 
         A function that needs several rows fails for each of them alone, which says nothing.
         """
+        try:
+            process.start()
+        except (Refused, Hung):
+            return None
         until = time.monotonic() + SEARCH_TIMEOUTS * self._params.timeout
         for row in batch:
             if self._given_up or time.monotonic() > until:

@@ -78,6 +78,7 @@ def told(item: Example):
 TALK = [user("a"), assistant("b"), user("c"), assistant("d")]
 SHARED = [user("a"), assistant("b"), user("c")]
 HH = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
+WINDOWS = HH.replace("\n", "\r\n")
 GOLDEN = [
     ("text", "demonstrations", {"text": "abc"}, "abc"),
     ("messages", "demonstrations", {"messages": TALK}, ([user("a")], TALK[1:])),
@@ -397,8 +398,25 @@ def test_values_that_json_does_not_have_are_spelt_out_and_bytes_are_refused():
 
 def test_a_message_may_be_json_text_as_in_csv_and_text_in_parts():
     text = '[{"role": "user", "content": [{"type": "text", "text": "a"}]}]'
-    assert read("prompts", {"messages": text})[1] == [[user("a")]]
+    for spaced in (text, text.replace("[{", "[\r\n  {"), text.replace('{"role"', '{  "role"')):
+        assert read("prompts", {"messages": spaced})[1] == [[user("a")]]
     assert read("prompts", {"prompt": '{"a": 1}'})[1] == [[user('{"a": 1}')]]
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "[{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]",
+        "[{'content': 'a', 'role': 'user'}\n {'content': \"it's\", 'role': 'assistant'}]",
+    ],
+)
+def test_messages_as_python_prints_them_are_refused_and_not_taken_for_words(printed):
+    """pandas writes lists into CSV so, and with NumPy's arrays not even with commas."""
+    for row in ({"messages": printed}, {"prompt": "a", "chosen": printed, "rejected": "c"}):
+        with pytest.raises(RowError, match=r"as Python prints them .*: write JSON"):
+            read("preferences" if "chosen" in row else "prompts", row)
+    code = "[{'role': 'admin'}]"
+    assert messages_of(code, "completion", "assistant") == [assistant(code)]
 
 
 def test_text_that_only_looks_like_messages_stays_text():
@@ -451,6 +469,8 @@ def test_a_transcript_is_told_from_a_text_that_speaks_of_humans():
     assert not is_transcript("Human: a", "assistant")
     assert not is_transcript("A Human: a\n\nAssistant: b", "user")
     assert not is_transcript("Assistant: a\n\nHuman: b", "user")
+    assert is_transcript(WINDOWS, "assistant")
+    assert from_transcript(WINDOWS) == from_transcript(HH) == [user("a"), assistant("b"), user("c")]
     assert from_transcript("\n\nHuman: a: b\n\nc\n\nAssistant: Human: d") == [
         user("a: b\n\nc"),
         assistant("Human: d"),

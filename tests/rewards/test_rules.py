@@ -151,14 +151,22 @@ def test_json_schemas(score, tmp_path) -> None:
         ('Here: {"n": 3}', None),
         ('{"n": NaN}', None),
         ("[" * 100000, None),
+        ('```json \r\n\n{"n": 3}\n\n```', None),
+        ("```json" + "\n" * 20000 + "x", None),
     ]
-    expected = [1, 1, 0, 0, 0, 0, 0]
+    expected = [1, 1, 0, 0, 0, 0, 0, 1, 0]
     assert rewards(score, pairs, kind="json_schema", definition=schema) == expected
     (tmp_path / "n.json").write_text(json.dumps(schema))
     rows = [row(response, None, index) for index, (response, _) in enumerate(pairs)]
     assert score(rows, tmp_path, kind="json_schema", file="n.json") == expected
     with pytest.raises(StageError, match="http://nowhere"):
         rewards(score, pairs[:1], kind="json_schema", definition={"$ref": "http://nowhere/x.json"})
+
+
+def test_a_number_too_large_to_be_divided_fits_no_schema(score) -> None:
+    cents = {"type": "object", "properties": {"x": {"multipleOf": 0.01}}}
+    pairs = [('{"x": 1.25}', None), ('{"x": 1e999}', None), (f'{{"x": {"7" * 400}}}', None)]
+    assert rewards(score, pairs, kind="json_schema", definition=cents) == [1.0, 0.0, 0.0]
 
 
 def test_lengths_by_hand(score) -> None:
@@ -269,6 +277,18 @@ def test_json_that_is_too_deep_is_wrong_and_a_schema_without_end_is_refused(scor
         rewards(score, [("{}", None)], kind="json_schema", definition={"$ref": "#"})
 
 
+def test_a_postscript_is_where_and_as_ifeval_finds_it() -> None:
+    def follows(text: str, marker: str) -> bool:
+        given = {"postscript_marker": marker}
+        return instructions.follows(text, "detectable_content:postscript", given)
+
+    assert follows("Best wishes. P.S. Bring tea.", "P.S.")
+    assert follows("Bye.\np. s. Bring tea.", "P.S.")
+    assert follows("Bye.\nP.P.S bring tea.", "P.P.S")
+    assert not follows("Bye.\npps bring tea.", "P.P.S")
+    assert not follows("Bye.\nPS bring tea.", "P.S.")
+
+
 def test_instructions_of_rows_and_of_the_source(score) -> None:
     columns = {
         "instruction_id_list": ["punctuation:no_comma", "keywords:existence"],
@@ -277,6 +297,9 @@ def test_instructions_of_rows_and_of_the_source(score) -> None:
     rows = [row(text, None, i, **columns) for i, text in enumerate(["tea", "tea, tea", "no, no"])]
     assert score(rows, kind="instructions") == [1.0, 0.0, 0.0]
     assert score(rows, kind="instructions", counted="share") == [1.0, 0.5, 0.0]
+    as_in_csv = {name: json.dumps(value) for name, value in columns.items()}
+    texts = [row(text, None, i, **as_in_csv) for i, text in enumerate(["tea", "tea, tea"])]
+    assert score(texts, kind="instructions") == [1.0, 0.0]
     fixed = [
         {
             "id": "length_constraints:number_words",

@@ -99,8 +99,8 @@ def test_nothing_gets_out(who: Who, name: str) -> None:
     found = result(who, name)
     assert found["escaped"] == []
     assert found["seconds"] < LIMITS.wall_s + SLACK_S
-    # Twenty milliseconds pass between two looks at the memory, and the launcher has its own.
-    assert found["memory_mb"] < 2.5 * LIMITS.memory_mb
+    # At least twenty milliseconds pass between two looks at the memory: each has its own limit.
+    assert found["memory_mb"] < LIMITS.processes * LIMITS.memory_mb
     assert found["processes"] <= LIMITS.processes + OURS + 2
 
 
@@ -125,7 +125,7 @@ ENDS = {
     "leaves a daemon behind": {"finished"},
     "does not read its input": {"finished"},
     "forks without end": {"cpu", "processes"},
-    "forks without end, each in a session of its own": {"cpu", "processes"},
+    "forks without end, each in a session of its own": {"cpu", "processes", "timeout"},
     "starts threads without end": {"cpu", "processes"},
 }
 

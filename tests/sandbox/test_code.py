@@ -200,6 +200,17 @@ def test_humaneval_knows_right_from_wrong(body: str | None) -> None:
         assert list(pool.map(results, lines)) == [[body is None]] * 164
 
 
+def test_imports_of_the_tests_may_be_a_column(tmp_path: Path) -> None:
+    tests = ["assert math.isclose(f(2), math.sqrt(2))"]
+    rows = [
+        a_row("f = lambda x: x ** 0.5", test_list=tests, test_imports=imports)
+        for imports in (["import math"], '["import math"]')
+    ]
+    assert score(tmp_path, *rows) == [1, 1]
+    with pytest.raises(StageError, match="`test_imports` is no list of texts"):
+        score(tmp_path, a_row("f = 1", test_list=tests, test_imports="import math"))
+
+
 def test_a_whole_function_may_follow_the_prompt(tmp_path: Path) -> None:
     prompt = 'import math\n\ndef area(r):\n    """The area of a circle."""\n'
     test = "def check(candidate):\n    assert abs(candidate(2) - 12.566) < 0.01\n"

@@ -193,6 +193,43 @@ def f(x):
 
 
 @needs_isolation
+@pytest.mark.parametrize(
+    "case",
+    [
+        "for got, want in zip(map(f, [12, 13]), [144, 169]): assert got == want",
+        "assert all(map(lambda x: f(x) == x * x, [12, 13]))",
+        "assert all(f(x) == x * x for x in [12, 13])",
+        "assert not list(filter(lambda x: f(x) != x * x, [12, 13]))",
+    ],
+)
+def test_nothing_passes_because_the_program_says_that_there_are_no_more_values(case: str) -> None:
+    for kind in ("StopIteration", "StopAsyncIteration", "type('Odd', (StopIteration,), {})"):
+        assert passes(f"def f(x): raise {kind}", CodeTests([case])) == [False]
+    assert passes("def f(x): return x * x", CodeTests([case])) == [True]
+
+
+@needs_isolation
+def test_a_program_may_call_its_parameters_what_it_likes() -> None:
+    names = ("self", "what", "on", "arguments", "named")
+    program = f"def f({', '.join(f'{name}=0' for name in names)}): return {' + '.join(names)}"
+    tests = CodeTests([f"assert f({name}=3) == 3" for name in names])
+    assert passes(program, tests) == [True] * len(names)
+
+
+@needs_isolation
+def test_a_module_that_nobody_imports_is_not_asked_of_the_program() -> None:
+    """It would see what is expected, and say that all is well."""
+    case = "assert math.isclose(f(2), 12.566, rel_tol=0.01)"
+    forged = "class math: isclose = staticmethod(lambda *_, **__: True)\ndef f(x): return 0"
+    with pytest.raises(BrokenTests, match="`import math` into `test_setup_code`"):
+        passes(forged, CodeTests([case]))
+    assert passes(forged, CodeTests([case], setup="import math")) == [False]
+    calendar = "class calendar: days = 7\ndef queue(x): return x"
+    tests = CodeTests(["assert calendar.days == 7", "assert queue(1) == 1"], taken=("calendar",))
+    assert passes(calendar, tests) == [True, True]
+
+
+@needs_isolation
 def test_an_exception_that_a_text_cannot_make_arrives_as_its_nearest_kin() -> None:
     tests = CodeTests(["try: f(b'\\xff')\nexcept ValueError: pass\nelse: assert False"])
     assert passes("def f(data): return data.decode()", tests) == [True]

@@ -29,7 +29,8 @@ _ROLES = {
     "observation": "tool",
 }
 _KEPT = ("tool_calls", "tool_call_id", "name", *REASONING)
-_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_TURN = re.compile(r"(?:\A\s*|\r?\n\r?\n)(Human|Assistant):")
+_PYTHON = re.compile(r"\s*\[\s*\{'(?:role|content)': ")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
@@ -42,10 +43,8 @@ def is_transcript(value: Any, speaker: str) -> bool:
 
     What a user asks may be one such paragraph; what an assistant answers is one only with both.
     """
-    first = _TURN.match(value) if isinstance(value, str) else None
-    if first is None or first[1] != "Human":
-        return False
-    return speaker == "user" or "\n\nAssistant:" in value
+    speakers = _TURN.findall(value) if isinstance(value, str) and _TURN.match(value) else []
+    return speakers[:1] == ["Human"] and (speaker == "user" or "Assistant" in speakers)
 
 
 def from_transcript(text: str) -> list[Message]:
@@ -64,7 +63,7 @@ def messages_of(value: Any, name: str, speaker: str) -> list[Message]:
     """The messages of a column; plain text is one message of `speaker`."""
     if is_transcript(value, speaker):
         return from_transcript(value)
-    value = _parsed(value)
+    value = _parsed(value, name)
     if isinstance(value, str):
         return [{"role": speaker, "content": value}]
     if isinstance(value, Mapping):
@@ -143,10 +142,14 @@ def _calls(value: Any, name: str) -> list[Mapping[str, Any]]:
     return calls
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(value: Any, name: str) -> Any:
     """JSON text of messages, as CSV files have it; any other text is left."""
-    if not (isinstance(value, str) and value.lstrip().startswith(("[{", "[ {", "[\n", '{"'))):
+    if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
         return value
+    if _PYTHON.match(value) and all(f"'{key}':" in value for key in ("role", "content")):
+        raise RowError(
+            f"{name!r} has messages as Python prints them (pandas writes lists so): write JSON"
+        )
     try:
         read = json.loads(value)
     except (ValueError, RecursionError):

@@ -156,7 +156,7 @@ class Link:
         self._answers = answers
         self._questions = questions
 
-    def ask(self, what: str, on: Any, arguments: Iterable[Any] = (), **named: Any) -> Any:
+    def ask(self, what: str, on: Any, arguments: Iterable[Any] = (), /, **named: Any) -> Any:
         message = [
             what,
             on,
@@ -180,6 +180,9 @@ class Link:
 
 def _of_candidate(kind: type[Exception], text: str) -> Exception:
     """What the program raised, or the nearest of its kin that can be made of a text alone."""
+    if issubclass(kind, (StopIteration, StopAsyncIteration)):
+        # To whatever goes through the test's values this would say that there are no more of them.
+        kind, text = RuntimeError, f"the program raised {kind.__name__}"
     for kin in kind.__mro__:
         try:
             failure: Exception = kin(text)
@@ -197,7 +200,7 @@ class Handle:
     def __init__(self, link: Link, number: int) -> None:
         self.__dict__.update(_link=link, _number=number)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         return self._link.ask("call", self._number, arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -261,11 +264,19 @@ def be_judge(setup: str, cases: list[str], taken: list[str]) -> None:
         programs = [compile(case, f"case {number}", "exec") for number, case in enumerate(cases)]
         exec(compile(setup, "setup", "exec"), space)
         names = {*taken, *(_free_names(cases) - {*space, *dir(builtins)})}
+        modules = _modules_looked_into(cases) & names - {*taken}
     except BaseException as error:
         verdict(f"{BROKEN}{error!r}"[:LONGEST_VERDICT])
         return
     if not names:
         verdict(f"{BROKEN}they ask the program for nothing: `entry_point` may name what they test")
+        return
+    if modules:
+        module = min(modules)
+        verdict(
+            f"{BROKEN}they use Python's `{module}`, and nothing imports it: write `import {module}`"
+            f" into `test_setup_code`, or name it in `entry_point` if it is the program's"
+        )
         return
     # Where the program lacks a name, no test is to find one of Python's own under it.
     pythons = vars(builtins).items()
@@ -291,6 +302,19 @@ def be_judge(setup: str, cases: list[str], taken: list[str]) -> None:
             verdict(FAILED)
         except BaseException:
             verdict(FAILED)
+
+
+def _modules_looked_into(cases: list[str]) -> set[str]:
+    """The names of Python's own modules of which a case takes something."""
+    import ast
+
+    nodes = (node for case in cases for node in ast.walk(ast.parse(case)))
+    found = {
+        node.value.id
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    return found & sys.stdlib_module_names
 
 
 def _free_names(cases: list[str]) -> set[str]:

@@ -92,7 +92,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "setdomainname": (171, 162),
 }
 _CLONE, _CLONE3 = (56, 220), (435, 435)
-_PRLIMIT = (302, 261)
+_PRLIMIT, _SETRLIMIT = (302, 261), (160, 164)
 _SOCKET, _SOCKETPAIR = (41, 198), (53, 199)
 _MMAP, _SETSOCKOPT, _SIGACTION = (9, 222), (54, 208), (13, 134)
 
@@ -102,6 +102,7 @@ _SHARED_BY_NOBODY = 0x21
 """MAP_SHARED and MAP_ANONYMOUS: pages stay when no process has them in its tables any more."""
 _SOL_SOCKET, _SO_SNDBUF = 1, 7
 _SIGCHLD = 17
+_RLIMIT_CORE = 4
 
 # A step of classic BPF: what it does, where it jumps if true and if false, and its operand.
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_GE, _JUMP_IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -155,14 +156,27 @@ def filter_for(machine: str) -> bytes:
     for numbers in _REFUSED.values():
         if (number := numbers[here]) is not None:
             steps += _answer(number, _REFUSE)
+    refuse = _step(_RETURN, _REFUSE)
     # Its flags lie in memory, where a filter cannot look; the C library then falls back to clone.
     steps += _answer(_CLONE3[here], _UNKNOWN_CALL)
     steps += _look_at_argument(_CLONE[here], _step(_JUMP_IF_ANY_BIT, _NEW_NAMESPACES, 0, 1))
-    # The process itself is 0: its own limits it may lower.
-    steps += _look_at_argument(_PRLIMIT[here], _step(_JUMP_IF_EQUAL, 0, 1, 0))
+    # The process itself is 0: its own limits it may lower, but for the one that keeps its core from
+    # whatever of the host's takes cores.
+    steps += _look(
+        _PRLIMIT[here],
+        _load(0)
+        + _step(_JUMP_IF_EQUAL, 0, 0, 6)
+        + _load(1)
+        + _step(_JUMP_IF_EQUAL, _RLIMIT_CORE, 0, 5)
+        + _load(2)
+        + _step(_JUMP_IF_EQUAL, 0, 0, 2)
+        + _load(2, upper_half=True)
+        + _step(_JUMP_IF_EQUAL, 0, 1, 0)
+        + refuse,
+    )
+    steps += _look(_SETRLIMIT[here], _load(0) + _step(_JUMP_IF_EQUAL, _RLIMIT_CORE, 0, 1) + refuse)
     for call in (_SOCKET, _SOCKETPAIR):
         steps += _look_at_argument(call[here], _step(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0))
-    refuse = _step(_RETURN, _REFUSE)
     steps += _look(
         _MMAP[here],
         _load(3)

@@ -144,7 +144,8 @@ def _set_limits(limits: Limits) -> None:
         resource.RLIMIT_FSIZE: limits.file_mb * _MB,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_STACK: 8 * _MB,
-        resource.RLIMIT_CORE: 0,
+        # Too little for a file; and a handler of the host's, whom 0 does not stop, is not called.
+        resource.RLIMIT_CORE: 1,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 256,
@@ -198,11 +199,11 @@ def _usage(proc: int, session: int | None) -> _Usage:
     """Of those alive and those buried. Pages that two processes share count twice."""
     buried = resource.getrusage(resource.RUSAGE_CHILDREN)
     processes, cpu, memory = 0, buried.ru_utime + buried.ru_stime, 0
-    for fields in _stats(proc, session):
+    for fields, swapped in _stats(proc, session):
         # Fields 14 to 17 of proc(5): its own time and that of its buried children; 20: threads.
         cpu += sum(int(field) for field in fields[11:15]) / _TICKS_PER_S
         processes += int(fields[17])
-        memory += int(fields[21]) * _PAGE
+        memory += int(fields[21]) * _PAGE + swapped
     return _Usage(processes, cpu, memory)
 
 
@@ -212,24 +213,34 @@ def _files(home: int) -> int:
     return folder.f_files - folder.f_ffree
 
 
-def _stats(proc: int, session: int | None) -> Iterator[list[str]]:
-    """The fields of /proc/PID/stat after the name, which may hold anything, for each process."""
+def _stats(proc: int, session: int | None) -> Iterator[tuple[list[str], int]]:
+    """For each process: the fields of /proc/PID/stat after the name, which may hold anything, and
+    how many bytes of it lie in swap.
+    """
     for name in os.listdir(proc):
         if not name.isdigit() or (session is None and name == "1"):
             continue
         try:
-            stat = os.open(f"{name}/stat", os.O_RDONLY, dir_fd=proc)
+            fields = _read(f"{name}/stat", proc).rpartition(")")[2].split()
+            if session is None or int(fields[3]) == session:
+                yield fields, _swapped(_read(f"{name}/status", proc))
         except OSError:
             # It has just ended.
             continue
-        try:
-            fields = os.read(stat, 4096).decode("utf-8", "replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        finally:
-            os.close(stat)
-        if session is None or int(fields[3]) == session:
-            yield fields
+
+
+def _read(path: str, folder: int) -> str:
+    file = os.open(path, os.O_RDONLY, dir_fd=folder)
+    try:
+        return os.read(file, 4096).decode("utf-8", "replace")
+    finally:
+        os.close(file)
+
+
+def _swapped(status: str) -> int:
+    """No such line is there of a process that ends; its name, before it, has no newline."""
+    _, found, rest = status.partition("\nVmSwap:")
+    return int(rest.split()[0]) * 1024 if found else 0
 
 
 def _how_it_ended(status: int, used: _Usage, limits: Limits) -> tuple[Status, object]:
