@@ -23,6 +23,9 @@ from stages.rewards.sandbox.isolation import isolation, remedy
 from stages.rewards.sandbox.status import Kind
 
 LEAST_FREE_GB = 2.0
+DEVICES = Path("/dev")
+_GPUS = ("nvidia[0-9]*", "kfd", "dxg")
+"""What shows there that there is a GPU: NVIDIA's, AMD's, one under Windows."""
 _CONTROL = ("dvc", "prefect", "mlflow", "submitit", "pydantic")
 _TRAIN = ("torch", "transformers", "safetensors", "pyarrow", "numpy")
 
@@ -51,6 +54,7 @@ def examine(repository: Repository) -> list[Finding]:
         _tracking,
         _lineage,
         _sandbox,
+        _gpu,
         _slurm,
     ]
     return [finding for check in checks for finding in check(repository)]
@@ -176,6 +180,25 @@ def _sandbox(repository: Repository) -> Iterator[Finding]:
         wanted = False
     detail = f"none here, so code rewards do not run: {found.detail}"
     yield Finding("code sandbox", not wanted, detail, remedy())
+
+
+def _gpu(repository: Repository) -> Iterator[Finding]:
+    """Whether the profile in force and this machine agree, where stages run on this machine."""
+    name = profile_name()
+    try:
+        profile = load_profile(repository.root, name)
+    except LockstepError:
+        return
+    if profile.executor is ExecutorKind.SLURM:
+        return
+    wanted = any(profile.resources(stage).device != "cpu" for stage in STAGES)
+    there = any(path for kind in _GPUS for path in DEVICES.glob(kind))
+    if there and not wanted:
+        detail = f"there is one, and the profile {name!r} leaves it alone: try `--profile gpu`"
+        yield Finding("gpu", True, detail)
+    elif wanted:
+        detail = "there is one" if there else f"none here, and the profile {name!r} computes on one"
+        yield Finding("gpu", there, detail, "choose another profile, such as `--profile local`")
 
 
 def _slurm(repository: Repository) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pipelines import doctor
 from pipelines.cli import main
 from pipelines.console import Console, describe_progress, seconds
 from pipelines.errors import LockstepError
@@ -140,3 +141,29 @@ def test_progress_says_rate_and_time_left() -> None:
 )
 def test_durations_as_people_say_them(value: float, text: str) -> None:
     assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("profile", "devices", "expected"),
+    [
+        ("local", [], []),
+        ("local", ["nvidia0"], [(True, "there is one, and the profile 'local' leaves it alone")]),
+        ("gpu", ["nvidia0"], [(True, "there is one")]),
+        ("gpu", [], [(False, "none here, and the profile 'gpu' computes on one")]),
+        ("slurm", ["nvidia0"], []),
+    ],
+)
+def test_the_doctor_compares_the_profile_with_the_gpus_that_are_here(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    profile: str,
+    devices: list[str],
+    expected: list[tuple[bool, str]],
+) -> None:
+    """With devices that are plain files, in a folder that stands in for /dev."""
+    for name in devices:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(doctor, "DEVICES", tmp_path)
+    monkeypatch.setenv("LOCKSTEP_PROFILE", profile)
+    found = list(doctor._gpu(Repository(ROOT)))
+    assert [(finding.fine, finding.detail.partition(":")[0]) for finding in found] == expected

@@ -24,6 +24,7 @@ from stages.contracts.params import Params
 ROOT = Path(__file__).resolve().parents[2]
 FILES = preset_files(ROOT)
 PRESETS = [name for name, path in FILES.items() if path.parent.name == "presets"]
+RECIPES = [name for name in FILES if name not in PRESETS]
 
 PEERS = ("trl", "trl-ppo", "openrlhf", "verl", "verl-grpo", "nemo-rl")
 POLICY_GRADIENTS = (
@@ -254,15 +255,21 @@ def test_decays_end_with_the_iterations_that_ship(peer: str) -> None:
     assert result["policy_update.decay_steps"] == steps * len(Params().rl.iterations)
 
 
-@pytest.mark.parametrize("last", [*PEERS, *POLICY_GRADIENTS])
+@pytest.mark.parametrize("last", [*PEERS, *POLICY_GRADIENTS, *RECIPES])
 def test_nothing_that_is_read_is_left_of_an_earlier_preset(last: str) -> None:
     earlier = [*POLICY_GRADIENTS, *OTHERS, *(PEERS if last in PEERS else ())]
+    if last in RECIPES:
+        earlier += RECIPES
     alone = applied(last)
     unread = set(READ_BY_NO_POLICY_GRADIENT)
     if alone["rl.algorithm"] != "ppo":
         unread |= READ_BY_PPO_ONLY
     if alone["rl.algorithm"] != "grpo":
         unread |= READ_BY_GRPO_ONLY
+    if alone["sft.epochs"] == 0:
+        unread.add("sft.learning_rate")
+    if alone["rl.reward"] != "reward_model":
+        unread |= {key for key in alone if key.startswith("reward_model.")}
     for first in earlier:
         after = applied(first, last)
         left = {key for key in alone if after[key] != alone[key]} - unread
