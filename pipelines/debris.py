@@ -46,10 +46,18 @@ OF_RECORDED = "out.recorded"
 _MINUTES_S, _DAY_S = 600.0, 86400.0
 
 
+def _found(folder: Path, pattern: str) -> list[Path]:
+    """What is there, as far as it can be seen: a folder may go while it is looked through."""
+    found: list[Path] = []
+    with suppress(FileNotFoundError):
+        found.extend(folder.glob(pattern))
+    return found
+
+
 def clear_debris(repository: Repository) -> None:
     """Remove what no living process can still be at work on."""
     for place in _PLACES:
-        for path in repository.home.glob(f"{place}/.*.tmp".lstrip("/")):
+        for path in _found(repository.home, f"{place}/.*.tmp".lstrip("/")):
             found = _ASIDE.fullmatch(path.name)
             if found and (_is_dead(found) or (not _is_ours(found) and _age(path) > _DAY_S)):
                 _discard(path)

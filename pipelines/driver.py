@@ -180,9 +180,11 @@ class Driver:
         try:
             while (state := self._state()).alive:
                 self._heed(attempt, interrupts)
+                # Asked first: where both are one process, DVC's end is what is seen and said.
+                pipeline_lives = self.invocation.lives()
                 if dvc is not None and not lives(dvc):
                     self._alone(attempt, "the dvc process that started this stage is gone")
-                if not self.invocation.lives():
+                if not pipeline_lives:
                     # Only kill -9 ends a runner without its telling us: leave the job to the next.
                     raise self._detached(attempt, "the pipeline is gone")
                 self._say_changes(attempt, state, executor)

@@ -96,9 +96,12 @@ def _ship(repository: Repository, process: Background) -> End:
         watch.look()
         if _busy(scanner):
             worked = time.monotonic()
-            tracker = tracker or _make_tracker(repository)
             if tracker is None:
-                return End.GAVE_UP
+                tracker = _make_tracker(repository)
+                if tracker is None:
+                    return End.GAVE_UP
+                # Importing MLflow takes long, and is no fault of the server's.
+                progressed = time.monotonic()
             if tracker.sync() is None:
                 progressed, pause = time.monotonic(), INTERVAL_S
             else:

@@ -11,9 +11,16 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 from ruamel.yaml import YAML
 
 from tests.hardware import HAS_GPU
+
+# The same examples each time, however long each takes.
+settings.register_profile(
+    "usual", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("usual")
 
 ROOT = Path(__file__).resolve().parents[1]
 if not HAS_GPU:

@@ -15,6 +15,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -295,12 +296,12 @@ def _sleep(seconds: float, process: subprocess.Popen[str]) -> None:
 
 def _seen(root: Path, pattern: str) -> set[tuple[str, int, int]]:
     found = set()
-    for path in root.glob(pattern):
-        try:
-            stat = path.stat()
-        except OSError:
-            continue
-        found.add((str(path), 0 if path.is_dir() else stat.st_mtime_ns, stat.st_ino))
+    # A folder may go while it is looked through.
+    with suppress(FileNotFoundError):
+        for path in root.glob(pattern):
+            with suppress(OSError):
+                stat = path.stat()
+                found.add((str(path), 0 if path.is_dir() else stat.st_mtime_ns, stat.st_ino))
     return found
 
 

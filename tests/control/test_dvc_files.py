@@ -24,7 +24,7 @@ from pipelines.lock_file import keep_lock
 from pipelines.publish import recorded_outs
 from pipelines.repository import Repository
 from tests.conftest import Clone
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 WHOLE = """\
 schema: '2.0'
@@ -134,7 +134,11 @@ def test_what_is_kept_is_what_was_found_whole(
 
 
 @pytest.mark.parametrize("cut", ["", WHOLE[:41], WHOLE[:66]], ids=["empty", "no outs", "no hash"])
-def test_hashes_are_read_from_a_whole_lock_alone(repository: Repository, cut: str) -> None:
+def test_hashes_are_read_from_a_whole_lock_alone(
+    repository: Repository, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for patience in ("SETTLED_S", "PATIENCE_S"):
+        monkeypatch.setattr(f"pipelines.lock_file.{patience}", PATIENCE_S)
     lock = repository.root / "dvc.lock"
     lock.write_text(cut)
     writer = threading.Timer(0.5, lock.write_text, [WHOLE])
@@ -198,11 +202,11 @@ def test_who_waits_for_dvc_says_so_and_who_does_not_goes_on(repository: Reposito
         assert (lock.exists(), said) == (True, [])
         waiting = threading.Thread(target=mend_dvc_files, args=(repository, said.append))
         waiting.start()
-        waiting.join(1)
+        until(lambda: said, "it says that it waits")
         assert waiting.is_alive()
         assert lock.exists()
         assert ".dvc/tmp/lock" in said[0]
-    waiting.join(10)
+    waiting.join(PATIENCE_S)
     assert not lock.exists()
 
 

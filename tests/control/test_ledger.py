@@ -23,6 +23,7 @@ from pipelines.publish import drop_recorded, publish
 from pipelines.spec import Artifact, Spec, make_spec
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -153,7 +154,8 @@ def test_a_submission_whose_driver_died_is_given_up_at_once_unless_its_job_is_th
     assert attempt.never_started
     command = [sys.executable, "-c", "input()", str(attempt.folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as job:
-        assert attempt.state() is State.STARTING, "the kill came before its number was noted"
+        # The kill came before its number was noted.
+        until(lambda: attempt.state() is State.STARTING, "the job is seen")
         job.communicate(b"\n")
     assert attempt.state() is State.DIED
 

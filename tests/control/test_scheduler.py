@@ -241,8 +241,9 @@ def test_no_answer_changes_nothing_and_is_named(slurm: FakeSlurm, repository: Re
 
 
 def test_one_question_serves_all_jobs_and_all_commands(
-    slurm: FakeSlurm, repository: Repository
+    slurm: FakeSlurm, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pipelines.scheduler.SHORTEST_S", 60.0)
     tokens = [submit(repository, stage)[1] for stage in ("sft", "reward_model", "evaluate")]
     slurm.queue(*((str(i), "RUNNING", "None", token) for i, token in enumerate(tokens)))
     for _ in range(20):

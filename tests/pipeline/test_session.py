@@ -207,13 +207,12 @@ def test_after_kill_9_of_the_session_its_stage_goes_on_by_itself(counting: Any) 
 
 
 def test_a_driver_that_was_killed_finds_its_stage_in_the_session(counting: Any) -> None:
-    driver, attempt = at_work(counting, sft__epochs=200)
+    driver, _ = at_work(counting, sft__epochs=200)
     pid = pid_of(counting)
     killed = [process for process in counting.processes() if process.pid != pid]
     kill_each(killed)
     driver.communicate(timeout=PATIENCE_S)
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
-    assert attempt.state().alive
     output = counting.run("dvc", "repro", "--single-item", "sft").stdout
     assert "its job still runs" in output or "found finished" in output
     assert executors(counting) == ["session"]

@@ -50,7 +50,7 @@ def test_a_second_pipeline_is_refused_by_name_of_the_first(tmp_path: Path) -> No
 
 
 def test_after_a_kill_the_next_pipeline_waits_for_what_was_left_running(tmp_path: Path) -> None:
-    first, child = start_pipeline(tmp_path, 3)
+    first, child = start_pipeline(tmp_path, 10)
     first.kill()
     first.wait()
     said: list[str] = []

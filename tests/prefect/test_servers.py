@@ -14,6 +14,7 @@ from tiny_project import TinyProject, make_project
 from pipelines import servers
 from pipelines.console import Console
 from pipelines.errors import LockstepError
+from pipelines.prefect_api import open_flow_runs
 from pipelines.repository import Repository
 from pipelines.strict_yaml import load_yaml
 from stages.contracts.catalog import bind
@@ -118,6 +119,7 @@ def test_a_schedule_fires(local_servers: LocalServers, served_project: TinyProje
         until(scheduled_runs, "a run by the schedule")
     finally:
         local_servers.delete(f"{schedules}/{made[0]['id']}")
+        until(lambda: not open_flow_runs(local_servers.api), "no run is under way")
     assert sorted(served_project.started()) == ["a", "b", "c", "d"]
 
 

@@ -130,7 +130,9 @@ def test_logs_follow_across_attempts(long_sft: Any) -> None:
     follower = long_sft.start("lockstep", "logs", "-f", "sft")
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
-    long_sft.until(lambda: long_sft.status()["progress"], "at work")
+    long_sft.until(
+        lambda: "restart 1, on" in long_sft.run("lockstep", "logs", "sft").stdout, "at work"
+    )
     os.killpg(driver.pid, signal.SIGTERM)
     driver.communicate(timeout=PATIENCE_S)
     output, _ = follower.communicate(timeout=PATIENCE_S)

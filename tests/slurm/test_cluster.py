@@ -67,7 +67,7 @@ def test_up_brings_a_lost_node_back(cluster: Any) -> None:
     cluster.up()
     changed = {file for file, pid in pids(cluster).items() if before[file] != pid}
     assert changed == {f"slurmd.{name}.pid"}
-    cluster.run("srun", "--partition=gpu", f"--nodelist={name}", "true")
+    cluster.run("srun", "--partition=gpu", f"--nodelist={name}", "true", timeout=PATIENCE_S)
 
 
 @pytest.mark.slow

@@ -52,7 +52,8 @@ def test_preemption_with_requeue(real_sft: Any, real_lock: str) -> None:
 
 @pytest.mark.slow
 def test_preemption_with_cancel(medium_sft: Any, undisturbed_lock: str) -> None:
-    medium_sft.set_profile(partition="spot-cancel")
+    # None but the one on the warning.
+    medium_sft.set_profile(partition="spot-cancel", checkpoint_seconds=600)
     driver = start(medium_sft)
     row = medium_sft.training()
     preempt(medium_sft, row["nodes"])

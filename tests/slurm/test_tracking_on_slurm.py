@@ -20,6 +20,7 @@ SAVED = ".lockstep/jobs/sft/*/scratch/checkpoint-*"
 
 def test_a_requeued_job_is_one_run_with_each_step_once(medium_sft: Any) -> None:
     del medium_sft.variables["LOCKSTEP_TRACKING"]
+    medium_sft.set_profile(checkpoint_seconds=600)
     driver = medium_sft.start("lockstep", "run", "sft")
     row = medium_sft.training()
     medium_sft.cluster.run("scancel", "--signal=USR2", row["job"])
@@ -50,5 +51,5 @@ def test_cancelling_a_flow_run_ends_its_job(long_sft: Any, monkeypatch: pytest.M
         assert row["job"] in long_sft.jobs()
         local.cancel(run)
         assert local.ended(run)["type"] == "CANCELLED"
-        assert row["job"] not in long_sft.jobs()
+        long_sft.until(lambda: row["job"] not in long_sft.jobs(), "its job's end")
         assert long_sft.status()["state"] == "cancelled"

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -88,7 +89,11 @@ def test_an_engine_in_a_process_of_its_own_ends_with_the_one_that_started_it(tmp
         until(lambda: answered() or process.poll() is not None, "it answers")
         assert answered(), said.read_text()[-8000:]
         started = psutil.Process(process.pid).children(recursive=True)
-        assert [each for each in started if "resource_tracker" not in " ".join(each.cmdline())]
+        lines = []
+        for each in started:
+            with suppress(psutil.NoSuchProcess):
+                lines.append(" ".join(each.cmdline()))
+        assert [line for line in lines if line and "resource_tracker" not in line]
     finally:
         process.kill()
         process.wait(PATIENCE_S)
