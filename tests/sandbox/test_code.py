@@ -1,6 +1,8 @@
 """The code reward: what it takes for a program, how rows are tested, and what is an error."""
 
+import gc
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,28 @@ def test_humaneval_knows_right_from_wrong(body: str | None) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(results, lines)) == [[body is None]] * 164
+
+
+def test_rows_may_be_looked_at_in_any_number_of_threads() -> None:
+    """Python 3.11 itself raises SystemError where threads take turns while they parse."""
+    prompt = "".join(f"def f{i}(x):\n    return [y * {i} for y in range(x)]\n" for i in range(20))
+    row = given(a_row("", prompt, test="def check(candidate): pass", entry_point="f1"))
+
+    def take_turns(*_: Any) -> None:
+        time.sleep(0.0001)
+
+    def look(depth: int) -> str:
+        return look(depth - 1) if depth else exam_of(row).before
+
+    usual = gc.get_threshold()
+    gc.callbacks.append(take_turns)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(look, [number % 7 for number in range(300)])) == {f"{prompt}\n"}
+    finally:
+        gc.set_threshold(*usual)
+        gc.callbacks.remove(take_turns)
 
 
 def test_imports_of_the_tests_may_be_a_column(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A program cannot pass tests but by giving the right values."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,13 +12,13 @@ from stages.rewards.sandbox.status import Kind
 from stages.rewards.sandbox.values import Limits
 
 KIND = isolation().kind
-LIMITS = Limits(cpu_s=2, wall_s=8, memory_mb=256, processes=8, output_kb=64)
+LIMITS = Limits(cpu_s=2, wall_s=120, memory_mb=256, processes=8, output_kb=64)
 SQUARES = CodeTests(["assert f(12) == 144", "assert f(13) == 169"])
 needs_isolation = pytest.mark.skipif(KIND is Kind.NONE, reason=isolation().detail)
 
 
-def passes(program: str, tests: CodeTests = SQUARES) -> list[bool]:
-    return run_tests(program, tests, LIMITS, kind=KIND)
+def passes(program: str, tests: CodeTests = SQUARES, limits: Limits = LIMITS) -> list[bool]:
+    return run_tests(program, tests, limits, kind=KIND)
 
 
 FORGERIES = {
@@ -160,7 +161,8 @@ def f(x):
 @needs_isolation
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forgery_passes_nothing(name: str) -> None:
-    assert passes(FORGERIES[name]) == [False, False]
+    limits = replace(LIMITS, wall_s=8) if name == "never answers" else LIMITS
+    assert passes(FORGERIES[name], limits=limits) == [False, False]
 
 
 @needs_isolation
