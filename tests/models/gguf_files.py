@@ -1,12 +1,19 @@
 """A tiny Llama as a GGUF file, written as llama.cpp's converter does, with the package's writer."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import gguf
 import numpy as np
 import torch
 from tokenizers import pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from stages.contracts.model import ModelParams
+from stages.contracts.precision import Precision
+from stages.engines.models.base_folder import take_base_model
 
 CHARACTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -34,6 +41,12 @@ IN_LAYER = {
     "mlp.down_proj": "ffn_down",
 }
 QUANTS = {"F32": None, "Q8_0": gguf.GGMLQuantizationType.Q8_0}
+FOLDER = ModelParams(source="folder")
+
+
+def convert(source: Path, target: Path, precision=Precision.FLOAT32, params=FOLDER):
+    """As prepare does it."""
+    return take_base_model(params, precision, source, target)
 
 
 def tiny_llama(*, tied: bool = False, context: int = 64) -> LlamaForCausalLM:
@@ -53,8 +66,14 @@ def tiny_llama(*, tied: bool = False, context: int = 64) -> LlamaForCausalLM:
 
 
 def write_gguf(
-    path: Path, model: LlamaForCausalLM, *, quant: str = "F32", extra_tensor: str | None = None
+    path: Path,
+    model: LlamaForCausalLM,
+    *,
+    quant: str = "F32",
+    extra_tensor: str | None = None,
+    metadata: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
+    """`metadata`: what the file says besides, or otherwise; None: what it does not say."""
     config = model.config
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, "llama")
@@ -80,6 +99,8 @@ def write_gguf(
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
     writer.add_chat_template(TEMPLATE)
+    for key, value in metadata.items():
+        _say(writer, key, value)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -91,6 +112,14 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _say(writer, key, value):
+    (said,) = writer.kv_data
+    said.pop(key, None)
+    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+    if value is not None:
+        add.get(type(value), writer.add_array)(key, value)
 
 
 def _add(writer, name, values, quant):

@@ -1,29 +1,18 @@
-"""GGUF files as a start: the weights, the tokenizer, the template, and what is refused."""
-
-import json
-from pathlib import Path
+"""GGUF files as a start: the weights, the rotary positions, and what is refused."""
 
 import gguf
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
 from stages.context import StageError
-from stages.contracts.model import ModelParams
 from stages.contracts.precision import Precision
-from stages.data.tokenizer import Decoder
-from stages.engines.models.base_folder import take_base_model
 from stages.engines.models.folders import load_policy
-from tests.models.gguf_files import tiny_llama, write_gguf
-from tests.models.rendering import prompt_ids, response_ids
+from tests.models.gguf_files import convert, tiny_llama, write_gguf
 from tests.stages.conftest import Runner
 
-FOLDER = ModelParams(source="folder")
 IDS = torch.tensor([[5, 9, 40, 77, 12, 3]])
-
-
-def convert(source: Path, target: Path, precision=Precision.FLOAT32, params=FOLDER):
-    return take_base_model(params, precision, source, target)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -49,43 +38,6 @@ def test_a_quantised_file_is_the_model_up_to_its_rounding(tmp_path):
         assert float((loaded[name] - tensor).abs().max()) <= bound, name
     matrix = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(loaded[matrix], model.state_dict()[matrix])
-
-
-def test_the_tokenizer_is_the_files_with_its_ends_and_a_padding_of_its_own(tmp_path):
-    write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
-    returned = convert(tmp_path / "given", tmp_path / "base")
-    saved = AutoTokenizer.from_pretrained(tmp_path / "base")
-    for tokenizer in (returned, saved):
-        special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
-        assert special == ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-        assert tokenizer.eos_token_id == 2
-    config = json.loads((tmp_path / "base" / "config.json").read_text())
-    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, 0)
-    assert "quantization_config" not in config
-
-    decoder = Decoder(tmp_path / "base")
-    ids = prompt_ids(saved, "hello world é")
-    assert saved.decode(ids) == "<|im_start|>user\nhello world é<|im_end|>\n<|im_start|>assistant\n"
-    assert ids[0] == 1
-    response = response_ids(saved, "hello ✓")
-    assert response[-1] == 2
-    assert decoder.text(response) == "hello ✓"
-
-
-def test_the_ends_are_the_files_even_where_the_converter_takes_others(tmp_path, monkeypatch):
-    """As older versions of transformers do; the installed one does not."""
-    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
-    plain = AutoTokenizer.from_pretrained
-
-    def mistaken(*args, **options):
-        tokenizer = plain(*args, **options)
-        tokenizer.eos_token = "<|im_start|>"
-        return tokenizer
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", mistaken)
-    assert convert(file, tmp_path / "base").eos_token == "<|im_end|>"
-    config = json.loads((tmp_path / "base" / "config.json").read_text())
-    assert config["eos_token_id"] == 2
 
 
 def test_the_precision_is_that_of_the_params_and_the_bytes_repeat(tmp_path):
@@ -130,13 +82,6 @@ def test_a_run_starts_from_a_file_and_learns(runner):
     assert (run.root / "artifacts/policies/sft/model/chat_template.jinja").is_file()
 
 
-def test_a_template_of_choice_takes_the_place_of_the_files(tmp_path):
-    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
-    params = ModelParams(source="folder", chat_template="plain")
-    tokenizer = convert(file, tmp_path / "base", params=params)
-    assert tokenizer.decode(prompt_ids(tokenizer, "hi")) == "<|im_start|>hi"
-
-
 def test_files_that_cannot_be_taken_faithfully_are_refused(tmp_path):
     model = tiny_llama()
     two = tmp_path / "two"
@@ -156,3 +101,39 @@ def test_files_that_cannot_be_taken_faithfully_are_refused(tmp_path):
     (tmp_path / "weights.bin").write_bytes(b"")
     with pytest.raises(StageError, match=r"not a \.gguf file"):
         convert(tmp_path / "weights.bin", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.scaling.type", "yarn"),
+        ("rope.scaling.type", "linear"),
+        ("rope.scaling.factor", 4.0),
+        ("rope.scale_linear", 2.0),
+        ("rope.scaling.attn_factor", 1.25),
+    ],
+)
+def test_a_file_that_scales_its_rotary_frequencies_is_refused(tmp_path, key, value):
+    said = {f"llama.{key}": value}
+    file = write_gguf(tmp_path / "scaled.gguf", tiny_llama(), metadata=said)
+    with pytest.raises(StageError, match=rf"rotary frequencies \(llama\.{key} is {value}\)"):
+        convert(file, tmp_path / "out")
+
+
+def test_a_file_that_says_that_nothing_is_scaled_is_taken(tmp_path):
+    said = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0}
+    convert(write_gguf(tmp_path / "a.gguf", tiny_llama(), metadata=said), tmp_path / "a")
+    said = {"llama.rope.scale_linear": 0.0, "llama.rope.freq_base": 500_000.0}
+    convert(write_gguf(tmp_path / "b.gguf", tiny_llama(), metadata=said), tmp_path / "b")
+    rotary = load_policy(tmp_path / "b").config.rope_parameters
+    assert rotary == {"rope_theta": 500_000.0, "rope_type": "default"}
+
+
+def test_a_rotary_base_that_is_not_the_models_is_refused(tmp_path, monkeypatch):
+    """transformers reads it of most architectures, but not of all."""
+    monkeypatch.delitem(GGUF_CONFIG_MAPPING["llama"], "rope.freq_base")
+    convert(write_gguf(tmp_path / "usual.gguf", tiny_llama()), tmp_path / "usual")
+    said = {"llama.rope.freq_base": 500_000.0}
+    file = write_gguf(tmp_path / "other.gguf", tiny_llama(), metadata=said)
+    with pytest.raises(StageError, match=r"rotary base 500000 \(llama\.rope\.freq_base\)"):
+        convert(file, tmp_path / "out")

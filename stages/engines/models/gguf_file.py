@@ -1,10 +1,11 @@
 """A GGUF file as an ordinary Hugging Face folder: weights dequantised, tokenizer and template kept.
 
 transformers reads such files; what it leaves to chance is settled here. Every number of the file is
-in the model, or the file is refused. Which tokens begin, end and fill up a text is what the file
-says. The padding token is one that means nothing else, where the vocabulary has such a one.
+in the model, or the file is refused, and so is one whose positions transformers would not turn as
+the file says. Every token that ends a response for the file ends one for the model.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,20 +17,23 @@ import torch
 from stages.context import StageError
 from stages.contracts.precision import Precision
 from stages.data.artifacts import set_modes
+from stages.engines.models.gguf_card import take_card
+from stages.engines.models.gguf_tokenizer import EOS_KEY, named_ends, take_tokenizer
 from stages.engines.models.lean_transformers import AutoConfig, AutoModelForCausalLM, hidden
 from stages.engines.models.precision import DTYPES
 
 SUFFIX = ".gguf"
 _NOT_OF_THE_MODEL = ("quantization_config", "_model_name_or_path", "unk_token_id")
 _FREQUENCIES = "rope_freqs.weight"
-_PADDING = ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>")
 _ASKED_AGAIN = ("GGUFReader", "get_tensor_name_map")
-_SPECIAL = {
-    "bos_token": "tokenizer.ggml.bos_token_id",
-    "eos_token": "tokenizer.ggml.eos_token_id",
-    "unk_token": "tokenizer.ggml.unknown_token_id",
-    "pad_token": "tokenizer.ggml.padding_token_id",
+_NOT_SCALED = {
+    "rope.scaling.type": ("none",),
+    "rope.scaling.factor": (0, 1),  # llama.cpp reads 0 as none
+    "rope.scale_linear": (0, 1),  # what older files call the factor
+    "rope.scaling.attn_factor": (1,),
 }
+_THETAS = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
+"""Where configs with several bases keep the one that the file has by this name."""
 
 
 def find_gguf(source: Path, where: str) -> Path | None:
@@ -50,15 +54,16 @@ def find_gguf(source: Path, where: str) -> Path | None:
 
 
 def convert_gguf(file: Path, target: Path, precision: Precision, given: Any = None) -> Any:
-    """Write the model's weights in this precision; returns its tokenizer, not saved yet.
+    """Write the model's weights in this precision, and its card; returns its tokenizer, unsaved.
 
     That is the one in the file, unless another is given.
     """
     with _answered_once(file):
         metadata, num_numbers = _read_header(file)
-        tokenizer = given or _tokenizer(file, metadata)
         loaded = _load(file)
-    config = _plain_config(loaded, tokenizer)
+        tokenizer = take_tokenizer(file, metadata, given)
+    _check_rotary_base(file, metadata, loaded.config)
+    config = _plain_config(loaded, tokenizer, metadata)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
@@ -72,6 +77,7 @@ def convert_gguf(file: Path, target: Path, precision: Precision, given: Any = No
     model.config.dtype = DTYPES[precision]
     with hidden(("deepspeed",)):  # see save_model
         model.save_pretrained(target)
+    take_card(file, metadata, target)
     set_modes(target)
     return tokenizer
 
@@ -109,7 +115,35 @@ def _read_header(file: Path) -> tuple[dict[str, Any], int]:
             "leaves out when it converts: start from the model's safetensors"
         )
     metadata = {name: field.contents() for name, field in reader.fields.items()}
+    _check_not_scaled(file, metadata)
     return metadata, sum(int(tensor.n_elements) for tensor in reader.tensors)
+
+
+def _check_not_scaled(file: Path, metadata: dict[str, Any]) -> None:
+    """StageError where the file scales its rotary frequencies: transformers does not."""
+    architecture = metadata.get("general.architecture")
+    for name, neutral in _NOT_SCALED.items():
+        key = f"{architecture}.{name}"
+        if key in metadata and metadata[key] not in neutral:
+            raise StageError(
+                f"{file} scales its rotary frequencies ({key} is {metadata[key]}), which "
+                "transformers leaves out when it converts: start from the model's safetensors"
+            )
+
+
+def _check_rotary_base(file: Path, metadata: dict[str, Any], config: Any) -> None:
+    """StageError where the model turns positions by another base than the file says."""
+    architecture = metadata.get("general.architecture")
+    rotary = getattr(config, "rope_parameters", None) or {}
+    for name, kind in _THETAS.items():
+        said = metadata.get(f"{architecture}.{name}")
+        read = (rotary.get(kind) or rotary).get("rope_theta")
+        if said is not None and (read is None or not math.isclose(said, read, rel_tol=1e-6)):
+            raise StageError(
+                f"{file} has the rotary base {said:g} ({architecture}.{name}), but the "
+                f"{config.model_type} model that was read from it has {read}: transformers does "
+                "not convert this kind of file faithfully, start from the model's safetensors"
+            )
 
 
 def _load(file: Path) -> Any:
@@ -132,44 +166,22 @@ def _load(file: Path) -> Any:
     return model
 
 
-def _plain_config(model: Any, tokenizer: Any) -> Any:
+def _plain_config(model: Any, tokenizer: Any, metadata: dict[str, Any]) -> Any:
     """As that of a model that was never quantised, with the tokenizer's special tokens."""
     values = model.config.to_dict()
     for name in _NOT_OF_THE_MODEL:
         values.pop(name, None)
-    for name in ("bos", "eos", "pad"):
+    for name in ("bos", "pad"):
         values[f"{name}_token_id"] = getattr(tokenizer, f"{name}_token_id")
+    values["eos_token_id"] = _every_end(model, tokenizer, metadata)
     return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
-def _tokenizer(file: Path, metadata: dict[str, Any]) -> Any:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        file.parent, gguf_file=file.name, local_files_only=True
-    )
-    tokens = metadata.get("tokenizer.ggml.tokens") or ()
-    for name, key in _SPECIAL.items():
-        if key in metadata and int(metadata[key]) < len(tokens):
-            setattr(tokenizer, name, tokens[int(metadata[key])])
-    if tokenizer.eos_token_id is None:
-        raise StageError(f"{file} does not say which token ends a text ({_SPECIAL['eos_token']})")
-    meaningful = {tokenizer.eos_token, tokenizer.bos_token}
-    if tokenizer.pad_token is None or tokenizer.pad_token in meaningful:
-        free = (token for token in _PADDING if token in tokens and token not in meaningful)
-        tokenizer.pad_token = next(free, tokenizer.eos_token)
-    _check_tokens(file, tokenizer, list(tokens))
-    return tokenizer
-
-
-def _check_tokens(file: Path, tokenizer: Any, tokens: list[str]) -> None:
-    """StageError where the converted tokenizer gives a token another number than the file does."""
-    vocabulary = tokenizer.get_vocab()
-    moved = [token for index, token in enumerate(tokens) if vocabulary.get(token) != index]
-    if moved or len(vocabulary) != len(tokens):
-        example = moved[0] if moved else max(vocabulary, key=vocabulary.__getitem__)
-        raise StageError(
-            f"{file}: the converted tokenizer numbers {len(moved)} of {len(tokens)} tokens "
-            f"otherwise than the file does ({example!r}): put the model's own tokenizer.json "
-            "beside the file"
-        )
+def _every_end(model: Any, tokenizer: Any, metadata: dict[str, Any]) -> int | list[int]:
+    """The tokenizer's, those that the file names, and those that transformers adds to them."""
+    known = dict.fromkeys([int(tokenizer.eos_token_id), *named_ends(metadata)])
+    if EOS_KEY in metadata:  # else transformers has put that of another model of the kind
+        value = model.config.eos_token_id
+        known |= dict.fromkeys([value] if isinstance(value, int) else value or [])
+    first, *others = known
+    return [first, *others] if others else first

@@ -15,7 +15,9 @@ from stages.context import StageError
 from stages.data.artifacts import set_modes
 from stages.engines.models.own_code import allow_code, check_code_is_there, named_code, refusal
 
-COPIED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md", "LICENSE*")
+CARD = ("README.md", "LICENSE*")
+"""Model card and licence."""
+COPIED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *CARD)
 """Weights, configs, tokenizer, chat template, model card and licence."""
 NOT_COPIED = ("allowed_code.json", "trainer_state.json", "adapter_*")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
@@ -60,16 +62,21 @@ def check_folder(folder: Path, where: str, kind: Kind, param: str, *, trust_code
 def copy_folder(source: Path, target: Path, *, with_code: bool) -> None:
     """What a run needs of the folder; the rest stays behind."""
     target.mkdir(parents=True)
-    left = {path for pattern in NOT_COPIED for path in source.glob(pattern)}
-    for pattern in COPIED:
-        for path in sorted(set(source.glob(pattern)) - left):
-            if path.is_file():
-                shutil.copyfile(path, target / path.name)
+    copy_files(source, target, COPIED)
     if with_code and named_code(source):
         allow_code(source, target)
     else:
         _forget_code(target)
     set_modes(target)
+
+
+def copy_files(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
+    """The files of a folder that have such names."""
+    left = {path for pattern in NOT_COPIED for path in source.glob(pattern)}
+    for pattern in patterns:
+        for path in sorted(set(source.glob(pattern)) - left):
+            if path.is_file():
+                shutil.copyfile(path, target / path.name)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
