@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,7 +205,7 @@ def test_humaneval_knows_right_from_wrong(body: str | None) -> None:
 
 def test_rows_may_be_looked_at_in_any_number_of_threads() -> None:
     """Python 3.11 itself raises SystemError where threads take turns while they parse."""
-    prompt = "".join(f"def f{i}(x):\n    return [y * {i} for y in range(x)]\n" for i in range(20))
+    prompt = "".join(f"def f{i}(x):\n    return [y * {i} for y in range(x)]\n" for i in range(10))
     row = given(a_row("", prompt, test="def check(candidate): pass", entry_point="f1"))
 
     def take_turns(*_: Any) -> None:
@@ -213,14 +214,16 @@ def test_rows_may_be_looked_at_in_any_number_of_threads() -> None:
     def look(depth: int) -> str:
         return look(depth - 1) if depth else exam_of(row).before
 
-    usual = gc.get_threshold()
+    usual, interval = gc.get_threshold(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     gc.callbacks.append(take_turns)
     gc.set_threshold(50)
     try:
         with ThreadPoolExecutor(4) as pool:
-            assert set(pool.map(look, [number % 7 for number in range(300)])) == {f"{prompt}\n"}
+            assert set(pool.map(look, [number % 7 for number in range(700)])) == {f"{prompt}\n"}
     finally:
         gc.set_threshold(*usual)
+        sys.setswitchinterval(interval)
         gc.callbacks.remove(take_turns)
 
 
