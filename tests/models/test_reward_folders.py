@@ -136,6 +136,31 @@ def test_a_template_is_asked_for_and_a_text_that_is_too_long_is_named(tmp_path):
     assert len(score(tmp_path, chat_template="plain")) == len(ROWS)
 
 
+def test_positions_that_begin_after_the_padding_leave_room_for_fewer_tokens(tmp_path):
+    """RoBERTa's first token has the position after that of padding, so its last comes earlier."""
+    folder = write_classifier(tmp_path / "rm", "roberta", num_key_value_heads=4, pad_token_id=1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def row_of(num_tokens):
+        without = len(tokenizer("", "")["input_ids"])
+        return {**ROWS[0], "prompt": "", "response": "1" * (num_tokens - without)}
+
+    assert len(score(tmp_path, rows=[row_of(62)], form="pair")) == 1
+    with pytest.raises(StageError, match=r"prompt p0.* 63 tokens for this model.*is 62"):
+        score(tmp_path, rows=[row_of(63)], form="pair")
+
+
+def test_a_tokenizer_may_say_that_its_model_reads_fewer_tokens(tmp_path):
+    folder = write_classifier(tmp_path / "rm")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.model_max_length = 20
+    tokenizer.save_pretrained(folder)
+    long = {**ROWS[0], "response": "1" * 20}
+    with pytest.raises(StageError, match=r"26 tokens .*is 20 .*model_max_length"):
+        score(tmp_path, rows=[long])
+    assert len(score(tmp_path, rows=ROWS[:1])) == 1
+
+
 def test_a_run_scores_by_a_model_with_another_tokenizer(runner):
     run = runner(
         rewards={"rated": {"kind": "model", "folder": "rm"}},
