@@ -1,11 +1,12 @@
 """Finished reward models as a source of rewards: what they say is what transformers says."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from stages.context import Context, StageError
 from stages.contracts.params import Params
@@ -206,6 +207,30 @@ def test_a_finished_reward_model_is_taken_as_it_is(runner, labels):
     assert float(ours(input_ids=ids).logits[0, 0]) == pytest.approx(float(said), abs=1e-5)
     quality = json.loads((folder / "quality.json").read_text())
     assert quality["pairwise_accuracy"] == metrics["pairwise_accuracy"]
+
+
+def test_a_family_without_a_classifier_of_its_own_goes_from_start_to_source_of_rewards(runner):
+    """Learnt from a folder, taken as it is from the folder that it became, and read as text."""
+    run = reward_run(runner, "run", epochs=1)
+    write_family(run.root / "models", "granite")
+    run.run("reward_model")
+    learnt = run.root / "artifacts/rewards/reward_model"
+    again = reward_run(runner, "again", epochs=0)
+    shutil.copytree(learnt, again.root / "models", dirs_exist_ok=True)
+    metrics = again.run("reward_model")
+    assert metrics["num_steps"] == 0
+    taken = again.root / "artifacts/rewards/reward_model"
+    weights = [load_file(folder / "model.safetensors") for folder in (learnt, taken)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+    shutil.copytree(learnt, run.root / "rm")
+    backbone = AutoModel.from_pretrained(learnt).eval()
+    text_of = chat(learnt)
+    with torch.no_grad():
+        hidden = [backbone(**text_of(row)).last_hidden_state[0, -1] for row in ROWS]
+    expected = [float(state @ weights[0]["score.weight"][0]) for state in hidden]
+    assert score(run.root, batch_size=4) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("what", ["classifier", "language model"])
