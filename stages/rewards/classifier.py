@@ -6,7 +6,9 @@ text alone: texts of the same number of tokens go through the model together, an
 """
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,14 @@ def check_model(name: str, params: Model, folder: Path) -> int:
     return choose_label(where, params.label, labels_of(path))
 
 
+@dataclass(frozen=True)
+class _Context:
+    """The most tokens that a model reads."""
+
+    num_tokens: float
+    said_by: str
+
+
 class ModelScorer:
     def __init__(self, ctx: Context, name: str, params: Model, folder: Path, load: Load) -> None:
         self._name, self._params = name, params
@@ -46,6 +56,7 @@ class ModelScorer:
         self._label = check_model(name, params, folder)
         self._tokenizer = _tokenizer(name, params, folder)
         self._model = load(folder / params.folder, ctx.device, params.precision)
+        self._context = _context(self._model, self._tokenizer)
 
     def score(self, rows: Sequence[Row]) -> list[float]:
         encoded = [self._encode(row) for row in rows]
@@ -74,12 +85,12 @@ class ModelScorer:
             ]
             text = as_text(self._tokenizer, said)
             inputs = dict(self._tokenizer(text, add_special_tokens=False))
-        longest = getattr(self._model.config, "max_position_embeddings", None)
-        if longest is not None and len(inputs["input_ids"]) > longest:
+        if len(inputs["input_ids"]) > self._context.num_tokens:
             raise StageError(
                 f"rewards.{self._name}: {name_of(row)} and its response have "
-                f"{len(inputs['input_ids'])} tokens for this model, whose context is {longest}: "
-                "lower rollout.max_new_tokens, or shorten the prompts"
+                f"{len(inputs['input_ids'])} tokens for this model, whose context is "
+                f"{self._context.num_tokens} ({self._context.said_by}): lower "
+                "rollout.max_new_tokens, or shorten the prompts"
             )
         return inputs
 
@@ -94,6 +105,24 @@ class ModelScorer:
             logits = logits.softmax(-1) if logits.shape[1] > 1 else logits.sigmoid()
         rewards: list[float] = logits[:, self._label].tolist()
         return rewards
+
+
+def _context(model: Any, tokenizer: Any) -> _Context:
+    """The smaller of what the model and its tokenizer say; either may say nothing."""
+    positions = getattr(model.config, "max_position_embeddings", None) or math.inf
+    limits = [
+        _Context(positions - _unused_positions(model), "config.json's max_position_embeddings"),
+        # One that nobody has set is a number beyond all texts.
+        _Context(tokenizer.model_max_length, "tokenizer_config.json's model_max_length"),
+    ]
+    return min(limits, key=lambda limit: limit.num_tokens)
+
+
+def _unused_positions(model: Any) -> int:
+    """RoBERTa and its like count positions from the one after that of padding."""
+    tables = (m for name, m in model.named_modules() if name.endswith("position_embeddings"))
+    paddings = (getattr(table, "padding_idx", None) for table in tables)
+    return next((padding + 1 for padding in paddings if padding is not None), 0)
 
 
 def _tokenizer(name: str, params: Model, folder: Path) -> Any:

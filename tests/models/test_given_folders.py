@@ -19,7 +19,7 @@ from stages.contracts.model import ModelParams
 from stages.contracts.precision import Precision
 from stages.data.tokenizer import Decoder
 from stages.engines.models.base_folder import take_base_model
-from stages.engines.models.folders import load_policy
+from stages.engines.models.folders import load_policy, load_scalar_model
 from stages.engines.models.own_code import allow_code, check_same_code
 from tests.models.custom_code import write_echo
 from tests.models.families import SIZES, write_family
@@ -240,6 +240,31 @@ def test_code_that_comes_with_a_model_runs_only_if_it_is_allowed(runner):
     (policy / "allowed_code.json").unlink()
     with pytest.raises(StageError, match=r"model\.trust_remote_code"):
         load_policy(policy)
+
+
+@pytest.mark.parametrize("family", ["granite", "echo"])
+@pytest.mark.parametrize("lora", [{"rank": 0}, {"rank": 2, "save": "adapter"}], ids=["all", "lora"])
+def test_a_model_without_a_classifier_of_its_own_gets_a_critic_that_goes_on(runner, family, lora):
+    run = runner(
+        lora=lora,
+        model={"source": "folder", "max_length": 48, "trust_remote_code": True},
+        sft={"epochs": 1, "batch_size": 48},
+        rl={"algorithm": "ppo", "reward": "verifier"},
+        rollout={"prompts": 2, "samples": 2, "max_new_tokens": 6, "batch_size": 4},
+        policy_update={"epochs": 1, "batch_size": 4},
+    )
+    if family == "echo":
+        write_echo(run.root / "models")
+    else:
+        write_family(run.root / "models", family)
+    run.run("prepare")
+    run.run("sft")
+    for key in ("iter_001", "iter_002"):
+        for stage in ("rollout", "score", "policy_update"):
+            run.run(f"{stage}@{key}")
+    critic = load_scalar_model(run.root / "artifacts/policies/iter_002/state/critic")
+    assert critic.score.weight.shape[0] == 1
+    assert critic.score.weight.any(), "the head has learnt"
 
 
 def test_classes_that_transformers_has_itself_are_taken_instead_of_a_folders_own(tmp_path):

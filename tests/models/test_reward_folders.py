@@ -1,11 +1,12 @@
 """Finished reward models as a source of rewards: what they say is what transformers says."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from stages.context import Context, StageError
 from stages.contracts.params import Params
@@ -136,6 +137,31 @@ def test_a_template_is_asked_for_and_a_text_that_is_too_long_is_named(tmp_path):
     assert len(score(tmp_path, chat_template="plain")) == len(ROWS)
 
 
+def test_positions_that_begin_after_the_padding_leave_room_for_fewer_tokens(tmp_path):
+    """RoBERTa's first token has the position after that of padding, so its last comes earlier."""
+    folder = write_classifier(tmp_path / "rm", "roberta", num_key_value_heads=4, pad_token_id=1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def row_of(num_tokens):
+        without = len(tokenizer("", "")["input_ids"])
+        return {**ROWS[0], "prompt": "", "response": "1" * (num_tokens - without)}
+
+    assert len(score(tmp_path, rows=[row_of(62)], form="pair")) == 1
+    with pytest.raises(StageError, match=r"prompt p0.* 63 tokens for this model.*is 62"):
+        score(tmp_path, rows=[row_of(63)], form="pair")
+
+
+def test_a_tokenizer_may_say_that_its_model_reads_fewer_tokens(tmp_path):
+    folder = write_classifier(tmp_path / "rm")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.model_max_length = 20
+    tokenizer.save_pretrained(folder)
+    long = {**ROWS[0], "response": "1" * 20}
+    with pytest.raises(StageError, match=r"26 tokens .*is 20 .*model_max_length"):
+        score(tmp_path, rows=[long])
+    assert len(score(tmp_path, rows=ROWS[:1])) == 1
+
+
 def test_a_run_scores_by_a_model_with_another_tokenizer(runner):
     run = runner(
         rewards={"rated": {"kind": "model", "folder": "rm"}},
@@ -181,6 +207,30 @@ def test_a_finished_reward_model_is_taken_as_it_is(runner, labels):
     assert float(ours(input_ids=ids).logits[0, 0]) == pytest.approx(float(said), abs=1e-5)
     quality = json.loads((folder / "quality.json").read_text())
     assert quality["pairwise_accuracy"] == metrics["pairwise_accuracy"]
+
+
+def test_a_family_without_a_classifier_of_its_own_goes_from_start_to_source_of_rewards(runner):
+    """Learnt from a folder, taken as it is from the folder that it became, and read as text."""
+    run = reward_run(runner, "run", epochs=1)
+    write_family(run.root / "models", "granite")
+    run.run("reward_model")
+    learnt = run.root / "artifacts/rewards/reward_model"
+    again = reward_run(runner, "again", epochs=0)
+    shutil.copytree(learnt, again.root / "models", dirs_exist_ok=True)
+    metrics = again.run("reward_model")
+    assert metrics["num_steps"] == 0
+    taken = again.root / "artifacts/rewards/reward_model"
+    weights = [load_file(folder / "model.safetensors") for folder in (learnt, taken)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+    shutil.copytree(learnt, run.root / "rm")
+    backbone = AutoModel.from_pretrained(learnt).eval()
+    text_of = chat(learnt)
+    with torch.no_grad():
+        hidden = [backbone(**text_of(row)).last_hidden_state[0, -1] for row in ROWS]
+    expected = [float(state @ weights[0]["score.weight"][0]) for state in hidden]
+    assert score(run.root, batch_size=4) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("what", ["classifier", "language model"])

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from stages.contracts.precision import Precision
-from stages.engines.models.lean_transformers import AutoModelForSequenceClassification
 from stages.engines.models.precision import round_weights
+from stages.engines.models.scalar_class import AutoScalarModel
 from stages.engines.models.weights import check_weights
 
 
 def load_classifier(folder: Path, device: str, precision: Precision) -> Any:
-    model = AutoModelForSequenceClassification.from_pretrained(
+    model = AutoScalarModel.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
     )
     round_weights(model, precision)

@@ -26,7 +26,6 @@ from stages.engines.models import resident
 from stages.engines.models.lean_transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     hidden,
 )
 from stages.engines.models.lora import (
@@ -40,6 +39,7 @@ from stages.engines.models.lora import (
 )
 from stages.engines.models.own_code import copy_code, may_run
 from stages.engines.models.precision import is_rounded, round_weights, rounded
+from stages.engines.models.scalar_class import AutoScalarModel
 from stages.engines.models.weights import Part, check_weights, stored_weights
 
 HASHERS = 4
@@ -65,13 +65,13 @@ def load_scalar_model(
     folder: Path, device: str = "cpu", precision: Precision = Precision.FLOAT32
 ) -> Any:
     """A reward model or critic: a backbone with a head of one number."""
-    return _load(AutoModelForSequenceClassification, folder, device, precision)
+    return _load(AutoScalarModel, folder, device, precision)
 
 
 def start_scalar_model(folder: Path, device: str = "cpu") -> Any:
     """The backbone of a language model under a new head that says 0 for everything."""
     model = _load(
-        AutoModelForSequenceClassification,
+        AutoScalarModel,
         folder,
         device,
         Precision.FLOAT32,

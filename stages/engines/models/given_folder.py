@@ -148,8 +148,12 @@ def _check_kind(
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     )
 
+    from stages.engines.models.scalar_class import classifier_name
+
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.get("model_type"))
     scorer = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config.get("model_type"))
+    if scorer is None and causal is not None:
+        scorer = classifier_name(causal)
     own_code = named_code(folder)
     if own_code and trust_code:
         check_code_is_there(folder)

@@ -29,6 +29,9 @@ def hidden(names: tuple[str, ...]) -> Iterator[None]:
 with hidden(OPTIONAL):
     from transformers.models.auto.configuration_auto import AutoConfig
     from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSIFIERS,
+    )
+    from transformers.models.auto.modeling_auto import (
         AutoModelForCausalLM,
         AutoModelForSequenceClassification,
     )
@@ -38,6 +41,7 @@ logging.set_verbosity_error()
 logging.disable_progress_bar()
 
 __all__ = [
+    "CLASSIFIERS",
     "AutoConfig",
     "AutoModelForCausalLM",
     "AutoModelForSequenceClassification",
