@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from pipelines.errors import LockstepError
+from pipelines.export.given import given
 from pipelines.lineage.content import Content, Gone
 from pipelines.lineage.evidence import Artifact, Evidence, gather
 from pipelines.lineage.history import History
@@ -27,12 +28,6 @@ from pipelines.repository import Repository
 BASE = "artifacts/base"
 DATA_REPORT = "artifacts/data/report.json"
 SFT = "sft"
-_READ_IF = {
-    "prepare.folder": ("prepare.source", "files"),
-    "model.folder": ("model.source", "folder"),
-    "rl.teacher": ("rl.algorithm", "distill"),
-}
-"""Folders that stages depend on in any case, and what says that one was used."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class Provenance:
     stages: tuple[Making, ...]
     """Everything that it was made by, the first first and the one that made it last."""
     given: tuple[Artifact, ...]
-    """Data and models that were there before."""
+    """Data and models that were there before, and that were read."""
     params: Mapping[str, Any]
     """Of all these stages, by dotted name."""
     evaluation: Mapping[str, float]
@@ -95,7 +90,7 @@ def find_policy(repository: Repository, policy: str, revision: str | None = None
         making=making,
         files=content.files(artifact),
         stages=tuple(stages),
-        given=_given(tree, params),
+        given=given(tree),
         params=params,
         evaluation=_evaluation(evidence, read, artifact),
         of_sft=_evaluation(evidence, read, _policy_of(of_sft)),
@@ -144,18 +139,6 @@ def _in_order(tree: Tree) -> list[Making]:
 
     visit(tree.root)
     return [making for node in order if (making := tree.nodes[node].making)]
-
-
-def _given(tree: Tree, params: Mapping[str, Any]) -> tuple[Artifact, ...]:
-    """What nothing here made, but for folders that are listed and were not read."""
-    unread = {
-        params.get(folder)
-        for folder, (switch, value) in _READ_IF.items()
-        if params.get(switch) != value
-    }
-    found = (node.given for node in tree.nodes.values() if node.given)
-    kept = (item for item in found if item.path not in unread)
-    return tuple(sorted(kept, key=lambda item: item.path))
 
 
 def _evaluation(
