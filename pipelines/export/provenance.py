@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pipelines.repository import Repository
 
 BASE = "artifacts/base"
 DATA_REPORT = "artifacts/data/report.json"
+LICENCES = "LICENSE*"
 SFT = "sft"
 
 
@@ -56,6 +58,8 @@ class Provenance:
     """What became of the rows of each source, as prepare's report tells it."""
     base_card: Mapping[str, Any]
     """What the card of the base model says, such as its licence."""
+    licences: Mapping[str, Path]
+    """The base model's own files of this kind, by name, wherever they lie."""
 
     @property
     def commit(self) -> str | None:
@@ -83,6 +87,7 @@ def find_policy(repository: Repository, policy: str, revision: str | None = None
     read = _Metrics(repository, history)
     of_sft = next((m for m in stages if m.name == SFT), making)
     prepare = next((m for m in stages if m.name == "prepare"), None)
+    base = _base(content, prepare)
     params = {key: value for stage in stages for key, value in sorted(stage.params.items())}
     return Provenance(
         policy=making.key or making.name,
@@ -96,7 +101,8 @@ def find_policy(repository: Repository, policy: str, revision: str | None = None
         of_sft=_evaluation(evidence, read, _policy_of(of_sft)),
         data=read.of(prepare) if prepare else {},
         sources=_sources(content, prepare),
-        base_card=_base_card(content, prepare),
+        base_card=_base_card(base),
+        licences={name: path for name, path in base.items() if fnmatch(name, LICENCES)},
     )
 
 
@@ -162,13 +168,18 @@ def _sources(content: Content, prepare: Making | None) -> tuple[Mapping[str, Any
     return tuple(json.loads(path.read_text(encoding="utf-8"))["sources"]) if path else ()
 
 
-def _base_card(content: Content, prepare: Making | None) -> Mapping[str, Any]:
+def _base(content: Content, prepare: Making | None) -> Mapping[str, Path]:
+    """The files of the base model; none where they are gone."""
     if prepare is None or BASE not in prepare.outs:
         return {}
     try:
-        card = content.files(Artifact(BASE, prepare.outs[BASE])).get("README.md")
+        return content.files(Artifact(BASE, prepare.outs[BASE]))
     except Gone:
         return {}
+
+
+def _base_card(base: Mapping[str, Path]) -> Mapping[str, Any]:
+    card = base.get("README.md")
     if card is None:
         return {}
     parts = card.read_text(encoding="utf-8", errors="replace").split("---\n", 2)
