@@ -69,7 +69,7 @@ def lm_eval(repository: Repository, arguments: argparse.Namespace) -> str:
     }
     atomic.write_json(kept, found)
     url = (
-        log_results(repository, params, policy, digest, found["results"])
+        log_results(repository, params, policy, digest, found["results"], suffix_of(arguments))
         if arguments.mlflow
         else None
     )
@@ -179,16 +179,21 @@ def _run(repository: Repository, words: list[str], kept: Path) -> dict[str, Any]
 
 
 def _file_name(tasks: list[str], arguments: argparse.Namespace) -> str:
-    """What was asked for otherwise has another name: a short look replaces no long one."""
     name = "+".join(re.sub(r"[^\w.-]", "_", task) for task in tasks)
     if name != "+".join(tasks) or len(name) > _LONGEST_NAME:
         digest = hashlib.sha256(",".join(tasks).encode()).hexdigest()[:8]
         name = f"{name[:_LONGEST_NAME]}-{digest}"
-    if arguments.num_fewshot is not None:
-        name += f".{arguments.num_fewshot}-shot"
-    if arguments.chat:
-        name += ".chat"
-    return f"{name}.first-{arguments.limit}" if arguments.limit else name
+    return name + suffix_of(arguments)
+
+
+def suffix_of(arguments: argparse.Namespace) -> str:
+    """What was asked for otherwise has another name: a short look replaces no long one.
+
+    In files and in MLflow alike, so only with characters that both take.
+    """
+    shots = f".{arguments.num_fewshot}-shot" if arguments.num_fewshot is not None else ""
+    chat = ".chat" if arguments.chat else ""
+    return shots + chat + (f".first-{arguments.limit}" if arguments.limit else "")
 
 
 def evaluation_of(policy: str, params: Params) -> str:
@@ -201,9 +206,17 @@ def evaluation_of(policy: str, params: Params) -> str:
 
 
 def log_results(
-    repository: Repository, params: Params, policy: str, digest: str, results: Results
+    repository: Repository,
+    params: Params,
+    policy: str,
+    digest: str,
+    results: Results,
+    suffix: str,
 ) -> str:
-    """Log the numbers to the run of the policy's evaluation, and say where that is."""
+    """Log the numbers to the run of the policy's evaluation, and say where that is.
+
+    `suffix`: behind the name of each task, as in the names of the files.
+    """
     from pipelines.ledger import Ledger
     from pipelines.tracking import Tracker
     from pipelines.tracking_cursor import StageCursor, store_address
@@ -226,7 +239,7 @@ def log_results(
     from pipelines.tracking_store import RefusedError, Store, UnreachableError
 
     points = [
-        Point(safe_name(f"lm_eval/{task}/{metric}"), value, time.time(), 0)
+        Point(safe_name(f"lm_eval/{task}{suffix}/{metric}"), value, time.time(), 0)
         for task, metrics in results.items()
         for metric, value in metrics.items()
     ]

@@ -94,6 +94,8 @@ class Version:
     number: str
     source: str
     run_id: str | None
+    tags: Mapping[str, str]
+    description: str
 
 
 class Store:
@@ -287,6 +289,24 @@ class Store:
             )
         )
 
+    def is_described(
+        self, version: Version, tags: Mapping[str, str | None], description: str
+    ) -> bool:
+        """Whether a version has these tags and this description."""
+        same = _texts(tags).items() <= version.tags.items()
+        return same and version.description == redact(description)
+
+    @_translated(UnreachableError)
+    def describe_version(
+        self, name: str, version: Version, tags: Mapping[str, str | None], description: str
+    ) -> None:
+        """Set anew what differs."""
+        if version.description != redact(description):
+            self._client.update_model_version(name, version.number, redact(description))
+        for key, value in _texts(tags).items():
+            if version.tags.get(key) != value:
+                self._client.set_model_version_tag(name, version.number, key, value)
+
     @_translated(UnreachableError)
     def set_alias(self, name: str, alias: str, version: str) -> None:
         if self._client.get_registered_model(name).aliases.get(alias) != version:
@@ -323,7 +343,13 @@ class Store:
 
 
 def _version(version: Any) -> Version:
-    return Version(str(version.version), str(version.source), version.run_id)
+    return Version(
+        str(version.version),
+        str(version.source),
+        version.run_id,
+        dict(version.tags),
+        version.description or "",
+    )
 
 
 def _make_database(path: Path) -> None:

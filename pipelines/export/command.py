@@ -22,6 +22,7 @@ from pipelines.export.provenance import Provenance, find_policy
 from pipelines.repository import Repository
 
 ADAPTER = "adapter_config.json"
+WEIGHTS = ".safetensors"
 NOT_FOR_OTHERS = ("allowed_code.json",)
 CODE = Path(__file__).resolve().parents[2]
 """Where both planes can be imported from."""
@@ -91,19 +92,19 @@ def compose(
     adapter: bool = False,
     link: bool = False,
 ) -> None:
-    """The policy's files, its card and lineage.json in a new folder.
+    """The policy's files, the base model's licence, the card and lineage.json in a new folder.
 
     `link`: give the policy's files second names instead of copying them, where that can be done.
+    An adapter stays one then.
     """
-    is_adapter = ADAPTER in found.files
-    if adapter and not is_adapter:
+    if adapter and not is_adapter(found):
         raise LockstepError(
             f"{found.policy} is no adapter: its weights are merged (lora.save), or all of them "
             "were trained; leave --adapter out"
         )
     if adapter and dtype:
         raise LockstepError("--dtype is for merged weights: leave --adapter or --dtype out")
-    merge = is_adapter and not adapter and not link
+    merge = is_adapter(found) and not adapter and not link
     put = atomic.link_tree if link else _copy
     if merge or dtype:
         source = folder.with_name(f"{folder.name}.source")
@@ -117,13 +118,32 @@ def compose(
     else:
         kept = {n: p for n, p in found.files.items() if Path(n).name not in NOT_FOR_OTHERS}
         _put(kept, folder, put)
-    weights = {n: d for n, d in hashes(folder).items() if n.endswith(".safetensors")}
+    _put({n: p for n, p in found.licences.items() if not (folder / n).exists()}, folder, put)
+    weights = {name: folder / name for name in _names(folder) if name.endswith(WEIGHTS)}
+    _put_words(found, folder, weights, dtype, merge=merge)
+
+
+def describe_anew(found: Provenance, folder: Path) -> None:
+    """The card and lineage.json of files that were composed as they are, by what is known now."""
+    weights = {name: path for name, path in found.files.items() if name.endswith(WEIGHTS)}
+    _put_words(found, folder, weights, None, merge=False)
+
+
+def _put_words(
+    found: Provenance, folder: Path, weights: Mapping[str, Path], dtype: str | None, *, merge: bool
+) -> None:
+    adapter = is_adapter(found) and not merge
     # By their names: in the cache a file is called by its hash.
-    was = types_of(path for name, path in found.files.items() if name.endswith(".safetensors"))
-    how = _words(was, dtype, merge=merge, adapter=is_adapter and not merge)
-    text = card.render(found, weights, how, adapter=is_adapter and not merge)
-    atomic.write_text(folder / "README.md", text)
+    was = types_of(path for name, path in found.files.items() if name.endswith(WEIGHTS))
+    how = _words(was, dtype, merge=merge, adapter=adapter)
+    digests = {name: _digest(path) for name, path in weights.items()}
+    atomic.write_text(folder / "README.md", card.render(found, digests, how, adapter=adapter))
     atomic.write_json(folder / "lineage.json", card.lineage_json(found))
+
+
+def is_adapter(found: Provenance) -> bool:
+    """Whether the policy's folder is an adapter beside its base."""
+    return ADAPTER in found.files
 
 
 def _words(was: str, dtype: str | None, *, merge: bool, adapter: bool) -> str:
@@ -167,9 +187,14 @@ def _rewrite(source: Path, target: Path, dtype: str) -> None:
 
 def hashes(folder: Path) -> dict[str, str]:
     """sha256 of each file below a folder, by name."""
-    found = {}
-    for path in sorted(item for item in folder.rglob("*") if item.is_file()):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[path.relative_to(folder).as_posix()] = digest
-    return found
+    return {name: _digest(folder / name) for name in _names(folder)}
+
+
+def _names(folder: Path) -> list[str]:
+    files = sorted(item for item in folder.rglob("*") if item.is_file())
+    return [path.relative_to(folder).as_posix() for path in files]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

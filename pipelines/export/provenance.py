@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from pipelines.errors import LockstepError
+from pipelines.export.given import given
 from pipelines.lineage.content import Content, Gone
 from pipelines.lineage.evidence import Artifact, Evidence, gather
 from pipelines.lineage.history import History
@@ -26,13 +28,8 @@ from pipelines.repository import Repository
 
 BASE = "artifacts/base"
 DATA_REPORT = "artifacts/data/report.json"
+LICENCES = "LICENSE*"
 SFT = "sft"
-_READ_IF = {
-    "prepare.folder": ("prepare.source", "files"),
-    "model.folder": ("model.source", "folder"),
-    "rl.teacher": ("rl.algorithm", "distill"),
-}
-"""Folders that stages depend on in any case, and what says that one was used."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Provenance:
     stages: tuple[Making, ...]
     """Everything that it was made by, the first first and the one that made it last."""
     given: tuple[Artifact, ...]
-    """Data and models that were there before."""
+    """Data and models that were there before, and that were read."""
     params: Mapping[str, Any]
     """Of all these stages, by dotted name."""
     evaluation: Mapping[str, float]
@@ -61,6 +58,8 @@ class Provenance:
     """What became of the rows of each source, as prepare's report tells it."""
     base_card: Mapping[str, Any]
     """What the card of the base model says, such as its licence."""
+    licences: Mapping[str, Path]
+    """The base model's own files of this kind, by name, wherever they lie."""
 
     @property
     def commit(self) -> str | None:
@@ -88,6 +87,7 @@ def find_policy(repository: Repository, policy: str, revision: str | None = None
     read = _Metrics(repository, history)
     of_sft = next((m for m in stages if m.name == SFT), making)
     prepare = next((m for m in stages if m.name == "prepare"), None)
+    base = _base(content, prepare)
     params = {key: value for stage in stages for key, value in sorted(stage.params.items())}
     return Provenance(
         policy=making.key or making.name,
@@ -95,13 +95,14 @@ def find_policy(repository: Repository, policy: str, revision: str | None = None
         making=making,
         files=content.files(artifact),
         stages=tuple(stages),
-        given=_given(tree, params),
+        given=given(tree),
         params=params,
         evaluation=_evaluation(evidence, read, artifact),
         of_sft=_evaluation(evidence, read, _policy_of(of_sft)),
         data=read.of(prepare) if prepare else {},
         sources=_sources(content, prepare),
-        base_card=_base_card(content, prepare),
+        base_card=_base_card(base),
+        licences={name: path for name, path in base.items() if fnmatch(name, LICENCES)},
     )
 
 
@@ -146,18 +147,6 @@ def _in_order(tree: Tree) -> list[Making]:
     return [making for node in order if (making := tree.nodes[node].making)]
 
 
-def _given(tree: Tree, params: Mapping[str, Any]) -> tuple[Artifact, ...]:
-    """What nothing here made, but for folders that are listed and were not read."""
-    unread = {
-        params.get(folder)
-        for folder, (switch, value) in _READ_IF.items()
-        if params.get(switch) != value
-    }
-    found = (node.given for node in tree.nodes.values() if node.given)
-    kept = (item for item in found if item.path not in unread)
-    return tuple(sorted(kept, key=lambda item: item.path))
-
-
 def _evaluation(
     evidence: Evidence, read: "_Metrics", policy: Artifact | None
 ) -> Mapping[str, float]:
@@ -179,13 +168,18 @@ def _sources(content: Content, prepare: Making | None) -> tuple[Mapping[str, Any
     return tuple(json.loads(path.read_text(encoding="utf-8"))["sources"]) if path else ()
 
 
-def _base_card(content: Content, prepare: Making | None) -> Mapping[str, Any]:
+def _base(content: Content, prepare: Making | None) -> Mapping[str, Path]:
+    """The files of the base model; none where they are gone."""
     if prepare is None or BASE not in prepare.outs:
         return {}
     try:
-        card = content.files(Artifact(BASE, prepare.outs[BASE])).get("README.md")
+        return content.files(Artifact(BASE, prepare.outs[BASE]))
     except Gone:
         return {}
+
+
+def _base_card(base: Mapping[str, Path]) -> Mapping[str, Any]:
+    card = base.get("README.md")
     if card is None:
         return {}
     parts = card.read_text(encoding="utf-8", errors="replace").split("---\n", 2)

@@ -5,7 +5,8 @@ A version's source is a folder among the artifacts of the run that made the poli
 is on this machine's disks that folder is a second name for the policy's files and costs nothing;
 elsewhere it is sent.
 
-The same bytes are one version, however often they are registered.
+The same bytes are one version, however often they are registered. What is found out about them
+later, such as their evaluation, is added to it.
 """
 
 import os
@@ -21,14 +22,14 @@ from urllib.parse import unquote, urlparse
 
 from pipelines.errors import LockstepError
 from pipelines.export import card
-from pipelines.export.command import compose
+from pipelines.export.command import compose, describe_anew, is_adapter
 from pipelines.export.provenance import Provenance, find_policy
 from pipelines.params import load_params
 from pipelines.repository import Repository
 from pipelines.tracking_cursor import store_address
 
 if TYPE_CHECKING:
-    from pipelines.tracking_store import Store
+    from pipelines.tracking_store import Store, Version
 
 SWITCH = "LOCKSTEP_REGISTER"
 LARGEST_SENT = 2 * 1024**3
@@ -36,6 +37,7 @@ LARGEST_SENT = 2 * 1024**3
 FOLDER = "policy"
 """Among the artifacts of a run."""
 HASH_TAG = "lockstep.dvc_hash"
+POLICY_TAG = "lockstep.policy"
 _PARENTS = ("sft", "preference", "policy_update", "online")
 _NO_ALIAS = re.compile(r"latest|v\d+", re.IGNORECASE)
 _LONGEST_TAG = 4900
@@ -125,6 +127,8 @@ def put(
             description=_description(found),
             about="Policies of this Lockstep project, each version one policy.",
         )
+    else:
+        _renew(store, repository, found, name, version)
     for each in aliases:
         store.set_alias(name, each, version.number)
     return Registered(
@@ -199,7 +203,10 @@ def _place(
     local = _on_disk(place)
     if local is not None:
         target = local / FOLDER
-        if not target.exists():
+        if target.exists():
+            if found.evaluation:
+                describe_anew(found, target)
+        else:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".registering-") as aside:
                 compose(found, Path(aside) / FOLDER, link=True)
@@ -217,6 +224,33 @@ def _place(
     return f"{place.rstrip('/')}/{FOLDER}"
 
 
+def _renew(
+    store: "Store", repository: Repository, found: Provenance, name: str, version: "Version"
+) -> None:
+    """Have a version say what is known now: it may have been registered before its evaluation.
+
+    The files come first: whoever is killed in between finds the tags as they were, and does it
+    again.
+    """
+    if version.tags.get(POLICY_TAG) != found.policy or not found.evaluation:
+        # Of two policies with the same bytes the first is described, and a clone that has not
+        # evaluated it knows nothing that another may not have said before.
+        return
+    run = version.run_id or _run_of(store, found)
+    tags, description = _tags(found, run), _description(found)
+    if store.is_described(version, tags, description):
+        return
+    local = _on_disk(version.source)
+    if local is not None:
+        if local.is_dir():
+            describe_anew(found, local)
+    else:
+        with tempfile.TemporaryDirectory(dir=repository.home, prefix="registering-") as aside:
+            describe_anew(found, Path(aside))
+            store.put_folder(run, FOLDER, Path(aside))
+    store.describe_version(name, version, tags, description)
+
+
 def _on_disk(uri: str) -> Path | None:
     parsed = urlparse(uri)
     if parsed.scheme not in ("", "file") or parsed.netloc not in ("", "localhost"):
@@ -230,7 +264,7 @@ def _tags(found: Provenance, run: str) -> Mapping[str, str | None]:
     runs = {m.stage: m.job.run_id for m in found.stages if m.job and m.job.run_id}
     return {
         HASH_TAG: found.artifact.hash,
-        "lockstep.policy": found.policy,
+        POLICY_TAG: found.policy,
         "lockstep.stage": found.making.stage,
         "lockstep.path": found.artifact.path,
         "lockstep.git_commit": found.commit,
@@ -245,7 +279,8 @@ def _tags(found: Provenance, run: str) -> Mapping[str, str | None]:
 
 def _description(found: Provenance) -> str:
     """The card without its front matter and its longest parts."""
-    text = card.render(found, {}, "As `README.md` among its files says.", adapter=False)
+    how = "As `README.md` among its files says."
+    text = card.render(found, {}, how, adapter=is_adapter(found))
     body = text.split("---\n", 2)[-1]
     before, _, _ = body.partition("## Params")
     return before.strip()[:_LONGEST_TAG]

@@ -44,6 +44,7 @@ def provenance(folder: Path, **changes) -> Provenance:
         "data": {},
         "sources": (),
         "base_card": {},
+        "licences": {},
     }
     return Provenance(**{**values, **changes})
 
@@ -91,6 +92,23 @@ def test_an_adapter_is_not_made_where_there_is_none(tmp_path):
     whole = provenance(write_family(tmp_path / "whole", "llama"))
     with pytest.raises(LockstepError, match="is no adapter"):
         compose(whole, tmp_path / "out", adapter=True)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"adapter": True}, {"link": True}])
+def test_the_base_models_licence_comes_along(adapter, tmp_path, options):
+    (tmp_path / "cached").write_text("Do what you like.")
+    found = provenance(adapter, licences={"LICENSE.txt": tmp_path / "cached"})
+    compose(found, tmp_path / "out", **options)
+    assert (tmp_path / "out" / "LICENSE.txt").read_text() == "Do what you like."
+
+
+def test_a_licence_of_the_policys_own_stays(tmp_path):
+    whole = write_family(tmp_path / "whole", "llama")
+    (whole / "LICENSE").write_text("its own")
+    (tmp_path / "of the base").write_text("another")
+    found = provenance(whole, licences={"LICENSE": tmp_path / "of the base"})
+    compose(found, tmp_path / "out")
+    assert (tmp_path / "out" / "LICENSE").read_text() == "its own"
 
 
 def test_the_datasets_are_those_of_a_hub_that_were_trained_on():

@@ -14,7 +14,7 @@ from fake_clone import FakeClone
 from pipelines.cli import main
 from pipelines.errors import LockstepError
 from pipelines.hashing import HashCache
-from pipelines.lm_eval import _file_name, log_results, render, results_of
+from pipelines.lm_eval import _file_name, log_results, render, results_of, suffix_of
 from pipelines.lm_eval_options import add_options
 from pipelines.params import load_params
 
@@ -93,6 +93,13 @@ def accuracy(folder: Path, docs: list[dict]) -> float:
     return right / len(docs)
 
 
+def asked(*words: str) -> argparse.Namespace:
+    """The command line with these options."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser.parse_args(["sft", "--tasks", "gsm8k", *words])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed")
 def test_lm_eval_says_what_transformers_says_and_mlflow_gets_it(
@@ -141,19 +148,43 @@ def test_lm_eval_says_what_transformers_says_and_mlflow_gets_it(
         "sums.first-4.raw.json",
     ]
     metrics = inside.run_of("evaluate_sft").data.metrics
-    assert metrics["lm_eval/sums/acc"] == found["results"]["sums"]["acc"]
+    assert metrics["lm_eval/sums.first-4/acc"] == found["results"]["sums"]["acc"]
     assert metrics["accuracy"] == 0.5
 
     other = shutil.copytree(model, inside.root / "other")
     (other / "config.json").write_text("{}")
     with pytest.raises(LockstepError, match="evaluated other weights than sft has now"):
-        log_results(inside.repository, load_params(inside.root), "sft", HashCache().of(other), {})
+        log_results(
+            inside.repository, load_params(inside.root), "sft", HashCache().of(other), {}, ""
+        )
+
+
+def test_a_short_look_replaces_no_long_one_in_mlflow_either(inside: FakeClone) -> None:
+    params = load_params(inside.root)
+    inside.run("evaluate_sft")
+    inside.sync()
+
+    def log(accuracy: float, *words: str) -> None:
+        results = {"gsm8k": {"exact_match/strict-match": accuracy}}
+        log_results(
+            inside.repository, params, "sft", fake_clone.DIGEST, results, suffix_of(asked(*words))
+        )
+
+    log(0.75)
+    log(0.5, "--limit", "50")
+    log(0.25, "--num-fewshot", "5", "--chat")
+    metrics = inside.run_of("evaluate_sft").data.metrics
+    assert {name: value for name, value in metrics.items() if name.startswith("lm_eval/")} == {
+        "lm_eval/gsm8k/exact_match/strict-match": 0.75,
+        "lm_eval/gsm8k.first-50/exact_match/strict-match": 0.5,
+        "lm_eval/gsm8k.5-shot.chat/exact_match/strict-match": 0.25,
+    }
 
 
 def test_results_go_to_no_run_that_is_not_there(inside: FakeClone) -> None:
     params = load_params(inside.root)
     with pytest.raises(LockstepError, match=r"MLflow has no run of evaluate@iter_002 from this"):
-        log_results(inside.repository, params, "iter_002", "digest", {})
+        log_results(inside.repository, params, "iter_002", "digest", {}, "")
 
 
 def test_what_is_missing_is_named_with_what_to_do(
@@ -227,12 +258,10 @@ def test_numbers_are_taken_from_lm_evals_own_file() -> None:
 
 def test_results_that_were_asked_for_otherwise_have_a_file_of_their_own() -> None:
     def name(*words: str) -> str:
-        parser = argparse.ArgumentParser()
-        add_options(parser)
-        return _file_name(["gsm8k"], parser.parse_args(["sft", "--tasks", "gsm8k", *words]))
+        return _file_name(["gsm8k"], asked(*words))
 
-    asked = [[], ["--limit", "5"], ["--num-fewshot", "0"], ["--num-fewshot", "5"], ["--chat"]]
-    names = [name(*words) for words in asked]
+    ways = [[], ["--limit", "5"], ["--num-fewshot", "0"], ["--num-fewshot", "5"], ["--chat"]]
+    names = [name(*words) for words in ways]
     assert names[:3] == ["gsm8k", "gsm8k.first-5", "gsm8k.0-shot"]
     assert len(set(names)) == len(names)
     assert name("--chat", "--limit", "5", "--num-fewshot", "2") == "gsm8k.2-shot.chat.first-5"

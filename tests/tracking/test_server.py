@@ -4,13 +4,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import mlflow
 import pytest
 from fake_clone import FakeClone
+from fake_policy import write_policy
 
+from pipelines.export.registry import put
 from pipelines.shipper import problem, unshipped
 from pipelines.tracking import ship_all
+from pipelines.tracking_store import Store
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, answers, until
 
@@ -92,3 +97,27 @@ def test_another_address_takes_over_at_once(
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert ship_all(clone.repository, PATIENCE_S) == []
     assert clone.run_of("sft").info.status == "FINISHED"
+
+
+def test_an_evaluation_that_comes_later_is_sent_to_the_registered_policy(
+    clone: FakeClone,
+    start_server: Callable[[], None],
+    port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = f"http://127.0.0.1:{port}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    start_server()
+    found = write_policy(clone.root / "policy")
+    put(Store(clone.repository), clone.repository, found)
+    known = replace(found, evaluation={"accuracy": 0.5})
+    version = put(Store(clone.repository), clone.repository, known).version
+    tags = clone.client.get_model_version("lockstep", version).tags
+    assert tags["lockstep.metric.accuracy"] == "0.5"
+    folder = mlflow.artifacts.download_artifacts(
+        f"models:/lockstep/{version}", dst_path=str(tmp_path / "got"), tracking_uri=address
+    )
+    assert "| accuracy | 0.5 |" in (Path(folder) / "README.md").read_text()
+    weights = (Path(folder) / "model.safetensors").read_bytes()
+    assert weights == (clone.root / "policy/model.safetensors").read_bytes()

@@ -1,0 +1,34 @@
+"""A policy of one weight, with as little history as there can be."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from pipelines.export.provenance import Provenance
+from pipelines.lineage.evidence import Artifact
+from pipelines.lineage.making import Making
+
+PATH = "artifacts/policies/iter_001/model"
+
+
+def write_policy(folder: Path, weights: str = "model.safetensors") -> Provenance:
+    """Its files are written, and it was not evaluated."""
+    folder.mkdir(parents=True)
+    save_file({"weight": torch.ones(2)}, folder / weights)
+    (folder / "config.json").write_text("{}")
+    making = Making("policy_update@iter_001", {}, {}, {}, {PATH: "0" * 32})
+    nothing: dict[str, Any] = {key: {} for key in ("params", "evaluation", "of_sft", "data")}
+    return Provenance(
+        policy="iter_001",
+        artifact=Artifact(PATH, "0" * 32),
+        making=making,
+        files={path.name: path for path in sorted(folder.iterdir())},
+        stages=(making,),
+        given=(),
+        sources=(),
+        base_card={},
+        licences={},
+        **nothing,
+    )
