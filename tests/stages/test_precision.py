@@ -5,14 +5,17 @@ import torch
 from safetensors.torch import load_file
 
 from stages.algorithms.loss import Loss
-from stages.context import Context, Stopped
+from stages.context import Context, StageError, Stopped
 from stages.contracts.lora import LoraParams, LoraSave
 from stages.contracts.precision import Precision
+from stages.contracts.sharding import Sharding
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.folders import content_hash, load_policy, save_model
 from stages.engines.models.lora import open_for_training
+from stages.engines.processes.ranks import ALONE
 from stages.engines.training.learner import Optimization
+from stages.engines.training.learners import open_learner
 from stages.engines.training.loop import Plan, Work, counted, train
 from stages.engines.training.optimizer import Learner
 from tests.stages.test_lora import write_base
@@ -165,6 +168,22 @@ def test_training_goes_on_with_the_same_bits(base, tmp_path, lora):
     assert all(torch.equal(one[name], two[name]) for name in one)
     for (name, a), b in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("lora", [ALL, ADAPTER], ids=["all", "adapter"])
+def test_a_weight_that_stays_float32_is_not_spread_where_it_would_be_rounded(base, tmp_path, lora):
+    def load(folder, device):
+        model = load_policy(folder, device)
+        model._keep_in_fp32_modules_strict = ["input_layernorm"]
+        return model
+
+    model = open_for_training(load, base, "cpu", lora, seed=1)
+    how = Optimization(learning_rate=0.01, max_grad_norm=1.0, precision=BF16)
+    spread = Context(stage="test", key=None, seed=3, folder=tmp_path, sharding=Sharding.ZERO2)
+    with pytest.raises(StageError, match=r"sharding zero2.*layers\.0\.input_layernorm\.weight"):
+        open_learner(spread, ALONE, model, how)
+    kept = {p.dtype for n, p in model.named_parameters() if "input_layernorm" in n}
+    assert kept == {torch.float32}
 
 
 def test_the_stages_of_the_loop_agree_in_bfloat16(runner):

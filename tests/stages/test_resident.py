@@ -5,6 +5,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from stages.data.batching import collate
+from stages.engines.forward.packed import Pace, hidden_states, set_pace
 from stages.engines.models import resident
 from stages.engines.models.folders import content_hash, load_policy, save_model
 from stages.engines.processes import clean_slate
@@ -107,6 +110,25 @@ def test_a_model_that_is_not_what_was_saved_is_not_kept(folder: Path, tmp_path: 
         train(model)
         end()
     assert resident.names() == []
+
+
+@pytest.mark.usefixtures("_switched_on")
+@pytest.mark.parametrize(
+    "pace",
+    [Pace(checkpoint_activations=True), Pace(compile=True, micro_tokens=64)],
+    ids=["checkpointed", "compiled"],
+)
+def test_a_model_is_kept_at_whatever_pace_it_was_run(
+    folder: Path, pace: Pace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    with stage({folder: "a"}) as end:
+        model = load_policy(folder)
+        set_pace(model, pace)
+        hidden_states(model, collate([[3, 4]], [[5, 6]], 0)).sum().backward()
+        end()
+    with stage({folder: "a"}):
+        assert load_policy(folder) is model
 
 
 def _hook(model: Any) -> None:

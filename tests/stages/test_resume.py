@@ -19,6 +19,7 @@ from stages.algorithms.loss import Counts, Loss
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, Stopped
 from stages.engines.forward import inference
+from stages.engines.training import journal
 from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
@@ -292,6 +293,30 @@ def test_told_to_stop_on_a_full_disk_it_goes_on_later_from_the_checkpoint_before
     assert load_checkpoint(tmp_path / "b/scratch").step == 4
     assert_same(undisturbed, fit(context(tmp_path / "b")))
     assert len(logged(tmp_path / "b")) == NUM_STEPS
+
+
+def test_a_step_is_durable_only_where_the_checkpoint_before_it_could_be_written(
+    tmp_path, capsys, disk, monkeypatch
+):
+    now = [0.0]
+    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ctx = Context(stage="test", key="made", seed=3, folder=tmp_path, checkpoint_seconds=30)
+    learner = Learner(torch.nn.Linear(4, 1), Optimization(learning_rate=0.05, max_grad_norm=1.0))
+    steps = journal.Journal(ctx, {"model": learner}, None)
+
+    def begin_at(seconds):
+        now[0] = seconds
+        steps.save({}, False, now=False)
+        return steps.begin(2, "made").durable
+
+    steps.end(1, {"loss": 1.0}, 1.0)
+    disk.fill(10)
+    assert not begin_at(40.0)
+    assert not begin_at(50.0)
+    assert capsys.readouterr().err.count("no checkpoint of step 1") == 1, "tried again at once"
+    disk.free()
+    assert begin_at(80.0)
+    assert load_checkpoint(ctx.scratch).step == 1
 
 
 def test_metrics_that_can_never_be_written_fail_the_stage(tmp_path, disk):

@@ -38,6 +38,13 @@ WORLD = 2
 NUM_ROWS = 11  # of which five a step, and one in the last: a rank has fewer turns, or none
 ZEROS = ("zero1", "zero2", "zero3")
 LORA = {"rank": 4, "alpha": 8}
+REWARD = {"precision": "bfloat16", "reward_model": {"batch_size": 32}}
+STAGES = {
+    "ppo": ("policy_update@iter_001", {"rl": {"algorithm": "ppo"}}),
+    "reward": ("reward_model", REWARD),
+    "reward_lora": ("reward_model", {**REWARD, "lora": LORA}),
+}
+"""Those with scalar heads, each run in one process and by the ranks: its address and params."""
 
 
 class Interrupted(Context):
@@ -186,10 +193,10 @@ def jobs(base, trained, tmp_path_factory):
     fit(root / "plain_bfloat16", base, precision="bfloat16")
     with pytest.raises(Stopped):
         fit(root / "from_one", base, ema=0.9, stop_after=3)
-    ppo = {"rl": {"algorithm": "ppo"}}
-    for name in ("plain_ppo", "ppo"):
-        shutil.copytree(trained.root, root / name)
-    run_stage(root / "plain_ppo", "policy_update@iter_001", ppo)
+    for name, (address, changes) in STAGES.items():
+        for folder in (root / f"plain_{name}", root / name):
+            shutil.copytree(trained.root, folder)
+        run_stage(root / f"plain_{name}", address, changes)
 
     def job(name, sharding, offload="none", **options):
         return {
@@ -222,9 +229,12 @@ def jobs(base, trained, tmp_path_factory):
         job("bfloat16", "zero2", precision="bfloat16"),
         job("bfloat16_zero1", "zero1", precision="bfloat16"),
         job("bfloat16_zero3", "zero3", precision="bfloat16"),
-        {**job("ppo", "zero3"), "address": "policy_update@iter_001", "changes": ppo},
-        job("bad", "zero3", bad=bad_row),
     ]
+    todo += [
+        {**job(name, "zero3"), "address": address, "changes": changes}
+        for name, (address, changes) in STAGES.items()
+    ]
+    todo.append(job("bad", "zero3", bad=bad_row))
     run_jobs(todo, root)
     fit(root / "to_one", base, ema=0.9)
     return root
@@ -306,15 +316,29 @@ def test_a_model_that_computes_in_bfloat16_has_float32_weights_that_learn(jobs, 
     assert any(bool((w != w.bfloat16().float()).any()) for w in weights.values())
 
 
+def metrics_and_tensors(folder, *names):
+    paths = [next(folder.glob(f"artifacts/**/{name}.safetensors")) for name in names]
+    return json.loads((folder / "metrics.json").read_text()), [load_file(path) for path in paths]
+
+
 def test_a_policy_and_its_critic_learn_in_one_loss(jobs):
-    metrics = [json.loads((jobs / n / "metrics.json").read_text()) for n in ("plain_ppo", "ppo")]
-    assert metrics[1] == pytest.approx(metrics[0], rel=1e-2, abs=1e-4)
-    for name in ("model/model", "state/optimizer", "state/critic/model"):
-        one, other = (
-            load_file(next((jobs / n).glob(f"artifacts/**/iter_001/{name}.safetensors")))
-            for n in ("plain_ppo", "ppo")
-        )
-        assert_same_learning(one, other, rel=1e-3)
+    names = [
+        f"iter_001/{name}" for name in ("model/model", "state/optimizer", "state/critic/model")
+    ]
+    one, other = (metrics_and_tensors(jobs / name, *names) for name in ("plain_ppo", "ppo"))
+    assert other[0] == pytest.approx(one[0], rel=1e-2, abs=1e-4)
+    for alone, together in zip(one[1], other[1], strict=True):
+        assert_same_learning(alone, together, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["reward", "reward_lora"])
+def test_a_scalar_head_learns_on_a_model_that_computes_in_bfloat16(jobs, name):
+    folders = (jobs / f"plain_{name}", jobs / name)
+    one, other = (metrics_and_tensors(f, "rewards/reward_model/model") for f in folders)
+    for metric in ("loss", "grad_norm"):
+        assert other[0][metric] == pytest.approx(one[0][metric], rel=1e-2)
+    assert_same_learning(one[1][0], other[1][0], rel=2e-2)
+    assert bool(other[1][0]["score.weight"].any()), "a head that has learnt is not zero"
 
 
 def test_the_row_at_fault_is_named_by_all(jobs):

@@ -35,6 +35,8 @@ many sequences it has, and how long the longest is, only matters to the attentio
 as they come."""
 CHECKED = ([1, 2, 3], [4], [2, 1])
 """Sequences that both ways are compared on."""
+_CALL = "_compiled_call_impl"
+"""Where torch looks for what a layer is to be called by instead of its own code."""
 
 
 @dataclass(frozen=True)
@@ -189,14 +191,19 @@ def _layers_at(plain: Any, pace: Pace) -> Iterator[None]:
         return
     if plain not in _layers:
         _layers[plain] = [(layer, _at(pace, layer)) for layer in _decoder_layers(plain)]
-    before = [layer._compiled_call_impl for layer, _ in _layers[plain]]
-    for layer, call in _layers[plain]:
-        layer._compiled_call_impl = call
+    layers = _layers[plain]
+    # Most have none of their own but that of their class, and are to have none afterwards: whoever
+    # keeps models looks at all that a layer has.
+    own = [(layer, vars(layer)[_CALL]) for layer, _ in layers if _CALL in vars(layer)]
+    for layer, call in layers:
+        setattr(layer, _CALL, call)
     try:
         yield
     finally:
-        for (layer, _), call in zip(_layers[plain], before, strict=True):
-            layer._compiled_call_impl = call
+        for layer, _ in layers:
+            delattr(layer, _CALL)
+        for layer, call in own:
+            setattr(layer, _CALL, call)
 
 
 def _at(pace: Pace, layer: Any) -> Callable[..., Any]:

@@ -3,7 +3,8 @@
 The rows of each step are files, written as the step ends. The learners are written at most every
 `checkpoint_seconds`, at the end of a step, together with the hashes of all files so far; who goes
 on finds both as they were, or goes on from the checkpoint before. A step that will take longer than
-that begins with a checkpoint, so that what it leaves inside can be gone on from, too.
+that begins with a checkpoint, so that what it leaves inside can be gone on from, too. A checkpoint
+that could not be written counts as none, and is tried again when as much time has passed.
 """
 
 import hashlib
@@ -48,7 +49,7 @@ class Journal:
         self.history: list[Metrics] = []
         self.values: Mapping[str, Any] = {}
         """What the checkpoint that was gone on from said beside the history."""
-        self._saved_step, self._saved_at = 0, time.monotonic()
+        self._saved_step, self._tried_at = 0, time.monotonic()
         self._last_step_s = math.inf
 
     def resume(self) -> None:
@@ -98,7 +99,7 @@ class Journal:
 
         `is_ahead`: the rollouts of the next step are there, too.
         """
-        waited = time.monotonic() - self._saved_at
+        waited = time.monotonic() - self._tried_at
         if self._is_saved() or not (
             now or waited + self._last_step_s >= self._ctx.checkpoint_seconds
         ):
@@ -107,8 +108,10 @@ class Journal:
         last = len(self.history) + is_ahead
         files = {name: digest for name, digest in self._files.items() if _step(name) <= last}
         kept = {**values, "files": files}
-        save_if_possible(self._ctx.scratch, gather(self._learners), self.history, kept)
-        self._saved_step, self._saved_at = len(self.history), time.monotonic()
+        if save_if_possible(self._ctx.scratch, gather(self._learners), self.history, kept):
+            self._saved_step = len(self.history)
+        # Also where it failed: a try costs as much, and a disk is hardly ever full for one step.
+        self._tried_at = time.monotonic()
 
     def publish(self, kind: str, num_steps: int, path: Path) -> None:
         """The rows of all steps as one file, a row group a step."""

@@ -40,10 +40,10 @@ def save_if_possible(
     tensors: Mapping[str, Tensor],
     history: list[Metrics],
     more: Mapping[str, Any] | None = None,
-) -> None:
+) -> bool:
     """A checkpoint that cannot be written is no reason to stop: the one before it still holds.
 
-    `more` is JSON that whoever resumes gets back beside the history.
+    `more` is JSON that whoever resumes gets back beside the history. Says whether it was written.
     """
     values: dict[str, Any] = {**(more or {}), "history": history}
     try:
@@ -57,6 +57,8 @@ def save_if_possible(
                 file=sys.stderr,
                 flush=True,
             )
+        return False
+    return True
 
 
 def resume(scratch: Path, learners: Mapping[str, AnyLearner], ranks: Ranks) -> list[Metrics]:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stages.context import Context
-from stages.engines.models.lora import unwrapped
+from stages.engines.models.lora import HEAD, unwrapped
 from stages.engines.processes.deepspeed_engine import STAGES, configured, open_engine
 from stages.engines.processes.ranks import Ranks
 from stages.engines.training.learner import Optimization
@@ -79,7 +79,7 @@ class ZeroLearner:
                 if name not in self._shapes and not self._rank
             }
             if self._stage == 3:
-                self._keep_the_head()
+                self._keep_the_heads()
             for name in self._shapes:
                 self._put(self._flats(), name, before[name])
             del before
@@ -280,10 +280,12 @@ class ZeroLearner:
             kept[0].partition(kept)
             kept[0].all_gather(kept)
 
-    def _keep_the_head(self) -> None:
-        """Every rank keeps the output head whole, and DeepSpeed does not follow its calls.
+    def _keep_the_heads(self) -> None:
+        """Every rank keeps the heads whole, and DeepSpeed does not follow their calls.
 
-        It is called once for each chunk of tokens, and not all ranks have as many of these.
+        The output head is called once for each chunk of tokens, and not all ranks have as many of
+        these. A scalar head may be called with float32 copies of its weights, which are none of
+        DeepSpeed's.
         """
         offload = self._zero.parameter_offload
         plain = unwrapped(self.model)
@@ -293,10 +295,17 @@ class ZeroLearner:
         plain.base_model.register_forward_pre_hook(
             lambda *_: coordinator.reset_step(), prepend=True
         )
-        head = plain.get_output_embeddings()
-        if head is None:
-            return
-        own_hooks = (head._forward_hooks, head._forward_pre_hooks)
+        for head in (plain.get_output_embeddings(), getattr(plain, HEAD, None)):
+            if head is not None:
+                self._keep(head)
+
+    def _keep(self, head: Any) -> None:
+        offload = self._zero.parameter_offload
+        own_hooks = [
+            hooks
+            for module in head.modules()
+            for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
         for handle in [*offload.forward_hooks, *offload.backward_hooks]:
             if any(handle.hooks_dict_ref() is hooks for hooks in own_hooks):
                 handle.remove()
