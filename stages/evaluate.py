@@ -31,7 +31,7 @@ from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import generate_all, sample_seed
 from stages.engines.models.folders import load_policy
 from stages.engines.processes.parts import collect, fill
-from stages.environments.episodes import of_episodes, open_arena, played
+from stages.environments.episodes import longest_sequence, of_episodes, open_arena, played
 from stages.evaluation import folder, measures, tasks
 from stages.evaluation.answers import Answer, Answered
 from stages.evaluation.contest import Contest, contest
@@ -56,9 +56,11 @@ def run(
         for row, index in asked
     ]
     arena = open_arena(config, inputs["environments"], inputs["policy"], ctx.seed)
+    longest = longest_sequence(prompts, config.max_new_tokens, arena)
+    how = (config.engine, config.precision, config.batch_size, longest)
     generated = generate_all(
         ctx,
-        lambda: opened(ctx, inputs["policy"], config.engine, config.precision, config.batch_size),
+        lambda: opened(ctx, inputs["policy"], *how),
         requests,
         max_new_tokens=config.max_new_tokens,
         sampling=Sampling(config.temperature),

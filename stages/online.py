@@ -36,7 +36,7 @@ from stages.engines.training.journal import AHEAD, Journal
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.resume import Metrics
 from stages.engines.training.rl_state import RlState, load_state
-from stages.environments.episodes import open_arena
+from stages.environments.episodes import Arena, longest_sequence, open_arena
 from stages.policy_update import learn, open_learners, save, scored_rollouts
 from stages.rewards.isolated import KeptWorkers
 from stages.rollout import roll_out
@@ -49,6 +49,9 @@ Rows = Sequence[Mapping[str, Any]]
 def run(
     config: OnlineConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
+    prompts = read_role(inputs["prompts"], config.rollout.source, "online")
+    arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
+    longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
     state = load_state(inputs["state"], config.lora, inputs["policy"])
     learners = open_learners(config, inputs, ctx, ALONE, state)
     state = replace(state, tensors={})  # the learners have them
@@ -56,12 +59,21 @@ def run(
     with (
         ThreadPoolExecutor(1) as aside,
         closing(
-            ResidentSampler(config, inputs["policy"], learners["policy"], ctx, aside, apart=overlap)
+            ResidentSampler(
+                config,
+                inputs["policy"],
+                learners["policy"],
+                ctx,
+                aside,
+                apart=overlap,
+                longest=longest,
+            )
         ) as sampler,
         ThreadPoolExecutor(1) as ahead,
         closing(KeptWorkers()) as workers,
     ):
-        steps = Steps(config, inputs, ctx, state, learners, sampler, ahead, aside, workers)
+        asked = (prompts, arena)
+        steps = Steps(config, inputs, ctx, asked, state, learners, sampler, ahead, aside, workers)
         steps.take_all()
     save(config, inputs, out, steps.optimizer_steps, learners, steps.kl_coef)
     for kind in ("rollouts", "scores", "experience"):
@@ -85,6 +97,7 @@ class Steps:
         config: OnlineConfig,
         inputs: Mapping[str, Path],
         ctx: Context,
+        asked: tuple[Rows, Arena | None],
         state: RlState,
         learners: Mapping[str, AnyLearner],
         sampler: ResidentSampler,
@@ -92,12 +105,14 @@ class Steps:
         aside: Executor,
         workers: KeptWorkers,
     ) -> None:
-        """`ahead` samples for the next step; `aside` hashes weights and writes rows."""
+        """`asked` is what responses are drawn for, and what they are played with, if anything.
+
+        `ahead` samples for the next step; `aside` hashes weights and writes rows.
+        """
         self._config, self._inputs, self._ctx = config, inputs, ctx
         self._state, self._learners, self._thread = state, learners, ahead
-        self._prompts = read_role(inputs["prompts"], config.rollout.source, "online")
+        self._prompts, self._arena = asked
         self._decoder = Decoder(inputs["policy"])
-        self._arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
         self._load, self._workers = resident(), workers
         self._sampler = sampler
         self.journal = Journal(ctx, learners, aside)

@@ -23,7 +23,7 @@ from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Generator, Request, Sampling
 from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import generate_all, sample_seed
-from stages.environments.episodes import Arena, of_episodes, open_arena, played
+from stages.environments.episodes import Arena, longest_sequence, of_episodes, open_arena, played
 
 _OF_THE_PROMPT = ("prompt_id", "prompt", "answer", "extra", "prompt_ids")
 
@@ -33,9 +33,10 @@ def run(
 ) -> dict[str, float | int]:
     prompts = read_role(inputs["prompts"], config.rollout.source, "rollout")
 
-    how = (config.rollout.engine, config.precision, config.rollout.batch_size)
-    generator = partial(opened, ctx, inputs["policy"], *how)
     arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
+    longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
+    how = (config.rollout.engine, config.precision, config.rollout.batch_size, longest)
+    generator = partial(opened, ctx, inputs["policy"], *how)
     rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), generator, ctx, arena)
     write_parquet(out["rollouts"], rows, schema.ROLLOUTS)
     return metrics

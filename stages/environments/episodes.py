@@ -118,6 +118,15 @@ def open_arena(params: Limits, folder: Path, policy: Path, run_seed: int) -> Are
     )
 
 
+def longest_sequence(
+    prompts: Sequence[Mapping[str, Any]], max_new_tokens: int, arena: Arena | None
+) -> int:
+    """Most tokens that one of the prompts has together with a response, or an episode."""
+    # Nothing is observed after the last turn.
+    observed = (arena.max_turns - 1) * arena.max_observation_tokens if arena else 0
+    return max(len(row["prompt_ids"]) for row in prompts) + max_new_tokens + observed
+
+
 def played(arena: Arena, rows: Sequence[Mapping[str, Any]]) -> Play:
     """What `generate_all` takes, for requests that stand for these rows one by one."""
 

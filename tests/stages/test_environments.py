@@ -15,13 +15,13 @@ from stages.contracts.params import Params
 from stages.contracts.precision import Precision
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder
-from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.generator import Completion, Request, Sampling
 from stages.engines.generation.sampling import sample_seed
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.processes.parts import fill
 from stages.environments.calculator import Calculator, result
 from stages.environments.environment import Observation
-from stages.environments.episodes import open_arena, play
+from stages.environments.episodes import longest_sequence, open_arena, play
 from stages.environments.guess import Guess
 from stages.environments.turns import around_observation, read_turns
 from stages.rewards.named import NamedSource, named_pass
@@ -568,3 +568,29 @@ def test_the_template_stands_around_what_follows_an_end_token_alone(playing):
             assert wrapped is (episode.ids[at - 1] not in arena.turns.stop_ids)
             endings.add(wrapped)
     assert endings == {True, False}
+
+
+class Terse:
+    """Says one token a turn, and remembers how long a sequence could have become."""
+
+    def __init__(self, token):
+        self.token, self.longest = token, 0
+
+    def generate(self, requests, *, max_new_tokens, **_):
+        sizes = [len(each.prompt_ids) + each.limit(max_new_tokens) for each in requests]
+        self.longest = max(self.longest, *sizes)
+        return [Completion([self.token], [0.0], 0.0, "stop") for _ in requests]
+
+
+def test_no_sequence_is_longer_than_was_said_before_any_began(playing):
+    run = playing(rollout={"environment": "echo:Talks", "max_observation_tokens": 9})
+    policy = run.root / "artifacts/policies/sft/model"
+    arena = open_arena(run.params.rollout, run.root / "environments", policy, run.params.seed)
+    asked = [{**row, "sample_index": 0} for row in rows(run, "data/prompts")]
+    requests = [Request(row["prompt_ids"], seed=1) for row in asked]
+    generator = Terse(arena.decoder.vocabulary()[";"])
+    episodes = play(arena, generator, asked, requests, max_new_tokens=14, sampling=Sampling())
+    assert {episode.turns for episode in episodes} == {3}
+    assert generator.longest == longest_sequence(asked, 14, arena)
+    longest_prompt = max(len(row["prompt_ids"]) for row in asked)
+    assert longest_sequence(asked, 14, None) == longest_prompt + 14

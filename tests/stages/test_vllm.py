@@ -72,6 +72,11 @@ def test_vllm_keeps_what_a_generator_promises():
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
+def test_vllm_leaves_a_learner_beside_it_as_it_is():
+    run("vllm_online_cases.py")
+
+
+@pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
 def test_an_engine_in_a_process_of_its_own_ends_with_the_one_that_started_it(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(APART)

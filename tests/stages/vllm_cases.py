@@ -1,6 +1,7 @@
 """What is special about vLLM. test_vllm.py runs these in a process that has it."""
 
 import shutil
+from contextlib import closing
 
 import pytest
 import torch
@@ -154,10 +155,34 @@ def test_a_model_of_another_shape_takes_its_place(generator, tmp_path):
     assert answers_as(generator, load_policy(other))
 
 
+def test_of_a_context_only_what_is_asked_for_has_to_fit_the_cache(one_vllm, folder, tmp_path):
+    """The cache has a GiB (SETTINGS): half of what the whole context of this model takes."""
+    one_vllm.close()
+    large = llama(
+        tmp_path,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=2**18,
+    )
+    with pytest.raises(StageError, match="does not run the model"):
+        VllmGenerator(large, "cpu", Precision.FLOAT32, 4)
+    longest = max(len(request.prompt_ids) for request in REQUESTS) + 8
+    with closing(VllmGenerator(large, "cpu", Precision.FLOAT32, 4, longest=longest)) as generator:
+        assert answers_as(generator, load_policy(large))
+        generator.load(folder)
+        assert answers_as(generator, load_policy(folder))
+    # It is no promise that the model has so long a context.
+    with closing(VllmGenerator(folder, "cpu", Precision.FLOAT32, 4, longest=513)) as generator:
+        assert answers_as(generator, load_policy(folder))
+        with pytest.raises(StageError, match="context of 512"):
+            generator.generate(REQUESTS, max_new_tokens=300, sampling=Sampling())
+
+
 def test_an_update_learns_from_its_rollouts(runner, one_vllm):
     one_vllm.close()
     run = runner(
-        model={"hidden_size": 128, "num_heads": 2},
+        # Its whole context would not fit the cache.
+        model={"hidden_size": 128, "num_heads": 2, "num_layers": 4, "max_length": 2**19},
         rollout={"engine": "vllm", "temperature": 0.9},
     )
     for address in ("prepare", "sft", "reward_model", "rollout@iter_001", "score@iter_001"):

@@ -25,10 +25,13 @@ def open_generator(
     *,
     tensor_parallel: int = 1,
     memory_share: float = 0.9,
+    longest: int | None = None,
 ) -> Generator:
     """A generator with the weights of a folder, to be closed; `slots` sequences at a time.
 
     vLLM may use several GPUs, and takes a share of their memory; torch takes what it needs of one.
+    `longest` bounds how many tokens a request has together with its answer, where that is known:
+    vLLM starts only if its cache has room for such a sequence.
     """
     if choose(folder, device, engine) is Engine.VLLM:
         from stages.engines.generation.vllm_generator import VllmGenerator
@@ -40,6 +43,7 @@ def open_generator(
             slots,
             tensor_parallel=tensor_parallel,
             memory_share=memory_share,
+            longest=longest,
         )
     generator = TorchGenerator(device, precision, slots)
     generator.load(folder)
@@ -47,9 +51,9 @@ def open_generator(
 
 
 def opened(
-    ctx: Context, folder: Path, engine: Engine, precision: Precision, slots: int
+    ctx: Context, folder: Path, engine: Engine, precision: Precision, slots: int, longest: int
 ) -> AbstractContextManager[Generator]:
-    """A generator on what the job has, closed at the end."""
+    """A generator on what the job has, closed at the end; `longest` is for `open_generator`."""
     return closing(
         open_generator(
             folder,
@@ -59,6 +63,7 @@ def opened(
             slots,
             tensor_parallel=ctx.tensor_parallel,
             memory_share=ctx.generator_memory,
+            longest=longest,
         )
     )
 

@@ -38,10 +38,12 @@ class ResidentSampler:
         hasher: Executor,
         *,
         apart: bool,
+        longest: int,
     ) -> None:
+        """`longest` is how many tokens a prompt and its response have at most, of all steps."""
         self._config, self._source, self._learner = config, folder, learner
         self._device, self._aside = ctx.device, ctx.scratch / "sampler"
-        self._execution = (ctx.tensor_parallel, ctx.generator_memory)
+        self._execution = (ctx.tensor_parallel, ctx.generator_memory, longest)
         self._hash = BackgroundHash(hasher)
         # Work of one stream waits for all before it, a learner's too.
         beside = apart and ctx.device.startswith("cuda")
@@ -85,7 +87,7 @@ class ResidentSampler:
 
     def _open(self) -> Generator:
         params = self._config.rollout
-        tensor_parallel, memory_share = self._execution
+        tensor_parallel, memory_share, longest = self._execution
         return open_generator(
             self._aside,
             self._device,
@@ -94,6 +96,7 @@ class ResidentSampler:
             params.batch_size,
             tensor_parallel=tensor_parallel,
             memory_share=memory_share,
+            longest=longest,
         )
 
     def policy_hash(self) -> str:

@@ -14,14 +14,16 @@ What differs from the torch generator:
   top_k and min_p are refused.
 - The log-probs of a greedy answer are those at temperature 1, whatever the temperature.
 - On a GPU, answers repeat bit by bit only in a deterministic job, by vLLM's batch invariance. It
-  replaces some of torch's kernels for good, so the engine then has a process of its own: what else
-  this one computes must not depend on whether it has generated before.
+  replaces some of torch's kernels for good, and torch's deterministic mode forbids kernels that
+  vLLM needs. So in a deterministic job the engine has a process of its own: what else this
+  one computes must not depend on whether it has generated before, or generates just now.
 """
 
 import gc
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -63,6 +65,8 @@ class VllmGenerator:
     """vLLM with the weights of a folder; `slots` sequences are decoded together.
 
     A process has one at a time: what vLLM keeps for the whole process goes when one is closed.
+    `longest` is how many tokens a request and its answer have at most, of all that will be asked;
+    without it, the model's whole context has to fit the cache.
     """
 
     policy_hash: str
@@ -77,6 +81,7 @@ class VllmGenerator:
         *,
         tensor_parallel: int = 1,
         memory_share: float = 0.9,
+        longest: int | None = None,
     ) -> None:
         if device not in ("cpu", "cuda", "cuda:0"):
             raise StageError(
@@ -84,6 +89,7 @@ class VllmGenerator:
                 "GPUs by CUDA_VISIBLE_DEVICES, or set rollout.engine: torch"
             )
         self._precision, self._num_workers = precision, tensor_parallel
+        self._longest = longest
         self._on_gpu = device.startswith("cuda")
         self._options = {
             "dtype": precision.value,
@@ -110,8 +116,7 @@ class VllmGenerator:
         self.policy_hash = ""
         with _plain(folder, self._precision) as (plain, policy_hash):
             if _config(plain) == self._config:
-                with _vllms_own_determinism():
-                    self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(plain)})
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(plain)})
             else:
                 self._stop()
                 self._start(plain)
@@ -156,8 +161,7 @@ class VllmGenerator:
         # What an earlier call left there would change rounding, and it depends on who called.
         self._forget()
         try:
-            with _vllms_own_determinism():
-                answers = self._llm.generate(prompts, params, use_tqdm=False)
+            answers = self._llm.generate(prompts, params, use_tqdm=False)
         except RuntimeError as error:
             if "Unsupported" not in str(error):
                 raise
@@ -183,11 +187,22 @@ class VllmGenerator:
             self._stop()
 
     def _stop(self) -> None:
+        under_way = sys.exception()
+        try:
+            self.wake()
+        except Exception:
+            # A GPU that is too full to wake on is what may just have failed somebody else.
+            if under_way is None:
+                raise
+        finally:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        llm, self._llm, self._asleep = self._llm, None, False
         VllmGenerator._num_open -= 1
-        self.wake()
         # Worker processes, if there are any, end here rather than with this process.
-        self._llm.llm_engine.engine_core.shutdown()
-        self._llm = None
+        llm.llm_engine.engine_core.shutdown()
+        del llm
         gc.collect()
         if self._on_gpu:
             torch.cuda.empty_cache()
@@ -195,29 +210,24 @@ class VllmGenerator:
     def _start(self, folder: Path) -> None:
         if VllmGenerator._num_open:
             raise StageError("a process can have one vLLM at a time: close the one that is open")
-        if self._on_gpu and torch.are_deterministic_algorithms_enabled():
-            os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
-        replaces_kernels = os.environ.get("VLLM_BATCH_INVARIANT") == "1"
-        # Over several GPUs it is the workers, processes of their own, that replace them.
-        wanted = {ENGINE_APART: str(int(replaces_kernels and self._num_workers == 1))}
-        for name, value in {**SETTINGS, **wanted}.items():
-            os.environ.setdefault(name, value)
-        apart = os.environ[ENGINE_APART] == "1"
+        apart = self._set_variables()
         from vllm import LLM
 
+        options = {
+            **self._options,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "load_format": "safetensors",
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": f"{Checked.__module__}.{Checked.__qualname__}",
+            "disable_log_stats": True,
+            "trust_remote_code": may_run(folder),
+        }
         try:
-            with _vllms_own_determinism(), _unheard_by_workers(apart or self._num_workers > 1):
-                self._llm = LLM(
-                    str(folder),
-                    skip_tokenizer_init=True,
-                    generation_config="vllm",
-                    load_format="safetensors",
-                    logprobs_mode="processed_logprobs",
-                    worker_extension_cls=f"{Checked.__module__}.{Checked.__qualname__}",
-                    disable_log_stats=True,
-                    trust_remote_code=may_run(folder),
-                    **self._options,
-                )
+            with _unheard_by_workers(apart or self._num_workers > 1):
+                if self._longest is not None:
+                    options["max_model_len"] = min(self._longest, _context(folder, options))
+                self._llm = LLM(str(folder), **options)
         except RuntimeError as error:
             if not apart:
                 raise
@@ -235,6 +245,26 @@ class VllmGenerator:
             self._llm.collective_rpc("end_with", args=(os.getpid(),))
         self._config = _config(folder)
         self._ends = _ends(folder)
+
+    def _set_variables(self) -> bool:
+        """For vLLM to read; whether they give its engine a process of its own."""
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if self._on_gpu and deterministic:
+            os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
+        replaces_kernels = os.environ.get("VLLM_BATCH_INVARIANT") == "1"
+        # Over several GPUs it is the workers, processes of their own, that compute.
+        one_worker = self._num_workers == 1
+        wanted = {ENGINE_APART: str(int((deterministic or replaces_kernels) and one_worker))}
+        for name, value in {**SETTINGS, **wanted}.items():
+            os.environ.setdefault(name, value)
+        apart = os.environ[ENGINE_APART] == "1"
+        if deterministic and one_worker and not apart:
+            raise StageError(
+                f"{ENGINE_APART}=0 has vLLM compute in this process, whose deterministic mode "
+                "forbids kernels that it needs: unset the variable, or set deterministic: false "
+                "in the profile"
+            )
+        return apart
 
     def _forget(self) -> None:
         """Drop what is cached of prompts: it was computed with earlier weights, or elsewhere."""
@@ -293,18 +323,11 @@ def _ends(folder: Path) -> frozenset[int]:
     return frozenset(known)
 
 
-@contextmanager
-def _vllms_own_determinism() -> Iterator[None]:
-    """Without torch's deterministic mode, which forbids kernels that vLLM replaces or can do with.
+def _context(folder: Path, options: dict[str, Any]) -> int:
+    """The model's, as vLLM takes it from the config; a longer one it refuses."""
+    from vllm import EngineArgs
 
-    In a deterministic job vLLM is asked for batch invariance instead.
-    """
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
+    return int(EngineArgs(model=str(folder), **options).create_model_config().max_model_len)
 
 
 @contextmanager

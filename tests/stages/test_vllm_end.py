@@ -1,0 +1,73 @@
+"""How a vLLM ends while the GPU is full.
+
+On a CPU nothing sleeps, so the real engine cannot fail to wake there: one that only can fail stands
+in for it.
+"""
+
+import os
+import sys
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+
+from stages.contracts.precision import Precision
+from stages.engines.generation.vllm_generator import VllmGenerator
+from tests.stages.test_generators import tiny_llama
+
+
+class NeverWakes:
+    """vLLM's LLM on a GPU that is full by the time it is to wake."""
+
+    running = 0
+
+    def __init__(self, *_, **__):
+        self.llm_engine = SimpleNamespace(engine_core=self)
+        NeverWakes.running += 1
+
+    def collective_rpc(self, *_, **__):
+        return []
+
+    def sleep(self, level):
+        assert level == 1
+
+    def wake_up(self):
+        raise MemoryError("no room to wake")
+
+    def shutdown(self):
+        NeverWakes.running -= 1
+
+
+@pytest.fixture
+def asleep(monkeypatch, tmp_path):
+    """A factory of generators that have gone to sleep."""
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=NeverWakes))
+    # What vLLM is told by variables stays here.
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    folder = tiny_llama(tmp_path)
+
+    def opened():
+        generator = VllmGenerator(folder, "cuda", Precision.FLOAT32, 4)
+        generator.sleep()
+        return generator
+
+    return opened
+
+
+def test_an_engine_that_cannot_wake_is_shut_down_and_hides_no_error(asleep):
+    # Twice: a process has one vLLM at a time, so the first is really over.
+    for _ in range(2):
+        with (
+            pytest.raises(RuntimeError, match="the learner needs more memory"),
+            closing(asleep()),
+        ):
+            raise RuntimeError("the learner needs more memory")
+        assert NeverWakes.running == 0
+
+
+def test_that_it_could_not_wake_is_said_where_nothing_else_failed(asleep):
+    generator = asleep()
+    with pytest.raises(MemoryError, match="no room to wake"):
+        generator.close()
+    assert NeverWakes.running == 0
+    generator.close()
