@@ -19,6 +19,7 @@ from stages.rewards.named import NamedSource, open_scorer
 from stages.rewards.sandbox.isolation import isolation
 from stages.rewards.sandbox.status import Kind
 from stages.rewards.sandbox.values import Limits
+from tests.waiting import PATIENCE_S
 
 HUMANEVAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "humaneval.jsonl"
 pytestmark = pytest.mark.skipif(isolation().kind is Kind.NONE, reason=isolation().detail)
@@ -77,7 +78,7 @@ def test_programs_that_read_and_print(tmp_path: Path) -> None:
         a_row("not python at all", tests=DOUBLE),
         a_row("", tests=DOUBLE),
     ]
-    assert score(tmp_path, *rows, cpu_s=1) == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert score(tmp_path, *rows, cpu_s=5, wall_s=PATIENCE_S) == [1, 1, 0, 0, 0, 0, 0, 0]
     assert score(tmp_path, *rows[:3], counted="share") == [1, 1, 0.5]
 
 
