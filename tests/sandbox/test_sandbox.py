@@ -201,7 +201,7 @@ def test_without_isolation_code_runs_if_the_user_says_so_in_so_many_words(tmp_pa
 
 
 def test_without_isolation_limits_still_hold() -> None:
-    limits = Limits(cpu_s=1, wall_s=PATIENCE_S, memory_mb=128, output_kb=16)
+    limits = Limits(cpu_s=5, wall_s=PATIENCE_S, memory_mb=128, output_kb=16)
     ends = [
         run_program(program, limits=limits, kind=Kind.NONE).status
         for program in ("while True: pass", "while True: print('x' * 999)", "print(1)")

@@ -12,7 +12,7 @@ from stages.rewards.sandbox.status import Kind
 from stages.rewards.sandbox.values import Limits
 
 KIND = isolation().kind
-LIMITS = Limits(cpu_s=2, wall_s=120, memory_mb=256, processes=8, output_kb=64)
+LIMITS = Limits(cpu_s=5, wall_s=120, memory_mb=256, processes=8, output_kb=64)
 SQUARES = CodeTests(["assert f(12) == 144", "assert f(13) == 169"])
 needs_isolation = pytest.mark.skipif(KIND is Kind.NONE, reason=isolation().detail)
 
