@@ -144,6 +144,17 @@ def _load(argument: int, *, upper_half: bool = False) -> bytes:
     return _step(_LOAD, _ARGUMENTS_AT + 8 * argument + 4 * upper_half)
 
 
+def _refuse_unless_null(argument: int) -> bytes:
+    """Five steps: a pointer to nothing only asks."""
+    return (
+        _load(argument)
+        + _step(_JUMP_IF_EQUAL, 0, 0, 2)
+        + _load(argument, upper_half=True)
+        + _step(_JUMP_IF_EQUAL, 0, 1, 0)
+        + _step(_RETURN, _REFUSE)
+    )
+
+
 def filter_for(machine: str) -> bytes:
     """The filter, as the kernel reads it."""
     if machine not in _NUMBERS:
@@ -168,11 +179,7 @@ def filter_for(machine: str) -> bytes:
         + _step(_JUMP_IF_EQUAL, 0, 0, 6)
         + _load(1)
         + _step(_JUMP_IF_EQUAL, _RLIMIT_CORE, 0, 5)
-        + _load(2)
-        + _step(_JUMP_IF_EQUAL, 0, 0, 2)
-        + _load(2, upper_half=True)
-        + _step(_JUMP_IF_EQUAL, 0, 1, 0)
-        + refuse,
+        + _refuse_unless_null(2),
     )
     steps += _look(_SETRLIMIT[here], _load(0) + _step(_JUMP_IF_EQUAL, _RLIMIT_CORE, 0, 1) + refuse)
     for call in (_SOCKET, _SOCKETPAIR):
@@ -197,13 +204,7 @@ def filter_for(machine: str) -> bytes:
     # what is set, with no new action, is allowed: Python does so when it starts.
     steps += _look(
         _SIGACTION[here],
-        _load(0)
-        + _step(_JUMP_IF_EQUAL, _SIGCHLD, 0, 5)
-        + _load(1)
-        + _step(_JUMP_IF_EQUAL, 0, 0, 2)
-        + _load(1, upper_half=True)
-        + _step(_JUMP_IF_EQUAL, 0, 1, 0)
-        + refuse,
+        _load(0) + _step(_JUMP_IF_EQUAL, _SIGCHLD, 0, 5) + _refuse_unless_null(1),
     )
     return steps + _step(_RETURN, _ALLOW)
 
