@@ -46,14 +46,6 @@ OF_RECORDED = "out.recorded"
 _MINUTES_S, _DAY_S = 600.0, 86400.0
 
 
-def _found(folder: Path, pattern: str) -> list[Path]:
-    """What is there, as far as it can be seen: a folder may go while it is looked through."""
-    found: list[Path] = []
-    with suppress(FileNotFoundError):
-        found.extend(folder.glob(pattern))
-    return found
-
-
 def clear_debris(repository: Repository) -> None:
     """Remove what no living process can still be at work on."""
     for place in _PLACES:
@@ -66,6 +58,14 @@ def clear_debris(repository: Repository) -> None:
             _discard(path)
     for chain in repository.home.glob("chains/*"):
         _clear_chain(chain)
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    """What is there, as far as it can be seen: a folder may go while it is looked through."""
+    found: list[Path] = []
+    with suppress(FileNotFoundError):
+        found.extend(folder.glob(pattern))
+    return found
 
 
 def _leftovers(entry: Entry) -> Iterator[Path]:
