@@ -44,7 +44,7 @@ class Hashes:
         pass
 
 
-def opened(ctx, folder, engine, precision, slots):
+def opened(ctx, folder, engine, precision, slots, longest):
     return closing(Hashes())
 '''
 
