@@ -51,7 +51,6 @@ PARTS = (
 )
 QUIET = {
     "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_HOST_IP": "127.0.0.1",
@@ -90,6 +89,8 @@ SHARE_TARGET = {"1.1b": 0.6}
 """Of the GPU's arithmetic that training makes use of."""
 MICRO_TOKENS = {"135m": 65536, "1.1b": 32768}
 """Of ours; what fits, and keeps the GPU busy while the host prepares more."""
+STEP_MICRO_TOKENS = {"135m": 147456, "1.1b": 49152}
+"""The same for a fused step, whose 143,872 tokens are known: few passes, and full ones."""
 
 
 def main() -> None:
@@ -131,7 +132,6 @@ def options_of(words: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(words)
     if unknown := set(options.only.split(",")) - set(PARTS):
         parser.error(f"no part is named {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    options.micro_tokens = options.micro_tokens or MICRO_TOKENS.get(options.model, 8192)
     return options
 
 
@@ -151,7 +151,9 @@ def _kept(model: str) -> dict[str, Any]:
 
 def in_a_process(part: str, options: argparse.Namespace, limit: float) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", part, "--model", options.model]
-    command += ["--folder", str(options.folder), "--micro-tokens", str(options.micro_tokens)]
+    command += ["--folder", str(options.folder)]
+    if options.micro_tokens:
+        command += ["--micro-tokens", str(options.micro_tokens)]
     extra = QUIET | (COLOCATED if part == "trl_grpo" else {})
     began = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
@@ -208,7 +210,9 @@ def _ours(part: str, options: argparse.Namespace) -> dict[str, Any]:
         number = str(work.num_responses)
         words += ["--requests", number, "--slots", number, "--new-tokens", str(work.new_tokens)]
         return generation.measure(generation.options_of(words))
-    words += ["--micro-tokens", str(options.micro_tokens), *([] if tiny else ["--compile"])]
+    fitting = STEP_MICRO_TOKENS if part == "online" else MICRO_TOKENS
+    micro_tokens = options.micro_tokens or fitting.get(shape, 8192)
+    words += ["--micro-tokens", str(micro_tokens), *([] if tiny else ["--compile"])]
     if part == "online":
         from benchmarks import online
 

@@ -149,16 +149,17 @@ def _check_answers(prompts: Sequence[Mapping[str, Any]], source: str, folder: Pa
 def _responses(
     rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion], decoder: Decoder
 ) -> list[dict[str, Any]]:
+    texts = decoder.texts([completion.ids for completion in completions])
     return [
         {
             **row,
-            "response": decoder.text(completion.ids),
+            "response": response,
             "response_ids": completion.ids,
             "loss_mask": completion.loss_mask,
             "finish_reason": completion.finish_reason,
             "environment_reward": completion.environment_reward,
         }
-        for row, completion in zip(rows, completions, strict=True)
+        for row, completion, response in zip(rows, completions, texts, strict=True)
     ]
 
 

@@ -145,14 +145,18 @@ class Steps:
         self._ctx.write_metrics()
 
     def _take(self, step: int) -> tuple[Metrics, Metrics]:
-        """One step; its metrics, and what took how long."""
+        """One step; its metrics, and what took how long.
+
+        Rows are written once it has learnt, while the next one is sampled: the thread that writes
+        them, and what makes a GPU busy, would take turns.
+        """
         config, inputs = self._config, self._inputs
         name = step_name(str(self._ctx.key), step)
         own = self.journal.begin(step, name)
         clock = Clock()
         next_one = None
         try:
-            sampled = self._ahead or self._sample_now(step, own)
+            sampled = self._ahead or self._sample_now(own)
             clock.lap("generate_seconds")
             if config.online.overlap and step < config.steps:
                 next_one = self._sample_ahead(step + 1)
@@ -169,18 +173,22 @@ class Steps:
             config, inputs, own, ALONE, state, self._learners, scored, self._load
         )
         clock.lap("update_seconds")
+        if sampled is not self._ahead:
+            self.journal.write("rollouts", step, sampled.rows)
         self._ahead = next_one.result() if next_one else None
         clock.lap("waited_seconds")
+        if self._ahead is not None:
+            self.journal.write("rollouts", step + 1, self._ahead.rows)
         self.kl_coef = outcome.kl_coef
         self.journal.write("scores", step, scores)
         self.journal.write("experience", step, outcome.experience)
         return {**sampled.metrics, **of_score, **of_update}, clock.seconds
 
-    def _sample_now(self, step: int, ctx: StepContext) -> Sampled:
+    def _sample_now(self, ctx: StepContext) -> Sampled:
         self._sampler.take()
-        return self._sample(step, ctx)
+        return self._sample(ctx)
 
-    def _sample(self, step: int, ctx: StepContext) -> Sampled:
+    def _sample(self, ctx: StepContext) -> Sampled:
         """A step's responses by the weights that the sampler has taken."""
         rows, metrics = roll_out(
             self._config, self._prompts, self._decoder, self._sampler.opened, ctx, self._arena
@@ -188,16 +196,14 @@ class Steps:
         # Also where all responses were there already.
         self._sampler.rest()
         policy_hash = self._sampler.policy_hash()
-        rows = [{**row, "policy_hash": policy_hash} for row in rows]
-        self.journal.write("rollouts", step, rows)
-        return Sampled(rows, metrics)
+        return Sampled([{**row, "policy_hash": policy_hash} for row in rows], metrics)
 
     def _sample_ahead(self, step: int) -> "Future[Sampled]":
         """The same in a thread of its own, by a copy of the policy as it is now."""
         ctx = self.journal.begin(step, step_name(str(self._ctx.key), step), AHEAD)
         ctx.deaf = not ctx.durable
         self._sampler.take()
-        return self._thread.submit(self._sample, step, ctx)
+        return self._thread.submit(self._sample, ctx)
 
     def _save(self, *, now: bool) -> None:
         ahead = self._ahead and {"metrics": self._ahead.metrics}

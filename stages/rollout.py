@@ -83,13 +83,14 @@ def roll_out(
         play=played(arena, named) if arena else None,
     )
     completions = sampled.completions
+    texts = decoder.texts([completion.ids for completion in completions])
 
     rows = [
         {
             **{name: row[name] for name in _OF_THE_PROMPT},
             "sample_index": index,
             "greedy": seed is None,
-            "response": decoder.text(completion.ids),
+            "response": response,
             "response_ids": completion.ids,
             "logprobs": completion.logprobs,
             "support": completion.support,
@@ -99,7 +100,9 @@ def roll_out(
             "environment_reward": completion.environment_reward,
             "policy_hash": sampled.policy_hash,
         }
-        for (row, index), seed, completion in zip(slots, seeds, completions, strict=True)
+        for (row, index), seed, completion, response in zip(
+            slots, seeds, completions, texts, strict=True
+        )
     ]
     drawn_at_random = [c for c, seed in zip(completions, seeds, strict=True) if seed is not None]
     num_tokens = sum(completion.num_sampled for completion in drawn_at_random)

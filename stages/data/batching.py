@@ -8,15 +8,16 @@ A response may hold tokens that the model did not say itself, such as what a too
 two turns: its loss mask has 0 there. They are read like any other, and are never learnt from: no
 log-prob of theirs is computed, and what is [B, T] has zeros for them as it has for padding.
 
-What a step needs to know of its lengths is worked out here, where they are: asked of a GPU, each
-number would make the process wait for all that the GPU has still to do.
+A GPU is sent the tokens and their lengths, and works out where each of them is. It is asked for
+nothing: each answer would make the process wait for all that the GPU has still to do.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,30 +105,34 @@ def collate(
     from; without one, all are.
     """
     parts = [part for pair in zip(prompts, responses, strict=True) for part in pair]
-    ids = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.long)
+    ids = to_device(_in_a_row(parts, np.int64), device)
     prompt_lengths, response_lengths = (
-        torch.tensor([len(row) for row in rows], dtype=torch.long) for rows in (prompts, responses)
+        to_device(lengths_of(rows), device) for rows in (prompts, responses)
     )
     lengths = prompt_lengths + response_lengths
     ends = lengths.cumsum(0)
-    row = torch.repeat_interleave(lengths)
-    positions = torch.arange(len(ids)) - (ends - lengths)[row]
-    width, steps = _longest(lengths), _longest(response_lengths)
+    starts = ends - lengths
+    row, positions = _places(lengths, len(ids))
+    width = max((len(p) + len(r) for p, r in zip(prompts, responses, strict=True)), default=0)
     at = row * width + positions
 
-    step = positions - prompt_lengths[row]
-    said = (step >= 0).nonzero().squeeze(1)
-    responding = row[said] * steps + step[said]
-    in_response = torch.arange(steps)
-    response_mask = (in_response < response_lengths[:, None]).float()
+    steps = max(map(len, responses), default=0)
+    of, step = _places(response_lengths, sum(map(len, responses)))
+    first = ends - response_lengths
+    said, responding = first[of] + step, of * steps + step
+    in_row, in_response = torch.arange(width, device=device), torch.arange(steps, device=device)
+    is_token = in_row < lengths[:, None]
+    is_said = in_response < response_lengths[:, None]
     masks = whole_masks(responses, loss_masks)
-    learnt = response_mask if masks is None else pad(masks, 0.0)
-    kept = slice(None) if masks is None else learnt.flatten()[responding] > 0
-    batch = Batch(
-        ids=_spread(ids, at, (len(lengths), width), pad_id),
-        attention_mask=(torch.arange(width) < lengths[:, None]).long(),
-        response_ids=_spread(ids[said], responding, (len(lengths), steps), pad_id),
-        response_mask=response_mask,
+    learnt = is_said.float() if masks is None else to_device(pad(masks, 0.0), device)
+    if masks is not None:
+        kept = to_device(_in_a_row(masks, np.int64).nonzero().squeeze(1), device)
+        said, responding = said[kept], responding[kept]
+    return Batch(
+        ids=_where(is_token, ids, starts[:, None] + in_row, pad_id),
+        attention_mask=is_token.long(),
+        response_ids=_where(is_said, ids, first[:, None] + in_response, pad_id),
+        response_mask=is_said.float(),
         loss_mask=learnt,
         before=(prompt_lengths[:, None] - 1 + in_response).clamp(max=width - 1),
         last=lengths - 1,
@@ -137,13 +142,11 @@ def collate(
             starts=torch.cat([ends.new_zeros(1), ends]).int(),
             longest=width,
             at=at,
-            predicting=said[kept] - 1,
-            responding=responding[kept],
+            predicting=said - 1,
+            responding=responding,
         ),
         support=_support(supports or (), responses, masks),
     )
-    moved: Batch = _moved(batch, device)
-    return moved
 
 
 def whole_masks(
@@ -168,15 +171,26 @@ def loss_mask(row: Mapping[str, Any], ids: str = "response_ids") -> list[int]:
     return [1] * len(row[ids]) if mask is None else mask
 
 
+def loss_masks_of(rows: Sequence[Mapping[str, Any]], ids: str = "response_ids") -> Tensor:
+    """[B, T] 1.0 for a token of a row's response that is learnt from, 0.0 for all else."""
+    if all(row.get("loss_mask") is None for row in rows):
+        lengths = lengths_of([row[ids] for row in rows])
+        return (torch.arange(_longest(lengths)) < lengths[:, None]).float()
+    return pad([loss_mask(row, ids) for row in rows], 0.0)
+
+
 def pad(
     rows: Sequence[Sequence[float]], value: float, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """[B, T] rows padded on the right."""
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
+    lengths = lengths_of(rows)
     padded = torch.full((len(rows), _longest(lengths)), value, dtype=dtype)
     filled = torch.arange(padded.shape[1]) < lengths[:, None]
-    padded[filled] = torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
-    return padded
+    return padded.masked_scatter_(filled, _in_a_row(rows, np.float64).to(dtype))
+
+
+def lengths_of(rows: Sequence[Sequence[Any]]) -> Tensor:
+    return torch.tensor([len(row) for row in rows], dtype=torch.long)
 
 
 def to_device(tensor: Tensor, device: Any) -> Tensor:
@@ -190,20 +204,21 @@ def _longest(lengths: Tensor) -> int:
     return int(lengths.max()) if len(lengths) else 0
 
 
-def _spread(values: Tensor, at: Tensor, shape: tuple[int, int], otherwise: int) -> Tensor:
-    spread = torch.full(shape, otherwise, dtype=values.dtype)
-    spread.view(-1)[at] = values
-    return spread
+def _in_a_row(rows: Sequence[Sequence[float]], kind: Any) -> Tensor:
+    """[N] the numbers of all rows, one row after another."""
+    return torch.from_numpy(np.fromiter(chain.from_iterable(rows), kind, sum(map(len, rows))))
 
 
-def _moved(value: Any, device: Any) -> Any:
-    """The tensors in a dataclass moved, those of a support left."""
-    if isinstance(value, Tensor):
-        return to_device(value, device)
-    if isinstance(value, Batch | Packed):
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}
-        return type(value)(**{name: _moved(part, device) for name, part in parts.items()})
-    return value
+def _places(lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """[N] the row that each of `total` numbers is of, and its place there."""
+    row = torch.repeat_interleave(lengths, output_size=total)
+    starts = lengths.cumsum(0) - lengths
+    return row, torch.arange(total, device=lengths.device) - starts[row]
+
+
+def _where(is_there: Tensor, values: Tensor, at: Tensor, otherwise: int) -> Tensor:
+    """`values[at]` where there is such a thing."""
+    return values[at.clamp(max=len(values) - 1)].masked_fill(~is_there, otherwise)
 
 
 def _support(

@@ -33,6 +33,11 @@ class Decoder:
         """The text of a response, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
+        """Those of several, on all cores."""
+        ids = [list(response) for response in responses]
+        return list(self._tokenizer.decode_batch(ids, skip_special_tokens=True))
+
     def vocabulary(self) -> dict[str, int]:
         """Every token with its id, special ones too."""
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))

@@ -29,7 +29,7 @@ from stages.context import Context, StageError
 from stages.contracts.objectives import KlPlace
 from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
 from stages.contracts.rl import Algorithm
-from stages.data.batching import loss_mask, pad, to_device
+from stages.data.batching import loss_masks_of, pad, to_device
 from stages.engines.forward.inference import kept_over_responses
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.folders import response_values
@@ -91,10 +91,11 @@ class Experience:
 
     def select(self, rows: Sequence[int], num_steps: int, device: str) -> "Experience":
         """Some rows, cut to the longest response among them."""
+        chosen = torch.tensor(rows)
         return replace(
             self,
             **{
-                field.name: to_device(getattr(self, field.name)[list(rows), :num_steps], device)
+                field.name: to_device(getattr(self, field.name)[chosen, :num_steps], device)
                 for field in fields(self)
             },
         )
@@ -122,23 +123,42 @@ def measure(ctx: Context, policy: Any, rollouts: Rollouts, config: PolicyUpdateC
 
 def compare(logprobs: Tensor, rollouts: Rollouts, config: PolicyUpdateConfig) -> Measured:
     """These log-probs of the trainer's beside the others; StageError if too far apart."""
-    params = config.policy_update
-    mask = pad([loss_mask(row) for row in rollouts], 0.0)
+    params, device = config.policy_update, logprobs.device
+    mask = to_device(loss_masks_of(rollouts), device)
     mismatch = mismatch_weights(
         logprobs,
-        pad([row["logprobs"] for row in rollouts], 0.0),
+        to_device(pad([row["logprobs"] for row in rollouts], 0.0), device),
         mask,
         correction=params.mismatch,
         cap=params.mismatch_cap,
         floor=params.mismatch_floor,
     )
-    known = has_reference(rollouts)
-    ref_logprobs = pad([row["ref_logprobs"] for row in rollouts], 0.0) if known else logprobs
-    measured = Measured(mask, logprobs, ref_logprobs, mismatch, known)
+    measured = _measured(mask, logprobs, rollouts, mismatch)
     _check_mismatch(mismatch, params)
     for kl in measured.kl_metrics().values():
         check_kl(kl, params)
     return measured
+
+
+def as_sampled(rollouts: Rollouts) -> Measured:
+    """What there is to say before the trainer has been asked: its log-probs are the sampler's."""
+    mask = loss_masks_of(rollouts)
+    equal = Mismatched(
+        weights=torch.ones_like(mask),
+        gap_mean=0.0,
+        gap_max=0.0,
+        effective_sample_size=1.0,
+        masked_share=0.0,
+        truncated_share=0.0,
+    )
+    return _measured(mask, pad([row["logprobs"] for row in rollouts], 0.0), rollouts, equal)
+
+
+def _measured(mask: Tensor, logprobs: Tensor, rollouts: Rollouts, mismatch: Mismatched) -> Measured:
+    if not has_reference(rollouts):
+        return Measured(mask, logprobs, logprobs, mismatch, has_reference=False)
+    reference = to_device(pad([row["ref_logprobs"] for row in rollouts], 0.0), logprobs.device)
+    return Measured(mask, logprobs, reference, mismatch)
 
 
 def has_reference(rollouts: Rollouts) -> bool:

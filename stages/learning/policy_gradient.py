@@ -29,7 +29,7 @@ from stages.context import StageError
 from stages.contracts.objectives import KlPlace, Mismatch
 from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
-from stages.data.batching import Batch, collate, loss_mask, pad
+from stages.data.batching import Batch, collate, loss_mask
 from stages.data.finite import sample_name
 from stages.engines.forward.inference import row_length
 from stages.engines.forward.logprobs import response_logprobs
@@ -40,6 +40,7 @@ from stages.engines.training.resume import Metrics
 from stages.learning.experience import (
     Experience,
     Measured,
+    as_sampled,
     check_kl,
     compare,
     critic_values,
@@ -74,8 +75,7 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
     if said is None:
         measured = measure(update.ctx, policy, update.rollouts, config)
     else:
-        sampled = pad([row["logprobs"] for row in update.rollouts], 0.0)
-        measured = compare(sampled, update.rollouts, config)
+        measured = as_sampled(update.rollouts)
     metrics: dict[str, float | int] = {"kl_coef": kl_coef}
     if config.algorithm is Algorithm.PPO:
         critic = update.learners["critic"]
@@ -88,7 +88,7 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
     rows = rows_to_learn_from(update)
     history = ascend(update, rows, experience, kl_coef, said)
     if said is not None:
-        measured = compare(_together(said, measured.mask), update.rollouts, config)
+        measured = compare(_together(said, measured.mask.shape), update.rollouts, config)
     metrics |= measured.metrics() | experience.metrics()
     if params.kl_target is not None:
         kl_coef = next_kl_coef(
@@ -120,11 +120,11 @@ def takes_one_step(update: Update, kl_coef: float) -> bool:
     )
 
 
-def _together(said: Said, mask: torch.Tensor) -> torch.Tensor:
-    """[N, T] the log-probs that micro-batches have left."""
-    logprobs = torch.zeros_like(mask)
+def _together(said: Said, shape: torch.Size) -> torch.Tensor:
+    """[N, T] the log-probs that micro-batches have left, where they are."""
+    logprobs = said[0][1].new_zeros(shape)
     for rows, values in said:
-        logprobs[rows, : values.shape[1]] = values.cpu()
+        logprobs[rows, : values.shape[1]] = values
     return logprobs
 
 

@@ -1,5 +1,6 @@
 """The torch generator on a GPU: what it keeps to on the CPU, in float32 and in bfloat16."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +12,7 @@ from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.generation.generator import Request, Sampling
 from stages.engines.generation.torch_generator import TorchGenerator
+from stages.engines.models.background_hash import BackgroundHash
 from stages.engines.models.folders import content_hash, load_policy
 
 pytestmark = pytest.mark.gpu
@@ -162,3 +164,15 @@ def test_a_resident_model_answers_with_its_own_weights_as_they_change(setting):
     fresh.take(policy, content_hash(policy))
     assert fresh.generate(REQUESTS, max_new_tokens=20, sampling=WARM) == second
     generator.close()
+
+
+def test_the_hash_of_a_resident_model_is_that_of_its_weights_as_they_were(setting):
+    policy = load_policy(setting.folder, "cuda", setting.precision)
+    with ThreadPoolExecutor(1) as thread:
+        hashing = BackgroundHash(thread)
+        for _ in range(3):
+            with torch.no_grad():
+                for weight in policy.parameters():
+                    weight.mul_(1.05)
+            hashing.start(policy)
+            assert hashing.wait() == content_hash(policy)

@@ -9,6 +9,7 @@ import pytest
 from stages.context import StageError
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.tokenizer import Decoder
 from stages.evaluation import folder
 from stages.evaluation.estimates import pass_at_k
 
@@ -284,3 +285,9 @@ def test_the_demo_reports_additions_with_a_carry_apart(run):
     assert {"accuracy/carry", "accuracy/no_carry"} <= metrics.keys()
     rows = read_parquet(runner.root / "artifacts/data/prompts.parquet")
     assert {row["extra"] for row in rows} == {"{}"}, "what is trained on is as it was"
+
+
+def test_texts_of_many_are_those_of_each(trained):
+    decoder = Decoder(trained.root / "artifacts/base")
+    responses = [[], [5], [2, 5, 6, 2], list(range(12))]
+    assert decoder.texts(responses) == [decoder.text(ids) for ids in responses]

@@ -1,5 +1,6 @@
 """A model in memory is what its folder holds, or it is not used."""
 
+import hashlib
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 from stages.context import StageError
+from stages.engines.models import folders
 from stages.engines.models.folders import (
     load_policy,
     load_scalar_model,
@@ -163,3 +165,16 @@ def test_an_adapter_that_goes_on_is_the_one_in_the_file(tmp_path):
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(StageError, match=r"adapter_model\.safetensors: tensor .* is not finite"):
         open_for_training(load_policy, tmp_path / "policy", "cpu", ADAPTER, seed=1)
+
+
+@pytest.mark.parametrize("hashers", [1, 3, 16])
+def test_a_hash_is_of_weights_in_their_order_whoever_hashes_which(monkeypatch, hashers):
+    monkeypatch.setattr(folders, "HASHERS", hashers)
+    weights = [(f"w{i}", torch.full((7 - i % 5, 2), float(i))) for i in range(20)]
+    digest = hashlib.sha256()
+    for name, one in weights:
+        of_bytes = hashlib.sha256(one.numpy().tobytes()).hexdigest()
+        digest.update(f"{name} {tuple(one.shape)} torch.float32 {of_bytes}\n".encode())
+    expected = digest.hexdigest()
+    assert folders.hash_of_weights(iter(weights)) == expected
+    assert folders.hash_of_weights(reversed(weights)) != expected

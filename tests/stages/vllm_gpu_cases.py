@@ -16,6 +16,8 @@ LONG = [1, *(4 + i % 400 for i in range(200))]
 REQUESTS = [Request(prompt, seed=i) for i in range(32) for prompt in (LONG, [1, 5, 6])]
 OPTIONS = {"max_new_tokens": 64, "sampling": Sampling(temperature=0.9)}
 GIB = 2**30
+ROUNDING = 0.15
+"""In bfloat16, of a mean over the tokens of an answer; seen on an H200: 0.07."""
 
 
 def llama(folder, seed):
@@ -68,10 +70,10 @@ def test_log_probs_are_those_of_the_weights_that_were_loaded_last(generator, fol
     for folder in (*folders, folders[0]):
         generator.load(folder)
         gap, expected_hash = worst_gap(folder, generator.generate(REQUESTS, **OPTIONS))
-        assert gap < 0.02
+        assert gap < ROUNDING
         assert generator.policy_hash == expected_hash
     other, _ = worst_gap(folders[1], generator.generate(REQUESTS, **OPTIONS))
-    assert other > 0.1
+    assert other > 3 * ROUNDING
 
 
 def test_answers_repeat_and_do_not_depend_on_their_neighbours(generator, folders):

@@ -20,8 +20,8 @@ CHUNK_LOGITS = 2**28
 """On a GPU, which is idle between small pieces of work, a chunk has as many tokens as have this
 many logits: one gigabyte, of which the backward pass needs three or four."""
 
-COMPILED_TOKENS = 2048
-"""Tokens in each chunk where reading logits is compiled."""
+COMPILED_TOKENS = 4096
+"""Tokens at most in each chunk where reading logits is compiled."""
 
 Read = Callable[..., tuple[Tensor, ...]]
 """From the logits of a chunk, [n, V], and each column's part, to numbers a token, [n, ...]."""
@@ -32,11 +32,10 @@ Column = Sequence[Tensor]
 def chunk_tokens(head: Any, device: torch.device, compiled: bool = False) -> int:
     if device.type != "cuda":
         return CHUNK_TOKENS
-    if compiled:
-        # Smaller, as the last chunk is filled up to the size of all others.
-        return COMPILED_TOKENS
     vocabulary = int(head.weight.shape[0])
-    return max(1, CHUNK_LOGITS // (vocabulary * CHUNK_TOKENS)) * CHUNK_TOKENS
+    tokens = max(1, CHUNK_LOGITS // (vocabulary * CHUNK_TOKENS)) * CHUNK_TOKENS
+    # Smaller, as the last chunk is filled up to the size of all others.
+    return min(tokens, COMPILED_TOKENS) if compiled else tokens
 
 
 def read_in_chunks(

@@ -78,6 +78,18 @@ def pace_of(model: Any) -> Pace:
     return _paces.get(unwrapped(model), Pace())
 
 
+@contextmanager
+def not_compiled(model: Any) -> Iterator[None]:
+    """The model run as it is: what is compiled takes rows of many tokens only."""
+    plain = unwrapped(model)
+    pace = pace_of(plain)
+    _paces[plain] = Pace()
+    try:
+        yield
+    finally:
+        _paces[plain] = pace
+
+
 def hidden_states(model: Any, batch: Batch) -> Tensor:
     """[N, hidden] the last hidden state of every token, as in `batch.packed`."""
     plain = unwrapped(model)
@@ -152,16 +164,14 @@ def _filled_up(packed: Packed, budget: int) -> _Row:
     size = -(-num_tokens // quantum) * quantum
     longest = packed.longest
     missing = size - num_tokens
-    tail = torch.arange(missing)
-    ends = (torch.arange(1, -(-missing // longest) + 1) * longest).clamp(max=missing)
-    at = num_sequences * longest + tail
-    device = packed.ids.device
+    tail = torch.arange(missing, device=packed.ids.device)
+    ends = (tail[: -(-missing // longest)] + 1) * longest
     return _Row(
         ids=torch.nn.functional.pad(packed.ids, (0, missing)),
-        positions=torch.cat([packed.positions, to_device(tail % longest, device)]),
-        starts=torch.cat([packed.starts, to_device((ends + num_tokens).int(), device)]),
+        positions=torch.cat([packed.positions, tail % longest]),
+        starts=torch.cat([packed.starts, (ends.clamp(max=missing) + num_tokens).int()]),
         longest=longest,
-        at=torch.cat([packed.at, to_device(at, device)]),
+        at=torch.cat([packed.at, num_sequences * longest + tail]),
     )
 
 

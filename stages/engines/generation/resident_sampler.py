@@ -71,7 +71,8 @@ class ResidentSampler:
                 for name, weight in named_weights(whole):
                     own[name].copy_(weight)
         self._hash.start(model)
-        self._torch.take(model, UNKNOWN)
+        # The trainer compares all that a policy gradient is made of.
+        self._torch.take(model, UNKNOWN, compared=self._config.algorithm.is_policy_gradient)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
 

@@ -16,6 +16,7 @@ from stages.context import StageError
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.forward.packed import not_compiled
 from stages.engines.generation.decoding import decode
 from stages.engines.generation.generator import Completion, Request, Sampling, check_context
 from stages.engines.generation.llama_decoder import LlamaDecoder
@@ -49,11 +50,15 @@ class TorchGenerator:
         self._use(model, content_hash(model), owned=True)
 
     @torch.no_grad()
-    def take(self, model: Any, policy_hash: str) -> None:
-        """Answer with a resident model's weights as they are now: after each change, take again."""
+    def take(self, model: Any, policy_hash: str, *, compared: bool = False) -> None:
+        """Answer with a resident model's weights as they are now: after each change, take again.
+
+        `compared`: somebody will hold the answers' log-probs against the model's own, and a model
+        that was checked once need not be checked after each change.
+        """
         if model is self._model and self._decoder is not None:
             self._decoder.renew()
-            self.policy_hash, self._checked = policy_hash, False
+            self.policy_hash, self._checked = policy_hash, self._checked and compared
         else:
             self.close()
             self._use(model, policy_hash, owned=False)
@@ -137,7 +142,9 @@ class TorchGenerator:
         )
         training = self._model.training
         self._model.eval()
-        expected = response_logprobs(self._model, batch, sampling.temperature).logprobs[0].tolist()
+        with not_compiled(self._model):
+            said = response_logprobs(self._model, batch, sampling.temperature)
+        expected = said.logprobs[0].tolist()
         self._model.train(training)
         gap = statistics.fmean(
             abs(ours - theirs) for ours, theirs in zip(completion.logprobs, expected, strict=True)

@@ -13,9 +13,10 @@ What differs from the torch generator:
 - vLLM tells no supports, without which a trainer could not compute the same log-probs: top_p,
   top_k and min_p are refused.
 - The log-probs of a greedy answer are those at temperature 1, whatever the temperature.
-- On a GPU, answers repeat bit by bit only in a deterministic job, by vLLM's batch invariance. It
-  replaces some of torch's kernels for good, and torch's deterministic mode forbids kernels that
-  vLLM needs. So in a deterministic job the engine has a process of its own: what else this
+- On a GPU, only in a deterministic job is all asked of vLLM that it has for answers to repeat bit
+  by bit: batch invariance, and no step that is scheduled before the one before it has ended. The
+  former replaces some of torch's kernels for good, and torch's deterministic mode forbids kernels
+  that vLLM needs. So in a deterministic job the engine has a process of its own: what else this
   one computes must not depend on whether it has generated before, or generates just now.
 """
 
@@ -26,6 +27,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,6 +55,7 @@ SETTINGS = {
 }
 """Variables that vLLM reads when it is imported; what a user has set stays."""
 ENGINE_APART = "VLLM_ENABLE_V1_MULTIPROCESSING"
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 NOT_FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 """What a scheduler sends to a whole job: this process answers it, and ends its workers."""
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
@@ -223,6 +226,9 @@ class VllmGenerator:
             "disable_log_stats": True,
             "trust_remote_code": may_run(folder),
         }
+        if os.environ.get(BATCH_INVARIANT) == "1":
+            # Else who is decoded together, and with it the rounding, depends on how fast things go.
+            options["async_scheduling"] = False
         try:
             with _unheard_by_workers(apart or self._num_workers > 1):
                 if self._longest is not None:
@@ -250,8 +256,11 @@ class VllmGenerator:
         """For vLLM to read; whether they give its engine a process of its own."""
         deterministic = torch.are_deterministic_algorithms_enabled()
         if self._on_gpu and deterministic:
-            os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
-        replaces_kernels = os.environ.get("VLLM_BATCH_INVARIANT") == "1"
+            os.environ.setdefault(BATCH_INVARIANT, "1")
+        if find_spec("flashinfer") is None:
+            # vLLM 0.24 imports it, to see whether its sampler would do.
+            os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        replaces_kernels = os.environ.get(BATCH_INVARIANT) == "1"
         # Over several GPUs it is the workers, processes of their own, that compute.
         one_worker = self._num_workers == 1
         wanted = {ENGINE_APART: str(int((deterministic or replaces_kernels) and one_worker))}

@@ -1,7 +1,7 @@
 """The hash of a resident model's weights, computed while the model answers.
 
 Whoever starts it leaves the weights as they are until the hash is there. From a GPU they are copied
-to memory that is set aside once, before anything else is asked of the GPU.
+to memory that is set aside once, in a stream of their own: the model need not wait for it.
 """
 
 from collections.abc import Iterator
@@ -19,15 +19,21 @@ class BackgroundHash:
     def __init__(self, thread: Executor) -> None:
         self._thread = thread
         self._copies: dict[str, Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
         self._hash: Future[str] | None = None
 
     def start(self, model: Any) -> None:
-        weights = list(named_weights(model))
+        device = next(model.parameters()).device
         copied = None
-        if any(tensor.is_cuda for _, tensor in weights):
-            weights = [(name, self._copied(name, tensor.detach())) for name, tensor in weights]
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
+        if device.type == "cuda":
+            beside = self._beside(device)
+            with torch.cuda.stream(beside):
+                weights = [
+                    (name, self._copied(name, one.detach())) for name, one in named_weights(model)
+                ]
+            copied = beside.record_event()
+        else:
+            weights = list(named_weights(model))
 
         def hashed() -> str:
             return hash_of_weights(_once(copied, weights))
@@ -37,6 +43,13 @@ class BackgroundHash:
     def wait(self) -> str:
         assert self._hash is not None
         return self._hash.result()
+
+    def _beside(self, device: torch.device) -> torch.cuda.Stream:
+        """A stream that begins with what the present one has been asked for so far."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        return self._stream
 
     def _copied(self, name: str, tensor: Tensor) -> Tensor:
         if not tensor.is_cuda:

@@ -6,10 +6,10 @@ against the files, tensor by tensor (weights.py).
 
 import hashlib
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,8 @@ from stages.engines.models.precision import is_rounded, round_weights, rounded
 from stages.engines.models.scalar_class import AutoScalarModel
 from stages.engines.models.weights import Part, check_weights, stored_weights
 
-HASHERS = 4
-"""Threads that hash weights side by side."""
+HASHERS = 16
+"""Threads that hash weights side by side, on whatever cores there are."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -163,12 +163,15 @@ def hash_of_weights(
         of_bytes = hashlib.sha256(raw.numpy().data).hexdigest()
         return f"{name} {tuple(tensor.shape)} {tensor.dtype} {of_bytes}\n".encode()
 
+    hashing: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(HASHERS) as hashers:
-        left = iter(named)
-        # A few at a time: merged weights are made as they are asked for.
-        while some := list(islice(left, HASHERS)):
-            for hashed in hashers.map(line, some):
-                digest.update(hashed)
+        for item in named:
+            # A few at a time: merged weights are made as they are asked for.
+            if len(hashing) == HASHERS:
+                digest.update(hashing.popleft().result())
+            hashing.append(hashers.submit(line, item))
+        for hashed in hashing:
+            digest.update(hashed.result())
     return digest.hexdigest()
 
 
