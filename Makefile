@@ -63,9 +63,9 @@ slurm-up: $(VENV)/.demo
 slurm-down:
 	@$(BIN)/python tools/slurm_cluster.py down
 
-# pip compiles on one core, and imports may be told to keep nothing of what they compile: with
-# PYTHONDONTWRITEBYTECODE each process would compile torch anew. So all cores do it, once.
-COMPILE := $(BIN)/python -m compileall -q -q -j 0
+# Libraries are compiled as they are imported, for good. With PYTHONDONTWRITEBYTECODE each process
+# would compile torch anew: then all of them are compiled here, on all cores.
+COMPILE = test -z "$$PYTHONDONTWRITEBYTECODE" || $(BIN)/python -m compileall -q -q -j 0
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
