@@ -58,13 +58,14 @@ def run(
     overlap = config.online.overlap
     with (
         ThreadPoolExecutor(1) as aside,
+        ThreadPoolExecutor(1) as hasher,
         closing(
             ResidentSampler(
                 config,
                 inputs["policy"],
                 learners["policy"],
                 ctx,
-                aside,
+                hasher,
                 apart=overlap,
                 longest=longest,
             )
@@ -107,7 +108,7 @@ class Steps:
     ) -> None:
         """`asked` is what responses are drawn for, and what they are played with, if anything.
 
-        `ahead` samples for the next step; `aside` hashes weights and writes rows.
+        `ahead` samples for the next step; `aside` writes rows.
         """
         self._config, self._inputs, self._ctx = config, inputs, ctx
         self._state, self._learners, self._thread = state, learners, ahead

@@ -41,7 +41,7 @@ class ResidentSampler:
         longest: int,
     ) -> None:
         """`longest` is how many tokens a prompt and its response have at most, of all steps."""
-        self._config, self._source, self._learner = config, folder, learner
+        self._config, self._source, self._learner, self._apart = config, folder, learner, apart
         self._device, self._aside = ctx.device, ctx.scratch / "sampler"
         self._execution = (ctx.tensor_parallel, ctx.generator_memory, longest)
         self._hash = BackgroundHash(hasher)
@@ -71,8 +71,10 @@ class ResidentSampler:
                 for name, weight in named_weights(whole):
                     own[name].copy_(weight)
         self._hash.start(model)
-        # The trainer compares all that a policy gradient is made of.
-        self._torch.take(model, UNKNOWN, compared=self._config.algorithm.is_policy_gradient)
+        # The trainer compares all that a policy gradient is made of, with the same weights unless
+        # it has moved on.
+        compared = self._config.algorithm.is_policy_gradient and not self._apart
+        self._torch.take(model, UNKNOWN, compared=compared)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
 

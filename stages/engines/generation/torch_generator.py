@@ -1,7 +1,7 @@
 """The torch generator: continuous batching for the Llama family, padded batches for the rest.
 
-The first answer under new weights is checked against a plain forward pass of the model, so an
-architecture that the decoding gets wrong is an error and not a bad sample.
+The first answer under new weights is checked against a plain forward pass of the model, unless
+somebody else will: an architecture that the decoding gets wrong is an error and not a bad sample.
 """
 
 import statistics

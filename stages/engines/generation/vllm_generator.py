@@ -227,7 +227,8 @@ class VllmGenerator:
             "trust_remote_code": may_run(folder),
         }
         if os.environ.get(BATCH_INVARIANT) == "1":
-            # Else who is decoded together, and with it the rounding, depends on how fast things go.
+            # A step that is put together before the last one has ended depends on how fast things
+            # go, and batch invariance does not keep all of that from the numbers.
             options["async_scheduling"] = False
         try:
             with _unheard_by_workers(apart or self._num_workers > 1):

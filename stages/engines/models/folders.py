@@ -5,6 +5,7 @@ against the files, tensor by tensor (weights.py).
 """
 
 import hashlib
+import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -42,8 +43,10 @@ from stages.engines.models.precision import is_rounded, round_weights, rounded
 from stages.engines.models.scalar_class import AutoScalarModel
 from stages.engines.models.weights import Part, check_weights, stored_weights
 
-HASHERS = 16
-"""Threads that hash weights side by side, on whatever cores there are."""
+HASHERS = min(
+    16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
+"""Threads that hash weights side by side: one a core, and so many tensors in memory at most."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
