@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-PATIENCE_S = 300
-"""For anything that ends by itself where the code is right: the machine may be very busy."""
+PATIENCE_S = 900
+"""For anything that ends by itself where the code is right: a machine may starve for minutes."""
 
 
 def until(
