@@ -171,12 +171,12 @@ def loss_mask(row: Mapping[str, Any], ids: str = "response_ids") -> list[int]:
     return [1] * len(row[ids]) if mask is None else mask
 
 
-def loss_masks_of(rows: Sequence[Mapping[str, Any]], ids: str = "response_ids") -> Tensor:
+def loss_masks_of(rows: Sequence[Mapping[str, Any]]) -> Tensor:
     """[B, T] 1.0 for a token of a row's response that is learnt from, 0.0 for all else."""
     if all(row.get("loss_mask") is None for row in rows):
-        lengths = lengths_of([row[ids] for row in rows])
+        lengths = lengths_of([row["response_ids"] for row in rows])
         return (torch.arange(_longest(lengths)) < lengths[:, None]).float()
-    return pad([loss_mask(row, ids) for row in rows], 0.0)
+    return pad([loss_mask(row) for row in rows], 0.0)
 
 
 def pad(
