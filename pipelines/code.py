@@ -6,6 +6,7 @@ then.
 
 import ast
 import hashlib
+from functools import cache
 from pathlib import Path
 
 
@@ -19,7 +20,7 @@ def code_files(root: Path, module: str) -> list[str]:
         if path is None or path in found:
             continue
         found.add(path)
-        queue += _imports(root / path, package)
+        queue += _imports((root / path).read_bytes(), package)
     return sorted(found)
 
 
@@ -32,9 +33,10 @@ def code_version(root: Path, module: str) -> str:
     return digest.hexdigest()
 
 
-def _imports(path: Path, package: str) -> list[str]:
+@cache
+def _imports(source: bytes, package: str) -> list[str]:
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -10,6 +10,11 @@ from pathlib import Path
 
 from pipelines.invocation import Invocation
 from pipelines.profiles import PROFILE_VARIABLE
+from pipelines.repository import Repository
+from pipelines.snapshot import take_snapshot
+from pipelines.warm.child import Request
+from pipelines.warm.client import Forked, fork, prepare
+from pipelines.warm.identity import Identity, Kind, is_switched_off
 
 
 def dvc_command(*stages: str) -> list[str]:
@@ -24,8 +29,8 @@ def dvc_environment(profile: str, invocation: Invocation) -> dict[str, str]:
 
 
 def start_dvc(
-    stage: str, root: Path, environment: dict[str, str], output: Path, lock: int
-) -> subprocess.Popen[bytes]:
+    stage: str, repository: Repository, environment: dict[str, str], output: Path, lock: int
+) -> "Forked | subprocess.Popen[bytes]":
     """Start one stage in the background, its output appended to a file.
 
     It has a session of its own: a Ctrl-C in the terminal reaches the caller alone, which passes it
@@ -33,14 +38,31 @@ def start_dvc(
     anything writes to the workspace.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("ab") as stream:
+    words = dvc_command(stage)
+    with output.open("ab") as stream, Path(os.devnull).open("rb") as nothing:
+        if not is_switched_off():
+            request = Request.from_here(words[2], words[3:], environment, str(repository.root))
+            files = [nothing.fileno(), stream.fileno(), stream.fileno(), lock]
+            identity = _identity(repository, environment)
+            if (forked := fork(repository, identity, request, files, waits=True)) is not None:
+                return forked
         return subprocess.Popen(
-            dvc_command(stage),
-            cwd=root,
+            words,
+            cwd=repository.root,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=nothing,
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=(lock,),
         )
+
+
+def prepare_dvc(repository: Repository, environment: dict[str, str]) -> None:
+    """Have a server start from which the processes of stages are forked."""
+    if not is_switched_off():
+        prepare(repository, _identity(repository, environment))
+
+
+def _identity(repository: Repository, environment: dict[str, str]) -> Identity:
+    return Identity(Kind.CONTROL, (sys.executable,), take_snapshot(repository), environment)

@@ -20,7 +20,8 @@ from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.slurm_queue import SlurmSilent, cancel_jobs
 from pipelines.slurm_submit import Pause, submit_batches
-from pipelines.worker import run_attempt
+from pipelines.threads import thread_variables
+from pipelines.warm.jobs import fork_job
 
 CANCEL_S = 60.0
 
@@ -70,24 +71,19 @@ class _OnThisMachine:
 
 
 class LocalExecutor(_OnThisMachine):
-    """submitit's local executor: the job is a process tree of its own that outlives the driver."""
+    """The job is a process tree of its own that outlives the driver.
+
+    It is forked from one that has imported everything; where none is to be had, or the profile has
+    lines for a shell, submitit's local executor starts it.
+    """
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
 
     def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
-        import submitit
-
         resources = resources_of(attempt)
-        executor = submitit.LocalExecutor(attempt.folder, python=resources.python)
-        executor.update_parameters(
-            timeout_min=resources.time_minutes,
-            gpus_per_node=resources.gpus_per_node,
-            setup=resources.setup,
-        )
-        # The job imports the code as it is now, and no other: not that of the folder it starts in.
-        code = {"PYTHONPATH": (attempt.launch or {})["code"], "PYTHONSAFEPATH": "1"}
-        with _blocked_interrupts(), _variables(thread_variables(resources) | code):
-            job = executor.submit(run_attempt, str(attempt.folder))
-        pid = int(job.job_id)
-        return {"job": job.job_id, "pid": pid, "pid_started": start_of(pid)}
+        pid = fork_job(self._repository, attempt, resources) or _submit_locally(attempt, resources)
+        return {"job": str(pid), "pid": pid, "pid_started": start_of(pid)}
 
     def cancel(self, attempt: Attempt) -> bool:
         roots = [(attempt.launch or {}).get("pid"), (attempt.worker or {}).get("pid")]
@@ -95,10 +91,30 @@ class LocalExecutor(_OnThisMachine):
         return True
 
 
+def _submit_locally(attempt: Attempt, resources: Resources) -> int:
+    import submitit
+
+    from pipelines.worker import run_attempt
+
+    executor = submitit.LocalExecutor(attempt.folder, python=resources.python)
+    executor.update_parameters(
+        timeout_min=resources.time_minutes,
+        gpus_per_node=resources.gpus_per_node,
+        setup=resources.setup,
+    )
+    # The job imports the code as it is now, and no other: not that of the folder it starts in.
+    code = {"PYTHONPATH": (attempt.launch or {})["code"], "PYTHONSAFEPATH": "1"}
+    with _blocked_interrupts(), _variables(thread_variables(resources) | code):
+        job = executor.submit(run_attempt, str(attempt.folder))
+    return int(job.job_id)
+
+
 class DebugExecutor(_OnThisMachine):
     """The job is a function call in this process, so breakpoints work."""
 
     def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
+        from pipelines.worker import run_attempt
+
         with _variables(thread_variables(resources_of(attempt))):
             run_attempt(str(attempt.folder))
         return {"job": "in-process"}
@@ -151,7 +167,7 @@ def resources_of(attempt: Attempt) -> Resources:
 
 def make_executor(kind: ExecutorKind, repository: Repository) -> Executor:
     if kind is ExecutorKind.LOCAL:
-        return LocalExecutor()
+        return LocalExecutor(repository)
     if kind is ExecutorKind.DEBUG:
         return DebugExecutor()
     if kind is ExecutorKind.SESSION:
@@ -175,12 +191,6 @@ def _blocked_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def thread_variables(resources: Resources) -> dict[str, str]:
-    """The numerical libraries read their number of threads when they are imported."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return dict.fromkeys(names, str(resources.cpus_per_task))
 
 
 @contextmanager

@@ -44,6 +44,7 @@ from pipelines.redact import redact
 from pipelines.repository import Repository
 from pipelines.shipper import start_shipper
 from pipelines.tracking_cursor import end_invocation
+from pipelines.warm.client import Forked
 from pipelines.wishes import Wish, make_wish
 
 POLL_S = 0.1
@@ -179,7 +180,7 @@ class StageProcesses:
     environment: dict[str, str]
     output: Path
     lock: int
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    running: dict[str, Forked | subprocess.Popen[bytes]] = field(default_factory=dict)
     stopping: bool = False
     guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -231,13 +232,13 @@ class StageProcesses:
                 process.kill()
                 process.wait()
 
-    def _start(self, address: str, output: Path) -> subprocess.Popen[bytes] | None:
+    def _start(self, address: str, output: Path) -> Forked | subprocess.Popen[bytes] | None:
         with self.guard:
             if self.stopping:
                 return None
-            root = self.repository.root
-            self.running[address] = start_dvc(address, root, self.environment, output, self.lock)
-            return self.running[address]
+            process = start_dvc(address, self.repository, self.environment, output, self.lock)
+            self.running[address] = process
+            return process
 
 
 class _Lines:

@@ -59,8 +59,8 @@ def is_being_submitted(launch: Mapping[str, Any]) -> bool:
 
 
 def is_named_by_a_process(word: str) -> bool:
-    """Whether some process of this host was started with that word."""
-    return any(word in (process.info["cmdline"] or ()) for process in _all_processes())
+    """Whether some process of this host has that word in its command line."""
+    return any(word in " ".join(process.info["cmdline"] or ()) for process in _all_processes())
 
 
 def _all_processes() -> Iterator[psutil.Process]:

@@ -22,7 +22,7 @@ from pipelines.debris import clear_debris
 from pipelines.detach import submit_ready
 from pipelines.driver import SECOND_THOUGHTS_S
 from pipelines.dvc_files import mend_dvc_files
-from pipelines.dvc_process import dvc_command, dvc_environment, start_dvc
+from pipelines.dvc_process import dvc_command, dvc_environment, prepare_dvc, start_dvc
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
 from pipelines.health import Health
@@ -47,6 +47,8 @@ from pipelines.repository import Repository
 from pipelines.shipper import problem, start_shipper
 from pipelines.stage import render_stage
 from pipelines.tracking import ship_all
+from pipelines.warm.client import Forked
+from pipelines.warm.jobs import prepare_jobs
 from pipelines.wishes import Wish, make_wish
 from stages.health import Symptom
 
@@ -101,6 +103,7 @@ def run_pipeline(
         console.line(f"{stale} of {len(plan)} stages to run, profile {name}: {profile.description}")
         started = time.monotonic()
         run = PipelineRun(repository, name, profile, console, lock)
+        run.prepare(plan)
         try:
             run.run(plan)
         finally:
@@ -117,7 +120,7 @@ def run_pipeline(
 
 @dataclass
 class _Running:
-    process: subprocess.Popen[bytes]
+    process: Forked | subprocess.Popen[bytes]
     output: Path | None
     before: set[float]
     """When what the ledger has of the stage was published, as it was at the start."""
@@ -149,6 +152,16 @@ class PipelineRun:
         self.wish: Wish | None = None
         self.warned = False
         self.finished = 0
+
+    def prepare(self, plan: list[PlannedStage]) -> None:
+        """Have the processes started that are forked for the stages, before the first one asks."""
+        if self.profile.executor is ExecutorKind.DEBUG:
+            return
+        prepare_dvc(self.repository, self.environment)
+        if self.profile.executor is ExecutorKind.LOCAL:
+            first = next(stage for stage in plan if stage.stale).address.split("@")[0]
+            resources = self.profile.resources(first)
+            prepare_jobs(self.repository, resources, self.environment)
 
     def run(self, plan: list[PlannedStage]) -> None:
         """Bring every stale stage of the plan up to date, or raise with what failed."""
@@ -214,13 +227,13 @@ class PipelineRun:
         before = {record["published"] for record in records if record}
         if self.profile.executor is ExecutorKind.DEBUG:
             # One process, this terminal: a breakpoint in a stage must reach the user.
-            process = subprocess.Popen(
+            here = subprocess.Popen(
                 dvc_command(address), cwd=self.repository.root, env=self.environment
             )
-            self.running[address] = _Running(process, None, before)
+            self.running[address] = _Running(here, None, before)
             return
         output = self.repository.home / "runs" / self.invocation.id / f"{address}.log"
-        process = start_dvc(address, self.repository.root, self.environment, output, self.lock)
+        process = start_dvc(address, self.repository, self.environment, output, self.lock)
         self.running[address] = _Running(process, output, before)
 
     def _poll(self) -> list[str]:

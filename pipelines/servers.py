@@ -28,6 +28,7 @@ from pipelines.processes import end_processes, process_lives, start_of
 from pipelines.redact import redact
 from pipelines.repository import Repository
 from pipelines.strict_yaml import load_yaml
+from pipelines.warm.client import end_servers
 
 HOST = "127.0.0.1"
 MLFLOW_PORT = 5050
@@ -93,7 +94,10 @@ def down(repository: Repository, console: Console) -> None:
                 end_processes([servers[name].pid])
                 console.line(f"stopped {name} (process {servers[name].pid})")
         _note(repository).unlink(missing_ok=True)
-        if not servers:
+        ready = end_servers(repository)
+        if ready:
+            console.line(f"stopped {len(ready)} processes that were ready for stages")
+        if not (servers or ready):
             console.line("nothing to stop: neither MLflow nor Prefect was started here")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pipelines import atomic
 from pipelines.console import Console
 from pipelines.errors import LockstepError
-from pipelines.executors import make_executor, thread_variables
+from pipelines.executors import make_executor
 from pipelines.processes import start_of, this_process
 from pipelines.profiles import (
     ExecutorKind,
@@ -40,6 +40,7 @@ from pipelines.session_executor import STOP_S, end_host
 from pipelines.slurm_script import batch_script
 from pipelines.slurm_submit import just_wait, slurm_batches, stays_here, submit_batches
 from pipelines.snapshot import take_snapshot
+from pipelines.threads import thread_variables
 from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
 

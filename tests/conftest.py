@@ -14,6 +14,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from ruamel.yaml import YAML
 
+from pipelines.profiles import Resources
+from pipelines.repository import Repository
+from pipelines.snapshot import take_snapshot
+from pipelines.threads import thread_variables
+from pipelines.warm.identity import Identity, Kind, is_switched_off
+from tests.cost import pytest_terminal_summary  # noqa: F401  (a hook of pytest's)
+from tests.forks import fork_server
 from tests.hardware import HAS_GPU
 
 # The same examples each time, however long each takes.
@@ -69,6 +76,7 @@ def _group(nodeid: str) -> str:
     return folder if folder in ONE_PROCESS_EACH and path.name not in ALONE else path.name
 
 
+SERVER = "pipelines.warm.server"
 OF_A_PIPELINE = "prepare,sft,reward_model,rollout,score,policy_update,evaluate,evaluate_sft,report"
 """Every stage of the pipeline as it ships."""
 
@@ -79,6 +87,7 @@ class Clone:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.variables: dict[str, str] = {}
+        self.has_server = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -88,6 +97,8 @@ class Clone:
             for name, value in os.environ.items()
             if not name.startswith(_OF_THE_MACHINE)
         }
+        # A clone's processes share what they compile, whatever this machine's settings are.
+        kept.pop("PYTHONDONTWRITEBYTECODE", None)
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
         return {**kept, "PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true", **self.variables}
 
@@ -107,6 +118,7 @@ class Clone:
 
     def start(self, *words: str, **extra: str) -> subprocess.Popen[str]:
         """Start a command in the background, its output in one stream."""
+        self._have_server(words, extra)
         return subprocess.Popen(
             words,
             cwd=self.root,
@@ -122,6 +134,7 @@ class Clone:
         self, *words: str, check: bool = True, **extra: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; `check` fails the test with its output."""
+        self._have_server(words, extra)
         done = subprocess.run(
             words,
             cwd=self.root,
@@ -135,6 +148,20 @@ class Clone:
         if check and done.returncode:
             pytest.fail(f"{' '.join(words)} exited {done.returncode}:\n{done.stdout}")
         return done
+
+    def _have_server(self, words: tuple[str, ...], extra: dict[str, str]) -> None:
+        """Before the first command that runs stages: what they are forked from, in a moment."""
+        environment = {**self.environment, **extra}
+        runs = words[0] in ("lockstep", "dvc") and {"run", "repro", "stage"} & set(words)
+        if self.has_server or not runs or is_switched_off(environment):
+            return
+        self.has_server = True
+        code = take_snapshot(Repository(self.root))
+        environment |= thread_variables(Resources())
+        environment |= {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+        identity = Identity(Kind.COMPUTE, (sys.executable,), code, environment)
+        folder = self.root / ".lockstep/warm" / identity.name
+        fork_server(folder, identity.kind, code, self.root, environment)
 
     def set_params(self, **changes: object) -> None:
         """Change params.yaml, by dotted key with `__` for the dot."""
@@ -154,7 +181,15 @@ class Clone:
         self.run("git", "commit", "-qm", message)
 
     def command_lines(self) -> dict[psutil.Process, list[str]]:
-        """Every living process that works in this clone, and the words it was started with."""
+        """Every living process that works in this clone, and the words it was started with.
+
+        Not those that only wait for somebody to need a process.
+        """
+        everything = self.with_servers()
+        return {one: words for one, words in everything.items() if SERVER not in words}
+
+    def with_servers(self) -> dict[psutil.Process, list[str]]:
+        """Those as well."""
         found = {}
         for process in psutil.process_iter():
             try:
@@ -172,7 +207,7 @@ class Clone:
         return list(self.command_lines())
 
     def kill_all(self) -> None:
-        kill_each(self.processes())
+        kill_each(self.with_servers())
 
 
 def kill_each(processes: Iterable[psutil.Process]) -> None:

@@ -86,6 +86,8 @@ def role_of(process: psutil.Process) -> str | None:
     except psutil.Error:
         return None
     line = " ".join(words)
+    if "pipelines.warm.server" in line:
+        return "warm"
     if "pipelines.shipper" in line:
         return "shipper"
     if "submitit" in line or "pipelines.worker" in line:
@@ -124,7 +126,7 @@ class Monkey:
     """The longest time between two kills: the whole pipeline is to get its share of them."""
     number: int = 0
     """Of the round: each draws others from the same seed."""
-    roles: tuple[str, ...] = ("worker", "driver", "dvc", "runner", "shipper", "all")
+    roles: tuple[str, ...] = ("worker", "driver", "dvc", "runner", "shipper", "warm", "all")
     more: dict[str, Callable[[], Any]] = field(default_factory=dict)
     """What else may be killed: by name, how."""
     notes: list[Kill] = field(default_factory=list)
@@ -231,7 +233,7 @@ class Monkey:
 
     def _living(self) -> dict[str, list[psutil.Process]]:
         found: dict[str, list[psutil.Process]] = {}
-        for process in self.clone.processes():
+        for process in self.clone.with_servers():
             role = role_of(process)
             if role is not None:
                 found.setdefault(role, []).append(process)

@@ -168,7 +168,8 @@ def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(counting: An
     counting.set_params(sft__epochs=300)
     driver = counting.start("dvc", "repro", "--single-item", "sft")
     row = training(counting)
-    kill_each(psutil.Process(int(row["job"])).children(recursive=True))
+    job = psutil.Process(int(row["job"]))
+    kill_each([*job.children(recursive=True), job])
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert "sft: died: its process is gone without a word" in output
     counting.run("dvc", "repro", "--single-item", "sft")

@@ -63,4 +63,4 @@ def test_a_deployed_pipeline_runs_and_its_cancellation_ends_the_jobs(
         assert local.ended(run)["type"] == "CANCELLED"
         assert ledger.latest("sft")["sft"].state() is State.CANCELLED
         lines = [" ".join(words) for words in tiny_clone.command_lines().values()]
-        assert [line for line in lines if "submitit" in line] == []
+        assert [line for line in lines if "pipelines.worker" in line] == []

@@ -1,0 +1,115 @@
+"""The shipped demo with processes that are ready, beside the same with a fresh process each.
+
+Both run `lockstep run` in throwaway clones, one after the other in the same session, and end with
+the same dvc.lock. Each stage's time is split by what the ledger notes:
+  dvc       from the start of its dvc to the order: DVC reads its files, the driver hashes
+  worker    from the order to the job's process
+  stage     what it imports, and the stage's own work
+  publish   from its last line to its outputs in the workspace
+  record    from there to the end of dvc: DVC hashes, caches and writes dvc.lock
+and what the command takes beyond its stages: planning before, and MLflow's last runs after them.
+
+    python benchmarks/warm.py [--tiny] [--write]
+
+`--tiny` takes a pipeline that learns nothing, to look at the parts in a minute.
+"""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from clones import environment, make_clone
+from records import RESULTS, hardware, versions, write
+
+AIM = 0.4
+TINY = (
+    "model.hidden_size=32 model.num_layers=1 prepare.demonstrations=48 prepare.preferences=48 "
+    "prepare.prompts=32 prepare.held_out=16 sft.epochs=1 rollout.prompts=8 rollout.samples=2 "
+    "policy_update.epochs=1 policy_update.batch_size=8 evaluate.samples=1 evaluate.pass_at=[1]"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true", help="a pipeline that learns nothing")
+    parser.add_argument("--write", action="store_true", help="record the result")
+    arguments = parser.parse_args()
+    runs = {}
+    for name, variables in (("fresh", {"LOCKSTEP_WARM": "off"}), ("warm", {})):
+        with tempfile.TemporaryDirectory() as folder:
+            runs[name] = run_demo(make_clone(Path(folder)), variables, tiny=arguments.tiny)
+    assert runs["fresh"]["dvc_lock"] == runs["warm"]["dvc_lock"], "the bytes differ"
+    result = {
+        "ratio": round(runs["warm"]["seconds"] / runs["fresh"]["seconds"], 3),
+        "aim": AIM,
+        **runs,
+        "machine": hardware("cpu"),
+        "versions": versions("torch", "transformers", "dvc", "mlflow"),
+    }
+    print(json.dumps(result, indent=2))
+    if arguments.write:
+        write(RESULTS / "warm.json", result)
+
+
+def run_demo(clone: Path, variables: dict[str, str], *, tiny: bool) -> dict[str, Any]:
+    """One `lockstep run` of everything: its seconds, and where they went."""
+    surroundings = {**environment(), **variables}
+    if tiny:
+        set_params(clone, TINY.split())
+    start = time.monotonic()
+    subprocess.run(
+        ["lockstep", "run"], cwd=clone, env=surroundings, check=True, stdout=subprocess.DEVNULL
+    )
+    taken = time.monotonic() - start
+    subprocess.run(["lockstep", "down"], cwd=clone, env=surroundings, check=True)
+    entries = [path.parent for path in clone.glob(".lockstep/jobs/*/*/record.json")]
+    parts: dict[str, float] = defaultdict(float)
+    for entry in entries:
+        for name, seconds in split(clone, entry).items():
+            parts[name] += seconds
+    return {
+        "seconds": round(taken, 1),
+        "stages": len(entries),
+        "summed_over_stages_s": {name: round(seconds, 1) for name, seconds in parts.items()},
+        "dvc_lock": hashlib.sha256((clone / "dvc.lock").read_bytes()).hexdigest(),
+    }
+
+
+def split(clone: Path, entry: Path) -> dict[str, float]:
+    """Where one stage's time went."""
+    record = json.loads((entry / "record.json").read_text(encoding="utf-8"))
+    created = json.loads((entry / "entry.json").read_text(encoding="utf-8"))["created"]
+    began = record["started"]
+    output = next(clone.glob(f".lockstep/runs/*/{record['stage']}.log"))
+    born = subprocess.run(
+        ["stat", "--format", "%.W", output], capture_output=True, check=True, text=True
+    )
+    return {
+        "dvc": created - float(born.stdout),
+        "worker": began - created,
+        "stage": record["ended"] - began,
+        "publish": record["published"] - record["ended"],
+        "record": output.stat().st_mtime - record["published"],
+    }
+
+
+def set_params(clone: Path, changes: list[str]) -> None:
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    params = yaml.load(clone / "params.yaml")
+    for change in changes:
+        key, _, value = change.partition("=")
+        section, name = key.split(".")
+        params[section][name] = json.loads(value)
+    yaml.dump(params, clone / "params.yaml")
+
+
+if __name__ == "__main__":
+    main()

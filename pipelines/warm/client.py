@@ -1,0 +1,199 @@
+"""A command's side: find the clone's server or start it, and have it fork a process."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipelines.locks import is_locked
+from pipelines.processes import process_lives, start_of
+from pipelines.repository import Repository
+from pipelines.warm import wire
+from pipelines.warm.child import Request
+from pipelines.warm.identity import Identity, Kind
+from pipelines.warm.title import ROOM
+
+SERVER = "pipelines.warm.server"
+START_S = 180.0
+"""How long a server may take to import everything; slow disks and full machines included."""
+ANSWER_S = 30.0
+POLL_S = 0.02
+MOST = {Kind.CONTROL: 1, Kind.COMPUTE: 2}
+"""Servers of a clone: two for stages that differ in their number of threads."""
+
+
+@dataclass
+class Forked:
+    """A process that a server has forked, as `subprocess.Popen` would show it."""
+
+    pid: int
+    started: str
+    connection: socket.socket | None = None
+    """Over which the server tells how it ended."""
+    returncode: int | None = field(default=None, init=False)
+
+    def poll(self) -> int | None:
+        """How it ended; None while it runs."""
+        if self.returncode is None and self.connection is not None:
+            with suppress(BlockingIOError):
+                self.connection.setblocking(False)
+                self.connection.recv(1, socket.MSG_PEEK)
+                self.connection.setblocking(True)
+                told = wire.receive(self.connection)
+                self.connection.close()
+                self.connection = None
+                if told is not None:
+                    self.returncode = int(told[0]["status"])
+        unknown = self.returncode is None and self.connection is None
+        if unknown and not process_lives(self.pid, self.started):
+            self.returncode = 1  # how it ended, only the server knew, which is gone
+        return self.returncode
+
+    def wait(self) -> int:
+        while (status := self.poll()) is None:
+            time.sleep(POLL_S)
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, 9)
+
+
+def fork(
+    repository: Repository,
+    identity: Identity,
+    request: Request,
+    files: list[int],
+    *,
+    waits: bool = False,
+) -> Forked | None:
+    """Have a process forked, with these files open; None where no server is to be had.
+
+    With `waits`, the server tells how it ended.
+    """
+    connection = _reach(repository, identity)
+    if connection is None:
+        return None
+    try:
+        connection.settimeout(ANSWER_S)
+        wire.send(connection, {**request.as_json(), "waits": waits}, files)
+        answer = wire.receive(connection)
+        if answer is None:
+            return None
+        pid = int(answer[0]["pid"])
+        with suppress(OSError):
+            kept, connection = connection if waits else None, None if waits else connection
+            return Forked(pid, start_of(pid), kept)
+        return Forked(pid, "", kept)  # it has ended already
+    except OSError:
+        return None
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def prepare(repository: Repository, identity: Identity) -> None:
+    """See to it that a server is on its way; returns at once."""
+    folder = _folder(repository, identity)
+    if not (is_locked(folder / "alive") or wire.is_refused(folder)):
+        with suppress(OSError):
+            _start(repository, identity)
+
+
+def end_servers(repository: Repository) -> list[str]:
+    """End every server of the clone; what runs in their children goes on. Returns their names."""
+    ended = []
+    for folder in _living(repository):
+        _end(folder, "a command told it to")
+        ended.append(folder.name)
+    return ended
+
+
+def _reach(repository: Repository, identity: Identity) -> socket.socket | None:
+    """A connection to the server of this identity, which is started where there is none."""
+    folder = _folder(repository, identity)
+    process = None
+    if wire.is_refused(folder):
+        return None
+    if not is_locked(folder / "alive"):
+        try:
+            process = _start(repository, identity)
+        except OSError:
+            return None  # a full disk, or no process to be had: the job itself says so better
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if (connection := wire.connect(folder)) is not None:
+            return connection
+        lives = is_locked(folder / "alive")
+        if (lives and wire.is_ready(folder)) or (not lives and _has_ended(process)):
+            return None  # one that cannot be reached from here, or that could not start
+        time.sleep(POLL_S)
+    return None
+
+
+def _has_ended(process: "subprocess.Popen[bytes] | None") -> bool:
+    return process is None or process.poll() is not None
+
+
+def _start(repository: Repository, identity: Identity) -> "subprocess.Popen[bytes]":
+    _make_room(repository, identity)
+    folder = _folder(repository, identity)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.chmod(0o700)
+    folder.mkdir(exist_ok=True)
+    (folder / "address").unlink(missing_ok=True)
+    variables = {"PYTHONPATH": str(identity.code), "PYTHONSAFEPATH": "1"}
+    words = ["-m", SERVER, str(folder), identity.kind, ROOM]
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
+            [*identity.python, *words],
+            cwd=repository.root,
+            env={**identity.environment, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _make_room(repository: Repository, identity: Identity) -> None:
+    """End the servers that nobody needs any more, and forget those that have ended."""
+    home = _home(repository)
+    mine = _folder(repository, identity)
+    others = [path for path in _all(home) if path != mine]
+    for folder in others:
+        if not is_locked(folder / "alive"):
+            shutil.rmtree(folder, ignore_errors=True)
+    living = [
+        path for path in others if path.name.startswith(f"{identity.kind}-") and path.exists()
+    ]
+    living.sort(key=lambda path: (path / "alive").stat().st_mtime if path.exists() else 0.0)
+    for folder in living[: max(len(living) - MOST[identity.kind] + 1, 0)]:
+        _end(folder, "one with other code or settings takes its place")
+
+
+def _end(folder: Path, why: str) -> None:
+    if (connection := wire.connect(folder)) is not None:
+        with connection, suppress(OSError):
+            wire.send(connection, {"end": why})
+
+
+def _living(repository: Repository) -> list[Path]:
+    return [folder for folder in _all(_home(repository)) if is_locked(folder / "alive")]
+
+
+def _all(home: Path) -> list[Path]:
+    return sorted(path for path in home.glob("*-*") if path.is_dir())
+
+
+def _home(repository: Repository) -> Path:
+    return repository.home / "warm"
+
+
+def _folder(repository: Repository, identity: Identity) -> Path:
+    return _home(repository) / identity.name

@@ -1,0 +1,285 @@
+"""The process that is ready: it has imported what its children need, and forks one for each.
+
+Always true:
+- When it forks it has one thread, has touched no GPU and holds nothing that a child must not have.
+- A child is a process of its own, with its own session, files, variables, limits and end.
+- It serves one clone and one user, and only while the clone, its code and its lock are there.
+- Killed at any moment it takes nothing with it: its children go on, the next command starts anew.
+"""
+
+import fcntl
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.code import code_version
+from pipelines.warm import wire
+from pipelines.warm.child import Request, become
+from pipelines.warm.identity import Kind
+from pipelines.warm.title import set_title
+
+HERE = Path(__file__).resolve().parents[2]
+IDLE_VARIABLE = "LOCKSTEP_WARM_IDLE_S"
+IDLE_S = 900.0
+TICK_S, TICK_WITH_CHILDREN_S = 0.5, 0.02
+REQUEST_S = 10.0
+"""How long a command may take to say what it wants."""
+GRACE_S = 30.0
+"""What a child has for its end, once its time is over."""
+
+
+@dataclass
+class Child:
+    """One forked process."""
+
+    deadline: float
+    waiting: socket.socket | None
+    """Who is told how it ended."""
+    told: bool = False
+
+
+@dataclass
+class Server:
+    """Forks until there is a reason to end."""
+
+    folder: Path
+    code: Path
+    lock: int
+    listener: socket.socket
+    children: dict[int, Child] = field(default_factory=dict)
+    used: float = field(default_factory=time.monotonic)
+    ending: str | None = None
+
+    def serve(self) -> tuple[Request, list[int]] | None:
+        """None at the server's end. In a forked child: what it has been forked for."""
+        idle_s = float(os.environ.get(IDLE_VARIABLE) or IDLE_S)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.listener, selectors.EVENT_READ)
+            while not self.ending:
+                asked_for = any(child.waiting for child in self.children.values())
+                ready = selector.select(TICK_WITH_CHILDREN_S if asked_for else TICK_S)
+                if ready and (wanted := self._accept()):
+                    selector.close()
+                    return wanted
+                self._reap()
+                if self.children:
+                    self.used = time.monotonic()
+                elif time.monotonic() - self.used > idle_s:
+                    self.ending = f"it was idle for {idle_s:g} s"
+                if not self._is_at_home():
+                    self.ending = "its clone, or its code, is gone"
+        print(f"ended: {self.ending}", flush=True)
+        return None
+
+    def _accept(self) -> tuple[Request, list[int]] | None:
+        connection, _ = self.listener.accept()
+        connection.settimeout(REQUEST_S)
+        try:
+            if not wire.is_same_user(connection):
+                raise PermissionError("another user's process asked for a child")
+            received = wire.receive(connection)
+            if received is None or "end" in received[0]:
+                self.ending = self.ending or (received and received[0]["end"])
+                connection.close()
+                return None
+            return self._fork(connection, *received)
+        except (OSError, ValueError, TypeError, KeyError):
+            traceback.print_exc()  # of one request; the command starts a process of its own
+            connection.close()
+        return None
+
+    def _fork(
+        self, connection: socket.socket, message: dict[str, Any], files: list[int]
+    ) -> tuple[Request, list[int]] | None:
+        waits = message.pop("waits")
+        request = Request(**message)
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            connection.close()
+            self.listener.close()
+            os.close(self.lock)
+            for other in self.children.values():
+                if other.waiting:
+                    other.waiting.close()
+            return request, files
+        for file in files:
+            os.close(file)
+        limit = time.monotonic() + 60.0 * request.minutes if request.minutes else float("inf")
+        self.children[pid] = Child(limit, connection if waits else None)
+        with suppress(OSError):
+            wire.send(connection, {"pid": pid})
+        if not waits:
+            connection.close()
+        return None
+
+    def _reap(self) -> None:
+        for pid, child in list(self.children.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self.children[pid]
+                if child.waiting:
+                    with suppress(OSError):
+                        wire.send(child.waiting, {"status": os.waitstatus_to_exitcode(status)})
+                    child.waiting.close()
+            elif time.monotonic() > child.deadline:
+                # Its whole group: what it has started for itself must not outlive its time.
+                os.killpg(pid, signal.SIGKILL if child.told else signal.SIGTERM)
+                print(f"process {pid}: its time is over", flush=True)
+                child.told, child.deadline = True, time.monotonic() + GRACE_S
+
+    def _is_at_home(self) -> bool:
+        """Whether its lock is still the one that commands look at, and its code is still there."""
+        try:
+            same = os.path.samestat((self.folder / "alive").stat(), os.fstat(self.lock))
+            return same and self.code.is_dir()
+        except OSError:
+            return False
+
+
+def preload(kind: Kind) -> None:
+    """Import what children will need."""
+    from stages.contracts.catalog import STAGES
+
+    if kind is Kind.CONTROL:
+        names = list(_OF_CONTROL)
+        for stage in STAGES.values():
+            code_version(HERE, stage.module)  # what each file imports is remembered
+    else:
+        from stages.engines.processes import determinism
+
+        determinism.before_import()
+        names = ["pipelines.worker", *(stage.module for stage in STAGES.values()), *_OF_COMPUTE]
+    for name in dict.fromkeys(names):
+        try:
+            importlib.import_module(name)
+        except Exception:
+            traceback.print_exc()  # whoever needs it meets the same error, and says it better
+
+
+_OF_CONTROL = (
+    "pipelines.cli",
+    "pipelines.stage",
+    "pipelines.warm.dvc",
+    # What DVC imports late, in the order of a `dvc repro`.
+    "dvc.cli.parser",
+    "dvc.repo",
+    "dvc.repo.artifacts",
+    "dvc.repo.datasets",
+    "dvc.repo.metrics",
+    "dvc.repo.params",
+    "dvc.repo.plots",
+    "dvc.repo.stage",
+    "dvc.repo.open_repo",
+    "dvc.cachemgr",
+    "dvc.data_cloud",
+    "dvc.lock",
+    "dvc.rwlock",
+    "dvc.scm",
+    "dvc.dirs",
+    "configobj",
+    "dvc_data.hashfile.db.local",
+    "dvc_data.hashfile.status",
+    "dulwich.ignore",
+    "dulwich.index",
+    "fsspec.implementations.memory",
+    "dvc.utils.strictyaml",
+    "pyparsing",
+    "ruamel.yaml.mergevalue",
+)
+_OF_COMPUTE = ("transformers.models.llama.modeling_llama",)
+"""What stages import only once they know their model."""
+
+
+def run(request: Request) -> int:
+    """Do what was asked for, in the child."""
+    return _MODULES[request.module](request.arguments)
+
+
+def _worker(arguments: list[str]) -> int:
+    from pipelines.worker import run_attempt
+
+    run_attempt(arguments[0])
+    return 0
+
+
+def _dvc(arguments: list[str]) -> int:
+    from pipelines.warm.dvc import run_dvc
+
+    return run_dvc(arguments)
+
+
+_MODULES: dict[str, Callable[[list[str]], int]] = {"pipelines.worker": _worker, "dvc": _dvc}
+
+
+def threads_at_a_fork() -> list[str]:
+    """The names of all threads but this one that are still there when a process is forked.
+
+    Some libraries know of forks: OpenBLAS ends its threads before one, and jemalloc's may stay.
+    """
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        return [thread.name for thread in threading.enumerate()[1:]]
+    others = [task / "comm" for task in tasks.iterdir() if int(task.name) != os.getpid()]
+    names = [path.read_text(encoding="utf-8").strip() for path in others]
+    return [name for name in names if name not in _KNOW_OF_FORKS]
+
+
+_KNOW_OF_FORKS = ("jemalloc_bg_thd",)
+
+
+def take_lock(folder: Path) -> int | None:
+    """The lock that says that a server lives here; None where another one does."""
+    lock = os.open(folder / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def main(folder: Path, kind: Kind) -> int:
+    """The server's life; and, in each of its children, the child's."""
+    lock = take_lock(folder)
+    if lock is None:
+        return 0
+    set_title([*sys.orig_argv[:-1]])
+    began = time.monotonic()
+    preload(kind)
+    # Python warns of any thread; which ones there are is looked at here.
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", append=False)
+    if threads := threads_at_a_fork():
+        print(f"no process can be forked beside the threads {', '.join(threads)}", flush=True)
+        wire.refuse(folder)
+        return 1
+    print(f"ready after {time.monotonic() - began:.1f} s", flush=True)
+    gc.collect()
+    gc.freeze()
+    wanted = Server(folder, HERE, lock, wire.listen(folder)).serve()
+    if wanted is None:
+        return 0
+    request, files = wanted
+    become(request, files)
+    return run(request)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Kind(sys.argv[2])))

@@ -1,0 +1,95 @@
+"""What a command and a server say to each other: one request with open files, then answers.
+
+A message is its length and JSON. The socket has no place in the file system, where a copy of the
+clone would have it too: the server writes its name into a file that only its user may read, and
+each side looks whether the other is that user.
+"""
+
+import json
+import os
+import secrets
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+from pipelines import atomic
+
+_LENGTH = struct.Struct("!I")
+_CREDENTIALS = struct.Struct("3i")
+_MOST_FILES = 8
+
+
+def listen(folder: Path) -> socket.socket:
+    """The server's end."""
+    name = f"lockstep-{secrets.token_hex(16)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"\0{name}")
+    listener.listen(64)
+    atomic.write_json(_address(folder), {"name": name})
+    return listener
+
+
+def refuse(folder: Path) -> None:
+    """Say that no server will ever listen here, so that nobody tries again."""
+    atomic.write_json(_address(folder), {})
+
+
+def is_refused(folder: Path) -> bool:
+    return atomic.read_json(_address(folder)) == {}
+
+
+def is_ready(folder: Path) -> bool:
+    """Whether a server has said where it listens."""
+    return _address(folder).exists()
+
+
+def connect(folder: Path) -> socket.socket | None:
+    """A command's end, or None where nobody listens."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if address := atomic.read_json(_address(folder)):
+            connection.connect(f"\0{address['name']}")
+            if is_same_user(connection):
+                return connection
+    except (OSError, ValueError):
+        pass
+    connection.close()
+    return None
+
+
+def _address(folder: Path) -> Path:
+    return folder / "address"
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end belongs to this one's user."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(found)[1] == os.getuid())
+
+
+def send(
+    connection: socket.socket, message: dict[str, Any], files: list[int] | None = None
+) -> None:
+    data = json.dumps(message).encode()
+    header = _LENGTH.pack(len(data))
+    if files:
+        socket.send_fds(connection, [header], files)
+    else:
+        connection.sendall(header)
+    connection.sendall(data)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message and the files that came with it; None where the other end is gone."""
+    header, files, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_FILES)
+    if len(header) < _LENGTH.size:
+        return None
+    (left,) = _LENGTH.unpack(header)
+    data = b""
+    while len(data) < left:
+        piece = connection.recv(left - len(data))
+        if not piece:
+            return None
+        data += piece
+    return json.loads(data), list(files)

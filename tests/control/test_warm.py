@@ -1,0 +1,308 @@
+"""Processes that are ready: what a forked one has of its own, and when a server ends.
+
+The servers here import nothing heavy, and fork small programs of this file; that stages and DVC run
+in such processes as in others is in tests/pipeline.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipelines.locks import is_locked
+from pipelines.repository import Repository
+from pipelines.warm import client, wire
+from pipelines.warm.child import Request
+from pipelines.warm.client import Forked, end_servers, fork
+from pipelines.warm.identity import Identity, Kind, is_switched_off
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = """
+import json, os, random, resource, signal, sys, time
+from pathlib import Path
+import pipelines.warm.server as server
+
+def describe(arguments):
+    print("to its log", flush=True)
+    Path(arguments[0]).write_text(json.dumps({
+        "pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "folder": os.getcwd(),
+        "variables": dict(os.environ), "umask": os.umask(0), "nice": os.nice(0),
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE), "drawn": random.random(),
+        "cores": sorted(os.sched_getaffinity(0)), "argv": sys.argv,
+        "open": [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
+                 if os.path.exists(f"/proc/self/fd/{n}")],
+    }))
+    return 7
+
+def sleep(arguments):
+    time.sleep(600)
+    return 0
+
+def stubborn(arguments):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+server._MODULES |= {"describe": describe, "sleep": sleep, "stubborn": stubborn}
+server.preload = lambda kind: None
+server.GRACE_S = 0.5
+if __name__ == "__main__":
+    sys.exit(server.main(Path(sys.argv[1]), server.Kind(sys.argv[2])))
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+    """A clone whose servers know a few small programs instead of stages."""
+    monkeypatch.setattr(client, "SERVER", "small_server")
+    found = Repository(tmp_path / "clone")
+    found.home.mkdir(parents=True)
+    write_code(found, PROGRAMS)
+    yield found
+    end_servers(found)
+
+
+def write_code(repository: Repository, programs: str) -> None:
+    """The clone's code as it is from now on: ours, and the small programs."""
+    version = hashlib.sha256(programs.encode()).hexdigest()
+    code = repository.home / "code" / version
+    code.mkdir(parents=True)
+    for name in ("pipelines", "stages"):
+        (code / name).symlink_to(ROOT / name)
+    (code / "small_server.py").write_text(programs)
+    (repository.root / "version").write_text(version)
+
+
+def identity_of(repository: Repository, **variables: str) -> Identity:
+    code = repository.home / "code" / (repository.root / "version").read_text()
+    return Identity(Kind.COMPUTE, (sys.executable,), code, {**os.environ, **variables})
+
+
+def ask(
+    repository: Repository,
+    module: str,
+    *arguments: str,
+    minutes: float | None = None,
+    waits: bool = True,
+    **variables: str,
+) -> Forked | None:
+    request = Request.from_here(
+        module, list(arguments), {**os.environ, **variables}, str(repository.root), minutes
+    )
+    with (repository.root / "log").open("ab") as log:
+        files = [log.fileno()] * 3
+        return fork(repository, identity_of(repository), request, files, waits=waits)
+
+
+def described(repository: Repository, **variables: str) -> dict[str, Any]:
+    path = repository.root / "said.json"
+    forked = ask(repository, "describe", str(path), **variables)
+    assert forked is not None
+    assert forked.wait() == 7
+    return dict(json.loads(path.read_text()))
+
+
+def servers(repository: Repository) -> list[Path]:
+    folders = (repository.home / "warm").glob("*-*")
+    return sorted(folder for folder in folders if is_locked(folder / "alive"))
+
+
+def test_a_forked_process_has_all_that_a_child_of_the_command_would_have(
+    repository: Repository,
+) -> None:
+    described(repository)  # now the server is there, with what it was started with
+    before = os.umask(0o027), resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1][1]))
+        child = described(repository, SOME="thing", TZ="Pacific/Kiritimati")
+    finally:
+        os.umask(before[0])
+        resource.setrlimit(resource.RLIMIT_NOFILE, before[1])
+    assert child["variables"]["SOME"] == "thing"
+    assert child["umask"] == 0o027
+    assert child["files"] == [200, before[1][1]]
+    assert child["nice"] == os.nice(0)
+    assert child["cores"] == sorted(os.sched_getaffinity(0))
+    assert Path(child["folder"]) == repository.root
+    assert child["session"] == child["pid"], "a session of its own: no Ctrl-C reaches it"
+    assert child["argv"][0] == "describe"
+    assert "to its log" in (repository.root / "log").read_text()
+
+
+def test_a_child_holds_nothing_of_the_server_and_draws_its_own_random_numbers(
+    repository: Repository,
+) -> None:
+    one, other = described(repository), described(repository)
+    assert one["drawn"] != other["drawn"]
+    assert one["pid"] != other["pid"]
+    assert not [name for name in one["open"] if "alive" in name or "socket" in name]
+
+
+def test_ps_shows_what_a_forked_process_does(repository: Repository) -> None:
+    forked = ask(repository, "sleep", "a", "b c")
+    assert forked is not None
+    process = psutil.Process(forked.pid)
+    until(lambda: " ".join(process.cmdline()).endswith("-m sleep a b c"), "its own words")
+    forked.kill()
+    assert forked.wait() == -signal.SIGKILL
+
+
+def test_a_process_whose_time_is_over_is_told_so_and_then_ended(repository: Repository) -> None:
+    forked = ask(repository, "sleep", minutes=0.01)
+    assert forked is not None
+    assert forked.wait() == -signal.SIGTERM
+    forked = ask(repository, "stubborn", minutes=0.01)
+    assert forked is not None
+    assert forked.wait() == -signal.SIGKILL
+
+
+def test_killed_the_server_takes_nothing_with_it_and_the_next_command_starts_another(
+    repository: Repository,
+) -> None:
+    forked = ask(repository, "sleep")
+    assert forked is not None
+    server = psutil.Process(forked.pid).parent()
+    assert server is not None
+    server.kill()
+    until(lambda: not servers(repository), "the server is gone")
+    assert psutil.Process(forked.pid).is_running()
+    assert forked.poll() is None
+    described(repository)
+    os.kill(forked.pid, signal.SIGKILL)
+    assert forked.wait() == 1, "how it ended, nobody knows"
+
+
+def test_one_server_serves_until_code_or_settings_change_and_their_number_is_bounded(
+    repository: Repository,
+) -> None:
+    described(repository)
+    first = servers(repository)
+    described(repository, LOCKSTEP_INVOCATION="x", DVC_STAGE="sft", PWD="/")
+    assert servers(repository) == first
+    write_code(repository, PROGRAMS + "# changed")
+    described(repository)
+    assert len(servers(repository)) == 2
+    write_code(repository, PROGRAMS + "# changed again")
+    described(repository)
+    until(lambda: len(servers(repository)) == 2, "the oldest makes room")
+    assert first[0] not in servers(repository)
+
+
+def test_identity_is_code_interpreter_and_what_libraries_read_when_they_are_imported(
+    repository: Repository,
+) -> None:
+    one = identity_of(repository)
+    assert one.name == identity_of(repository, DVC_STAGE="sft", MLFLOW_TRACKING_URI="x").name
+    assert one.name != identity_of(repository, OMP_NUM_THREADS="7").name
+    assert one.name != identity_of(repository, HF_HOME="/elsewhere").name
+    assert one.name != replace(one, python=("/other/python",)).name
+    assert one.name != replace(one, code=Path("/other")).name
+    assert one.name != replace(one, kind=Kind.CONTROL).name
+
+
+def test_it_ends_when_idle_when_told_and_with_its_clone(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described(repository)
+    assert end_servers(repository)
+    until(lambda: not servers(repository), "it ends when told")
+    described(repository)
+    (repository.home / "warm").rename(repository.root / "elsewhere")
+    moved = repository.root / "elsewhere"
+    until(lambda: not any(is_locked(path) for path in moved.glob("*/alive")), "its folder is gone")
+    monkeypatch.setenv("LOCKSTEP_WARM_IDLE_S", "0.2")
+    described(repository)
+    until(lambda: not servers(repository), "it ends when idle")
+
+
+def test_it_stays_while_a_child_runs_however_idle_it_is(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_WARM_IDLE_S", "0.2")
+    forked = ask(repository, "sleep")
+    assert forked is not None
+    time.sleep(1.5)
+    assert servers(repository)
+    forked.kill()
+    until(lambda: not servers(repository), "it ends when idle")
+
+
+def test_a_copy_of_the_clone_does_not_reach_the_server_of_the_original(
+    repository: Repository, tmp_path: Path
+) -> None:
+    child = described(repository)
+    copy = Repository(tmp_path / "copy")
+    subprocess.run(["cp", "-a", repository.root, copy.root], check=True)
+    # Even one that asks for the very same: it has a folder of its own, and no server lives there.
+    identity, path = identity_of(repository), copy.root / "it"
+    request = Request.from_here("describe", [str(path)], dict(os.environ), str(copy.root))
+    forked = fork(copy, identity, request, [0, 1, 2], waits=True)
+    assert forked is not None
+    assert forked.wait() == 7
+    assert child["parent"] != json.loads(path.read_text())["parent"]
+    assert end_servers(copy)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_user_is_refused(repository: Repository) -> None:
+    described(repository)
+    folder = servers(repository)[0]
+    name = json.loads((folder / "address").read_text())["name"]
+    assert (folder.parent.stat().st_mode & 0o077) == 0, "nobody else reads the name"
+    stranger = (
+        "import os, socket, sys\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)\n"
+        f"one.connect('\\0{name}')\n"
+        "try:\n"
+        '    one.sendall(b\'\\0\\0\\0\\x0f{"end": "mine"}\')\n'
+        "    sys.exit(one.recv(1) != b'')\n"
+        "except OSError:\n"
+        "    sys.exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", stranger], check=True)
+    time.sleep(0.3)
+    assert servers(repository) == [folder]
+    assert "another user" in (folder / "log").read_text()
+
+
+def test_rubbish_ends_no_server(repository: Repository) -> None:
+    described(repository)
+    folder = servers(repository)[0]
+    for message in ({"module": "describe"}, {"waits": True, "module": 3}, {}):
+        connection = wire.connect(folder)
+        assert connection is not None
+        wire.send(connection, message)
+        connection.settimeout(30)
+        assert connection.recv(1) == b""
+        connection.close()
+    described(repository)
+    assert servers(repository) == [folder]
+
+
+def test_where_no_server_can_start_the_caller_is_told_at_once(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = replace(identity_of(repository), python=(sys.executable, "-c", "raise SystemExit"))
+    request = Request.from_here("describe", [], {}, "/")
+    assert fork(repository, identity, request, [0, 1, 2]) is None
+    monkeypatch.setattr(client, "_start", lambda *_: (_ for _ in ()).throw(OSError("no room")))
+    assert fork(repository, identity, request, [0, 1, 2]) is None
+
+
+@pytest.mark.parametrize("word", ["off", "OFF", "0", "false", "no"])
+def test_the_switch(word: str) -> None:
+    assert is_switched_off({"LOCKSTEP_WARM": word})
+    assert not is_switched_off({})
+    assert not is_switched_off({"LOCKSTEP_WARM": "on"})
