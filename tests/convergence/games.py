@@ -69,11 +69,14 @@ def text_of(episode: Sequence[Segment]) -> str:
     return "".join(text for text, _ in episode).replace(EOS, "")
 
 
-def learnt(start: Runner, root: Path, steps: int, rollout: dict[str, Any], rate: float) -> Runner:
+def learnt(
+    start: Runner, root: Path, seed: int, steps: int, rollout: dict[str, Any], rate: float
+) -> Runner:
     """A copy of a run whose policy `fast` has learnt from what its environment pays."""
     runner = continued(
         start,
-        root,
+        root / str(seed),
+        seed=seed,
         rewards={"game": {"kind": "environment"}},
         rl={
             "reward": "game",

@@ -4,7 +4,7 @@ What counts are games that nobody has played in training. The calculator: the po
 that calls the tool half of the time, and else says any number. The game: it starts with any guess,
 whatever it was answered. Three guesses that pay no heed to the answers find at most three numbers
 of seven; whoever wins more often has learnt to use them. Under rewards of other episodes nothing is
-learnt.
+learnt. What is judged is the median over seeds.
 """
 
 import itertools
@@ -17,6 +17,7 @@ import pytest
 from stages.data.tokenizer import EOS
 from stages.rewards.paid import PaidScorer
 from tests.convergence.games import Segment, learnt, shown, wins
+from tests.convergence.runs import typical
 from tests.stages.conftest import Runner
 
 CALCULATOR = {
@@ -25,8 +26,9 @@ CALCULATOR = {
 }  # fmt: skip
 GUESS = {
     "environment": "guess", "max_turns": 3, "max_observation_tokens": 4, "max_new_tokens": 8,
-    "prompts": 64, "samples": 16,
+    "prompts": 64, "samples": 8,
 }  # fmt: skip
+HALF_OF_THE_TIME = 0.5
 WITHOUT_HINTS = 3 / 7
 
 
@@ -98,27 +100,41 @@ def _rewards_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PaidScorer, "score", shuffled)
 
 
+def wins_with_the_calculator(start: Runner, root: Path, seed: int) -> float:
+    run = learnt(start, root, seed, 8, CALCULATOR, rate=2e-3)
+    assert wins(run, "sft") < HALF_OF_THE_TIME
+    return wins(run, "fast")
+
+
+def wins_at_guessing(start: Runner, root: Path, seed: int, steps: int) -> float:
+    run = learnt(start, root, seed, steps, GUESS, rate=7e-3)
+    assert wins(run, "sft") < WITHOUT_HINTS
+    return wins(run, "fast")
+
+
 def test_a_policy_learns_to_call_the_calculator(tool_user: Runner, tmp_path: Path) -> None:
-    run = learnt(tool_user, tmp_path, 8, CALCULATOR, rate=2e-3)
-    assert wins(run, "sft") < 0.5
-    assert wins(run, "fast") > 0.65
+    share = typical(
+        lambda seed: wins_with_the_calculator(tool_user, tmp_path, seed), HALF_OF_THE_TIME
+    )
+    assert share > HALF_OF_THE_TIME
 
 
 @pytest.mark.usefixtures("_rewards_of_others")
 def test_the_calculator_is_not_learnt_from_the_rewards_of_others(
     tool_user: Runner, tmp_path: Path
 ) -> None:
-    run = learnt(tool_user, tmp_path, 8, CALCULATOR, rate=2e-3)
-    assert wins(run, "fast") < 0.5
+    share = typical(
+        lambda seed: wins_with_the_calculator(tool_user, tmp_path, seed), HALF_OF_THE_TIME
+    )
+    assert share < HALF_OF_THE_TIME
 
 
 def test_a_policy_learns_to_guess_by_what_it_is_told(guesser: Runner, tmp_path: Path) -> None:
-    run = learnt(guesser, tmp_path, 18, GUESS, rate=7e-3)
-    assert wins(run, "sft") < WITHOUT_HINTS
-    assert wins(run, "fast") > 0.55
+    share = typical(lambda seed: wins_at_guessing(guesser, tmp_path, seed, 12), WITHOUT_HINTS)
+    assert share > WITHOUT_HINTS
 
 
 @pytest.mark.usefixtures("_rewards_of_others")
 def test_guessing_is_not_learnt_from_the_rewards_of_others(guesser: Runner, tmp_path: Path) -> None:
-    run = learnt(guesser, tmp_path, 10, GUESS, rate=7e-3)
-    assert wins(run, "fast") < WITHOUT_HINTS
+    share = typical(lambda seed: wins_at_guessing(guesser, tmp_path, seed, 8), WITHOUT_HINTS)
+    assert share < WITHOUT_HINTS

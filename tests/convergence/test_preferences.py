@@ -24,6 +24,9 @@ from tests.stages.conftest import Runner
 
 LEARNT = "artifacts/policies/liked/model"
 NUM_SAMPLES = 64
+NO_STYLE, STYLE, RANKED = 0.6, 0.8, 0.9
+"""Over two seeds and all losses, what is learnt came to 0.95 and more, the other style to 0.03 and
+less, log-probs one position off to 0.33 and less, and every pair was ranked: one seed is enough."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +119,9 @@ def swap_preferences(runner: Runner) -> None:
 def test_the_preferred_style_is_learnt(case: Case, either_style: Runner, tmp_path: Path) -> None:
     runner = run_of(case, either_style, tmp_path)
     assert learn(runner) <= 50
-    assert share_of_style(runner, START) < 0.7
-    assert share_of_style(runner, LEARNT) > 0.9
-    assert share_ranked_right(runner) > 0.95
+    assert share_of_style(runner, START) < NO_STYLE
+    assert share_of_style(runner, LEARNT) > STYLE
+    assert share_ranked_right(runner) > RANKED
 
 
 @BY_LOSS
@@ -128,8 +131,8 @@ def test_swapped_preferences_teach_the_other_style(
     runner = run_of(case, either_style, tmp_path)
     swap_preferences(runner)
     learn(runner)
-    assert share_of_style(runner, LEARNT) < 0.1
-    assert share_ranked_right(runner) < 0.05
+    assert share_of_style(runner, LEARNT) < 1 - STYLE
+    assert share_ranked_right(runner) < 1 - RANKED
 
 
 @BY_LOSS
@@ -141,4 +144,4 @@ def test_log_probs_read_one_position_off_teach_no_style(
         for module in (f"stages.learning.{case.collates}", "stages.engines.forward.inference"):
             patched.setattr(f"{module}.collate", collate_one_off)
         learn(runner)
-    assert share_of_style(runner, LEARNT) < 0.8
+    assert share_of_style(runner, LEARNT) < NO_STYLE

@@ -76,7 +76,9 @@ def test_an_adapter_leaves_merged_unless_it_is_wanted_as_one(adapter, tmp_path, 
     found = provenance(adapter)
     compose(found, tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-    assert torch.equal(merged(input_ids=IDS).logits, expected(input_ids=IDS).logits)
+    assert all(map(torch.equal, merged.parameters(), expected.parameters()))
+    # Not bit for bit: MKL may round by how weights are aligned, and a file's are so otherwise.
+    torch.testing.assert_close(merged(input_ids=IDS).logits, expected(input_ids=IDS).logits)
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
     text = (tmp_path / "merged" / "README.md").read_text()
     assert "The adapter is merged into its base." in text

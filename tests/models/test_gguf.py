@@ -20,12 +20,15 @@ def test_every_weight_of_a_file_is_in_the_folder_and_computes_the_same(tmp_path,
     model = tiny_llama(tied=tied)
     file = write_gguf(tmp_path / "given" / "tiny.gguf", model)
     convert(file, tmp_path / "base")
-    loaded = load_policy(tmp_path / "base")
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
-    assert torch.equal(loaded(input_ids=IDS).logits, model(input_ids=IDS).logits)
-    anywhere = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    assert torch.equal(anywhere(input_ids=IDS).logits, model(input_ids=IDS).logits)
+    expected = model(input_ids=IDS).logits
+    for loaded in (
+        load_policy(tmp_path / "base"),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"),
+    ):
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(loaded.state_dict()[name], tensor), name
+        # Not bit for bit: MKL may round by how weights are aligned, and a file's are so otherwise.
+        torch.testing.assert_close(loaded(input_ids=IDS).logits, expected)
 
 
 def test_a_quantised_file_is_the_model_up_to_its_rounding(tmp_path):
