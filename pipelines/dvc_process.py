@@ -6,6 +6,7 @@ DVC alone decides what is computed, restored or left, and records it.
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from pipelines.invocation import Invocation
@@ -40,12 +41,9 @@ def start_dvc(
     output.parent.mkdir(parents=True, exist_ok=True)
     words = dvc_command(stage)
     with output.open("ab") as stream, Path(os.devnull).open("rb") as nothing:
-        if not is_switched_off():
-            request = Request.from_here(words[2], words[3:], environment, str(repository.root))
-            files = [nothing.fileno(), stream.fileno(), stream.fileno(), lock]
-            identity = _identity(repository, environment)
-            if (forked := fork(repository, identity, request, files, waits=True)) is not None:
-                return forked
+        files = [nothing.fileno(), stream.fileno(), stream.fileno(), lock]
+        if (forked := _fork(repository, words, environment, files)) is not None:
+            return forked
         return subprocess.Popen(
             words,
             cwd=repository.root,
@@ -61,7 +59,19 @@ def start_dvc(
 def prepare_dvc(repository: Repository, environment: dict[str, str]) -> None:
     """Have a server start from which the processes of stages are forked."""
     if not is_switched_off():
-        prepare(repository, _identity(repository, environment))
+        with suppress(OSError):
+            prepare(repository, _identity(repository, environment))
+
+
+def _fork(
+    repository: Repository, words: list[str], environment: dict[str, str], files: list[int]
+) -> Forked | None:
+    if is_switched_off():
+        return None
+    request = Request.from_here(words[2], words[3:], environment, str(repository.root))
+    with suppress(OSError):  # a full disk, say, of which the stage itself has more to tell
+        return fork(repository, _identity(repository, environment), request, files, waits=True)
+    return None
 
 
 def _identity(repository: Repository, environment: dict[str, str]) -> Identity:

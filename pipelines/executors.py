@@ -82,8 +82,12 @@ class LocalExecutor(_OnThisMachine):
 
     def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
         resources = resources_of(attempt)
-        pid = fork_job(self._repository, attempt, resources) or _submit_locally(attempt, resources)
-        return {"job": str(pid), "pid": pid, "pid_started": start_of(pid)}
+        if forked := fork_job(self._repository, attempt, resources):
+            pid, started = forked.pid, forked.started
+        else:
+            pid = _submit_locally(attempt, resources)
+            started = start_of(pid)
+        return {"job": str(pid), "pid": pid, "pid_started": started}
 
     def cancel(self, attempt: Attempt) -> bool:
         roots = [(attempt.launch or {}).get("pid"), (attempt.worker or {}).get("pid")]

@@ -15,12 +15,9 @@ from hypothesis import HealthCheck, settings
 from ruamel.yaml import YAML
 
 from pipelines.profiles import Resources
-from pipelines.repository import Repository
-from pipelines.snapshot import take_snapshot
-from pipelines.threads import thread_variables
-from pipelines.warm.identity import Identity, Kind, is_switched_off
+from pipelines.warm.identity import is_switched_off
 from tests.cost import pytest_terminal_summary  # noqa: F401  (a hook of pytest's)
-from tests.forks import fork_server
+from tests.forks import fork_servers, run_forked
 from tests.hardware import HAS_GPU
 
 # The same examples each time, however long each takes.
@@ -38,10 +35,27 @@ ONE_PROCESS_EACH = ("slurm", "pipeline", "chaos", "prefect", "tracking", "lineag
 """Folders whose tests share something that takes long to make, the longest to run first."""
 ALONE = ("test_default_pipeline.py",)
 """Long tests that share nothing with their folder."""
+SLOW = (
+    *(f"tests/{name}/" for name in (*ONE_PROCESS_EACH, "convergence", "recipes")),
+    *(
+        f"tests/stages/test_{name}.py"
+        for name in (
+            *("algorithms", "benchmarks", "capabilities", "determinism", "evaluate", "kernels"),
+            *("kernels_compile", "lora", "online", "packed", "parts", "precision", "ranks"),
+            *("resume", "stages", "vllm", "zero"),
+        )
+    ),
+    *(f"tests/sandbox/test_{name}.py" for name in ("attacks", "code", "sandbox", "verdict")),
+    *("tests/data/test_streams.py", "tests/models/test_exported.py", "tests/rewards/test_graph.py"),
+)
+"""Begin the names of tests that `make quick` leaves out: whole files that take half a minute, and
+folders whose tests run commands. Single tests are marked where they are."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Leave out what needs a GPU where there is none."""
+    """Mark what takes long, and leave out what needs a GPU where there is none."""
+    if item.nodeid.startswith(SLOW):
+        item.add_marker(pytest.mark.slow)
     if item.get_closest_marker("gpu") and not HAS_GPU:
         item.add_marker(pytest.mark.skip(reason="there is no GPU"))
 
@@ -87,7 +101,7 @@ class Clone:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.variables: dict[str, str] = {}
-        self.has_server = False
+        self.has_servers = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -118,7 +132,7 @@ class Clone:
 
     def start(self, *words: str, **extra: str) -> subprocess.Popen[str]:
         """Start a command in the background, its output in one stream."""
-        self._have_server(words, extra)
+        self._have_servers(words, extra)
         return subprocess.Popen(
             words,
             cwd=self.root,
@@ -134,11 +148,12 @@ class Clone:
         self, *words: str, check: bool = True, **extra: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; `check` fails the test with its output."""
-        self._have_server(words, extra)
-        done = subprocess.run(
+        self._have_servers(words, extra)
+        environment = {**self.environment, **extra}
+        done = run_forked(words, self.root, environment) or subprocess.run(
             words,
             cwd=self.root,
-            env={**self.environment, **extra},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -149,19 +164,17 @@ class Clone:
             pytest.fail(f"{' '.join(words)} exited {done.returncode}:\n{done.stdout}")
         return done
 
-    def _have_server(self, words: tuple[str, ...], extra: dict[str, str]) -> None:
-        """Before the first command that runs stages: what they are forked from, in a moment."""
+    def _have_servers(self, words: tuple[str, ...], extra: dict[str, str]) -> None:
+        """Before the first command that runs stages here: what they are forked from."""
         environment = {**self.environment, **extra}
-        runs = words[0] in ("lockstep", "dvc") and {"run", "repro", "stage"} & set(words)
-        if self.has_server or not runs or is_switched_off(environment):
+        runs = words[0] in ("lockstep", "dvc") and {"run", "repro"} & set(words)
+        name = environment.get("LOCKSTEP_PROFILE", "local")
+        profile = self.root / f"slurm_profiles/{name}.yaml"
+        here = "--profile" not in words and profile.is_file() and "local" in profile.read_text()
+        if self.has_servers or not here or not runs or is_switched_off(environment):
             return
-        self.has_server = True
-        code = take_snapshot(Repository(self.root))
-        environment |= thread_variables(Resources())
-        environment |= {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
-        identity = Identity(Kind.COMPUTE, (sys.executable,), code, environment)
-        folder = self.root / ".lockstep/warm" / identity.name
-        fork_server(folder, identity.kind, code, self.root, environment)
+        self.has_servers = True
+        fork_servers(self.root, environment, Resources())
 
     def set_params(self, **changes: object) -> None:
         """Change params.yaml, by dotted key with `__` for the dot."""

@@ -1,113 +1,214 @@
-"""The servers of throwaway clones, forked from one process that has imported the libraries.
+"""Commands and servers of throwaway clones, forked from processes that have imported everything.
 
-A clone's first stage starts a server, which imports torch and transformers for seconds. A test
-session has hundreds of clones. So the tests have one parent: for each clone it forks a process that
-imports the clone's own code and then is that clone's server, the same as any other. Where a test
-changes the code or the settings afterwards, the commands start a server of their own, as always.
+A test session runs hundreds of clones and thousands of commands, and nearly all of them import the
+same: DVC and our own code, or torch and transformers. So each test process has a parent for either
+plane. A command is forked from it instead of being started, and so is the server that a clone's
+stages are forked from. Both are processes of their own, with their own session, folder, variables
+and exit, and run the very code that they would import. What needs a fresh interpreter gets one: a
+command whose variables Python or its libraries read at their start, and a server with other code.
 """
 
 import atexit
+import importlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
-_LIBRARIES = (
-    "torch",
-    "torch.nn.attention.varlen",
-    "torch.utils.checkpoint",
-    "numpy",
-    "pyarrow.parquet",
-    "safetensors.torch",
-    "tokenizers",
-    "jinja2",
-    "peft",
-    "pydantic",
-    "submitit",
-    "psutil",
+from pipelines.repository import Repository
+from pipelines.snapshot import take_snapshot
+from pipelines.threads import thread_variables
+from pipelines.warm import wire
+from pipelines.warm.identity import Identity, Kind
+
+ROOT = Path(__file__).resolve().parents[1]
+_AT_THE_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_")
+"""Begin the names of variables that an interpreter reads when it starts, and never again."""
+_OF_COMMANDS = (
+    "networkx",
+    "pipelines.run",
+    "pipelines.record",
+    "pipelines.status",
+    "pipelines.samples",
+    "pipelines.verify",
+    "pipelines.lineage.command",
 )
-_parent: socket.socket | None = None
+_parents: dict[Kind, socket.socket] = {}
 
 
-def fork_server(
-    folder: Path, kind: str, code: Path, root: Path, environment: dict[str, str]
-) -> None:
-    """Have a server forked for the clone at `root`; it takes over `folder` within a second."""
-    from pipelines.warm import wire
+def run_forked(
+    words: tuple[str, ...], folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str] | None:
+    """Run a command to its end; None where it needs an interpreter of its own."""
+    if words[0] not in ("lockstep", "dvc") or not _are_our_settings(environment):
+        return None
+    reading, writing = os.pipe()
+    mine, theirs = socket.socketpair()
+    with Path(os.devnull).open("rb") as nothing:
+        files = [nothing.fileno(), writing, theirs.fileno()]
+        message = {"words": list(words), "folder": str(folder), "environment": environment}
+        _ask(Kind.CONTROL, message, files)
+    os.close(writing)
+    theirs.close()
+    with os.fdopen(reading, encoding="utf-8", errors="replace") as output:
+        text = output.read()
+    with mine:
+        answer = wire.receive(mine)
+    assert answer is not None, f"{words}: nobody knows how it ended:\n{text}"
+    return subprocess.CompletedProcess(words, answer[0]["status"], text)
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.parent.chmod(0o700)
-    folder.mkdir(exist_ok=True)
-    with (folder / "log").open("ab") as log:
-        message = {"folder": str(folder), "kind": kind, "code": str(code), "root": str(root)}
-        connection = _reach()
-        wire.send(connection, {**message, "environment": environment}, [log.fileno()])
-        assert wire.receive(connection) is not None, "the parent of the servers is gone"
+
+def fork_servers(root: Path, environment: dict[str, str], resources: Any) -> None:
+    """Have the servers of a clone forked; where they do not fit a command, it starts its own."""
+    code = take_snapshot(Repository(root))
+    ours = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+    jobs = {**environment, **thread_variables(resources), **ours}
+    if not _are_our_settings(environment):
+        return
+    for kind, variables in ((Kind.CONTROL, environment), (Kind.COMPUTE, jobs)):
+        identity = Identity(kind, (sys.executable,), code, variables)
+        server = root / ".lockstep/warm" / identity.name
+        server.mkdir(parents=True, exist_ok=True)
+        server.parent.chmod(0o700)
+        with (server / "log").open("ab") as log:
+            message = {"server": str(server), "code": str(code), "folder": str(root)}
+            _ask(kind, {**message, "environment": variables | ours}, [log.fileno()])
 
 
-def _reach() -> socket.socket:
-    """This process's parent of servers, started at the first need; it ends with this process."""
-    global _parent
-    if _parent is None:
-        _parent, other = socket.socketpair()
-        words = [sys.executable, "-m", "tests.forks", str(other.fileno()), "-" * 2000]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        environment |= {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-        process = subprocess.Popen(words, env=environment, pass_fds=[other.fileno()])
+def _are_our_settings(environment: dict[str, str]) -> bool:
+    """Whether an interpreter with these variables would start as this one has."""
+
+    def read_at_start(variables: dict[str, str]) -> dict[str, str]:
+        kept = {name: text for name, text in variables.items() if name.startswith(_AT_THE_START)}
+        kept.pop("PYTHONDONTWRITEBYTECODE", None)
+        return kept
+
+    return read_at_start(environment) == read_at_start(dict(os.environ))
+
+
+def _ask(kind: Kind, message: dict[str, Any], files: list[int]) -> None:
+    wire.send(_parent(kind), message, files)
+    assert wire.receive(_parent(kind)) is not None, "the parent of the tests' processes is gone"
+
+
+def _parent(kind: Kind) -> socket.socket:
+    """This process's parent of that kind, started at the first need; it ends with this process."""
+    if kind not in _parents:
+        _parents[kind], other = socket.socketpair()
+        words = [sys.executable, "-m", "tests.forks", str(other.fileno()), kind, "-" * 2000]
+        one_thread = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        environment = {**os.environ, **dict.fromkeys(one_thread, "1"), "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(words, env=environment, cwd=ROOT, pass_fds=[other.fileno()])
         atexit.register(process.kill)
         other.close()
-    return _parent
+    return _parents[kind]
 
 
-def _serve(channel: socket.socket) -> int:
-    import importlib
+def _serve(channel: socket.socket, kind: Kind) -> int:
+    from pipelines.warm import server
 
-    from pipelines.warm import wire
-    from stages.engines.processes import determinism
-
-    determinism.before_import()
-    for name in _LIBRARIES:
-        importlib.import_module(name)
-    # With its care for what need not be imported; then none of our own code is left.
-    importlib.import_module("stages.engines.models.lean_transformers")
-    importlib.import_module("transformers.models.llama.modeling_llama")
-    for name in [name for name in sys.modules if name.split(".")[0] in ("pipelines", "stages")]:
-        del sys.modules[name]
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a server
+    server.preload(kind)
+    if kind is Kind.CONTROL:
+        for name in _OF_COMMANDS:
+            importlib.import_module(name)
+    our_code = _version()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked here
     while (received := wire.receive(channel)) is not None:
         message, files = received
         if not os.fork():
             channel.close()
-            return _be_server(message, files[0])
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            if "server" in message:
+                same = Path(message["code"]).name == our_code
+                return _be_server(message, files[0], kind, same_code=same)
+            return _wait_for_command(message, files)
         for file in files:
             os.close(file)
         wire.send(channel, {})
     return 0
 
 
-def _be_server(message: dict, log: int) -> int:
-    os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _version() -> str:
+    """The name of the copy that a clone would take of the code that is imported here."""
+    import hashlib
+
+    from pipelines.snapshot import _sources
+
+    digest = hashlib.sha256()
+    for name, data in _sources(ROOT).items():
+        digest.update(f"{name} {len(data)}\n".encode() + data)
+    return digest.hexdigest()[:16]
+
+
+def _wait_for_command(message: dict[str, Any], files: list[int]) -> int:
+    """Between the parent and the command: somebody has to say how it ended."""
+    pid = os.fork()
+    if not pid:
+        os._exit(_be_command(message, files))
+    for file in files[:2]:
+        os.close(file)
+    _, status = os.waitpid(pid, 0)
+    with socket.socket(fileno=files[2]) as caller:
+        wire.send(caller, {"status": os.waitstatus_to_exitcode(status)})
+    os._exit(0)
+
+
+def _be_command(message: dict[str, Any], files: list[int]) -> int:
+    from pipelines.warm.title import set_title
+
+    words = message["words"]
+    status = 1
+    try:
+        os.setsid()
+        for number, file in ((0, files[0]), (1, files[1]), (2, files[1])):
+            os.dup2(file, number)
+        _settle(message)
+        program = str(Path(sys.executable).with_name(words[0]))
+        set_title([sys.executable, program, *words[1:]])
+        sys.argv = [program, *words[1:]]
+        if words[0] == "dvc":
+            from dvc.cli import main
+        else:
+            from pipelines.cli import main
+        status = int(main(words[1:]) or 0)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+def _be_server(message: dict[str, Any], log: int, kind: Kind, *, same_code: bool) -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, file in ((0, nothing), (1, log), (2, log)):
         os.dup2(file, number)
+    _settle(message)
+    if not same_code:
+        for name in [name for name in sys.modules if name.split(".")[0] in ("pipelines", "stages")]:
+            del sys.modules[name]
+        sys.path[:] = [message["code"], *(path for path in sys.path if path not in ("", str(ROOT)))]
+    words = ["-m", "pipelines.warm.server", message["server"], str(kind)]
+    sys.orig_argv[:] = [sys.executable, *words, ""]
+    from pipelines.warm import server
+    from pipelines.warm.identity import Kind as TheirKind
+
+    server.HERE = Path(message["code"])
+    return server.main(Path(message["server"]), TheirKind(str(kind)))
+
+
+def _settle(message: dict[str, Any]) -> None:
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
     os.environ.update(message["environment"])
-    os.chdir(message["root"])
-    sys.path[:] = [
-        message["code"],
-        *(path for path in sys.path if "site-packages" in path or "lib/python" in path),
-    ]
-    words = ["-m", "pipelines.warm.server", message["folder"], message["kind"]]
-    sys.orig_argv[:] = [sys.executable, *words, ""]
-    from pipelines.warm.identity import Kind
-    from pipelines.warm.server import main
-
-    return main(Path(message["folder"]), Kind(message["kind"]))
+    os.chdir(message["folder"])
 
 
 if __name__ == "__main__":
-    sys.exit(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    sys.exit(_serve(socket.socket(fileno=int(sys.argv[1])), Kind(sys.argv[2])))

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from pipelines.locks import is_locked
 from pipelines.processes import process_lives, start_of
 from pipelines.repository import Repository
@@ -83,18 +85,19 @@ def fork(
         connection.settimeout(ANSWER_S)
         wire.send(connection, {**request.as_json(), "waits": waits}, files)
         answer = wire.receive(connection)
-        if answer is None:
-            return None
-        pid = int(answer[0]["pid"])
-        with suppress(OSError):
-            kept, connection = connection if waits else None, None if waits else connection
-            return Forked(pid, start_of(pid), kept)
-        return Forked(pid, "", kept)  # it has ended already
     except OSError:
+        connection.close()
         return None
-    finally:
-        if connection is not None:
-            connection.close()
+    if answer is None or not waits:
+        connection.close()
+    if answer is None:
+        return None
+    pid = int(answer[0]["pid"])
+    try:
+        started = start_of(pid)
+    except psutil.NoSuchProcess:
+        started = "ended"  # before anybody could ask when it had begun
+    return Forked(pid, started, connection if waits else None)
 
 
 def prepare(repository: Repository, identity: Identity) -> None:

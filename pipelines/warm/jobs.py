@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from pipelines.ledger import Attempt
@@ -13,11 +13,11 @@ from pipelines.repository import Repository
 from pipelines.snapshot import take_snapshot
 from pipelines.threads import thread_variables
 from pipelines.warm.child import Request
-from pipelines.warm.client import fork, prepare
+from pipelines.warm.client import Forked, fork, prepare
 from pipelines.warm.identity import Identity, Kind, is_switched_off
 
 
-def fork_job(repository: Repository, attempt: Attempt, resources: Resources) -> int | None:
+def fork_job(repository: Repository, attempt: Attempt, resources: Resources) -> Forked | None:
     """Start the attempt's job; its process, or None where a fresh one has to be started."""
     if is_switched_off() or resources.setup:
         return None
@@ -39,15 +39,16 @@ def fork_job(repository: Repository, attempt: Attempt, resources: Resources) -> 
                 (attempt.folder / "job_0_log.err", "ab"),
             )
         ]
-        forked = fork(repository, identity, request, [file.fileno() for file in opened])
-    return forked.pid if forked else None
+        return fork(repository, identity, request, [file.fileno() for file in opened])
 
 
 def prepare_jobs(
     repository: Repository, resources: Resources, environment: Mapping[str, str]
 ) -> None:
     """Have a server start for the stages that a command with this environment will run."""
-    if not (is_switched_off() or resources.setup):
+    if is_switched_off() or resources.setup:
+        return
+    with suppress(OSError):
         prepare(repository, _identity(take_snapshot(repository), resources, environment))
 
 

@@ -200,8 +200,8 @@ _OF_CONTROL = (
     "pyparsing",
     "ruamel.yaml.mergevalue",
 )
-_OF_COMPUTE = ("transformers.models.llama.modeling_llama",)
-"""What stages import only once they know their model."""
+_OF_COMPUTE = ("transformers.models.llama.modeling_llama", "stages.engines.models.usual")
+"""What stages import, or work out, only once they know their model."""
 
 
 def run(request: Request) -> int:
