@@ -81,8 +81,17 @@ class Server:
                     self.ending = f"it was idle for {idle_s:g} s"
                 if not self._is_at_home():
                     self.ending = "its clone, or its code, is gone"
+        self._make_room()
         print(f"ended: {self.ending}", flush=True)
         return None
+
+    def _make_room(self) -> None:
+        """Nobody finds it any more, and it stays until those are told who wait for a child."""
+        self.listener.close()
+        os.close(self.lock)
+        while any(child.waiting for child in self.children.values()):
+            time.sleep(TICK_WITH_CHILDREN_S)
+            self._reap()
 
     def _accept(self) -> tuple[Request, list[int]] | None:
         connection, _ = self.listener.accept()

@@ -18,6 +18,8 @@ from stages.algorithms.reward_loss import (
     tokens_that_differ,
 )
 from stages.contracts.objectives import StepReward
+from stages.data.batching import collate
+from stages.rewards.model import RewardRule
 from tests.algorithms.pairs import (
     LAYOUTS,
     Layout,
@@ -253,3 +255,12 @@ def test_the_reward_of_steps_does_not_depend_on_their_layout(how, lengths, layou
             StepReward.LAST: steps[-1] if steps else 0.0,
         }[how]
         assert reward == pytest.approx(expected)
+
+
+def test_the_end_of_a_response_ends_its_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token 9 ends a step; the first response ends without one, the second has none at all."""
+    batch = collate([[1], [1, 2]], [[9, 5], [5, 6, 7]], pad_id=0)
+    scores = torch.tensor([[0.0, 2.0, -1.0, 0.0, 0.0], [0.0, 0.0, 3.0, 3.0, -2.0]])
+    monkeypatch.setattr("stages.rewards.model.token_scores", lambda *_: scores)
+    found = RewardRule(step_token=9, step_reward=StepReward.MIN).rewards(None, batch)
+    torch.testing.assert_close(found, torch.sigmoid(torch.tensor([-1.0, -2.0])))

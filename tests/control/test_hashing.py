@@ -44,6 +44,17 @@ def test_a_remembered_hash_is_dropped_when_the_file_changes(tmp_path: Path) -> N
     assert HashCache(tmp_path / "cache.json").of(path) != before
 
 
+def test_a_file_that_changes_within_its_size_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("one")
+    hashes = HashCache()
+    before = hashes.of(path)
+    later = path.stat().st_mtime_ns + 1_000_000
+    path.write_text("two")
+    os.utime(path, ns=(later, later))
+    assert hashes.of(path) != before
+
+
 def flip_a_byte(path: Path) -> None:
     """As a disk rots: another byte under the same size, time and inode."""
     before = path.stat()

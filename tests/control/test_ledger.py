@@ -217,6 +217,18 @@ def test_publishing_keeps_the_ledgers_copy_until_dvc_has_recorded_it(
     assert ledger.find_or_create(spec(), INFO) != entry, "recorded: a forced run computes again"
 
 
+def test_a_lock_that_names_older_outputs_does_not_take_the_ledgers_copy(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    entry = ledger.find_or_create(spec(), INFO)
+    finish(entry)
+    publish(tmp_path, entry)
+    lock = {"stages": {"sft": {"outs": [{"path": "artifacts/model", "md5": "older.dir"}]}}}
+    (tmp_path / "dvc.lock").write_text(json.dumps(lock) + "\n")
+    drop_recorded(tmp_path, ledger)
+    assert (entry.out / "model/weights").read_text() == "w"
+
+
 def test_publishing_twice_replaces_what_was_there(ledger: Ledger, tmp_path: Path) -> None:
     (tmp_path / "artifacts/model").mkdir(parents=True)
     (tmp_path / "artifacts/model/stale").write_text("old")

@@ -107,6 +107,24 @@ def test_a_job_is_followed_from_the_queue_to_its_end(
 
 
 @pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        *((state, State.DIED) for state in ("TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")),
+        *((state, State.DIED) for state in ("BOOT_FAIL", "DEADLINE", "REVOKED", "COMPLETED")),
+        ("CANCELLED", State.CANCELLED),
+    ],
+)
+def test_every_end_that_slurm_knows_is_one(
+    slurm: FakeSlurm, repository: Repository, state: str, expected: State
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", state, "None", token))
+    look(repository)
+    assert attempt.left_slurm
+    assert attempt.state() is expected
+
+
+@pytest.mark.parametrize(
     "state", ["SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING"]
 )
 def test_states_that_are_no_end_are_not_taken_for_one(

@@ -226,6 +226,17 @@ def test_it_ends_when_idle_when_told_and_with_its_clone(
     until(lambda: not servers(repository), "it ends when idle")
 
 
+def test_told_to_end_it_still_tells_how_its_children_ended(repository: Repository) -> None:
+    forked = ask(repository, "sleep")
+    assert forked is not None
+    end_servers(repository)
+    until(lambda: not servers(repository), "nobody finds it any more")
+    assert forked.poll() is None
+    described(repository)  # by another
+    os.kill(forked.pid, signal.SIGTERM)
+    assert forked.wait() == -signal.SIGTERM
+
+
 def test_it_stays_while_a_child_runs_however_idle_it_is(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from pipelines import atomic
 from pipelines.ledger import Attempt, Entry, Ledger
 from pipelines.lives import note_life
+from pipelines.locks import hold_lock
 from pipelines.publish import publish
 from pipelines.seat import Seat
 from pipelines.worker import run_attempt
 from tests.control.made_up import SPEC
+from tests.waiting import PATIENCE_S
 
 MADE_BY = {"host": "node1", "cpu": "A"}
 
@@ -112,3 +115,26 @@ def test_each_life_of_a_job_notes_its_machine(
     notes = sorted((attempt.folder / "environments").iterdir())
     assert [path.name for path in notes] == ["000.00000.json", "001.00000.json"]
     assert [atomic.load_json(path) for path in notes] == [(attempt.result or {})["environment"]] * 2
+
+
+def test_two_attempts_at_a_stage_do_not_work_at_once(
+    entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, ended = new_attempt(entry), list[str]()
+    second = Thread(target=lambda: ended.append(start(attempt, monkeypatch)))
+    with hold_lock(entry.folder / "working.00000"):
+        second.start()
+        second.join(0.5)
+        assert not attempt.tasks, "it says nothing before the other one has ended"
+    second.join(PATIENCE_S)
+    assert ended == ["completed"]
+    assert [task["state"] for task in attempt.tasks] == ["completed"]
+
+
+def test_a_cancelled_job_that_slurm_brings_back_computes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = new_attempt(Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {}))
+    attempt.mark_cancelled()
+    assert start(attempt, monkeypatch, restart=1) == "cancelled"
+    assert (attempt.result or {})["error"] == "cancelled before it began"

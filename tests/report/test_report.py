@@ -158,6 +158,20 @@ def test_the_headline_follows_the_prompts_that_changed_sides(
     assert summary.startswith(f"# {headline}")
 
 
+@pytest.mark.parametrize(("gained", "headline"), [(5, "No clear change"), (6, "It learned")])
+def test_what_chance_may_have_done_is_no_improvement(
+    finished_run: Callable, gained: int, headline: str
+) -> None:
+    """Of five prompts that changed sides all do so the same way in one case of sixteen."""
+    run = finished_run()
+    for policy, right in (("sft", range(100)), ("iter_003", range(100 + gained))):
+        path = run.inputs["evaluations"] / policy / "samples.parquet"
+        rows = pq.read_table(path).to_pylist()
+        rows = [row | {"correct": i in right} for i, row in enumerate(rows)]
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    assert run.report()[1].startswith(f"# {headline}")
+
+
 def test_a_better_earlier_policy_is_pointed_out(finished_run: Callable) -> None:
     run = finished_run()
     change_json(run.inputs["evaluation_metrics"] / "iter_002.json", accuracy=0.99)

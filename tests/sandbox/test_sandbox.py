@@ -29,6 +29,21 @@ KIND = isolation().kind
 needs_isolation = pytest.mark.skipif(KIND is Kind.NONE, reason=isolation().detail)
 
 
+def _kernel_gives_namespaces() -> bool:
+    """Asked without any code of the sandbox."""
+    command = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "true"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not _kernel_gives_namespaces(), reason="the kernel gives no namespaces here")
+def test_where_the_kernel_has_all_it_needs_there_is_isolation() -> None:
+    """All other tests are skipped without isolation, so a sandbox that broke would pass them."""
+    assert KIND is not Kind.NONE, isolation().detail
+
+
 @needs_isolation
 def test_a_program_reads_its_input_and_its_files_and_says_what_it_likes() -> None:
     program = """

@@ -248,6 +248,15 @@ def test_a_reference_that_belongs_to_other_preferences_is_refused(go_on):
         run.run("preference@tuned")
 
 
+def test_a_reference_of_the_same_rows_in_another_order_is_refused(go_on):
+    run, _ = go_on("run", PREFERENCE[:1], preferring("sigmoid"))
+    path = run.root / "artifacts/reference_logprobs/tuned.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.take(list(reversed(range(len(table))))), path)
+    with pytest.raises(StageError, match="run reference_logprobs again"):
+        run.run("preference@tuned")
+
+
 def test_the_reference_is_the_policy_that_the_run_starts_from(go_on):
     """Before its first step the policy is its own reference, so DPO's margin starts at zero."""
     run, _ = go_on("run", PREFERENCE, preferring("sigmoid"))

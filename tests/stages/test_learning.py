@@ -1,5 +1,6 @@
 """What each algorithm makes of rollouts, by hand: advantages, pairs, responses that are kept."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,16 +8,24 @@ import pytest
 import torch
 
 from stages.algorithms.mismatch import mismatch_weights
-from stages.context import StageError
+from stages.context import Context, StageError
 from stages.contracts.catalog import bind
+from stages.contracts.lora import LoraParams
 from stages.contracts.objectives import Mismatch
 from stages.contracts.params import Params
+from stages.contracts.policy_update import Critic
 from stages.data.seeds import draw_order
+from stages.engines.models.folders import content_hash, save_model, start_scalar_model
+from stages.engines.processes.ranks import ALONE
+from stages.engines.training.rl_state import RlState
 from stages.learning.best_of_n import the_best
+from stages.learning.critic import load_critic
 from stages.learning.experience import Measured, experience_of
 from stages.learning.online_pairs import best_and_worst
 from stages.learning.unpaired import other_completions
+from stages.learning.update import Update
 from stages.policy_update import with_variance
+from tests.stages.test_lora import write_base
 
 # Two prompts, two responses each, of 2, 1, 2 and 1 tokens.
 REWARDS = [1.0, 0.0, 3.0, 1.0]
@@ -178,3 +187,31 @@ def test_another_response_is_cut_where_it_would_leave_the_context() -> None:
         {"prompt_id": "short", "prompt_ids": [0], "completion_ids": [2, 3, 4]},
     ]
     assert other_completions(rows) == [[2], [1]]
+
+
+def test_the_learning_rate_goes_on_from_the_steps_of_earlier_iterations() -> None:
+    settings = {"schedule": "linear", "warmup_steps": 2, "decay_steps": 10}
+    params = Params.model_validate({"policy_update": {**settings, "batch_size": 2, "epochs": 1}})
+    config: Any = bind("policy_update@iter_001", params).config
+    ctx: Any = SimpleNamespace(seed=1)
+
+    def rates(steps: int) -> list[float]:
+        state = RlState(steps, None, {})
+        plan = Update(config, {}, ctx, ALONE, state, {}, ROLLOUTS, {}).plan(len(ROLLOUTS))
+        return [plan.learning_rate(step, plan.num_steps) for step in range(plan.num_steps)]
+
+    assert len(rates(0)) == 2
+    assert rates(0) == [0.5, 1.0]
+    assert rates(2)[0] == 1.0
+    assert rates(2)[1] > rates(4)[0] > rates(4)[1] > rates(6)[0]
+
+
+def test_a_critic_goes_on_from_the_iteration_before(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    first = start_scalar_model(base)
+    torch.nn.init.ones_(first.score.weight)
+    save_model(first, tmp_path / "state/critic", tokenizer_from=base)
+    inputs = {"state": tmp_path / "state", "policy": base, "reward": base}
+    ctx = Context("update", "iter_002", seed=1, folder=tmp_path)
+    critic = load_critic(inputs, Critic.POLICY, "verifier", LoraParams(), ctx)
+    assert content_hash(critic) == content_hash(first)

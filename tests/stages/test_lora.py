@@ -202,7 +202,8 @@ def test_peft_itself_loads_an_adapter_folder_anywhere(base, tmp_path, monkeypatc
     theirs = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(folder / "base"), folder
     )
-    assert torch.equal(logits(theirs), logits(policy))
+    # Not bit for bit: MKL may round by how weights are aligned, and a file's are so otherwise.
+    torch.testing.assert_close(logits(theirs), logits(policy), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(
         logits(theirs.merge_and_unload()), logits(load_policy(folder)), rtol=1e-6, atol=1e-6
     )

@@ -128,6 +128,23 @@ def test_stopped_at_every_question_the_stage_ends_with_the_same_bytes(fused, cha
     assert contents(stopped) == contents(undisturbed)
 
 
+def test_a_step_that_nothing_could_go_on_from_is_seen_through(fused, monkeypatch):
+    """Its learners have begun to move, and nothing of it is on the disk."""
+    runner = fused("run")
+    ctx = runner.context("online@fast", checkpoint_seconds=1e9)
+    really_learn, learnt = online.learn, []
+
+    def learn(*arguments):
+        learnt.append(arguments)
+        if len(learnt) == 2:
+            ctx.request_stop()
+        return really_learn(*arguments)
+
+    monkeypatch.setattr(online, "learn", learn)
+    with pytest.raises(Stopped, match="stopped after step 2 of 3"):
+        runner.run("online@fast", ctx)
+
+
 def live(begun, root, rl, changes):
     torch.set_num_threads(1)
     # The scratch is cleared once the outputs are published: half of it is never met again.

@@ -123,6 +123,20 @@ def test_a_model_whose_layers_lose_word_of_the_sequences_is_padded(batch):
     assert not packed._packable[model]
 
 
+def test_a_model_whose_packed_rows_say_something_else_is_padded(batch):
+    """Each layer was told of the sequences, and makes something else of them."""
+    model = build("llama")
+    layer = model.model.layers[1].self_attn
+    told = layer.forward
+
+    def forward(*args, **kw):
+        answer, *rest = told(*args, **kw)
+        return (answer if kw.get("starts") is None else 1.5 * answer), *rest
+
+    layer.forward = forward
+    assert_equal(*both_ways(model, lambda: hidden_states(model, batch), packs=False))
+
+
 def test_what_another_model_does_meanwhile_does_not_count(batch):
     """A sampler and a learner share a process; here one runs within the first pass of the other."""
     busy, model = build("llama"), build("llama")

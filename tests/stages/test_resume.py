@@ -347,6 +347,31 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(go_on, monkeypatc
         assert again.contents(again.paths(UPDATE)[1][name]) == whole.contents(path), name
 
 
+class Constant:
+    """A model that says the same of every response."""
+
+    config = SimpleNamespace(pad_token_id=0)
+
+    def __init__(self, value):
+        self.value = value
+
+    def logprobs(self, batch):
+        return torch.full(batch.response_mask.shape, self.value)
+
+
+def test_what_was_measured_of_another_policy_is_measured_again(tmp_path):
+    def measured(value, policy_hash):
+        rows = [{"policy_hash": policy_hash, "prompt_ids": [1], "response_ids": [2, 3]}]
+        rows[0] |= {"prompt_id": "p", "sample_index": 0}
+        return inference.kept_over_responses(
+            context(tmp_path), "trainer", rows, lambda: Constant(value), Constant.logprobs, "it"
+        )
+
+    assert measured(-1.0, "a") == [[-1.0, -1.0]]
+    assert measured(-2.0, "a") == [[-1.0, -1.0]], "kept over a kill"
+    assert measured(-2.0, "b") == [[-2.0, -2.0]]
+
+
 def test_a_checkpoint_is_an_ordinary_safetensors_file_of_any_tensors(tmp_path):
     tensors = {
         "matrix": torch.randn(3, 4),

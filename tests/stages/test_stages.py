@@ -116,6 +116,17 @@ def test_the_reward_model_is_an_ordinary_sequence_classifier(trained):
     assert quality["pairwise_accuracy"] == trained.metrics["reward_model"]["pairwise_accuracy"]
 
 
+def test_rewards_of_training_responses_have_a_deviation_of_one(trained):
+    """A KL coefficient then means the same for every reward model."""
+    pairs = read(trained, "artifacts/data/preferences.parquet")
+    prompts = [pair["prompt_ids"] for pair in pairs]
+    responses = [pair[side] for side in ("chosen_ids", "rejected_ids") for pair in pairs]
+    model = load_scalar_model(trained.root / "artifacts/rewards/reward_model")
+    with torch.no_grad():
+        rewards = sequence_rewards(model, collate(prompts * 2, responses, pad_id=0))
+    assert float(rewards.std(correction=0)) == pytest.approx(1, rel=1e-4)
+
+
 def test_rollouts_are_sorted_seeded_by_content_and_named_by_their_policy(trained):
     rows = read(trained, ROLLOUTS)
     keys = [(row["prompt_id"], row["sample_index"]) for row in rows]

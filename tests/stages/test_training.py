@@ -8,7 +8,7 @@ from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
 from stages.contracts.optimizer import Schedule
 from stages.engines.training.learner import Optimization
-from stages.engines.training.loop import Plan, Work, train
+from stages.engines.training.loop import Plan, Work, last_epoch_means, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import scheduled, warmup_then_cosine
 
@@ -168,3 +168,9 @@ def test_a_schedule_goes_on_over_the_iterations():
     assert rates["linear"](0, 99) == pytest.approx(0.1 + 0.9 * 0.75)
     assert rates["cosine"](2, 99) == pytest.approx(0.1 + 0.9 * 0.5)
     assert rates["linear"](50, 99) == rates["cosine"](50, 99) == pytest.approx(0.1)
+
+
+def test_a_stage_reports_the_means_of_its_last_epoch():
+    plan = Plan(4, 2, 2, seed=1, learning_rate=warmup_then_cosine(0.0))
+    history = [{"loss": loss} for loss in (8.0, 6.0, 3.0, 1.0)]
+    assert last_epoch_means(history, plan) == {"loss": 2.0}

@@ -9,7 +9,7 @@ from fake_clone import FakeClone
 
 from pipelines.ledger import Entry
 from pipelines.shipper import start_shipper
-from pipelines.tracking import ship_all
+from pipelines.tracking import Tracker, ship_all
 from pipelines.tracking_metrics import MetricsTail
 from tests.waiting import PATIENCE_S
 
@@ -66,6 +66,50 @@ def test_a_resumed_job_goes_on_in_its_run(clone: FakeClone) -> None:
     assert run.data.tags["lockstep.attempts"] == "2"
     logs = clone.client.list_artifacts(run.info.run_id, "logs")
     assert [item.path for item in logs] == ["logs/attempt_001", "logs/attempt_002"]
+
+
+def go_back(entry: Entry, steps: int) -> None:
+    """As a job that was killed does: it keeps its first steps, and takes the others anew."""
+    path = entry.folder / "metrics.jsonl"
+    kept = path.read_text().splitlines(keepends=True)[:steps]
+    (entry.folder / "metrics.tmp").write_text("".join(kept))
+    os.replace(entry.folder / "metrics.tmp", path)
+
+
+def test_steps_that_a_resumed_job_takes_again_are_sent_once(clone: FakeClone) -> None:
+    """By one shipper, which knows what it has sent."""
+    entry, shipper = clone.entry("sft"), Tracker(clone.repository)
+    clone.start(entry, steps=5)
+    assert shipper.sync() is None
+    clone.die(entry)
+    go_back(entry, 3)
+    clone.start(entry)
+    clone.log(entry, range(4, 9))
+    assert shipper.sync() is None
+    assert clone.steps(clone.run_of("sft"), "step/loss") == list(range(1, 9))
+
+
+def test_steps_that_only_mlflow_knows_of_are_sent_once(clone: FakeClone) -> None:
+    """The shipper was killed before it noted them, and the job takes them again."""
+    entry = clone.entry("sft")
+    clone.start(entry, steps=5)
+    clone.sync()
+    rewind(entry, step=2)
+    clone.die(entry)
+    go_back(entry, 2)
+    clone.start(entry)
+    clone.log(entry, range(3, 9))
+    clone.sync()
+    assert clone.steps(clone.run_of("sft"), "step/loss") == list(range(1, 9))
+
+
+def test_a_second_attempt_that_fails_as_the_first_did_is_shipped_too(clone: FakeClone) -> None:
+    entry = clone.entry("sft")
+    for attempts in ("1", "2"):
+        clone.start(entry)
+        clone.end(entry, "failed", error="no luck")
+        clone.sync()
+        assert clone.run_of("sft").data.tags["lockstep.attempts"] == attempts
 
 
 def test_a_line_that_is_being_written_waits(clone: FakeClone) -> None:
