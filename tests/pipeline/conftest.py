@@ -1,4 +1,4 @@
-"""One tiny pipeline, run once by `dvc repro`, and copies of it to try things in."""
+"""One tiny pipeline, run once by `dvc repro` in a session, and copies of it to try things in."""
 
 import importlib.util
 import shutil
@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pipelines.repository import Repository
+from pipelines.session import sessions
+from tests.waiting import until
 
 _spec = importlib.util.spec_from_file_location("clones", Path(__file__).parents[1] / "conftest.py")
 assert _spec is not None
@@ -27,8 +31,11 @@ def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     clone = clones.copy_tree(tmp_path_factory.mktemp("finished") / "clone")
     clone.set_params(**clones.TINY)
     clone.commit("tiny")
-    clone.run("dvc", "repro")
-    clone.run("lockstep", "sync")
+    with clone.session():
+        clone.run("dvc", "repro")
+        clone.run("lockstep", "sync")
+        session = sessions(Repository(clone.root))[0]
+        until(lambda: session.heartbeat["served"] == 9, "the session's last word")
     clone.commit("results")
     yield clone.root
     clone.kill_all()
