@@ -50,9 +50,20 @@ def is_switched_off(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get(SWITCH, "").lower() in ("off", "0", "false", "no")
 
 
+def _spaces() -> list[str]:
+    """The containers of this process: in others, the same path may be another file."""
+    try:
+        return [str(Path(f"/proc/self/ns/{name}").readlink()) for name in _SPACES]
+    except OSError:
+        return []
+
+
+_SPACES = ("mnt", "net", "pid", "user")
+
+
 @dataclass(frozen=True)
 class Identity:
-    """All that a server's imports may depend on."""
+    """All that a server's imports may depend on, and what its children see."""
 
     kind: Kind
     python: tuple[str, ...]
@@ -68,5 +79,5 @@ class Identity:
             for name, value in self.environment.items()
             if not name.startswith(_FAMILIES) and name not in _SINGLE
         }
-        words = [*self.python, str(self.code), json.dumps(settings, sort_keys=True)]
+        words = [*self.python, str(self.code), json.dumps(settings, sort_keys=True), *_spaces()]
         return f"{self.kind}-{hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]}"

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.code import code_version
+from pipelines.redact import RedactedStream
 from pipelines.warm import wire
 from pipelines.warm.child import Request, become
 from pipelines.warm.identity import Kind
@@ -272,6 +273,9 @@ def main(folder: Path, kind: Kind) -> int:
         return 0
     set_title([*sys.orig_argv[:-1]])
     began = time.monotonic()
+    plain = sys.stdout, sys.stderr
+    # A module may print what it likes while it is imported, into a log that nobody else redacts.
+    sys.stdout, sys.stderr = map(RedactedStream, plain)  # type: ignore[assignment]
     preload(kind)
     # Python warns of any thread; which ones there are is looked at here.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", append=False)
@@ -286,6 +290,7 @@ def main(folder: Path, kind: Kind) -> int:
     if wanted is None:
         return 0
     request, files = wanted
+    sys.stdout, sys.stderr = plain
     become(request, files)
     return run(request)
 

@@ -211,6 +211,34 @@ def test_identity_is_code_interpreter_and_what_libraries_read_when_they_are_impo
     assert one.name != replace(one, kind=Kind.CONTROL).name
 
 
+def test_a_command_in_another_container_has_a_server_of_its_own(repository: Repository) -> None:
+    private = ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*private, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system allows no mount namespace")
+    program = "from tests.control.test_warm import *; import sys\n"
+    program += "print(identity_of(Repository(Path(sys.argv[1]))).name)"
+    words = [sys.executable, "-c", program, str(repository.root)]
+
+    def name(*before: str) -> str:
+        done = subprocess.run(
+            [*before, *words], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    assert name() == name()
+    assert name() != name(*private)
+
+
+def test_what_is_printed_while_it_imports_is_redacted(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leak = "server.preload = lambda kind: print('leak', os.environ['SOME_TOKEN'])\n"
+    write_code(repository, PROGRAMS.replace("server.preload = lambda kind: None\n", leak))
+    monkeypatch.setenv("SOME_TOKEN", "very secret indeed")
+    described(repository)
+    assert "leak ***" in (servers(repository)[0] / "log").read_text()
+
+
 def test_it_ends_when_idle_when_told_and_with_its_clone(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
