@@ -451,3 +451,21 @@ def test_a_driver_that_died_before_it_called_sbatch_leaves_nothing_to_wait_for(
     launch = {**attempt.launch, "submitter": this_process()}
     atomic.write_json(attempt.folder / "launch.json", launch)
     assert not executor.never_had(attempt), "its driver lives and is about to"
+
+
+def test_credentials_of_the_control_plane_do_not_reach_sbatch(
+    slurm: FakeSlurm, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch hands its whole environment to the job."""
+    for name in ("MLFLOW_TRACKING_TOKEN", "PREFECT_API_KEY", "DVC_STUDIO_TOKEN", "LOCKSTEP_X"):
+        monkeypatch.setenv(name, "hush")
+    seen = tmp_path / "seen"
+    sbatch = f"#!/bin/sh\nenv > {seen}\necho Submitted batch job 7\n"
+    (slurm.folder / "bin/sbatch").write_text(sbatch)
+    attempt, _ = submit(repository)
+    launch = {"resources": Resources().model_dump(mode="json"), "code": str(tmp_path)}
+    launch["clone"] = str(tmp_path)
+    noted = submit_batches(Scheduler(repository), "sft", attempt.folder, launch, pause=just_wait)
+    assert noted["jobs"] == ["7"]
+    assert "PATH=" in seen.read_text()
+    assert "hush" not in seen.read_text()

@@ -11,6 +11,7 @@ from pipelines.ledger import Attempt, Entry, Ledger
 from pipelines.lives import note_life
 from pipelines.locks import hold_lock
 from pipelines.publish import publish
+from pipelines.restarts import stop_or_requeue
 from pipelines.seat import Seat
 from pipelines.worker import run_attempt
 from tests.control.made_up import SPEC
@@ -138,3 +139,14 @@ def test_a_cancelled_job_that_slurm_brings_back_computes_nothing(
     attempt.mark_cancelled()
     assert start(attempt, monkeypatch, restart=1) == "cancelled"
     assert (attempt.result or {})["error"] == "cancelled before it began"
+
+
+def test_a_job_that_is_told_to_stop_asks_for_as_many_restarts_as_its_profile_allows(
+    tmp_path: Path,
+) -> None:
+    attempt = new_attempt(Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {}))
+    launch = {"resources": {"requeues": 2, "time_minutes": 30}, "restarts_before": 1}
+    ends = [stop_or_requeue(attempt, launch, Seat(job="7", restart=n)) for n in (0, 1)]
+    assert [end["state"] for end in ends] == ["stopped", "failed"]
+    assert "allows no more restarts" in ends[1]["error"]
+    assert [path.name for path in attempt.folder.glob("requeue.*")] == ["requeue.7.0"]

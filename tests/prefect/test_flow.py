@@ -191,5 +191,5 @@ def test_a_second_pipeline_in_the_clone_is_refused(project: TinyProject) -> None
 def test_the_flow_leaves_nothing_behind_in_the_clone(project: TinyProject) -> None:
     assert run_flow(targets=["a"]).is_completed()
     assert not (project.root / ".lockstep/run.json").exists()
-    kept = {"run.lock", "runs", "tracking", "dvc.lock.whole", "dvc_hosts.json"}
+    kept = {"run.lock", "runs", "tracking", "dvc.lock.whole", "dvc_hosts.json", "warm", "code"}
     assert {path.name for path in Path(".lockstep").iterdir()} <= kept

@@ -1,0 +1,65 @@
+"""What a driver publishes is what the workspace asks for at that moment."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import atomic
+from pipelines.console import Console
+from pipelines.driver import Driver
+from pipelines.errors import LockstepError
+from pipelines.executors import make_executor
+from pipelines.health import Health
+from pipelines.invocation import current_invocation
+from pipelines.ledger import Entry, Ledger
+from pipelines.profiles import ExecutorKind
+from pipelines.repository import Repository
+from tests.control.made_up import SPEC
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Entry:
+    """A stage whose job has ended well, with nobody waiting for it."""
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {})
+    attempt = entry.new_attempt({"executor": "debug"})
+    (entry.out / "model").mkdir(parents=True)
+    (entry.out / "model/weights").write_text("w")
+    (entry.out / "metrics").write_text("{}")
+    result: dict[str, Any] = {"state": "completed", "outs": {}, "metrics": {}, "environment": {}}
+    atomic.write_json(attempt.folder / "result.json", {**result, "started": 1.0, "ended": 2.0})
+    return entry
+
+
+def driver(entry: Entry, root: Path, identity: str) -> Driver:
+    repository = Repository(root)
+    return Driver(
+        repository=repository,
+        entry=entry,
+        executors=lambda kind: make_executor(kind, repository),
+        launch={"executor": ExecutorKind.DEBUG},
+        invocation=current_invocation(),
+        console=Console(),
+        identity=lambda: identity,
+        health=Health(root),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_TRACKING", "off")
+
+
+def test_outputs_of_what_is_still_asked_for_are_published(entry: Entry, tmp_path: Path) -> None:
+    driver(entry, tmp_path, SPEC.fingerprint).run()
+    assert (tmp_path / "artifacts/model/weights").read_text() == "w"
+
+
+def test_outputs_of_what_changed_meanwhile_are_kept_and_not_published(
+    entry: Entry, tmp_path: Path
+) -> None:
+    """DVC would record them as made from what the workspace has now."""
+    with pytest.raises(LockstepError, match="changed while its job ran"):
+        driver(entry, tmp_path, "another").run()
+    assert not (tmp_path / "artifacts").exists()
+    assert (entry.out / "model/weights").read_text() == "w"

@@ -1,0 +1,166 @@
+"""What takes its name by a rename is on the disk before: no power cut leaves a name without bytes.
+
+A rename may reach the disk before what was written. So each file that is renamed, alone or in a
+folder, has to have been synced since it was last written.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipelines import atomic
+from pipelines.ledger import Entry, Ledger
+from pipelines.publish import publish
+from pipelines.worker import run_attempt
+from stages import report
+from stages.checkpoint import Checkpoint, save_checkpoint
+from stages.context import Context
+from stages.contracts.catalog import bind
+from stages.contracts.params import Params
+from stages.engines.processes.parts import Pass, fill
+from tests.control.made_up import SPEC
+
+RESOURCES = {
+    "device": "cpu",
+    "deterministic": False,
+    "requeues": 0,
+    "micro_tokens": 1,
+    "collective_seconds": 1,
+    "checkpoint_seconds": 1,
+    "tensor_parallel": 1,
+    "compile": False,
+    "checkpoint_activations": False,
+    "generator_memory": 0.9,
+    "sharding": "none",
+    "offload": "none",
+    "sequence_parallel": 1,
+}
+
+
+class Renames:
+    """Every rename of this process, and the files that were renamed before they were synced."""
+
+    def __init__(self) -> None:
+        self.targets: list[str] = []
+        self.too_early: list[Path] = []
+        self._synced: dict[tuple[int, int], int] = {}
+
+    def sync(self, descriptor: int) -> None:
+        stat = os.fstat(descriptor)
+        self._synced[stat.st_dev, stat.st_ino] = stat.st_size
+
+    def renamed(self, target: Path) -> None:
+        if target.name == "progress.json":
+            return  # nothing depends on it
+        self.targets.append(target.name)
+        for file in [target] if target.is_file() else target.rglob("*"):
+            stat = file.stat()
+            if file.is_file() and self._synced.get((stat.st_dev, stat.st_ino)) != stat.st_size:
+                self.too_early.append(file)
+
+
+@pytest.fixture
+def renames(monkeypatch: pytest.MonkeyPatch) -> Renames:
+    seen = Renames()
+    really_sync = os.fsync
+
+    def sync(descriptor: Any) -> None:
+        number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
+        really_sync(number)
+        seen.sync(number)
+
+    def watched(really: Any) -> Any:
+        def rename(source: Any, target: Any) -> None:
+            really(source, target)
+            seen.renamed(Path(target))
+
+        return rename
+
+    monkeypatch.setattr(os, "fsync", sync)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+    return seen
+
+
+def test_a_file_of_the_ledger(tmp_path: Path, renames: Renames) -> None:
+    atomic.write_json(tmp_path / "record.json", {"outs": {}})
+    assert renames.targets == ["record.json"]
+    assert renames.too_early == []
+
+
+def test_a_checkpoint(tmp_path: Path, renames: Renames) -> None:
+    save_checkpoint(tmp_path, Checkpoint(3, {"weight": torch.ones(2)}, {"history": []}))
+    assert renames.targets == ["checkpoint-00000003"]
+    assert renames.too_early == []
+
+
+def test_a_part(tmp_path: Path, renames: Renames) -> None:
+    ctx = Context(stage="score", key=None, seed=1, folder=tmp_path)
+    fill(ctx, Pass("rewards", 2, 2, lambda: lambda unit: list(unit)))
+    assert "00000000-00000002.json" in renames.targets
+    assert renames.too_early == []
+
+
+def test_the_metrics_of_a_resumed_stage(tmp_path: Path, renames: Renames) -> None:
+    Context(stage="sft", key=None, seed=1, folder=tmp_path).resume_at(1, [{"loss": 1.0}])
+    assert renames.targets == ["metrics.jsonl"]
+    assert renames.too_early == []
+
+
+def test_the_outputs_of_a_stage(
+    tmp_path: Path, renames: Renames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_config: Any, _inputs: Any, out: dict[str, Path], _ctx: Context) -> dict[str, float]:
+        out["report"].mkdir()
+        (out["report"] / "index.html").write_text("a page")
+        return {"final_reward_mean": 1.0}
+
+    monkeypatch.setattr(report, "run", run)
+    bound = bind("report", Params())
+    spec = replace(SPEC, stage="report", name="report", inputs={}, outs=bound.outs)
+    spec = replace(spec, config=bound.config.values(None), metrics=bound.metrics)
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(spec, {})
+    launch = {"executor": "local", "num_shards": 1, "root": str(tmp_path), "resources": RESOURCES}
+    attempt = entry.new_attempt(launch)
+    assert run_attempt(str(attempt.folder)) == "completed", attempt.result
+    assert "out" in renames.targets
+    assert renames.too_early == []
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Entry:
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {})
+    attempt = entry.new_attempt({})
+    (entry.out / "model").mkdir(parents=True)
+    (entry.out / "model/weights").write_text("w")
+    (entry.out / "metrics").write_text(json.dumps({"loss": 1}))
+    result = {"state": "completed", "outs": {}, "metrics": {}, "environment": {}}
+    atomic.write_json(attempt.folder / "result.json", {**result, "started": 1.0, "ended": 2.0})
+    return entry
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+def test_outputs_that_are_copied_to_another_disk(
+    tmp_path: Path, finished: Entry, other_disk: Path, renames: Renames
+) -> None:
+    for name in ("artifacts", "metrics"):
+        (other_disk / name).mkdir()
+        (tmp_path / name).symlink_to(other_disk / name)
+    publish(tmp_path, finished)
+    assert {"model", "sft.json"} <= set(renames.targets)
+    assert renames.too_early == []

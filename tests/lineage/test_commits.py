@@ -1,0 +1,29 @@
+"""The history is that of every ref: what was recorded once is known, wherever it was recorded."""
+
+import subprocess
+from pathlib import Path
+
+from pipelines.lineage.history import History
+
+
+def git(root: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(
+        ["git", *who, *words], cwd=root, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_what_a_dvc_experiment_recorded_is_part_of_the_history(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    made = {}
+    for name in ("workspace", "experiment"):
+        (tmp_path / "dvc.lock").write_text(f"# {name}\n")
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-qm", name)
+        made[name] = git(tmp_path, "rev-parse", "HEAD")
+    git(tmp_path, "update-ref", "refs/exps/ab/cd/brave-owl", made["experiment"])
+    git(tmp_path, "reset", "-q", "--hard", made["workspace"])
+    history = History(tmp_path)
+    assert {commit.sha for commit in history.commits()} == set(made.values())
+    assert history.resolve("brave-owl") == made["experiment"]
