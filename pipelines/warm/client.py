@@ -23,6 +23,8 @@ SERVER = "pipelines.warm.server"
 START_S = 180.0
 """How long a server may take to import everything; slow disks and full machines included."""
 ANSWER_S = 30.0
+END_S = 5.0
+"""How long a server may take to end; one stays on for those who wait for its children."""
 POLL_S = 0.02
 MOST = {Kind.CONTROL: 1, Kind.COMPUTE: 2}
 """Servers of a clone: two for stages that differ in their number of threads."""
@@ -110,11 +112,13 @@ def prepare(repository: Repository, identity: Identity) -> None:
 
 def end_servers(repository: Repository) -> list[str]:
     """End every server of the clone; what runs in their children goes on. Returns their names."""
-    ended = []
-    for folder in _living(repository):
+    ended = _living(repository)
+    for folder in ended:
         _end(folder, "a command told it to")
-        ended.append(folder.name)
-    return ended
+    deadline = time.monotonic() + END_S
+    while any(map(wire.is_running, ended)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return [folder.name for folder in ended]
 
 
 def _reach(repository: Repository, identity: Identity) -> socket.socket | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
+from pipelines.processes import process_lives, start_of
 
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
@@ -26,8 +27,15 @@ def listen(folder: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")
     listener.listen(64)
-    atomic.write_json(_address(folder), {"name": name})
+    me = os.getpid()
+    atomic.write_json(_address(folder), {"name": name, "pid": me, "started": start_of(me)})
     return listener
+
+
+def is_running(folder: Path) -> bool:
+    """Whether the process that said where it listens is still there."""
+    noted = atomic.read_json(_address(folder)) or {}
+    return "pid" in noted and process_lives(noted["pid"], noted["started"])
 
 
 def refuse(folder: Path) -> None:

@@ -58,3 +58,18 @@ def test_a_base_model_that_is_gone_keeps_no_policy_here(repository: Repository) 
     found = find_policy(repository, "sft")
     assert list(found.files) == ["config.json"]
     assert (found.base_card, found.licences) == ({}, {})
+
+
+def test_metrics_that_are_not_those_of_the_record_are_left_out(repository: Repository) -> None:
+    """A card must not say of a policy what was measured of another."""
+    lock, metrics = repository.root / "dvc.lock", repository.root / "metrics/evaluations/sft.json"
+    metrics.parent.mkdir(parents=True)
+    metrics.write_text('{"accuracy": 0.5}')
+    recorded = YAML(typ="safe").load(lock.read_text())
+    model = {out["path"]: out["md5"] for out in recorded["stages"]["sft"]["outs"]}
+    measured = {"metrics/evaluations/sft.json": HashCache().of(metrics)}
+    recorded["stages"]["evaluate_sft"] = record(model, measured)
+    YAML().dump(recorded, lock)
+    assert find_policy(repository, "sft").evaluation == {"accuracy": 0.5}
+    metrics.write_text('{"accuracy": 0.9}')
+    assert find_policy(repository, "sft").evaluation == {}

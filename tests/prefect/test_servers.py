@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,6 +38,17 @@ def processes_of(repository: Repository) -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue
+    return found
+
+
+def at_work_in(folder: Path, others: list[int]) -> list[psutil.Process]:
+    """What was forked for the stages in that folder: all processes there but these others."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            above = {process.pid, *(one.pid for one in process.parents())}
+            if process.cwd() == str(folder) and not above & {*others, os.getpid()}:
+                found.append(process)
     return found
 
 
@@ -198,7 +211,8 @@ def test_up_again_mends_what_died_and_down_stops_everything(
     until(project.started, "a stage begun")
     # As a machine that goes down: nobody can say how the run ended.
     worker = psutil.Process(before["worker"].pid)
-    killed = [worker, *worker.children(recursive=True)]
+    others = [before[name].pid for name in ("mlflow", "prefect")]
+    killed = [worker, *worker.children(recursive=True), *at_work_in(project.root, others)]
     kill_each(killed)
     psutil.wait_procs(killed)
     servers.up(local.repository, Console(io.StringIO()))
