@@ -38,6 +38,8 @@ IDLE_S = 900.0
 TICK_S, TICK_WITH_CHILDREN_S = 0.5, 0.02
 REQUEST_S = 10.0
 """How long a command may take to say what it wants."""
+PROBED_S = 0.3
+"""How long to try for the lock: a command that looks whether a server lives has it for a moment."""
 GRACE_S = 30.0
 """What a child has for its end, once its time is over."""
 
@@ -258,12 +260,16 @@ _KNOW_OF_FORKS = ("jemalloc_bg_thd",)
 def take_lock(folder: Path) -> int | None:
     """The lock that says that a server lives here; None where another one does."""
     lock = os.open(folder / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    return lock
+    deadline = time.monotonic() + PROBED_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(lock)
+                return None
+        time.sleep(0.01)
 
 
 def main(folder: Path, kind: Kind) -> int:
