@@ -105,7 +105,7 @@ def fork(
 def prepare(repository: Repository, identity: Identity) -> None:
     """See to it that a server is on its way; returns at once."""
     folder = _folder(repository, identity)
-    if not (is_locked(folder / "alive") or wire.is_refused(folder)):
+    if not (is_locked(folder / wire.LOCK) or wire.is_refused(folder)):
         with suppress(OSError):
             _start(repository, identity)
 
@@ -127,17 +127,23 @@ def _reach(repository: Repository, identity: Identity) -> socket.socket | None:
     process = None
     if wire.is_refused(folder):
         return None
-    if not is_locked(folder / "alive"):
+    before = wire.said(folder)
+    if is_locked(folder / wire.LOCK):
+        before = None
+    else:
         try:
             process = _start(repository, identity)
         except OSError:
             return None  # a full disk, or no process to be had: the job itself says so better
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        if (connection := wire.connect(folder)) is not None:
+        where = wire.said(folder)
+        if where == before:
+            where = None  # said by one that has ended
+        if where and (connection := wire.connect(where)):
             return connection
-        lives = is_locked(folder / "alive")
-        if (lives and wire.is_ready(folder)) or (not lives and _has_ended(process)):
+        lives = is_locked(folder / wire.LOCK)
+        if (lives and where) or (not lives and _has_ended(process)):
             return None  # one that cannot be reached from here, or that could not start
         time.sleep(POLL_S)
     return None
@@ -153,7 +159,6 @@ def _start(repository: Repository, identity: Identity) -> "subprocess.Popen[byte
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.parent.chmod(0o700)
     folder.mkdir(exist_ok=True)
-    (folder / "address").unlink(missing_ok=True)
     variables = {"PYTHONPATH": str(identity.code), "PYTHONSAFEPATH": "1"}
     words = ["-m", SERVER, str(folder), identity.kind, ROOM]
     with (folder / "log").open("ab") as log:
@@ -174,24 +179,24 @@ def _make_room(repository: Repository, identity: Identity) -> None:
     mine = _folder(repository, identity)
     others = [path for path in _all(home) if path != mine]
     for folder in others:
-        if not is_locked(folder / "alive"):
+        if not is_locked(folder / wire.LOCK):
             shutil.rmtree(folder, ignore_errors=True)
     living = [
         path for path in others if path.name.startswith(f"{identity.kind}-") and path.exists()
     ]
-    living.sort(key=lambda path: (path / "alive").stat().st_mtime if path.exists() else 0.0)
+    living.sort(key=lambda path: (path / wire.LOCK).stat().st_mtime if path.exists() else 0.0)
     for folder in living[: max(len(living) - MOST[identity.kind] + 1, 0)]:
         _end(folder, "one with other code or settings takes its place")
 
 
 def _end(folder: Path, why: str) -> None:
-    if (connection := wire.connect(folder)) is not None:
+    if (where := wire.said(folder)) and (connection := wire.connect(where)):
         with connection, suppress(OSError):
             wire.send(connection, {"end": why})
 
 
 def _living(repository: Repository) -> list[Path]:
-    return [folder for folder in _all(_home(repository)) if is_locked(folder / "alive")]
+    return [folder for folder in _all(_home(repository)) if is_locked(folder / wire.LOCK)]
 
 
 def _all(home: Path) -> list[Path]:

@@ -156,7 +156,7 @@ class Server:
     def _is_at_home(self) -> bool:
         """Whether its lock is still the one that commands look at, and its code is still there."""
         try:
-            same = os.path.samestat((self.folder / "alive").stat(), os.fstat(self.lock))
+            same = os.path.samestat((self.folder / wire.LOCK).stat(), os.fstat(self.lock))
             return same and self.code.is_dir()
         except OSError:
             return False
@@ -259,7 +259,7 @@ _KNOW_OF_FORKS = ("jemalloc_bg_thd",)
 
 def take_lock(folder: Path) -> int | None:
     """The lock that says that a server lives here; None where another one does."""
-    lock = os.open(folder / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(folder / wire.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + PROBED_S
     while True:
         try:
@@ -277,6 +277,7 @@ def main(folder: Path, kind: Kind) -> int:
     lock = take_lock(folder)
     if lock is None:
         return 0
+    wire.forget(folder)
     set_title([*sys.orig_argv[:-1]])
     began = time.monotonic()
     plain = sys.stdout, sys.stderr
@@ -292,7 +293,7 @@ def main(folder: Path, kind: Kind) -> int:
     print(f"ready after {time.monotonic() - began:.1f} s", flush=True)
     gc.collect()
     gc.freeze()
-    wanted = Server(folder, HERE, lock, wire.listen(folder)).serve()
+    wanted = Server(folder, HERE, lock, wire.listen(folder, lock)).serve()
     if wanted is None:
         return 0
     request, files = wanted

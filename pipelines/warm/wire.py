@@ -10,64 +10,72 @@ import os
 import secrets
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipelines import atomic
 from pipelines.processes import process_lives, start_of
 
+LOCK = "alive"
+"""The file that a server has locked while it lives."""
+_ADDRESS = "address"
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _MOST_FILES = 8
 
 
-def listen(folder: Path) -> socket.socket:
-    """The server's end."""
+def listen(folder: Path, lock: int) -> socket.socket:
+    """The end of the server that holds this lock."""
     name = f"lockstep-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")
     listener.listen(64)
     me = os.getpid()
-    atomic.write_json(_address(folder), {"name": name, "pid": me, "started": start_of(me)})
+    where = {"name": name, "pid": me, "started": start_of(me), "lock": os.fstat(lock).st_ino}
+    atomic.write_json(folder / _ADDRESS, where)
     return listener
+
+
+def forget(folder: Path) -> None:
+    """Remove what a server has said that lived here before."""
+    (folder / _ADDRESS).unlink(missing_ok=True)
+
+
+def said(folder: Path) -> dict[str, Any] | None:
+    """Where the folder's server says that it listens; in a copy of the folder nobody does."""
+    noted = atomic.read_json(folder / _ADDRESS)
+    try:
+        same = noted and noted["lock"] == (folder / LOCK).stat().st_ino
+    except FileNotFoundError:
+        return None
+    return dict(noted) if same else None
 
 
 def is_running(folder: Path) -> bool:
     """Whether the process that said where it listens is still there."""
-    noted = atomic.read_json(_address(folder)) or {}
-    return "pid" in noted and process_lives(noted["pid"], noted["started"])
+    noted = said(folder)
+    return noted is not None and process_lives(noted["pid"], noted["started"])
 
 
 def refuse(folder: Path) -> None:
     """Say that no server will ever listen here, so that nobody tries again."""
-    atomic.write_json(_address(folder), {})
+    atomic.write_json(folder / _ADDRESS, {})
 
 
 def is_refused(folder: Path) -> bool:
-    return atomic.read_json(_address(folder)) == {}
+    return atomic.read_json(folder / _ADDRESS) == {}
 
 
-def is_ready(folder: Path) -> bool:
-    """Whether a server has said where it listens."""
-    return _address(folder).exists()
-
-
-def connect(folder: Path) -> socket.socket | None:
-    """A command's end, or None where nobody listens."""
+def connect(where: dict[str, Any]) -> socket.socket | None:
+    """A command's end, or None where nobody listens any more."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if address := atomic.read_json(_address(folder)):
-            connection.connect(f"\0{address['name']}")
-            if is_same_user(connection):
-                return connection
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError):
+        connection.connect(f"\0{where['name']}")
+        if is_same_user(connection):
+            return connection
     connection.close()
     return None
-
-
-def _address(folder: Path) -> Path:
-    return folder / "address"
 
 
 def is_same_user(connection: socket.socket) -> bool:

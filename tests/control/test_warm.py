@@ -293,6 +293,32 @@ def test_a_copy_of_the_clone_does_not_reach_the_server_of_the_original(
     assert end_servers(copy)
 
 
+def test_a_server_that_gets_ready_between_two_looks_is_found(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No real race hits this moment surely: the look at the lock waits for it."""
+    looks = []
+
+    def look_late(path: Path) -> bool:
+        looks.append(path)
+        if len(looks) > 1:
+            until(lambda: wire.said(path.parent), "the server is ready")
+        return is_locked(path)
+
+    monkeypatch.setattr(client, "is_locked", look_late)
+    assert described(repository)
+    assert len(looks) > 1
+
+
+def test_a_server_is_found_after_one_was_killed_that_had_said_where_it_listens(
+    repository: Repository,
+) -> None:
+    for _ in range(5):
+        os.kill(described(repository)["parent"], signal.SIGKILL)
+        until(lambda: not servers(repository), "the server is gone")
+    assert described(repository)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 def test_another_user_is_refused(repository: Repository) -> None:
     described(repository)
@@ -320,7 +346,7 @@ def test_rubbish_ends_no_server(repository: Repository) -> None:
     described(repository)
     folder = servers(repository)[0]
     for message in ({"module": "describe"}, {"waits": True, "module": 3}, {}):
-        connection = wire.connect(folder)
+        connection = wire.connect(wire.said(folder) or {})
         assert connection is not None
         wire.send(connection, message)
         connection.settimeout(30)
