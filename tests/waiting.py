@@ -1,5 +1,6 @@
 """Waiting for what another process is about to do."""
 
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable
@@ -11,20 +12,49 @@ PATIENCE_S = 900
 """For anything that ends by itself where the code is right: a machine may starve for minutes."""
 
 
+must_not_wait = pytest.mark.timeout(PATIENCE_S)
+"""For a test where something waits for much longer than that, unless the code is right."""
+FOR_EVER_S = 4 * PATIENCE_S
+LOOK_S = 2.0
+"""Between two looks at who is at work: some are costly."""
+LAST_S = 5.0
+"""For word of what the last one did to get here, once nobody is at work any more."""
+
+
 def until(
     condition: Callable[[], Any],
     what: str,
     otherwise: Callable[[], str] = lambda: "",
     pause_s: float = 0.05,
+    at_work: Callable[[], object] | subprocess.Popen[Any] = lambda: True,
 ) -> Any:
-    """What the condition says once it says something; the test fails with `otherwise` if not."""
+    """What the condition says once it says something; the test fails with `otherwise` if not.
+
+    It fails at once where nobody is at work any more who could bring it about.
+    """
+    if isinstance(at_work, subprocess.Popen):
+        process = at_work
+        at_work, otherwise = lambda: process.poll() is None, lambda: said_by(process)
     deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+    looks, left = time.monotonic() + LOOK_S, False
+    while (now := time.monotonic()) < deadline:
         value = condition()
         if value:
             return value
+        if now > looks and not left:
+            looks = now + LOOK_S
+            if not at_work():
+                left, deadline = True, min(deadline, time.monotonic() + LAST_S)
         time.sleep(pause_s)
-    pytest.fail(f"not within {PATIENCE_S} s: {what}{otherwise()}")
+    why = "nobody is at work on it any more" if left else f"not within {PATIENCE_S} s"
+    pytest.fail(f"{why}: {what}{otherwise()}")
+
+
+def said_by(process: subprocess.Popen[Any]) -> str:
+    """How a process has ended and what it had said, where it said it to us."""
+    if process.poll() is None or not process.stdout:
+        return f"; its process: {process.poll()}"
+    return f"; its process ended with {process.returncode} and said\n{process.stdout.read()}"
 
 
 def answers(address: str) -> bool:

@@ -46,10 +46,9 @@ def said(folder: Path) -> dict[str, Any] | None:
     """Where the folder's server says that it listens; in a copy of the folder nobody does."""
     noted = atomic.read_json(folder / _ADDRESS)
     try:
-        same = noted and noted["lock"] == (folder / LOCK).stat().st_ino
+        return noted if noted and noted["lock"] == (folder / LOCK).stat().st_ino else None
     except FileNotFoundError:
         return None
-    return dict(noted) if same else None
 
 
 def is_running(folder: Path) -> bool:

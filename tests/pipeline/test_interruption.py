@@ -52,7 +52,7 @@ def training(clone: Any) -> dict[str, Any]:
         row = status(clone)
         return row if row["state"] == "running" and row["progress"] else None
 
-    return until(started, "sft in training")
+    return until(started, "sft in training", at_work=lambda: workers(clone))
 
 
 def workers(clone: Any) -> list[psutil.Process]:
@@ -158,7 +158,11 @@ def test_a_job_that_finished_unattended_is_harvested(counting: Any) -> None:
     before = training(counting)
     job = psutil.Process(int(before["job"]))
     kill_9_all_but_the_job(counting, driver, job)
-    until(lambda: status(counting)["state"] == "completed", "the job ends by itself")
+    until(
+        lambda: status(counting)["state"] == "completed",
+        "the job ends by itself",
+        at_work=lambda: workers(counting),
+    )
     output = counting.run("dvc", "repro", "--single-item", "sft").stdout
     assert "found finished; publishing" in output
     assert status(counting)["attempts"] == 1

@@ -45,7 +45,7 @@ def server(tmp_path: Path) -> Iterator[Callable[..., str]]:
             )
         )
         address = f"http://127.0.0.1:{port}"
-        until(lambda: answers(f"{address}/health"), "the MLflow server is up")
+        until(lambda: answers(f"{address}/health"), "the MLflow server is up", at_work=servers[-1])
         return address
 
     yield start

@@ -128,7 +128,7 @@ def at_work(clone: Any, stage: str = "sft", **params: int) -> tuple[subprocess.P
         found = attempts(clone, stage)
         return found[-1] if found and list(found[-1].entry.folder.glob("scratch/steps")) else None
 
-    return driver, until(begun, f"{stage} at work")
+    return driver, until(begun, f"{stage} at work", at_work=driver)
 
 
 def log_of(attempt: Attempt) -> str:
@@ -268,7 +268,11 @@ def test_an_idle_session_ends_and_one_that_hangs_is_passed_by(counting: Any) -> 
     again = counting.run("lockstep", "session", "up", check=False).stdout
     assert "session main-001 is up already" in again
     session = session_of(counting)
-    until(lambda: session.heartbeat.get("doing") == "idle", "the session is ready")
+    until(
+        lambda: session.heartbeat.get("doing") == "idle",
+        "the session is ready",
+        at_work=lambda: session.host.state().alive,
+    )
     os.kill(pid_of(counting), signal.SIGSTOP)
     beat = {**session.heartbeat, "time": time.time() - 1000}
     (session.folder / "heartbeat.json").write_text(json.dumps(beat))
@@ -287,7 +291,11 @@ def test_an_idle_session_ends_and_one_that_hangs_is_passed_by(counting: Any) -> 
 
 def test_a_session_ends_with_its_clone(counting: Any) -> None:
     pid, session = pid_of(counting), session_of(counting)
-    until(lambda: session.heartbeat.get("doing") == "idle", "the session is ready")
+    until(
+        lambda: session.heartbeat.get("doing") == "idle",
+        "the session is ready",
+        at_work=lambda: session.host.state().alive,
+    )
     # At once: a session may write while a folder is deleted file by file.
     counting.root.rename(counting.root.with_name("gone"))
     until(lambda: not is_there(pid), "the session's end")

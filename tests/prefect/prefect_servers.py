@@ -5,7 +5,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,16 +52,23 @@ class LocalServers:
     def state(self, run: str) -> dict[str, Any]:
         return self.get(f"/flow_runs/{run}")["state"]
 
+    def has_ended(self, run: str) -> bool:
+        return self.state(run)["type"] in {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
     def ended(self, run: str) -> dict[str, Any]:
         """The run's last state, waited for."""
-        final = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-
-        def has_ended() -> bool:
-            time.sleep(ASK_S)
-            return self.state(run)["type"] in final
-
-        until(has_ended, f"the end of flow run {run}")
+        self.until(lambda: self.has_ended(run), f"the end of flow run {run}")
         return self.state(run)
+
+    def until(self, condition: Callable[[], Any], what: str, run: str | None = None) -> Any:
+        """Wait for what a flow run brings about; it needs the worker, and not to have ended."""
+
+        def at_work() -> bool:
+            alive = "worker" in servers.running(self.repository)
+            return alive and not (run and self.has_ended(run))
+
+        said = lambda: f"; {self.state(run)['message']}\n{self.logs(run)}" if run else ""  # noqa: E731
+        return until(condition, what, said, pause_s=ASK_S, at_work=at_work)
 
     def task_runs(self, run: str) -> dict[str, dict[str, Any]]:
         body = {"flow_runs": {"id": {"any_": [run]}}}

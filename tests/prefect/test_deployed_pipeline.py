@@ -54,9 +54,10 @@ def test_a_deployed_pipeline_runs_and_its_cancellation_ends_the_jobs(
         tiny_clone.set_params(sft__epochs=5000)
         run = local.start_run("weekday-baseline")
         ledger = Ledger(local.repository.jobs)
-        until(
+        local.until(
             lambda: len(list((ledger.folder / "sft").glob("*/progress.json"))) == 2,
             "its job learns",
+            run,
         )
         assert ledger.latest("sft")["sft"].state() is State.RUNNING
         local.cancel(run)

@@ -129,7 +129,7 @@ def test_a_schedule_fires(local_servers: LocalServers, served_project: TinyProje
         return [run["name"] for run in found if run["auto_scheduled"]]
 
     try:
-        until(scheduled_runs, "a run by the schedule")
+        local_servers.until(scheduled_runs, "a run by the schedule")
     finally:
         local_servers.delete(f"{schedules}/{made[0]['id']}")
         until(lambda: not open_flow_runs(local_servers.api), "no run is under way")
@@ -141,7 +141,7 @@ def test_cancelling_a_flow_run_ends_its_stages(
 ) -> None:
     served_project.behave(b={"seconds": 3000}, c={"seconds": 3000})
     run = local_servers.start_run("nightly")
-    until(lambda: len(served_project.started()) == 3, "three stages begun")
+    local_servers.until(lambda: len(served_project.started()) == 3, "three stages begun", run)
     pids = [event["pid"] for event in served_project.events("start")[1:]]
     local_servers.cancel(run)
     until(lambda: not any(map(psutil.pid_exists, pids)), "the stages are ended")
@@ -157,7 +157,7 @@ def test_a_flow_process_that_is_killed_leaves_a_clone_that_goes_on(
 ) -> None:
     served_project.behave(a={"seconds": 6})
     run = local_servers.start_run("nightly")
-    until(served_project.started, "a stage begun")
+    local_servers.until(served_project.started, "a stage begun", run)
     worker = servers.running(local_servers.repository)["worker"]
     kill_each(psutil.Process(worker.pid).children())
     # The next run waits for the stage that was left running, and finds it done.
@@ -208,7 +208,7 @@ def test_up_again_mends_what_died_and_down_stops_everything(
     before = servers.running(local.repository)
     project.behave(a={"seconds": 3000})
     lost = local.start_run("nightly")
-    until(project.started, "a stage begun")
+    local.until(project.started, "a stage begun", lost)
     # As a machine that goes down: nobody can say how the run ended.
     worker = psutil.Process(before["worker"].pid)
     others = [before[name].pid for name in ("mlflow", "prefect")]
@@ -220,8 +220,8 @@ def test_up_again_mends_what_died_and_down_stops_everything(
     assert (after["mlflow"], after["prefect"]) == (before["mlflow"], before["prefect"])
     assert local.state(lost)["type"] == "CRASHED"
 
-    local.start_run("nightly")
-    until(lambda: len(project.started()) == 2, "two stages begun")
+    run = local.start_run("nightly")
+    local.until(lambda: len(project.started()) == 2, "two stages begun", run)
     send_what_waits()
     said = io.StringIO()
     servers.down(local.repository, Console(said))

@@ -1,6 +1,5 @@
 """Reward functions: what they are given, and how one that misbehaves is named and ended."""
 
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from stages.context import Context, StageError, Stopped
 from stages.rewards.given import given
 from stages.rewards.named import NamedSource, named_pass, open_scorer
 from tests.rewards.conftest import row
-from tests.waiting import until
+from tests.waiting import FOR_EVER_S, must_not_wait, until
 
 ROWS = [row(str(number), index=number, level=number * 10) for number in range(5)]
 
@@ -190,16 +189,15 @@ def isolated_processes() -> list[list[str]]:
     return [words for words in found if "isolated" in str(words)]
 
 
+@must_not_wait
 def test_a_hang_is_ended_and_named_even_inside_c(score, functions) -> None:
     """Sorting by hand in Python could be interrupted; this power of a number cannot."""
     folder = functions(
         mine="def f(responses):\n"
         "    return [(9 ** (9 ** 9)) % 7 if r == '2' else 1.0 for r in responses]\n"
     )
-    began = time.monotonic()
     said = failure(score, folder, function="mine:f", timeout=5.0)
     assert "(rewards/mine.py:f) did not return within 5 s for prompt p1, sample 0" in said
-    assert time.monotonic() - began < 100
     assert not isolated_processes()
 
 
@@ -234,25 +232,24 @@ def test_a_function_that_cannot_be_loaded_is_named(score, functions, function, s
     assert said in failure(score, folder, function=function)
 
 
+@must_not_wait
 def test_stopping_ends_a_call_under_way(ctx: Context, functions) -> None:
     folder = functions(
         mine="import time, pathlib\n"
         "def f(responses):\n"
         "    pathlib.Path(__file__).with_name('begun').touch()\n"
-        "    time.sleep(200)\n"
+        "    time.sleep(4000)\n"
     )
     from stages.contracts.rewards import Function
 
-    params = Function(kind="function", function="mine:f", timeout=300.0)
+    params = Function(kind="function", function="mine:f", timeout=FOR_EVER_S)
     source = NamedSource("mine", params, folder)
     plain = [given(item) for item in ROWS]
     scorer = open_scorer(ctx, source, plain)
     asked = ctx.should_stop
     ctx.should_stop = lambda: (folder / "begun").exists() or asked()  # type: ignore[method-assign]
-    began = time.monotonic()
     with pytest.raises(Stopped):
         scorer.score(plain)
-    assert time.monotonic() - began < 100
     scorer.close()
 
 
@@ -297,7 +294,8 @@ def test_the_worker_ends_with_its_parent(functions) -> None:
     )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path.cwd())
     said = folder / "pid"
-    worker = psutil.Process(int(until(lambda: said.exists() and said.read_text(), "it works")))
+    pid = until(lambda: said.exists() and said.read_text(), "it works", at_work=parent)
+    worker = psutil.Process(int(pid))
     parent.kill()
     parent.wait()
     try:

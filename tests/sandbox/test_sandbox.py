@@ -119,7 +119,7 @@ os.execv(sys.executable, ["python", "-S", "-c", "import time; time.sleep(600)", 
     )
     try:
         # The caller's own arguments have it too.
-        until(lambda: len(survivors(nonce)) == 2, "the program runs")
+        until(lambda: len(survivors(nonce)) == 2, "the program runs", at_work=caller)
     finally:
         os.kill(caller.pid, signal.SIGKILL)
         caller.wait()
@@ -143,7 +143,11 @@ def test_a_sandbox_that_is_killed_is_an_error_and_no_outcome() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_program, "import time; time.sleep(600)", kind=KIND)
-        until(lambda: len(of_the_sandbox()) >= 3, "launcher, supervisor and program are there")
+        until(
+            lambda: len(of_the_sandbox()) >= 3,
+            "launcher, supervisor and program are there",
+            at_work=lambda: not running.done(),
+        )
         # As the kernel does when memory is short.
         for pid in sorted(of_the_sandbox()):
             # The launcher may have taken the others with it.

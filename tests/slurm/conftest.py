@@ -238,7 +238,14 @@ class SlurmClone(clones.Clone):
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         said = lambda: f"; status: {self.run('lockstep', 'status').stdout}"  # noqa: E731
-        return until(condition, what, otherwise=said, pause_s=0.2)
+        return until(condition, what, otherwise=said, pause_s=0.2, at_work=self.is_at_work)
+
+    def is_at_work(self) -> bool:
+        """Whether anything can still change here: a job in the queue, or a process."""
+        try:
+            return bool(self.jobs() or self.processes())
+        except (slurm_cluster.ClusterError, subprocess.TimeoutExpired):
+            return True  # the controller is down: who knows
 
     def until_state(self, state: str, stage: str = "sft") -> dict[str, Any]:
         def reached() -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -34,10 +33,8 @@ def test_an_exception_ends_with_its_traceback_and_no_second_try(quick_sft: Any) 
 def test_kill_9_of_the_worker_names_rank_and_node(long_sft: Any) -> None:
     driver = start(long_sft)
     long_sft.training()
-    killed = time.monotonic()
     long_sft.workers()[0].kill()
     output = failed(driver)
-    assert time.monotonic() - killed < 100
     assert "rank 0 on 127.0.0.1" in output
     assert "Killed" in output
     assert "if nobody killed it, it ran out of memory" in output

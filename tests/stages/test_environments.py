@@ -1,7 +1,6 @@
 """Episodes with an environment: ids, masks, seeds and rewards; what holds of any rollout, too."""
 
 import shutil
-import time
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -28,6 +27,7 @@ from stages.rewards.named import NamedSource, named_pass
 from tests.data.test_rendering import words_tokenizer
 from tests.stages.conftest import Runner
 from tests.stages.test_algorithms import rows
+from tests.waiting import must_not_wait
 
 ROLLOUT, SCORE, UPDATE = (f"{stage}@iter_001" for stage in ("rollout", "score", "policy_update"))
 ECHO = '''
@@ -59,7 +59,7 @@ class Hangs(Echo):
     def step(self, action):
         import time
 
-        time.sleep(600)
+        time.sleep(4000)
 
 
 class Talks(Echo):
@@ -326,12 +326,11 @@ def test_an_environment_that_fails_is_named_with_the_row(playing, name, problem)
         run.run(ROLLOUT)
 
 
+@must_not_wait
 def test_an_environment_that_hangs_is_given_up(playing):
     run = playing(rollout={"environment": "echo:Hangs", "environment_timeout": 0.2})
-    began = time.monotonic()
     with pytest.raises(StageError, match=r"prompt \w+, sample 0.*environment_timeout 0.2 seconds"):
         run.run(ROLLOUT)
-    assert time.monotonic() - began < 200
 
 
 @pytest.mark.parametrize(

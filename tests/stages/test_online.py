@@ -164,7 +164,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(fused, changes):
         begun = FORKS.Event()
         process = FORKS.Process(target=live, args=(begun, killed.root, GRPO, changes))
         process.start()
-        until(lambda: begun.is_set() or not process.is_alive(), "a life to begin")  # noqa: B023
+        until(begun.is_set, "a life to begin", at_work=process.is_alive)
         process.join(patience_s)
         process.kill()
         process.join()

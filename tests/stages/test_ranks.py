@@ -28,7 +28,7 @@ from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
 from tests.ports import free_port
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import FOR_EVER_S, PATIENCE_S, until
 
 NUM_ROWS = 23
 HOST = socket.gethostname()
@@ -224,6 +224,17 @@ class Processes:
             for rank in ranks or self.ranks
         }
 
+    def wait_for_steps(self, folder, count):
+        self.until(lambda: len(logged(folder)) >= count, "steps are taken")
+
+    def until(self, condition, what):
+        def said():
+            logs = sorted(self.signs.glob("log-*"))
+            return "".join(f"\n{path.name}: {path.read_text()[-4000:]}" for path in logs)
+
+        at_work = lambda: all(process.is_alive() for process in self.ranks.values())  # noqa: E731
+        until(condition, what, said, at_work=at_work)
+
     def failures(self):
         return [json.loads(path.read_text()) for path in self.signs.glob("failure-*.json")]
 
@@ -247,10 +258,6 @@ def logged(folder):
     for row in rows:
         assert row["metrics"].pop("tokens_per_second") > 0
     return rows
-
-
-def wait_for_steps(folder, count):
-    until(lambda: len(logged(folder)) >= count, "steps are taken")
 
 
 @pytest.mark.parametrize(("world", "batch_size"), [(2, 8), (3, 2)])
@@ -322,7 +329,7 @@ def test_killed_ranks_go_on_from_the_last_checkpoint(tmp_path):
     run_all("fit", tmp_path / "undisturbed", 2)
     slow = {"step_seconds": 0.1}
     with Processes("fit", tmp_path / "killed", 2, fit=slow, checkpoint_seconds=0) as processes:
-        wait_for_steps(tmp_path / "killed", 3)
+        processes.wait_for_steps(tmp_path / "killed", 3)
         for process in processes.ranks.values():
             process.kill()
     run_all("fit", tmp_path / "killed", 2)
@@ -339,17 +346,14 @@ def test_ranks_resume_from_what_rank_0_finds_even_if_they_see_no_checkpoint(tmp_
     assert sorted(left_by_1) == ["scratch", "weights-1.safetensors"]
 
 
-def test_a_killed_rank_is_named_within_seconds_whatever_the_clocks_say(tmp_path):
+def test_a_killed_rank_is_named_without_waiting_whatever_the_clocks_say(tmp_path):
     """By the rank whose connection broke, and by one that still waits and reads of it."""
     slow = {"step_seconds": 0.1, "epochs": 1000}
     only = {"1": {"clock_off_by": -3600}, "2": {"clock_off_by": 1800}}
-    patience = 600
-    with Processes("fit", tmp_path, 3, fit=slow, only=only, patience=patience) as processes:
-        wait_for_steps(tmp_path, 2)
+    with Processes("fit", tmp_path, 3, fit=slow, only=only, patience=FOR_EVER_S) as processes:
+        processes.wait_for_steps(tmp_path, 2)
         processes.ranks[2].kill()
-        killed = time.monotonic()
         ends = processes.ends(0, 1)
-        assert time.monotonic() - killed < patience / 3
     for status, said in ends.values():
         assert status == 1
         assert f": rank 2 on {HOST} was lost at step" in said
@@ -361,7 +365,7 @@ def test_a_killed_rank_is_named_within_seconds_whatever_the_clocks_say(tmp_path)
 
 def test_a_killed_rank_is_named_where_a_library_has_collectives_of_its_own(tmp_path):
     with Processes("fit", tmp_path, 2, fit={"bare": True}) as processes:
-        until((tmp_path / "begun").exists, "the ranks exchange something")
+        processes.until((tmp_path / "begun").exists, "the ranks exchange something")
         processes.ranks[1].kill()
         [(status, said)] = processes.ends(0).values()
     assert status == 1
@@ -371,7 +375,7 @@ def test_a_killed_rank_is_named_where_a_library_has_collectives_of_its_own(tmp_p
 def test_a_stopped_rank_is_named_when_patience_ends_and_nobody_hangs(tmp_path):
     slow = {"step_seconds": 0.1, "epochs": 1000}
     with Processes("fit", tmp_path, 3, fit=slow, patience=10) as processes:
-        wait_for_steps(tmp_path, 2)
+        processes.wait_for_steps(tmp_path, 2)
         os.kill(processes.ranks[1].pid, signal.SIGSTOP)
         ends = processes.ends(0, 2)
     for status, said in ends.values():
@@ -385,7 +389,7 @@ def test_a_job_that_is_suspended_for_longer_than_patience_goes_on(tmp_path):
     """Its ranks stop and go on one after the other, as on two nodes."""
     slow = {"step_seconds": 0.1, "epochs": 3}
     with Processes("fit", tmp_path, 2, fit=slow, patience=10) as processes:
-        wait_for_steps(tmp_path, 2)
+        processes.wait_for_steps(tmp_path, 2)
         for rank, number, seconds in (
             (1, signal.SIGSTOP, 0.6),
             (0, signal.SIGSTOP, 15.0),

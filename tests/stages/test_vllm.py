@@ -91,8 +91,8 @@ def test_an_engine_in_a_process_of_its_own_ends_with_the_one_that_started_it(tmp
         )
     answered = lambda: "answered" in said.read_text().splitlines()  # noqa: E731
     try:
-        until(lambda: answered() or process.poll() is not None, "it answers")
-        assert answered(), said.read_text()[-8000:]
+        lives_on = lambda: process.poll() is None  # noqa: E731
+        until(answered, "it answers", lambda: said.read_text()[-8000:], at_work=lives_on)
         started = psutil.Process(process.pid).children(recursive=True)
         lines = []
         for each in started:

@@ -44,7 +44,11 @@ def start_server(
                 start_new_session=True,
             )
         )
-        until(lambda: answers(f"http://127.0.0.1:{port}/health"), "the MLflow server is up")
+        until(
+            lambda: answers(f"http://127.0.0.1:{port}/health"),
+            "the MLflow server is up",
+            at_work=servers[-1],
+        )
 
     yield start
     for server in servers:
