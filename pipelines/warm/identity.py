@@ -27,6 +27,7 @@ _SINGLE = (
     "LINES",
     "OLDPWD",
     "PATH",
+    "PS1",
     "PWD",
     "PYTEST_CURRENT_TEST",
     "SHLVL",
