@@ -13,14 +13,14 @@ from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens, aggregate
 from stages.contracts.objectives import Aggregation, KlEstimator
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are held within this before they are exponentiated: past it exp may overflow."""
+"""Log-ratios are held below this before they are exponentiated: past it exp may overflow."""
 MAX_REPORTED_KL = 10.0
 """Nats: no token adds more to a KL that is reported."""
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
     """A log-ratio that may be exponentiated; past the bound it has no gradient."""
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return log_ratio.clamp(max=MAX_LOG_RATIO)
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

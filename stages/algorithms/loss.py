@@ -94,9 +94,9 @@ class Tokens:
         return self.keep(values).sum()
 
     def by_sequence(self, values: Tensor) -> Tensor:
-        """[S] sums within each sequence."""
-        sums = values.new_zeros(self.num_sequences)
-        return sums.index_add(0, self.sequence.reshape(-1), self.keep(values).reshape(-1))
+        """[S] sums within each sequence, in float64: added one by one, float32 loses digits."""
+        sums = values.new_zeros(self.num_sequences, dtype=torch.float64)
+        return sums.index_add(0, self.sequence.reshape(-1), self.keep(values).reshape(-1).double())
 
     @property
     def lengths(self) -> Tensor:
@@ -105,7 +105,7 @@ class Tokens:
 
     def mean_by_sequence(self, values: Tensor) -> Tensor:
         """[S] means within each sequence; 0 for one that is fully masked."""
-        return self.by_sequence(values) / self.lengths.clamp(min=1).to(values.dtype)
+        return (self.by_sequence(values) / self.lengths.clamp(min=1)).to(values.dtype)
 
     def spread(self, of_sequence: Tensor) -> Tensor:
         """A number a sequence, given to each of its entries."""

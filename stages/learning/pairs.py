@@ -34,8 +34,12 @@ def pair_length(pair: Pair) -> int:
 
 
 def _chosen_tokens(pair: Pair) -> int:
-    mask = pair.get("chosen_mask")
-    return len(pair["chosen_ids"]) if mask is None else sum(mask)
+    """Of a pair that counts: one that has tokens on both sides."""
+    chosen, rejected = (
+        len(pair[f"{side}_ids"]) if (mask := pair.get(f"{side}_mask")) is None else sum(mask)
+        for side in ("chosen", "rejected")
+    )
+    return chosen if rejected else 0
 
 
 def preference(
@@ -59,13 +63,13 @@ def preference(
         reference = None
         if kind not in REFERENCE_FREE:
             chosen, rejected = (
-                torch.tensor([pair[side] for pair in some], device=device, dtype=logprobs.dtype)
+                torch.tensor([pair[side] for pair in some], device=device, dtype=torch.float64)
                 for side in ("chosen_ref", "rejected_ref")
             )
             reference = PairLogprobs(chosen, rejected, said.chosen_tokens, said.rejected_tokens)
         learnt = preference_loss(said, reference, step.counts, kind=kind, **settings)
         of_chosen = Metric(now.entropies.detach()[: len(some)].sum(), Per.TOKEN)
-        return Loss(learnt.value, {**learnt.metrics, "entropy": of_chosen})
+        return Loss(learnt.value.to(logprobs.dtype), {**learnt.metrics, "entropy": of_chosen})
 
     return Work(
         counted([_chosen_tokens(pair) for pair in pairs]),

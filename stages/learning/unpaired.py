@@ -93,7 +93,7 @@ def kto(
             undesirable_weight=undesirable_weight,
         )
         shown = Metric(logprobs.new_tensor(baseline), Per.MAX)
-        return Loss(learnt.value, {**learnt.metrics, "kto_baseline": shown})
+        return Loss(learnt.value.float(), {**learnt.metrics, "kto_baseline": shown})
 
     num_tokens = [len(row["completion_ids"]) for row in data]
     name_of = lambda i: row_name("feedback", i, data[i])  # noqa: E731

@@ -118,6 +118,14 @@ def test_the_bound_is_on_the_exponent():
     assert k3(within, torch.zeros(1)).item() == pytest.approx(expected)
 
 
+def test_a_policy_that_is_sure_of_what_the_reference_is_not_is_pulled_back():
+    """However unlikely the reference finds the token: nothing overflows on that side."""
+    logprobs = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    k3(logprobs, torch.tensor([-30.0])).backward()
+    assert logprobs.grad.item() == pytest.approx(1 - math.exp(-30))
+    assert k3(torch.zeros(1), torch.tensor([-30.0])).item() == pytest.approx(29)
+
+
 @pytest.mark.parametrize(
     ("kl", "factor"),
     [

@@ -96,10 +96,14 @@ class Plan:
 
 
 def counted(num_tokens: Sequence[int]) -> Callable[[Rows], Counts]:
-    """Counts of a step's rows, of which each has so many valid tokens."""
+    """Counts of a step's rows, of which each has so many valid tokens; one without does not count.
+
+    A step without any is divided by one: its loss is 0.
+    """
 
     def counts(rows: Rows) -> Counts:
-        return Counts(sum(num_tokens[i] for i in rows), len(rows))
+        some = [num_tokens[i] for i in rows if num_tokens[i]]
+        return Counts(max(sum(some), 1), max(len(some), 1))
 
     return counts
 
