@@ -13,7 +13,6 @@ from pipelines.params import load_params
 from pipelines.profiles import ExecutorKind
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
-from pipelines.slurm_queue import cancel_jobs
 from stages.contracts.catalog import bind_all
 from stages.contracts.params import Params
 
@@ -52,7 +51,7 @@ def cancel_orphans(repository: Repository, console: Console) -> None:
             orphan.attempt.mark_cancelled()
             _cancel(repository, orphan.what, orphan.attempt, console)
         else:
-            cancel_jobs([orphan.job])
+            Scheduler(repository).cancel([orphan.job])
             console.line(f"{orphan.what}: cancelled job {orphan.job}")
     if not found:
         console.line("no live job is unwanted")

@@ -23,7 +23,7 @@ from pipelines.plan import PlannedStage
 from pipelines.profiles import ExecutorKind, Profile
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
-from pipelines.slurm_queue import SlurmSilent, cancel_jobs
+from pipelines.slurm_queue import SlurmSilent
 from pipelines.slurm_script import Batch
 from pipelines.slurm_submit import just_wait, submit_batch, submit_batches
 from pipelines.snapshot import take_snapshot
@@ -69,7 +69,7 @@ def submit_chain(
     except BaseException:
         # Half a chain is of no use to anybody.
         with suppress(SlurmSilent):
-            cancel_jobs([job for numbers in jobs.values() for job in numbers])
+            Scheduler(repository).cancel([job for numbers in jobs.values() for job in numbers])
         shutil.rmtree(chain, ignore_errors=True)
         raise
     console.line(

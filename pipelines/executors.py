@@ -18,7 +18,7 @@ from pipelines.processes import end_processes, is_being_submitted, start_of
 from pipelines.profiles import ExecutorKind, Resources
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
-from pipelines.slurm_queue import SlurmSilent, cancel_jobs
+from pipelines.slurm_queue import SlurmSilent
 from pipelines.slurm_submit import Pause, submit_batches
 from pipelines.threads import thread_variables
 from pipelines.warm.jobs import fork_job
@@ -157,7 +157,7 @@ class SlurmExecutor:
         deadline = time.monotonic() + CANCEL_S
         while time.monotonic() < deadline:
             with suppress(SlurmSilent):
-                cancel_jobs(attempt.jobs)
+                self._scheduler.cancel(attempt.jobs)
                 self._scheduler.look(now=True)
                 if attempt.left_slurm:
                     return True

@@ -7,11 +7,12 @@ LOCKSTEP_PROFILE; without either it is `local`.
 import difflib
 import os
 import re
+import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, create_model
+from pydantic import AfterValidator, Field, create_model
 from pydantic.fields import FieldInfo
 
 from pipelines.errors import LockstepError
@@ -37,6 +38,60 @@ class ExecutorKind(StrEnum):
     """A session has it; no profile says so, `lockstep session up` does."""
 
 
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r} goes into one line of the job script: no line breaks in it")
+    return text
+
+
+def _whole_words(text: str) -> str:
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} are not words of a shell: {error}") from None
+    return text
+
+
+def _none_of_ours(flags: dict[str, Any]) -> dict[str, Any]:
+    for flag in flags:
+        name = flag.replace("_", "-")
+        if name in _FIELDS:
+            raise ValueError(f"`{flag}` is set by `{_FIELDS[name]}`, beside `extra`")
+        if name in _OURS:
+            raise ValueError(f"`{flag}` is set by lockstep itself, which would lose the job")
+    return flags
+
+
+_FIELDS = {
+    "account": "account",
+    "array": "shards",
+    "constraint": "constraint",
+    "cpus-per-task": "cpus_per_task",
+    "exclude": "exclude",
+    "gpus-per-node": "gpus_per_node",
+    "gres": "gres",
+    "mem": "memory",
+    "no-requeue": "requeues",
+    "nodes": "nodes",
+    "ntasks": "tasks_per_node",
+    "ntasks-per-node": "tasks_per_node",
+    "partition": "partition",
+    "qos": "qos",
+    "requeue": "requeues",
+    "reservation": "reservation",
+    "signal": "signal_lead_seconds",
+    "time": "time_minutes",
+}
+"""Flags of sbatch that a field of its own stands for."""
+_OURS = (
+    *("chdir", "comment", "dependency", "error", "input", "job-name", "kill-on-invalid-dep"),
+    *("open-mode", "output", "parsable", "test-only", "wait", "wrap"),
+)
+Line = Annotated[str, AfterValidator(_one_line)]
+Words = Annotated[Line, AfterValidator(_whole_words)]
+Flags = Annotated[dict[Line, Line | int | bool], AfterValidator(_none_of_ours)]
+
+
 class Resources(Section):
     """What one stage gets. In parentheses: the #SBATCH flag that a field becomes."""
 
@@ -48,23 +103,23 @@ class Resources(Section):
     """GPUs on each machine (--gpus-per-node)."""
     cpus_per_task: int = Field(default=1, ge=1)
     """Cores, and so threads, of each process (--cpus-per-task)."""
-    memory: str | None = None
+    memory: Line | None = None
     """Memory of each machine, such as 64G (--mem)."""
     time_minutes: int = Field(default=24 * 60, ge=1)
     """Most minutes that the stage may take (--time)."""
-    partition: str | None = None
+    partition: Line | None = None
     """Queue to submit to (--partition)."""
-    account: str | None = None
+    account: Line | None = None
     """Account to charge (--account)."""
-    qos: str | None = None
+    qos: Line | None = None
     """Quality of service (--qos)."""
-    constraint: str | None = None
+    constraint: Line | None = None
     """Features that the nodes must have (--constraint)."""
-    exclude: str | None = None
+    exclude: Line | None = None
     """Nodes to keep away from (--exclude)."""
-    reservation: str | None = None
+    reservation: Line | None = None
     """Reservation to run in (--reservation)."""
-    gres: str | None = None
+    gres: Line | None = None
     """Generic resources such as gpu:h200:8, where --gpus-per-node will not do (--gres)."""
     shards: int = Field(default=1, ge=1)
     """Jobs that share out a stage's work as an array; rollout and score only (--array)."""
@@ -76,11 +131,11 @@ class Resources(Section):
     """How long before the end of its time the stage is told to save (--signal)."""
     setup: list[str] = Field(default_factory=list)
     """Shell lines before the stage (modules, venv); a failing line fails the job (no flag)."""
-    container: str | None = None
+    container: Words | None = None
     """Words put before the job's command, such as `apptainer exec --nv image.sif` (no flag)."""
-    extra: dict[str, str | int | bool] = Field(default_factory=dict)
+    extra: Flags = Field(default_factory=dict)
     """Any other flag, by its long name without dashes: {mail-type: END}."""
-    python: str | None = None
+    python: Words | None = None
     """The job's Python; without it, the one that submits."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where tensors live: cpu or cuda (no flag)."""

@@ -118,6 +118,8 @@ def _names(annotation: Any) -> Iterator[str]:
     if origin in (typing.Union, types.UnionType):
         for inner in typing.get_args(annotation):
             yield from _names(inner)
+    elif origin is typing.Annotated:
+        yield from _names(annotation.__origin__)
     elif origin is typing.Literal:
         yield from (f"`{value}`" for value in typing.get_args(annotation))
     elif origin is not None:

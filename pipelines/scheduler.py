@@ -12,7 +12,7 @@ crashed slurmctld gave a used number to is not taken for ours.
 import hashlib
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,16 @@ class Scheduler:
         return [
             job for job in slurm_queue.my_jobs() if job.comment.startswith(prefix) and not job.ended
         ]
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Ask Slurm to end these jobs, but none that this clone has not submitted."""
+        slurm_queue.cancel_jobs(jobs, self._is_ours)
+
+    def _is_ours(self, job: Job) -> bool:
+        """By the comment, or where the site writes comments of its own, by the name."""
+        if job.comment.startswith(COMMENT_PREFIX):
+            return job.comment.startswith(f"{COMMENT_PREFIX}{self._clone}-")
+        return job.name.startswith(NAME_PREFIX)
 
     def _due(self) -> bool:
         last = atomic.read_json(self._folder / "look.json")

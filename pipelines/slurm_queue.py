@@ -7,7 +7,8 @@ no accounting database. slurmctld forgets an ended job after a few minutes (MinJ
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -133,13 +134,14 @@ def accounted(jobs: Iterable[str]) -> dict[str, Job]:
     return found
 
 
-def cancel_jobs(jobs: Sequence[str]) -> None:
-    """Ask Slurm to end these jobs; those that have ended already are none of its trouble."""
-    if jobs:
-        try:
-            _ask(["scancel", "--quiet", *jobs])
-        except LookupError:
-            return
+def cancel_jobs(jobs: Sequence[str], are_ours: Callable[[Job], bool]) -> None:
+    """Ask Slurm to end these jobs, as far as it has them and they are ours."""
+    if not jobs:
+        return
+    ours = {job.number for job in my_jobs() if not job.ended and are_ours(job)}
+    if wanted := [job for job in jobs if job.partition("_")[0] in ours]:
+        with suppress(LookupError):  # it has just ended
+            _ask(["scancel", "--quiet", *wanted])
 
 
 def max_array_size() -> int:

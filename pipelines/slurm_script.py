@@ -111,8 +111,13 @@ def parameters_of(batch: Batch) -> dict[str, Any]:
         "setup": _before(batch),
         "teardown": _after(batch),
         "additional_parameters": {**extra, **resources.extra},
-        # srun does not inherit --cpus-per-task from sbatch in every release.
-        "srun_args": [f"--cpus-per-task={resources.cpus_per_task}", "--kill-on-bad-exit=1"],
+        "srun_args": [
+            # srun does not inherit --cpus-per-task from sbatch in every release.
+            f"--cpus-per-task={resources.cpus_per_task}",
+            "--kill-on-bad-exit=1",
+            # What the script has set reaches the worker, whatever sbatch was told to hand on.
+            "--export=ALL",
+        ],
     }
 
 

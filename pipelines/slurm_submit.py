@@ -13,7 +13,7 @@ from pipelines.errors import LockstepError
 from pipelines.profiles import Resources
 from pipelines.redact import redact
 from pipelines.scheduler import Scheduler
-from pipelines.slurm_queue import SlurmSilent, cancel_jobs, max_array_size, my_jobs
+from pipelines.slurm_queue import SlurmSilent, max_array_size, my_jobs
 from pipelines.slurm_script import COMMENT_PREFIX, Batch, command_of, parameters_of
 
 Pause = Callable[[str], None]
@@ -65,10 +65,8 @@ def submit_batches(
         # Looks go on until its jobs are known to be gone: Slurm may have taken one unheard.
         scheduler.submitted(token, folder)
         with suppress(SlurmSilent):
-            cancel_jobs(jobs)
-        with suppress(SlurmSilent):
             mark = f"{COMMENT_PREFIX}{token}"
-            cancel_jobs([job.id for job in my_jobs() if job.comment == mark])
+            scheduler.cancel([*jobs, *(job.number for job in my_jobs() if job.comment == mark)])
         raise
     scheduler.submitted(token, folder)
     return {"job": ",".join(jobs), "jobs": jobs, "token": token}
@@ -80,17 +78,15 @@ def submit_batch(batch: Batch, *, known: Sequence[str] = (), pause: Pause) -> st
     While slurmctld is away, sbatch is tried again, unless its last try did arrive: then Slurm
     shows a job with this token that is not among those `known`.
     """
-    from submitit import SlurmExecutor as Submitit
-    from submitit.core.utils import FailedJobError
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    executor = Submitit(batch.folder)
-    executor.parameters = parameters_of(batch)
+    executor = _sbatch(batch)
     deadline = time.monotonic() + SUBMIT_S
     while True:
         try:
-            with _environment_of_jobs():
+            with _environment_of_jobs(batch):
                 return str(executor._submit_command(command_of(batch)).job_id)
-        except FailedJobError as error:
+        except (FailedJobError, FailedSubmissionError) as error:
             said = redact(str(error).strip())
         if not _PASSING.search(said) or time.monotonic() > deadline:
             raise LockstepError(
@@ -105,6 +101,35 @@ def submit_batch(batch: Batch, *, known: Sequence[str] = (), pause: Pause) -> st
                 return (arrived - set(known)).pop()
 
 
+def _sbatch(batch: Batch) -> Any:
+    """submitit's executor, which takes for the job's number what sbatch says it is.
+
+    A site's own sbatch may print more, the numbers of other jobs among it.
+    """
+    from submitit import SlurmExecutor
+    from submitit.core.utils import FailedSubmissionError
+
+    class Sbatch(SlurmExecutor):  # type: ignore[misc]
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            return ["sbatch", "--parsable", str(submission_file_path)]
+
+        @staticmethod
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+            text = string if isinstance(string, str) else string.decode()
+            alone = [line.strip().partition(";")[0] for line in text.splitlines()]
+            numbers = [word for word in alone if word.isdigit()]
+            if len(numbers) != 1:
+                mine = {job.number for job in my_jobs() if job.comment == batch.comment}
+                numbers = [number for number in numbers if number in mine]
+            if len(numbers) != 1:
+                raise FailedSubmissionError(f"sbatch does not say the job's number: {text.strip()}")
+            return numbers[0]
+
+    executor = Sbatch(batch.folder)
+    executor.parameters = parameters_of(batch)
+    return executor
+
+
 def just_wait(_: str) -> None:
     """A pause in which nobody has to be heeded."""
     time.sleep(SUBMIT_AGAIN_S)
@@ -113,18 +138,39 @@ def just_wait(_: str) -> None:
 _STAYS_HERE = ("MLFLOW_", "PREFECT_", "DVC_", "LOCKSTEP_", "SLURM_")
 """sbatch hands the whole environment to the job: what only the control plane needs stays behind,
 credentials above all, and so does what describes a job that this process may itself run in."""
+_OF_THE_USER = ("SLURM_CONF", "SLURM_CLUSTERS")
+"""Which Slurm all of its commands speak to, ours as well."""
+_OPEN = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_CLUSTERS": "clusters",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_RESERVATION": "reservation",
+}
+"""Where jobs of this user go unless the profile says so. sbatch would heed any variable SBATCH_*
+rather than the script: all others would change what the profile, or the worker's end, rests on."""
 
 
 def stays_here(variable: str) -> bool:
     """Whether a variable of this command is none of a job's business."""
-    return variable.startswith(_STAYS_HERE) and variable != "SLURM_CONF"
+    return variable.startswith(_STAYS_HERE) and variable not in _OF_THE_USER
+
+
+def _contradicts(variable: str, batch: Batch) -> bool:
+    """Whether sbatch would heed a variable rather than the script."""
+    if variable not in _OPEN:
+        return variable.startswith("SBATCH_")
+    key = _OPEN[variable]
+    return bool(getattr(batch.resources, key, None)) or key in batch.resources.extra
 
 
 @contextmanager
-def _environment_of_jobs() -> Iterator[None]:
+def _environment_of_jobs(batch: Batch) -> Iterator[None]:
     before = dict(os.environ)
-    for name in filter(stays_here, before):
-        del os.environ[name]
+    for name in before:
+        if stays_here(name) or _contradicts(name, batch):
+            del os.environ[name]
     try:
         yield
     finally:

@@ -30,6 +30,7 @@ from pipelines.inputs import check_inputs
 from pipelines.ledger import FAILURE_PREFIX, METRICS_OUT, Attempt, Entry, State, TaskState
 from pipelines.lives import note_life
 from pipelines.locks import hold_lock
+from pipelines.profiles import ExecutorKind
 from pipelines.redact import RedactedStream, redact
 from pipelines.rendezvous import among_ranks
 from pipelines.restarts import refuse_endless_restarts, stop_or_requeue
@@ -46,6 +47,10 @@ from stages.engines.processes import determinism
 StageFunction = Callable[..., dict[str, float]]
 _PASSING = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EBUSY)
 """Errors of the system that another try may not meet; a full disk or a missing file stays."""
+
+
+CODE = Path(__file__).resolve().parents[1]
+"""Where this process has its code from."""
 
 
 def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None = None) -> str:
@@ -151,6 +156,7 @@ def _run(
     made_by: dict[str, Any] = {}
     outcome: dict[str, Any]
     try:
+        _check_code(launch)
         made_by = environment.describe(context, launch["resources"])
         _note_environment(attempt, made_by)
         refuse_endless_restarts(launch, seat)
@@ -195,6 +201,17 @@ def _run(
                 "retryable": _may_pass(error, attempt),
             }
     return {**outcome, "started": started, "ended": time.time(), "environment": made_by}
+
+
+def _check_code(launch: dict[str, Any]) -> None:
+    """Whether this process runs the copy of the code that its result will be recorded for."""
+    # A debugged stage runs in the command's own process, and with the command's own code.
+    if launch["executor"] != ExecutorKind.DEBUG and Path(launch["code"]).resolve() != CODE:
+        raise StageError(
+            f"this job has its code from {CODE}, not from {launch['code']}, the copy made for it: "
+            "something resets PYTHONPATH on the way to the worker; see `setup`, `python`, "
+            "`container` and `extra` in the profile"
+        )
 
 
 def _may_pass(error: Exception, attempt: Attempt) -> bool:

@@ -200,6 +200,11 @@ def _be_server(message: dict[str, Any], log: int, kind: Kind, *, same_code: bool
     from pipelines.warm.identity import Kind as TheirKind
 
     server.HERE = Path(message["code"])
+    if same_code and kind is Kind.COMPUTE:
+        # Imported from here; to the letter what lies there.
+        from pipelines import worker
+
+        worker.CODE = server.HERE.resolve()
     return server.main(Path(message["server"]), TheirKind(str(kind)))
 
 

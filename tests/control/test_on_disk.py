@@ -18,7 +18,7 @@ import torch
 from pipelines import atomic
 from pipelines.ledger import Entry, Ledger
 from pipelines.publish import publish
-from pipelines.worker import run_attempt
+from pipelines.worker import CODE, run_attempt
 from stages import report
 from stages.checkpoint import Checkpoint, save_checkpoint
 from stages.context import Context
@@ -128,7 +128,7 @@ def test_the_outputs_of_a_stage(
     spec = replace(spec, config=bound.config.values(None), metrics=bound.metrics)
     entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(spec, {})
     launch = {"executor": "local", "num_shards": 1, "root": str(tmp_path), "resources": RESOURCES}
-    attempt = entry.new_attempt(launch)
+    attempt = entry.new_attempt(launch | {"code": str(CODE)})
     assert run_attempt(str(attempt.folder)) == "completed", attempt.result
     assert "out" in renames.targets
     assert renames.too_early == []

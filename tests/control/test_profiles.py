@@ -214,3 +214,28 @@ def test_rendering_needs_no_slurm(tmp_path: Path) -> None:
     assert shutil.which("sbatch", path=str(tmp_path)) is None
     profile = load_profile(ROOT, "slurm")
     assert "srun" in render("rollout@iter_001", tmp_path, profile.resources("rollout"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('partition: "a\\nscancel 7"', "no line breaks"),
+        ('python: "python\\rx"', "no line breaks"),
+        ('extra: {mail-user: "a\\n#SBATCH --wrap=x"}', "no line breaks"),
+        ('extra: {"mail-user\\nx": a}', "no line breaks"),
+        ("extra: {output: mine.log}", "`output` is set by lockstep itself"),
+        ("extra: {job_name: mine}", "`job_name` is set by lockstep itself"),
+        ("extra: {wrap: sleep}", "`wrap` is set by lockstep itself"),
+        ("extra: {array: 0-3}", "`array` is set by `shards`"),
+        ("extra: {time: 10}", "`time` is set by `time_minutes`"),
+        ("container: apptainer exec 'image.sif", "No closing quotation"),
+    ],
+)
+@pytest.mark.parametrize("where", ["defaults", "stages.sft"])
+def test_text_that_would_change_the_script_is_refused(
+    tmp_path: Path, line: str, said: str, where: str
+) -> None:
+    indent = "defaults:\n  " if where == "defaults" else "stages:\n  sft:\n    "
+    message = refused(tmp_path, f"executor: slurm\n{indent}{line}\n")
+    assert said in message
+    assert f"{where}.{line.partition(':')[0]}" in message

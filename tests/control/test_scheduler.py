@@ -460,7 +460,7 @@ def test_credentials_of_the_control_plane_do_not_reach_sbatch(
     for name in ("MLFLOW_TRACKING_TOKEN", "PREFECT_API_KEY", "DVC_STUDIO_TOKEN", "LOCKSTEP_X"):
         monkeypatch.setenv(name, "hush")
     seen = tmp_path / "seen"
-    sbatch = f"#!/bin/sh\nenv > {seen}\necho Submitted batch job 7\n"
+    sbatch = f"#!/bin/sh\nenv > {seen}\necho 7\n"
     (slurm.folder / "bin/sbatch").write_text(sbatch)
     attempt, _ = submit(repository)
     launch = {"resources": Resources().model_dump(mode="json"), "code": str(tmp_path)}

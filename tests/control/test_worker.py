@@ -10,10 +10,11 @@ from pipelines import atomic
 from pipelines.ledger import Attempt, Entry, Ledger
 from pipelines.lives import note_life
 from pipelines.locks import hold_lock
+from pipelines.profiles import Resources
 from pipelines.publish import publish
 from pipelines.restarts import stop_or_requeue
 from pipelines.seat import Seat
-from pipelines.worker import run_attempt
+from pipelines.worker import CODE, run_attempt
 from tests.control.made_up import SPEC
 from tests.waiting import PATIENCE_S
 
@@ -109,7 +110,7 @@ def test_each_life_of_a_job_notes_its_machine(
     resources |= {"collective_seconds": 1, "checkpoint_seconds": 1, "tensor_parallel": 1}
     resources |= {"compile": False, "checkpoint_activations": False, "generator_memory": 0.9}
     launch = {"executor": "slurm", "num_shards": 1, "root": str(tmp_path), "resources": resources}
-    attempt = entry.new_attempt(launch)
+    attempt = entry.new_attempt(launch | {"code": str(CODE)})
     for restart in range(2):
         assert start(attempt, monkeypatch, restart) == "failed"
     assert "is gone since the stage was submitted" in (attempt.result or {})["error"]
@@ -150,3 +151,15 @@ def test_a_job_that_is_told_to_stop_asks_for_as_many_restarts_as_its_profile_all
     assert [end["state"] for end in ends] == ["stopped", "failed"]
     assert "allows no more restarts" in ends[1]["error"]
     assert [path.name for path in attempt.folder.glob("requeue.*")] == ["requeue.7.0"]
+
+
+def test_a_job_with_other_code_than_was_copied_for_it_makes_nothing(tmp_path: Path) -> None:
+    """As where a wrapper around Python, or a container, sets a PYTHONPATH of its own."""
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {})
+    code = tmp_path / ".lockstep/code/0123456789abcdef"
+    launch = {"executor": "local", "num_shards": 1, "root": str(tmp_path), "code": str(code)}
+    attempt = entry.new_attempt(launch | {"resources": Resources().model_dump(mode="json")})
+    assert run_attempt(str(attempt.folder)) == "failed"
+    said = str((attempt.result or {})["error"])
+    assert f"this job has its code from {CODE}, not from {code}" in said
+    assert not entry.out.exists()

@@ -169,3 +169,68 @@ def test_a_job_that_comes_back_after_its_cancellation_does_nothing(long_sft: Any
     long_sft.until(lambda: not long_sft.jobs(), "its end")
     assert long_sft.steps() == steps
     assert long_sft.status()["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("where", ["variable", "profile"])
+def test_the_job_runs_its_copy_of_the_code_whatever_sbatch_hands_on(
+    quick_sft: Any, where: str
+) -> None:
+    noted = quick_sft.root / "noted"
+    look = "    import json, os, pipelines\n    from pathlib import Path\n"
+    look += f"    Path({str(noted)!r}).write_text(json.dumps([pipelines.__file__, *os.environ]))\n"
+    quick_sft.begin_with("sft", look)
+    if where == "profile":
+        quick_sft.set_profile(sft={"extra": {"export": "NONE"}})
+    given = {"SBATCH_EXPORT": "NONE"} if where == "variable" else {}
+    quick_sft.run("dvc", "repro", "--single-item", "sft", **given)
+    module, *variables = json.loads(noted.read_text())
+    assert f"{quick_sft.root}/.lockstep/code/" in module
+    assert {"PYTHONSAFEPATH", "OMP_NUM_THREADS"} <= set(variables)
+
+
+def test_the_profile_counts_and_not_what_the_user_has_set_for_sbatch(quick_sft: Any) -> None:
+    """But where the profile says nothing, it is the user's to say."""
+    quick_sft.set_profile(partition="cpu")
+    variables = {"PARTITION": "nowhere", "TIMELIMIT": "1", "JOB_NAME": "mine"}
+    variables |= {"OUTPUT": str(quick_sft.root / "elsewhere"), "NO_REQUEUE": "1"}
+    given = {f"SBATCH_{name}": value for name, value in variables.items()}
+    quick_sft.run("dvc", "repro", "--single-item", "sft", **given, SBATCH_COMMENT="mine")
+    assert not (quick_sft.root / "elsewhere").exists()
+    job = quick_sft.cluster.run("squeue", "-h", "--states=all", "-o", "%P %j %l").splitlines()[-1]
+    assert job.split()[:2] == ["cpu", "lockstep-sft"]
+    assert job.split()[2] != "1:00"
+    quick_sft.set_profile(partition=None)
+    quick_sft.set_params(seed=18)
+    done = quick_sft.run("dvc", "repro", "-s", "sft", check=False, SBATCH_PARTITION="nowhere")
+    assert "invalid partition" in done.stdout.lower()
+
+
+def test_another_job_that_a_sites_sbatch_speaks_of_is_left_alone(long_sft: Any) -> None:
+    cluster, folder = long_sft.cluster, long_sft.root.parent / "site"
+    bystander = cluster.run("sbatch", "--parsable", "--wrap=sleep 600").strip()
+    folder.mkdir()
+    wrapper = folder / "sbatch"
+    wrapper.write_text(
+        f"#!/bin/sh\necho 'your last job {bystander} used 3 % of its memory'\necho {bystander}\n"
+        f'{shutil.which("sbatch")} "$@"\nstatus=$?\necho "see the manual"\nexit $status\n'
+    )
+    wrapper.chmod(0o755)
+    path = f"{folder}:{long_sft.environment['PATH']}"
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft", PATH=path)
+    assert long_sft.training()["job"] != bystander
+    long_sft.run("lockstep", "cancel", "sft")
+    driver.communicate(timeout=PATIENCE_S)
+    assert long_sft.jobs() == [bystander]
+
+
+def test_a_job_that_is_not_ours_is_never_cancelled(long_sft: Any) -> None:
+    """Whatever the ledger says: Slurm gives numbers again after it has lost its state."""
+    bystander = long_sft.cluster.run("sbatch", "--parsable", "--wrap=sleep 600").strip()
+    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
+    row = long_sft.training()
+    path = next(long_sft.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
+    launch = json.loads(path.read_text())
+    path.write_text(json.dumps({**launch, "jobs": [row["job"], bystander]}))
+    long_sft.run("lockstep", "cancel", "sft")
+    driver.communicate(timeout=PATIENCE_S)
+    long_sft.until(lambda: long_sft.jobs() == [bystander], "its own job ends, and no other")
