@@ -6,9 +6,13 @@ plane. A command is forked from it instead of being started, and so is the serve
 stages are forked from. Both are processes of their own, with their own session, folder, variables
 and exit, and run the very code that they would import. What needs a fresh interpreter gets one: a
 command whose variables Python or its libraries read at their start, and a server with other code.
+
+`dvc` is forked as `lockstep run` has it forked, with the driver of a stage in a fork of that. DVC
+as its users start it, a fresh process with drivers in a shell, is what `Clone.start` starts.
 """
 
 import atexit
+import gc
 import importlib
 import os
 import signal
@@ -17,7 +21,7 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipelines.repository import Repository
 from pipelines.snapshot import take_snapshot
@@ -116,6 +120,9 @@ def _serve(channel: socket.socket, kind: Kind) -> int:
         for name in _OF_COMMANDS:
             importlib.import_module(name)
     our_code = _version()
+    # What is never collected is never copied: a fork costs what it changes.
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked here
     while (received := wire.receive(channel)) is not None:
         message, files = received
@@ -125,8 +132,8 @@ def _serve(channel: socket.socket, kind: Kind) -> int:
             os.setsid()
             if "server" in message:
                 same = Path(message["code"]).name == our_code
-                return _be_server(message, files[0], kind, same_code=same)
-            return _wait_for_command(message, files)
+                server.end_quickly(_be_server(message, files[0], kind, same_code=same))
+            _wait_for_command(message, files)
         for file in files:
             os.close(file)
         wire.send(channel, {})
@@ -145,7 +152,7 @@ def _version() -> str:
     return digest.hexdigest()[:16]
 
 
-def _wait_for_command(message: dict[str, Any], files: list[int]) -> int:
+def _wait_for_command(message: dict[str, Any], files: list[int]) -> NoReturn:
     """Between the parent and the command: somebody has to say how it ended."""
     pid = os.fork()
     if not pid:
@@ -171,7 +178,9 @@ def _be_command(message: dict[str, Any], files: list[int]) -> int:
         program = str(Path(sys.executable).with_name(words[0]))
         set_title([sys.executable, program, *words[1:]])
         sys.argv = [program, *words[1:]]
-        if words[0] == "dvc":
+        if words[0] == "dvc" and _drives_as_here(Path(message["folder"])):
+            from pipelines.warm.dvc import run_dvc as main
+        elif words[0] == "dvc":
             from dvc.cli import main
         else:
             from pipelines.cli import main
@@ -183,6 +192,17 @@ def _be_command(message: dict[str, Any], files: list[int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return status
+
+
+def _drives_as_here(clone: Path) -> bool:
+    """Whether a driver that is forked from DVC has imported the very code of the clone."""
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in ("pipelines", "stages") and module.__file__:
+            source = Path(module.__file__)
+            theirs = clone / source.relative_to(ROOT)
+            if not theirs.is_file() or theirs.read_bytes() != source.read_bytes():
+                return False
+    return True
 
 
 def _be_server(message: dict[str, Any], log: int, kind: Kind, *, same_code: bool) -> int:

@@ -7,6 +7,7 @@ Always true:
 - Killed at any moment it takes nothing with it: its children go on, the next command starts anew.
 """
 
+import atexit
 import fcntl
 import gc
 import importlib
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipelines.code import code_version
 from pipelines.redact import RedactedStream
@@ -216,6 +217,18 @@ _OF_COMPUTE = ("transformers.models.llama.modeling_llama", "stages.engines.model
 """What stages import, or work out, only once they know their model."""
 
 
+def end_quickly(status: int) -> NoReturn:
+    """End this process as an interpreter does, but for taking all modules down one by one.
+
+    In a forked process that takes half a second: each object is written to, and so its page copied.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as at any exit
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def run(request: Request) -> int:
     """Do what was asked for, in the child."""
     return _MODULES[request.module](request.arguments)
@@ -299,7 +312,7 @@ def main(folder: Path, kind: Kind) -> int:
     request, files = wanted
     sys.stdout, sys.stderr = plain
     become(request, files)
-    return run(request)
+    end_quickly(run(request))
 
 
 if __name__ == "__main__":

@@ -27,12 +27,14 @@ def _clones() -> Any:
 
 @pytest.fixture(scope="session")
 def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A clone in which `dvc repro` went through, committed. Read it, do not change it."""
+    """A clone in which `dvc repro` went through as users type it, committed. Read it only."""
     clone = clones.copy_tree(tmp_path_factory.mktemp("finished") / "clone")
     clone.set_params(**clones.TINY)
     clone.commit("tiny")
     with clone.session():
-        clone.run("dvc", "repro")
+        repro = clone.start("dvc", "repro")
+        output, _ = repro.communicate()
+        assert repro.returncode == 0, output
         clone.run("lockstep", "sync")
         session = sessions(Repository(clone.root))[0]
         until(lambda: session.heartbeat["served"] == 9, "the session's last word")
