@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from stages.algorithms.kl import reported_kl
+from stages.algorithms.kl import mean_kl, reported_kl
+from stages.algorithms.loss import Tokens
 from stages.context import Context, StageError
 from stages.contracts.evaluate import EvaluateConfig
 from stages.contracts.rl import Reward
 from stages.data.artifacts import read_role
-from stages.data.batching import loss_mask
+from stages.data.batching import loss_mask, loss_masks_of, pad
 from stages.data.finite import sample_name
 from stages.data.tokenizer import Decoder
 from stages.engines.forward.inference import response_pass
@@ -114,9 +115,12 @@ def run(
 
     # What an environment said was not sampled, and does not count.
     num_tokens = sum(completion.num_sampled for completion in of_samples)
-    counts = torch.tensor([x for row in responses[len(prompts) :] for x in loss_mask(row)]) > 0
-    own = torch.tensor([x for completion in of_samples for x in completion.logprobs])
-    by_reference = torch.tensor([x for row in ref_logprobs for x in row])
+    own, by_reference = (
+        pad(rows, 0.0, torch.float64)
+        for rows in ([completion.logprobs for completion in of_samples], ref_logprobs)
+    )
+    sampled = Tokens.padded(loss_masks_of(responses[len(prompts) :]))
+    kl, kl_error = mean_kl(reported_kl(own, by_reference), sampled)
     return {
         **measures.quality(answered),
         **measures.by_chances(answered, config.evaluate.pass_at),
@@ -124,7 +128,8 @@ def run(
         **(measures.against(answered, compared) if compared else {}),
         "reward_mean": statistics.fmean(rewards[len(prompts) :]),
         "reward_std": statistics.pstdev(rewards[len(prompts) :]),
-        "kl_to_reference": float(reported_kl(own, by_reference)[counts].mean()),
+        "kl_to_reference": kl,
+        "kl_to_reference_error": kl_error,
         "entropy": sum(completion.entropy for completion in of_samples) / num_tokens,
         "response_length": num_tokens / len(of_samples),
         "truncation_rate": statistics.fmean(c.finish_reason == "length" for c in of_samples),

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.algorithms.kl import reported_kl
+from stages.algorithms.kl import mean_kl, reported_kl
+from stages.algorithms.loss import Tokens
 from stages.algorithms.shaping import (
     clip_rewards,
     combine,
@@ -30,7 +31,7 @@ from stages.contracts.rl import Reward
 from stages.contracts.score import ScoreConfig
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
-from stages.data.batching import loss_mask
+from stages.data.batching import loss_mask, loss_masks_of, pad
 from stages.data.finite import check_finite, sample_name
 from stages.engines.forward.inference import response_pass
 from stages.engines.forward.logprobs import response_logprobs
@@ -182,11 +183,11 @@ def _summary(
     }
     known = [i for i in drawn if ref_logprobs[i] is not None]
     if known:
-        sampled = torch.tensor([x for i in known for x in rollouts[i]["logprobs"]])
-        reference_of = torch.tensor([x for i in known for x in ref_logprobs[i] or ()])
-        counts = torch.tensor([x for i in known for x in loss_mask(rollouts[i])]) > 0
-        divergence = reported_kl(sampled, reference_of)[counts]
-        summary["kl_to_reference"] = float(divergence.mean())
+        sampled = pad([rollouts[i]["logprobs"] for i in known], 0.0, torch.float64)
+        reference_of = pad([ref_logprobs[i] or () for i in known], 0.0, torch.float64)
+        tokens = Tokens.padded(loss_masks_of([rollouts[i] for i in known]))
+        kl, error = mean_kl(reported_kl(sampled, reference_of), tokens)
+        summary |= {"kl_to_reference": kl, "kl_to_reference_error": error}
     for name, values in by_source.items():
         summary[f"reward_mean/{name}"] = statistics.fmean(values[i] for i in drawn)
         summary[f"reward_std/{name}"] = statistics.pstdev(values[i] for i in drawn)

@@ -14,8 +14,6 @@ from stages.contracts.objectives import Aggregation, KlEstimator
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are held below this before they are exponentiated: past it exp may overflow."""
-MAX_REPORTED_KL = 10.0
-"""Nats: no token adds more to a KL that is reported."""
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
@@ -63,13 +61,29 @@ def kl_estimate(
 def reported_kl(
     logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None
 ) -> Tensor:
-    """The KL of each token as it is reported and limited: k3 under the policy's own weights.
+    """The KL of each token as it is reported and limited: k1, whose mean is the KL.
 
-    A token sampled against all odds that the reference finds likely has a k3 of thousands, and one
-    such token would outweigh a whole step; so each counts at most MAX_REPORTED_KL.
+    k3 has the same mean, and a heavy tail: a token sampled against all odds that the reference
+    finds likely counts thousands. Of another policy's samples, `old_logprobs` being its own, each
+    counts by the importance ratio.
     """
-    kind = KlEstimator.K3 if old_logprobs is None else KlEstimator.K3_UNBIASED
-    return kl_estimate(kind, logprobs, ref_logprobs, old_logprobs).clamp(max=MAX_REPORTED_KL)
+    divergence = k1(logprobs, ref_logprobs)
+    if old_logprobs is None:
+        return divergence
+    return bounded(logprobs - old_logprobs).exp() * divergence
+
+
+def mean_kl(divergence: Tensor, tokens: Tokens) -> tuple[float, float]:
+    """Nats per token over all responses, and the standard error of that mean.
+
+    Tokens of one response depend on one another, so responses are what is drawn: the error is that
+    of a ratio of two means over them.
+    """
+    sums, lengths = tokens.by_sequence(divergence), tokens.lengths
+    drawn = int((lengths > 0).sum())
+    mean = sums.sum() / lengths.sum()
+    spread = (sums - mean * lengths).square().sum() * drawn / max(drawn - 1, 1)
+    return float(mean), float(spread.sqrt() / lengths.sum())
 
 
 def kl_loss(

@@ -72,6 +72,10 @@ EVALUATION = {
         "How far the policy has moved from the supervised one, in nats per token; 0 means not at "
         "all, and large values often mean that it exploits the reward.",
     ),
+    "kl_to_reference_error": Metric(
+        "Standard error of the KL",
+        "How far the KL may be off, as it is measured on some responses: two of these either way.",
+    ),
     "entropy": Metric(
         "Entropy",
         "How undecided the policy is about the next token, in nats; near 0 it no longer explores.",
