@@ -20,6 +20,9 @@ NAME_PREFIX = "lockstep-"
 REQUEUE_MARK = "requeue."
 """A file of the attempt; the job's number follows, `7` or `7_0`, and which life of it left it."""
 
+REQUEUE_AGAIN_S = 5
+"""Between two tries to put a job back into the queue."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -152,9 +155,17 @@ def _after(batch: Batch) -> list[str]:
         "job=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}",
         f"if [ -e {mark} ]; then",
         f"  rm -f {mark}",
+        # The controller may be away for a moment: ask again before the job is given up.
+        "  for try in 1 2 3 4 5; do",
+        '    state=$(squeue -h -j "$job" -o %T) && break',
+        f"    sleep {REQUEUE_AGAIN_S}",
+        "  done",
         # A job that was cancelled is no longer RUNNING, and must not come back.
-        '  if [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then',
-        '    scontrol requeue "$job" && sleep 120',
+        '  if [ "$state" = RUNNING ]; then',
+        "    for try in 1 2 3 4 5; do",
+        '      scontrol requeue "$job" && sleep 120',
+        f"      sleep {REQUEUE_AGAIN_S}",
+        "    done",
         "  fi",
         "  exit 1",
         "fi",

@@ -19,8 +19,12 @@ from pipelines.slurm_script import COMMENT_PREFIX, Batch, command_of, parameters
 Pause = Callable[[str], None]
 """Called with what Slurm said before sbatch is tried again; may give up by raising."""
 SUBMIT_S, SUBMIT_AGAIN_S = 600.0, 3.0
-_PASSING = re.compile(r"contact slurm controller|timed out|temporarily|Zero Bytes", re.IGNORECASE)
-"""What sbatch says when the controller is away, not when it refuses."""
+_PASSING = re.compile(
+    r"contact slurm controller|timed out|temporarily|Zero Bytes|authenticat|munge", re.IGNORECASE
+)
+"""What sbatch says when the controller is away, or munged is, not when it refuses."""
+_FULL = re.compile(r"MaxSubmit", re.IGNORECASE)
+"""What it says when as many jobs wait as may wait: there is room when one has ended."""
 
 
 def slurm_batches(
@@ -36,6 +40,11 @@ def slurm_batches(
     if shards is None:
         return [whole]
     largest = max_array_size()
+    if not largest:
+        raise LockstepError(
+            f"{stage}: this cluster runs no arrays of jobs (MaxArraySize 0): set `shards` to 1 in "
+            "the profile"
+        )
     chunks: dict[int, list[int]] = {}
     for shard in shards:
         chunks.setdefault(shard // largest, []).append(shard)
@@ -88,13 +97,15 @@ def submit_batch(batch: Batch, *, known: Sequence[str] = (), pause: Pause) -> st
                 return str(executor._submit_command(command_of(batch)).job_id)
         except (FailedJobError, FailedSubmissionError) as error:
             said = redact(str(error).strip())
-        if not _PASSING.search(said) or time.monotonic() > deadline:
+        gives_up = not _PASSING.search(said) or time.monotonic() > deadline
+        if gives_up and not _FULL.search(said):
             raise LockstepError(
                 f"{batch.stage}: sbatch refused the job: {said}\n"
                 "see partition, account, qos, time_minutes and the like in the profile, and "
                 "`sinfo`; `--dry-run` shows the script"
             )
-        pause(said.splitlines()[-1])
+        lines = said.splitlines()
+        pause(next(filter(_FULL.search, lines), lines[-1]))
         with suppress(SlurmSilent):
             arrived = {job.number for job in my_jobs() if job.comment == batch.comment}
             if arrived - set(known):

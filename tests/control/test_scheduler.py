@@ -2,6 +2,7 @@
 to give at will: jobs that vanish, numbers used twice, accounting that knows better, no answer."""
 
 import os
+import shlex
 import stat
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from pipelines.profiles import Resources
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.shards import shares
-from pipelines.slurm_submit import just_wait, submit_batches
+from pipelines.slurm_submit import just_wait, slurm_batches, submit_batches
 from pipelines.spec import Spec
 from pipelines.verdict import tail, verdict_on
 
@@ -469,3 +470,39 @@ def test_credentials_of_the_control_plane_do_not_reach_sbatch(
     assert noted["jobs"] == ["7"]
     assert "PATH=" in seen.read_text()
     assert "hush" not in seen.read_text()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "sbatch: error: Munge encode failed: Failed to access munge.socket.2",
+        "sbatch: error: Batch job submission failed: Protocol authentication error",
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: "
+        "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+    ],
+)
+def test_what_passes_is_waited_out(
+    slurm: FakeSlurm, repository: Repository, tmp_path: Path, said: str
+) -> None:
+    (slurm.folder / "bin/sbatch").write_text(f"#!/bin/sh\necho {shlex.quote(said)} >&2\nexit 1\n")
+    attempt, _ = submit(repository)
+    told = []
+
+    def wait(line: str) -> None:
+        told.append(line)
+        (slurm.folder / "bin/sbatch").write_text("#!/bin/sh\necho 7\n")
+
+    launch = {"resources": Resources().model_dump(mode="json"), "code": str(tmp_path)}
+    launch["clone"] = str(tmp_path)
+    noted = submit_batches(Scheduler(repository), "sft", attempt.folder, launch, pause=wait)
+    assert noted["jobs"] == ["7"]
+    assert said.splitlines()[0] in told[0]
+
+
+def test_where_there_are_no_arrays_a_stage_in_shards_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.slurm_submit.max_array_size", lambda: 0)
+    launch = {"resources": Resources().model_dump(mode="json"), "code": "", "clone": ""}
+    with pytest.raises(LockstepError, match="set `shards` to 1"):
+        slurm_batches("rollout", tmp_path, "token", {**launch, "shards": [0, 1]})

@@ -1,6 +1,7 @@
 """Preemption, time limits and lost nodes: the stage goes on from its scratch, to the same bytes."""
 
 import os
+import shutil
 import signal
 from typing import Any
 
@@ -136,6 +137,28 @@ def test_the_warning_reaches_the_worker_and_not_its_helpers(long_sft: Any) -> No
     assert (long_sft.root / "helper").read_text() == "None ", "it lived when the stage saved"
     os.killpg(driver.pid, signal.SIGTERM)
     driver.communicate(timeout=PATIENCE_S)
+
+
+def test_a_command_of_slurm_that_fails_once_does_not_end_the_job(
+    medium_sft: Any, undisturbed_lock: str
+) -> None:
+    """On the node, as it is about to be put back into the queue: the controller is away."""
+    folder = medium_sft.root.parent / "flaky"
+    folder.mkdir()
+    for name in ("squeue", "scontrol"):
+        (folder / name).write_text(
+            f'#!/bin/sh\n[ -e {folder}/{name}-failed ] && exec {shutil.which(name)} "$@"\n'
+            f"touch {folder}/{name}-failed\necho 'Unable to contact slurm controller' >&2\nexit 1\n"
+        )
+        (folder / name).chmod(0o755)
+    medium_sft.set_profile(setup=[f"export PATH={folder}:$PATH"])
+    driver = start(medium_sft)
+    row = medium_sft.training()
+    medium_sft.cluster.run("scancel", "--signal=USR2", row["job"])
+    medium_sft.until(lambda: medium_sft.status()["restarts"] == 1, "a second life")
+    medium_sft.release()
+    finish(medium_sft, driver, undisturbed_lock)
+    assert len(list(folder.glob("*-failed"))) == 2
 
 
 def test_restarts_are_bounded(long_sft: Any) -> None:
