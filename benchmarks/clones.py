@@ -9,8 +9,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def make_clone(folder: Path) -> Path:
-    """Every file that git tracks or would track, as a repository of its own, without results."""
+def make_clone(folder: Path, revision: str | None = None) -> Path:
+    """The working tree, or a revision, as a repository of its own, without results."""
+    if revision is None:
+        _copy_working_tree(folder)
+    else:
+        packed = subprocess.run(
+            ["git", "archive", revision], cwd=ROOT, check=True, capture_output=True
+        )
+        subprocess.run(["tar", "-x", "-C", folder], input=packed.stdout, check=True)
+    identity = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@example.org"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "start"]):
+        subprocess.run(["git", *identity, *words], cwd=folder, check=True)
+    return folder
+
+
+def _copy_working_tree(folder: Path) -> None:
+    """Every file that git tracks or would track."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -21,10 +36,6 @@ def make_clone(folder: Path) -> Path:
         if name and (ROOT / name).is_file() and not name.startswith(("metrics/", "dvc.lock")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    identity = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@example.org"]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "start"]):
-        subprocess.run(["git", *identity, *words], cwd=folder, check=True)
-    return folder
 
 
 def environment() -> dict[str, str]:

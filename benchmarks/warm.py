@@ -9,9 +9,10 @@ the same dvc.lock. Each stage's time is split by what the ledger notes:
   record    from there to the end of dvc: DVC hashes, caches and writes dvc.lock
 and what the command takes beyond its stages: planning before, and MLflow's last runs after them.
 
-    python benchmarks/warm.py [--tiny] [--write]
+    python benchmarks/warm.py [--tiny] [--before REVISION] [--write]
 
-`--tiny` takes a pipeline that learns nothing, to look at the parts in a minute.
+`--tiny` takes a pipeline that learns nothing, to look at the parts in a minute. `--before` runs an
+earlier revision as well, with the same libraries; its bytes may be others.
 """
 
 import argparse
@@ -38,15 +39,25 @@ TINY = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a pipeline that learns nothing")
+    parser.add_argument("--before", metavar="REVISION", help="an earlier one, to compare with")
     parser.add_argument("--write", action="store_true", help="record the result")
     arguments = parser.parse_args()
-    runs = {}
+    runs: dict[str, Any] = {}
+    if arguments.before:
+        with tempfile.TemporaryDirectory() as folder:
+            clone = make_clone(Path(folder), arguments.before)
+            runs["before"] = run_demo(clone, {"PYTHONPATH": str(clone)}, tiny=arguments.tiny)
+            runs["before"]["revision"] = arguments.before
     for name, variables in (("fresh", {"LOCKSTEP_WARM": "off"}), ("warm", {})):
         with tempfile.TemporaryDirectory() as folder:
             runs[name] = run_demo(make_clone(Path(folder)), variables, tiny=arguments.tiny)
     assert runs["fresh"]["dvc_lock"] == runs["warm"]["dvc_lock"], "the bytes differ"
     result = {
-        "ratio": round(runs["warm"]["seconds"] / runs["fresh"]["seconds"], 3),
+        **{
+            f"ratio_to_{name}": round(runs["warm"]["seconds"] / runs[name]["seconds"], 3)
+            for name in ("before", "fresh")
+            if name in runs
+        },
         "aim": AIM,
         **runs,
         "machine": hardware("cpu"),

@@ -160,7 +160,11 @@ def _lines(
             half = metrics.get(spread, 0.0) if index == 0 else 0.0
             if value is None or not (math.isfinite(value) and math.isfinite(x)):
                 continue
-            text = f"{policy}: reward {write(value)} at KL {write(x)}" if numeric_x else ""
+            text = (
+                f"{policy}: reward {write(value)} at KL {write(x, Format.NATS)}"
+                if numeric_x
+                else ""
+            )
             points.append(Point(policy, x, value, half if math.isfinite(half) else 0.0, text))
         label = " ".join(filter(None, (branch.leaf if len(branches) > 1 else "", name)))
         label = label or EVALUATION[metric].label

@@ -14,6 +14,8 @@ class Format(Enum):
     """A fraction of one, written as a percentage."""
     COUNT = auto()
     NUMBER = auto()
+    NATS = auto()
+    """A number that is 0 but for rounding where it is tiny."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,12 @@ EVALUATION = {
         "KL to the reference",
         "How far the policy has moved from the supervised one, in nats per token; 0 means not at "
         "all, and large values often mean that it exploits the reward.",
+        Format.NATS,
     ),
     "kl_to_reference_error": Metric(
         "Standard error of the KL",
         "How far the KL may be off, as it is measured on some responses: two of these either way.",
+        Format.NATS,
     ),
     "entropy": Metric(
         "Entropy",
@@ -224,7 +228,7 @@ def _digits(value: float, form: Format) -> str:
     if form is Format.COUNT:
         return f"{value:,.0f}"
     size = abs(value)
-    if value == 0:
+    if value == 0 or (form is Format.NATS and size < 1e-5):
         return "0"
     if size < 0.001:
         return f"{value:.1e}"

@@ -350,3 +350,9 @@ def test_the_summary_fits_a_terminal(finished_run: Callable) -> None:
 def test_the_report_starts_without_torch() -> None:
     code = "import sys, stages.report; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_a_distance_that_is_rounding_is_nothing() -> None:
+    assert [write(value, Format.NATS) for value in (2.8e-10, -3e-7, 0.0)] == ["0"] * 3
+    assert write(0.0004, Format.NATS) == "4.0e-04"
+    assert write(2.8e-10) == "2.8e-10", "of other numbers nobody knows"
