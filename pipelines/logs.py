@@ -54,7 +54,7 @@ def _write_new(attempt: Attempt, written: dict[str, int], write: Callable[[str],
     for path in attempt.logs():
         with path.open(errors="replace", encoding="utf-8") as file:
             file.seek(written.get(str(path), 0))
-            if not written.get(str(path)):
+            if str(path) not in written:
                 write(f"==> attempt {attempt.folder.name}, {path.name}\n")
             write(
                 "".join(line for line in file.readlines() if not line.startswith(LAUNCHER_PREFIX))

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from pipelines import doctor
+from pipelines import doctor, logs
 from pipelines.cli import main
 from pipelines.console import Console, describe_progress, seconds
 from pipelines.errors import LockstepError
+from pipelines.ledger import Ledger
 from pipelines.reference import params_reference, profiles_reference
 from pipelines.repository import Repository
+from tests.control.made_up import SPEC
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,6 +90,35 @@ def test_doctor_is_content_here_and_names_what_is_wrong(clone: Any) -> None:
     assert "BAD  params.yaml" in done.stdout
     assert "BAD  mlflow server" in done.stdout
     assert "-> start it, or unset MLFLOW_TRACKING_URI" in done.stdout
+
+
+def test_doctor_shows_no_error_that_is_none_of_this_profile(clone: Any) -> None:
+    """A machine with Slurm's commands and without its cluster."""
+    folder = clone.root / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "sinfo"):
+        (folder / name).write_text("#!/bin/sh\necho 'sinfo: fatal: no configuration' >&2\nexit 1\n")
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{clone.environment['PATH']}"
+    said = clone.run("lockstep", "doctor", check=False, PATH=path).stdout
+    assert "Slurm does not answer here, and the profile needs none" in said
+    assert "fatal" not in said
+    said = clone.run("lockstep", "doctor", check=False, PATH=path, LOCKSTEP_PROFILE="slurm").stdout
+    assert "BAD  slurm" in said
+    assert "sinfo: fatal: no configuration" in said
+
+
+def test_the_name_of_a_log_is_written_once_also_while_it_is_empty(tmp_path: Path) -> None:
+    entry = Ledger(tmp_path).find_or_create(SPEC, {})
+    attempt = entry.new_attempt({"executor": "local", "num_shards": 1})
+    log = attempt.folder / "job_0_log.out"
+    log.touch()
+    written: dict[str, int] = {}
+    said: list[str] = []
+    for text in ("", "", "first\n", "second\n"):
+        log.write_text(log.read_text() + text)
+        logs._write_new(attempt, written, said.append)
+    assert "".join(said) == "==> attempt 001, job_0_log.out\nfirst\nsecond\n"
 
 
 def test_doctor_prints_no_password(clone: Any) -> None:
