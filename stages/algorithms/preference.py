@@ -15,6 +15,10 @@ from torch import Tensor
 from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens
 from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
 
+ROUNDING = 1e-6
+"""Of a response's log-prob: models compute in float32, so what is closer than that is a tie. At the
+first step, where the policy is the reference, all are."""
+
 
 @dataclass(frozen=True)
 class PairLogprobs:
@@ -99,13 +103,14 @@ def preference_loss(
             rejected_tokens,
         )
     losses = _by_pair(kind, pairs, beta, label_smoothing, margin)
+    tie = 0.0 if kind in REFERENCE_FREE else ROUNDING * (chosen.abs() + rejected.abs())
     nll = -chosen.sum()
     nll_weight = 1.0 if kind is PreferenceLoss.ORPO else nll_coef
     value = keep(losses).sum() / counts.sequences + nll_weight * nll / counts.tokens
     return Loss(
         value,
         {
-            "preference_accuracy": Metric((pairs.margin > 0).to(value.dtype).sum(), Per.SEQUENCE),
+            "preference_accuracy": Metric((pairs.margin > tie).to(value.dtype).sum(), Per.SEQUENCE),
             "reward_margin": Metric(beta * pairs.margin.sum(), Per.SEQUENCE),
             "chosen_reward": Metric(beta * pairs.chosen.sum(), Per.SEQUENCE),
             "rejected_reward": Metric(beta * pairs.rejected.sum(), Per.SEQUENCE),
@@ -201,7 +206,7 @@ def kto_loss(
     return Loss(
         losses.sum() / counts.sequences,
         {
-            "label_accuracy": total(above > 0, ones),
+            "label_accuracy": total(above > ROUNDING * logprobs.abs(), ones),
             "desirable_share": total(desirable, ones),
             "desirable_reward_share": total(desirable, rewards),
             "undesirable_reward_share": total(~desirable, rewards),

@@ -385,3 +385,13 @@ def test_metrics_bear_no_gradient():
     pair = a_pair(-2.0, -3.0)
     loss = preference_loss(pair, pair, pair.counts(), kind=PreferenceLoss.SIGMOID, beta=1.0)
     assert not any(m.share(pair.counts()).requires_grad for m in loss.metrics.values())
+
+
+def test_a_difference_within_rounding_is_a_tie() -> None:
+    """As where the policy is the reference, computed in another batch."""
+    tokens = torch.tensor([20.0, 20.0])
+    chosen, rejected = torch.full((2,), -40.0).double(), torch.full((2,), -60.0).double()
+    reference = PairLogprobs(chosen, rejected, tokens, tokens)
+    policy = PairLogprobs(chosen + torch.tensor([2e-6, 2e-3]), rejected, tokens, tokens)
+    said = preference_loss(policy, reference, Counts(40, 2), kind=PreferenceLoss.SIGMOID, beta=0.1)
+    assert said.metrics["preference_accuracy"].value.item() == 1
