@@ -221,6 +221,7 @@ class Clone:
 
     def kill_all(self) -> None:
         kill_each(self.with_servers())
+        self.has_servers = False
 
 
 def kill_each(processes: Iterable[psutil.Process]) -> None:

@@ -21,7 +21,7 @@ import pytest
 from tests.chaos.conftest import copy_to_torment
 from tests.chaos.drill import PARTS, REPEATS, STEPS, compute
 from tests.chaos.monkey import differences, results, the_seed, wait_for_quiet
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -113,6 +113,8 @@ def test_a_failing_disk_is_named_and_the_same_command_then_ends_with_the_same_by
     draw = random.Random(f"{seed} {who}")
     told = light.root.parent / "told"
     for _ in range(2):
+        light.kill_all()
+        until(lambda: not light.with_servers(), "nobody writes what is removed")
         for made_before in ("artifacts", "metrics", ".lockstep", ".dvc/cache", ".dvc/tmp"):
             shutil.rmtree(light.root / made_before)
         (light.root / "dvc.lock").unlink()

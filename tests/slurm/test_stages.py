@@ -196,9 +196,10 @@ def test_the_profile_counts_and_not_what_the_user_has_set_for_sbatch(quick_sft: 
     given = {f"SBATCH_{name}": value for name, value in variables.items()}
     quick_sft.run("dvc", "repro", "--single-item", "sft", **given, SBATCH_COMMENT="mine")
     assert not (quick_sft.root / "elsewhere").exists()
-    job = quick_sft.cluster.run("squeue", "-h", "--states=all", "-o", "%P %j %l").splitlines()[-1]
-    assert job.split()[:2] == ["cpu", "lockstep-sft"]
-    assert job.split()[2] != "1:00"
+    words = ["squeue", "-h", "--states=all", "-o", "%P %j %l", "-j", quick_sft.status()["job"]]
+    partition, name, limit = quick_sft.cluster.run(*words).split()
+    assert (partition, name) == ("cpu", "lockstep-sft")
+    assert limit != "1:00"
     quick_sft.set_profile(partition=None)
     quick_sft.set_params(seed=18)
     done = quick_sft.run("dvc", "repro", "-s", "sft", check=False, SBATCH_PARTITION="nowhere")
