@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pipelines.lock_order import order_lock
 
 GRAPH = """
@@ -26,6 +28,7 @@ def clone(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_stages_recorded_in_another_order_leave_the_bytes_of_a_plain_repro(tmp_path: Path) -> None:
     plain, other = clone(tmp_path / "plain"), clone(tmp_path / "other")
     dvc(plain, "repro")

@@ -40,6 +40,7 @@ def all_come(
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_rank_that_hashes_for_longer_than_patience_is_waited_for(
     tmp_path: Path, slow: int
@@ -107,6 +108,7 @@ def test_an_error_on_the_way_is_that_of_all(tmp_path: Path) -> None:
         assert "rank 1 failed before the start: not what it was" in str(errors[rank])
 
 
+@pytest.mark.slow
 def test_a_rank_that_gives_no_sign_of_life_is_named(tmp_path: Path) -> None:
     lost = SignsOfLife(tmp_path, 2, 3, FOR_EVER_S)
     lost.begin()

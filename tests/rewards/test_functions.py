@@ -189,6 +189,7 @@ def isolated_processes() -> list[list[str]]:
     return [words for words in found if "isolated" in str(words)]
 
 
+@pytest.mark.slow
 @must_not_wait
 def test_a_hang_is_ended_and_named_even_inside_c(score, functions) -> None:
     """Sorting by hand in Python could be interrupted; this power of a number cannot."""

@@ -63,6 +63,7 @@ def test_a_number_that_nobody_can_compute_counts_as_wrong(score, capfd) -> None:
     assert "did not finish within 3 s for prompt p0, sample 1" in said
 
 
+@pytest.mark.slow
 def test_a_pattern_that_never_ends_is_named_with_its_row(score) -> None:
     pairs = [("aaaa", None), ("a" * 60 + "!", None)]
     with pytest.raises(StageError) as caught:
