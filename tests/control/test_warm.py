@@ -285,6 +285,8 @@ def test_a_copy_of_the_clone_does_not_reach_the_server_of_the_original(
     child = described(repository)
     copy = Repository(tmp_path / "copy")
     subprocess.run(["cp", "-a", repository.root, copy.root], check=True)
+    (folder,) = (copy.home / "warm").iterdir()
+    assert wire.said(folder) is None, "what the original's server said is not said here"
     # Even one that asks for the very same: it has a folder of its own, and no server lives there.
     identity, path = identity_of(repository), copy.root / "it"
     request = Request.from_here("describe", [str(path)], dict(os.environ), str(copy.root))
