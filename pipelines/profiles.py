@@ -58,7 +58,7 @@ def _none_of_ours(flags: dict[str, Any]) -> dict[str, Any]:
         if name in _FIELDS:
             raise ValueError(f"`{flag}` is set by `{_FIELDS[name]}`, beside `extra`")
         if name in _OURS:
-            raise ValueError(f"`{flag}` is set by lockstep itself, which would lose the job")
+            raise ValueError(f"`{flag}` is set by lockstep itself, or it would lose the job")
     return flags
 
 

@@ -163,7 +163,7 @@ def _after(batch: Batch) -> list[str]:
         # A job that was cancelled is no longer RUNNING, and must not come back.
         '  if [ "$state" = RUNNING ]; then',
         "    for try in 1 2 3 4 5; do",
-        '      scontrol requeue "$job" && sleep 120',
+        '      scontrol requeue "$job" && sleep 120 && break',
         f"      sleep {REQUEUE_AGAIN_S}",
         "    done",
         "  fi",

@@ -151,14 +151,7 @@ _STAYS_HERE = ("MLFLOW_", "PREFECT_", "DVC_", "LOCKSTEP_", "SLURM_")
 credentials above all, and so does what describes a job that this process may itself run in."""
 _OF_THE_USER = ("SLURM_CONF", "SLURM_CLUSTERS")
 """Which Slurm all of its commands speak to, ours as well."""
-_OPEN = {
-    "SBATCH_ACCOUNT": "account",
-    "SBATCH_CLUSTERS": "clusters",
-    "SBATCH_CONSTRAINT": "constraint",
-    "SBATCH_PARTITION": "partition",
-    "SBATCH_QOS": "qos",
-    "SBATCH_RESERVATION": "reservation",
-}
+_OPEN = ("account", "clusters", "constraint", "partition", "qos", "reservation")
 """Where jobs of this user go unless the profile says so. sbatch would heed any variable SBATCH_*
 rather than the script: all others would change what the profile, or the worker's end, rests on."""
 
@@ -170,10 +163,9 @@ def stays_here(variable: str) -> bool:
 
 def _contradicts(variable: str, batch: Batch) -> bool:
     """Whether sbatch would heed a variable rather than the script."""
-    if variable not in _OPEN:
-        return variable.startswith("SBATCH_")
-    key = _OPEN[variable]
-    return bool(getattr(batch.resources, key, None)) or key in batch.resources.extra
+    key = variable.removeprefix("SBATCH_").lower()
+    said = getattr(batch.resources, key, None) or key in batch.resources.extra
+    return variable.startswith("SBATCH_") and bool(said or key not in _OPEN)
 
 
 @contextmanager
