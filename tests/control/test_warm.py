@@ -205,7 +205,7 @@ def test_identity_is_code_interpreter_and_what_libraries_read_when_they_are_impo
     one = identity_of(repository)
     assert one.name == identity_of(repository, DVC_STAGE="sft", MLFLOW_TRACKING_URI="x").name
     # An activated environment exports its prompt, and the shell that DVC runs stages in drops it.
-    assert one.name == identity_of(repository, PS1="(.venv) ").name
+    assert one.name == identity_of(repository, PS1="(another) ").name
     assert one.name != identity_of(repository, OMP_NUM_THREADS="7").name
     assert one.name != identity_of(repository, HF_HOME="/elsewhere").name
     assert one.name != replace(one, python=("/other/python",)).name
