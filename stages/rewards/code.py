@@ -8,7 +8,10 @@ row says how to test it, by one of these:
 - `tests` or `test_list`, a list of Python statements such as `assert add(1, 2) == 3`; what these
   need beside the program is in `test_setup_code`, or a list in `test_imports` (MBPP has both).
 - `test` and `entry_point`, as HumanEval has them: `test` defines check(candidate). The prompt, if
-  it is Python, comes before the program, which may go on where the prompt ends.
+  it is Python or its last block is, comes before the program, which may go on where it ends.
+
+With an `entry_point`, one name or several, the program supplies these and nothing else; without,
+every name that the tests use and do not define.
 
 A wrong program, one that hangs and one that attacks get no reward. A sandbox or a test that does
 not work is an error: nothing is known about the program then.
@@ -35,7 +38,7 @@ from stages.rewards.sandbox.values import Limits, SandboxBroken, SandboxUnavaila
 from stages.rewards.side_by_side import side_by_side
 
 _PYTHON_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.S | re.I)
-_ANY_BLOCK = re.compile(r"```[^\n]*\n(.*?)(?:\n[ \t]*```|\Z)", re.S)
+_ANY_BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:\n[ \t]*```|\Z)", re.S)
 _PARSING = threading.Lock()
 
 
@@ -69,24 +72,52 @@ def exam_of(row: Row) -> Exam:
     extra = row["extra"]
     # A table has nulls where other rows have a column.
     if extra.get("entry_point") is not None and extra.get("test") is not None:
-        prompt, name, test = row["prompt"], str(extra["entry_point"]), str(extra["test"])
+        names, test = _entry_points(extra), str(extra["test"])
         if not _defines_check(test):
             raise Unusable("its `test` does not define check(candidate), which tests the program")
-        before = f"{prompt}\n" if _is_python(prompt) else ""
-        case = f"{test}\n\ncheck({name})\n"
-        return Exam(CodeTests([case], setup=before, taken=(name,)), before)
+        before = _python_of(row["prompt"], names[0])
+        setup = "\n".join([before, _setup(extra)])
+        case = f"{test}\n\ncheck({names[0]})\n"
+        return Exam(CodeTests([case], setup=setup, taken=names), before)
     tests = _list(extra, "tests" if extra.get("tests") is not None else "test_list")
     if all(isinstance(test, str) for test in tests):
         for number, test in enumerate(tests):
             if not test.strip():
                 raise Unusable(f"number {number} of its tests is empty: any program would pass it")
-        imports = [] if extra.get("test_imports") is None else _texts(extra, "test_imports")
-        setup = "\n".join([*imports, str(extra.get("test_setup_code") or "")])
-        # A function may have the name of one of Python's own, and is meant all the same.
-        named = extra.get("entry_point")
-        taken = () if named is None else (str(named),)
-        return Exam(CodeTests([str(test) for test in tests], setup=setup, taken=taken))
+        taken = _entry_points(extra)
+        return Exam(CodeTests([str(test) for test in tests], setup=_setup(extra), taken=taken))
     return Exam([_exchange(number, test) for number, test in enumerate(tests)])
+
+
+def _entry_points(extra: Row) -> tuple[str, ...]:
+    """The names that are the program's: `entry_point`, one or a list."""
+    named = extra.get("entry_point")
+    if named is None:
+        return ()
+    names = [named] if _is_name(named) else list_of(extra, "entry_point")
+    if not names or not all(_is_name(name) for name in names):
+        raise Unusable(f"its `entry_point` is neither a name nor a list of names: {named!r}")
+    return tuple(names)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier()
+
+
+def _setup(extra: Row) -> str:
+    imports = [] if extra.get("test_imports") is None else _texts(extra, "test_imports")
+    return "\n".join([*imports, str(extra.get("test_setup_code") or "")])
+
+
+def _python_of(prompt: str, name: str) -> str:
+    """What of the prompt is Python: all of it, or its last block if that defines the function."""
+    blocks = _PYTHON_BLOCK.findall(prompt) or _ANY_BLOCK.findall(prompt)
+    for text in (prompt, *blocks[-1:]):
+        if (tree := _parsed(text)) is not None and (
+            text is prompt or any(getattr(node, "name", None) == name for node in tree.body)
+        ):
+            return f"{text}\n"
+    return ""
 
 
 def _texts(extra: Row, name: str) -> list[str]:
@@ -120,10 +151,6 @@ def _defines_check(test: str) -> bool:
         return True
     nodes = ast.walk(tree)
     return any(getattr(node, "name", getattr(node, "id", None)) == "check" for node in nodes)
-
-
-def _is_python(text: str) -> bool:
-    return _parsed(text) is not None
 
 
 def _parsed(text: str) -> ast.Module | None:

@@ -167,11 +167,11 @@ def test_a_row_that_cannot_be_tested_is_an_error_that_names_it(
 def test_a_sandbox_that_fails_is_an_error_and_no_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stages.rewards.sandbox import run
+    from stages.rewards.sandbox import warm
 
     isolation()
-    monkeypatch.setattr(run, "library_folder", lambda: "/nowhere")
-    monkeypatch.setattr(run, "_PROJECT", tmp_path)
+    monkeypatch.setattr(warm, "_launcher", None)
+    monkeypatch.setattr(warm, "_PROJECT", tmp_path)
     with pytest.raises(StageError, match="the sandbox failed") as failure:
         score(tmp_path, a_row("print(4)", tests=DOUBLE))
     assert "prompt p0, sample 1" in str(failure.value)
@@ -264,3 +264,39 @@ def test_a_whole_function_may_follow_the_prompt(tmp_path: Path) -> None:
         ),
     ]
     assert score(tmp_path, *rows) == [1, 1, 0, 1]
+
+
+def test_what_a_prompt_defines_inside_chat_text_is_not_asked_of_the_program(tmp_path: Path) -> None:
+    """The helper of the prompt checks the answer: a program that brings its own checks itself."""
+    code = 'def poly(x):\n    return x - 2\n\ndef zero():\n    """Where poly is 0."""\n'
+    test = "def check(candidate):\n    assert poly(candidate()) == 0\n"
+    chat = f"Complete this function:\n\n```python\n{code}```\nAnswer with code."
+    right = "```python\ndef zero():\n    return 2\n```"
+    forged = "```python\ndef poly(*_): return 0\ndef zero(): return 7\n```"
+    columns = {"test": test, "entry_point": "zero"}
+    rows = [a_row(right, chat, **columns), a_row(forged, chat, **columns)]
+    assert score(tmp_path, *rows) == [1, 0]
+    with pytest.raises(StageError, match="`poly`, which nothing defines"):
+        score(tmp_path, a_row(forged, "Write zero().", **columns))
+    helped = {**columns, "test_setup_code": code}
+    rows = [a_row(right, "Write zero().", **helped), a_row(forged, "Write zero().", **helped)]
+    assert score(tmp_path, *rows) == [1, 0]
+
+
+def test_an_entry_point_may_be_several_names(tmp_path: Path) -> None:
+    tests = ["assert decode(encode('ab')) == 'ab' and encode('ab') != 'ab'"]
+    right = "def encode(s): return s[::-1]\ndef decode(s): return s[::-1]"
+    rows = [
+        a_row(right, test_list=tests, entry_point=names)
+        for names in (["encode", "decode"], '["encode", "decode"]')
+    ]
+    assert score(tmp_path, *rows) == [1, 1]
+    for wrong in ("no name", 5, [], ["encode", ""]):
+        with pytest.raises(StageError, match="`entry_point` is neither a name nor a list of names"):
+            score(tmp_path, a_row(right, test_list=tests, entry_point=wrong))
+
+
+def test_a_program_may_exit_as_python_lets_it(tmp_path: Path) -> None:
+    tests = [{"input": "", "output": "4"}]
+    programs = {"print(4); exit()": 1, "print(4); quit(0)": 1, "print(4); exit(1)": 0}
+    assert score(tmp_path, *(a_row(one, tests=tests) for one in programs)) == [*programs.values()]

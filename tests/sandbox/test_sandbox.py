@@ -6,16 +6,21 @@ import hashlib
 import os
 import resource
 import secrets
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from stages.rewards.sandbox.isolation import isolation
+from stages.rewards.sandbox.root import interpreter
 from stages.rewards.sandbox.run import run_program
 from stages.rewards.sandbox.seccomp import filter_for
 from stages.rewards.sandbox.status import Kind, Status
@@ -378,3 +383,37 @@ def test_what_lies_in_swap_counts_as_memory(tmp_path: Path) -> None:
 def test_a_machine_without_a_filter_has_no_isolation() -> None:
     with pytest.raises(OSError, match="riscv64"):
         filter_for("riscv64")
+
+
+@pytest.fixture
+def python_elsewhere() -> Iterator[Path]:
+    """This Python under /tmp, in a folder whose name has letters of other languages and a space."""
+    left_out = shutil.ignore_patterns("site-packages", "test", "tests", "__pycache__", "config-*")
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="pyth\u00f6n \u3000") as folder:
+        home = Path(folder).resolve()
+        library = Path(sysconfig.get_path("stdlib"))
+        shutil.copytree(library, home / "lib" / library.name, ignore=left_out)
+        for shared in Path(sysconfig.get_config_var("LIBDIR")).glob("libpython3*.so*"):
+            shutil.copy(shared, home / "lib")
+        (home / "bin").mkdir()
+        yield Path(shutil.copy(interpreter(), home / "bin"))
+
+
+@needs_isolation
+def test_a_python_under_tmp_or_with_other_letters_in_its_path_runs_programs(
+    python_elsewhere: Path,
+) -> None:
+    program = """
+from stages.rewards.sandbox.isolation import isolation
+from stages.rewards.sandbox.run import run_program
+done = run_program("import os; open('x', 'w'); print(os.getcwd())", kind=isolation().kind)
+print(isolation().kind, done.succeeded, done.stdout.strip(), done.stderr)"""
+    library = {"LD_LIBRARY_PATH": str(python_elsewhere.parent.parent / "lib")}
+    done = subprocess.run(
+        [python_elsewhere, "-S", "-s", "-c", program],
+        env={**library, "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [str(KIND), "True", "/var/tmp"], done.stdout + done.stderr

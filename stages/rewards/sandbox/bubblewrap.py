@@ -14,11 +14,15 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from stages.rewards.sandbox.root import HOME, bound_paths, interpreter, package_folders
+from stages.rewards.sandbox.root import HOME, bound_paths, package_folders, python
 from stages.rewards.sandbox.values import SandboxBroken
 
 _HERE = Path(__file__).resolve().parent
-_MAIN = "from stages.rewards.sandbox.launcher import main\nmain()\n"
+_MAIN = """
+import sys
+from stages.rewards.sandbox.launcher import once
+once(int(sys.argv[1]), int(sys.argv[2]))
+"""
 
 
 def code() -> int:
@@ -54,4 +58,4 @@ def command(code: int, file_mb: int, nobody: int) -> list[str]:
         words += ["--size", "4096", "--tmpfs", folder, "--remount-ro", folder]
     words += ["--proc", "/proc", "--perms", "0700", "--size", str(file_mb << 20), "--tmpfs", HOME]
     words += ["--remount-ro", "/", "--chdir", HOME]
-    return [*words, interpreter(), "-S", "-s", "-B", f"/proc/self/fd/{code}"]
+    return [*words, *python(), f"/proc/self/fd/{code}"]

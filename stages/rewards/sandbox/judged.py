@@ -1,19 +1,24 @@
 """Tests written as Python code, run on a program that would like to pass them.
 
-The program and the tests run in two sandboxes, joined by two pipes (see conversation.py). The
-program sees the arguments it is called with, and neither the tests nor what they expect.
+The program and the tests run in two sandboxes, joined by two pipes (see link.py). The program
+sees the arguments it is called with, and neither the tests nor what they expect.
 """
 
-import json
 import os
 import select
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
-from stages.rewards.sandbox import conversation
-from stages.rewards.sandbox.run import GRACE_S, Descriptors, Stream, listen, read_report, started
-from stages.rewards.sandbox.status import Kind
+from stages.rewards.sandbox import judge
+from stages.rewards.sandbox.run import (
+    GRACE_S,
+    Descriptors,
+    Stream,
+    Task,
+    listen,
+    read_report,
+    started,
+)
+from stages.rewards.sandbox.status import Kind, Role
 from stages.rewards.sandbox.values import Limits, SandboxBroken
 
 
@@ -34,34 +39,43 @@ class BrokenTests(Exception):
 
 
 def run_tests(program: str, tests: CodeTests, limits: Limits, *, kind: Kind) -> list[bool]:
-    """Which cases pass. The limits hold for the program, and again for the tests."""
-    main = Path(conversation.__file__).read_text(encoding="utf-8")
+    """Which cases pass. The limits hold for the program, and again for the tests.
+
+    Tests are broken if they are so with an empty program as well. Otherwise this one made them look
+    broken, and what a program does can cost it its reward, but not anybody else's.
+    """
+    try:
+        return _judged(program, tests, limits, kind)
+    except BrokenTests:
+        _judged("", tests, limits, kind)
+        return [False] * len(tests.cases)
+
+
+def _judged(program: str, tests: CodeTests, limits: Limits, kind: Kind) -> list[bool]:
     with Descriptors() as ends:
         asked, ask = ends.pipe()
         answered, answer = ends.pipe()
         found, find = ends.pipe()
         nowhere = ends.own(os.open(os.devnull, os.O_WRONLY))
+        candidate = Task(Role.CANDIDATE, {"program": program})
+        judging = Task(Role.JUDGE, asdict(tests))
         with (
-            started(main, _task(program=program), limits, (asked, answer, nowhere), kind) as it,
-            started(main, _task(**asdict(tests)), limits, (answered, ask, find), kind) as judge,
+            started(candidate, limits, (asked, answer, nowhere), kind) as it,
+            started(judging, limits, (answered, ask, find), kind) as its_judge,
         ):
             ends.close(asked, ask, answered, answer, find)
-            said = conversation.LONGEST_VERDICT * 4 + 16 * (1 + len(tests.cases))
+            said = judge.LONGEST_VERDICT * 4 + 16 * (1 + len(tests.cases))
             verdict, report = Stream(said), Stream(1 << 16)
-            listen({found: verdict, judge.report: report}, GRACE_S + limits.wall_s)
+            listen({found: verdict, its_judge.report: report}, GRACE_S + limits.wall_s)
             read_report(report, verdict)
             if select.select([it.report], [], [], 0)[0]:
                 # It ended before the judge did: of itself, or because its sandbox failed.
                 read_report(Stream(1 << 16, bytearray(os.read(it.report, 1 << 16))), Stream(0))
     ready, *lines = verdict.text().splitlines() or [""]
-    if ready != conversation.READY:
+    if ready != judge.READY:
         raise SandboxBroken(f"the judge did not start: {verdict.text()[-1000:]!r}")
     for line in lines:
-        if line.startswith(conversation.BROKEN):
-            raise BrokenTests(line.removeprefix(conversation.BROKEN))
-    passed = [line == conversation.PASSED for line in lines]
+        if line.startswith(judge.BROKEN):
+            raise BrokenTests(line.removeprefix(judge.BROKEN))
+    passed = [line == judge.PASSED for line in lines]
     return [*passed, *[False] * (len(tests.cases) - len(passed))]
-
-
-def _task(**what: Any) -> dict[str, bytes]:
-    return {conversation.TASK: json.dumps(what).encode()}

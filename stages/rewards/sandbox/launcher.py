@@ -1,8 +1,10 @@
-"""The way into the sandbox: `python -m stages.rewards.sandbox.launcher CONTROL REPORT`.
+"""The way into the sandbox, for one program after the other.
 
-A fresh process of one thread, which is what the kernel asks of those who enter a user namespace. It
-reads the task from CONTROL, enters namespaces of its own and forks the supervisor, which is the
-first process in there. It has the program's standard streams, to hand them on.
+`main` waits, with all that a program may want already imported, and forks a child for each sandbox
+that it is asked for. The child has one thread, which is what the kernel asks of those who enter a
+user namespace. It reads its task, enters namespaces of its own and forks the supervisor, the first
+process in there, which forks the program. The one who waits never reads a task: what its children
+find in their memory is no other program's, and no test's.
 
 Root makes the namespaces as root and the program then gets an unused uid; an ordinary user (and a
 root that has no uids to give) makes them inside a user namespace in which it is nobody.
@@ -10,15 +12,19 @@ root that has no uids to give) makes them inside a user namespace in which it is
 
 from __future__ import annotations
 
-# Each program pays for what is imported here: no pathlib, no typing, no dataclasses.
-import contextlib
+import builtins
+import gc
 import marshal
 import os
+import socket
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 from stages.rewards.sandbox import linux, root
-from stages.rewards.sandbox.status import Kind
+from stages.rewards.sandbox.candidate import be_candidate
+from stages.rewards.sandbox.judge import be_judge
+from stages.rewards.sandbox.seccomp import filter_here
+from stages.rewards.sandbox.status import Kind, Role
 from stages.rewards.sandbox.supervisor import Channels, supervise
 
 TYPE_CHECKING = False
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 
     from stages.rewards.sandbox.values import Limits
 
+MAIN = "main.py"
+READY = b"r"
 NOBODY = 65534
 _FIRST_UID = 0x40000000
 """Root gives every sandbox a uid of its own from here on, and so its own count of processes."""
@@ -40,40 +48,108 @@ _NAMESPACES = (
 )
 
 
-def main() -> None:
-    channels = Channels(*(int(word) for word in sys.argv[1:3]))
+def main(end: int) -> None:
+    """Fork a child for each message on the socket, which brings its descriptors."""
+    import asyncio  # noqa: F401
+    import unittest  # noqa: F401
+
+    # What is found out here is known in every child.
+    root.package_folders()
+    filter_here()
+    asked = socket.socket(fileno=end)
+    gc.freeze()
+    asked.send(READY)
+    while True:
+        message, given, _, _ = socket.recv_fds(asked, 1, 5)
+        if not message:
+            os._exit(0)
+        if os.fork() == 0:
+            break
+        for descriptor in given:
+            os.close(descriptor)
+        _bury()
+    asked.close()
+    control, report, *streams = given
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    once(control, report)
+
+
+def once(control: int, report: int) -> None:
+    """Make the sandbox whose task comes through `control`. In the program's process it returns
+    when the program has run, so that Python ends there as it always does.
+    """
+    channels = Channels(control, report)
     try:
-        _keep_descriptors_from_the_program()
         task = _read_task(channels.control)
         limits: Any = SimpleNamespace(**task["limits"])
-        files = task["files"]
         # Should the machine run out of memory, this goes before the training does.
         _write("/proc/self/oom_score_adj", "1000")
         kind = Kind(task["kind"])
         if kind is Kind.NAMESPACES:
-            _in_namespaces(limits, files, channels)
+            is_program = _in_namespaces(limits, task["files"], channels)
         else:
             # Bubblewrap has done the rest; or nobody has.
-            root.write_files(files)
+            root.write_files(task["files"])
             proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-            supervise(limits, channels, proc, uid=None, own=kind is Kind.BUBBLEWRAP)
+            own = kind is Kind.BUBBLEWRAP
+            is_program = supervise(limits, channels, proc, uid=None, own=own)
     except Exception as error:
         channels.say("failed", repr(error))
-    os._exit(0)
+        os._exit(0)
+    if not is_program:
+        os._exit(0)
+    # Of bubblewrap's.
+    os.environ.pop("PWD", None)
+    sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)]
+    _RUN[Role(task["role"])](**task["given"])
+
+
+def _run_main(source: bytes) -> None:
+    """As `python main.py` does."""
+    import _sitebuiltins
+
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=MAIN, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    sys.argv = [MAIN]
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
+    exec(compile(source, MAIN, "exec", dont_inherit=True), main.__dict__)
+
+
+def _and_end(run: Any) -> Any:
+    def then_end(**given: Any) -> None:
+        try:
+            run(**given)
+        finally:
+            # Threads and exit handlers have no say any more.
+            os._exit(0)
+
+    return then_end
+
+
+_RUN = {
+    Role.PROGRAM: _run_main,
+    Role.CANDIDATE: _and_end(be_candidate),
+    Role.JUDGE: _and_end(be_judge),
+}
+
+
+def _bury() -> None:
+    """The children that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def packed(task: dict[str, Any]) -> bytes:
     """A task as it goes through the control pipe, which stays open after it."""
     content = marshal.dumps(task)
     return len(content).to_bytes(8, "big") + content
-
-
-def _keep_descriptors_from_the_program() -> None:
-    for name in os.listdir("/proc/self/fd"):
-        # One of them was the listing itself, and is closed by now.
-        with contextlib.suppress(OSError):
-            if int(name) > 2:
-                os.set_inheritable(int(name), False)
 
 
 def _read_task(control: int) -> dict[str, Any]:
@@ -92,18 +168,19 @@ def _read(control: int, length: int) -> bytes:
     return content
 
 
-def _in_namespaces(limits: Limits, files: dict[str, bytes], channels: Channels) -> None:
+def _in_namespaces(limits: Limits, files: dict[str, bytes], channels: Channels) -> bool:
     uid = _enter_namespaces()
     supervisor = os.fork()
     if supervisor:
-        for stream in (0, 1, 2, channels.control, channels.report):
+        for stream in (0, 1, 2, channels.control):
             os.close(stream)
+        # The report is closed when everything in there is gone, and not before.
         os.waitpid(supervisor, 0)
         os._exit(0)
     linux.die_with_parent()
     linux.set_host_name("sandbox")
     proc = root.enter(files, limits.file_mb, NOBODY if uid is None else uid)
-    supervise(limits, channels, proc, uid, own=True)
+    return supervise(limits, channels, proc, uid, own=True)
 
 
 def _enter_namespaces() -> int | None:
@@ -133,7 +210,3 @@ def _may_become(uid: int) -> bool:
 def _write(path: str, text: str) -> None:
     with open(path, "w", encoding="ascii") as file:
         file.write(text)
-
-
-if __name__ == "__main__":
-    main()

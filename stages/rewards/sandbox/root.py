@@ -2,16 +2,16 @@
 
 The root is a read-only tmpfs of our own. Bound into it, read-only: the interpreter, its standard
 library and the system's shared libraries; no site-packages, no /usr/bin, no /etc, no /proc, no
-/sys; in /dev null and urandom. /tmp is the one place to write in: memory, limited in size.
+/sys; in /dev null and urandom. `HOME` is the one place to write in: memory, limited in size.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Mapping
 
 from stages.rewards.sandbox import linux
 
-HOME = "/tmp"
 # Not zero: to map it is to have memory that no process has.
 _DEVICES = ("/dev/null", "/dev/urandom")
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
@@ -34,11 +34,32 @@ def interpreter() -> str:
     return os.path.realpath(base if os.path.exists(base) else sys.executable)
 
 
+HOME = "/var/tmp" if interpreter().startswith("/tmp/") else "/tmp"
+"""Never above the interpreter, which it would hide."""
+
+
+def python() -> list[str]:
+    """It reads the environment, which is ours, and has no packages."""
+    return [interpreter(), "-P", "-s", "-S", "-B"]
+
+
+def environment() -> dict[str, str]:
+    """All that a program learns of its surroundings; one line of it makes set orders repeat."""
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": HOME,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "LD_LIBRARY_PATH": library_folder(),
+    }
+
+
 def library_folder() -> str:
     """Where the interpreter has its standard library, and libpython if it needs one."""
     return os.path.dirname(os.path.dirname(interpreter())) + "/lib"
 
 
+@functools.cache
 def bound_paths() -> list[str]:
     """What a program sees of this machine's files, but for `package_folders`."""
     library = library_folder()
@@ -46,6 +67,7 @@ def bound_paths() -> list[str]:
     return [path for path in dict.fromkeys(paths) if os.path.lexists(path)]
 
 
+@functools.cache
 def package_folders() -> list[str]:
     """Installed packages inside what is bound: this project may be among them."""
     folders = [path for path in bound_paths() if os.path.isdir(path) and not os.path.islink(path)]
@@ -73,7 +95,7 @@ def enter(files: Mapping[str, bytes], file_mb: int, owner: int) -> int:
     for folder in hidden:
         linux.mount("tmpfs", _NEW + folder, "tmpfs", linux.MS_NOSUID, "size=4k,mode=755")
     for folder in ("/proc", HOME):
-        os.mkdir(_NEW + folder)
+        os.makedirs(_NEW + folder)
     for point in _mount_points(_NEW):
         _make_read_only(point)
     kind = linux.MS_NOSUID | linux.MS_NODEV
@@ -124,11 +146,12 @@ def _make_read_only(point: str) -> None:
 
 def _mount_points(root: str) -> list[str]:
     """The mount at `root` that was made last, and all below it; not those that it hides."""
-    points: dict[str, str] = {}
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    points: dict[bytes, str] = {}
+    with open("/proc/self/mountinfo", "rb") as file:
         lines = file.readlines()
-    for number, parent, _, _, escaped, *_ in (line.split() for line in lines):
-        point = escaped.encode().decode("unicode_escape")
+    for number, parent, _, _, escaped, *_ in (line.split(b" ") for line in lines):
+        # Bytes, of which spaces and the like are written as octal numbers.
+        point = os.fsdecode(escaped.decode("unicode_escape").encode("latin-1"))
         if point == root:
             points = {number: point}
         elif parent in points:

@@ -1,28 +1,30 @@
 """Runs a program in the sandbox, from outside.
 
-Every program gets a launcher of its own, and with it its own namespaces. The caller feeds and reads
-pipes and otherwise waits. Closing the control pipe ends the sandbox; the kernel closes it when the
-caller dies, so no sandbox outlives the one who asked for it.
+Every program gets namespaces of its own from a launcher, which forks them (see launcher.py), or
+from bubblewrap. The caller feeds and reads pipes and otherwise waits. Closing the control pipe ends
+the sandbox; the kernel closes it when the caller dies, so no sandbox outlives the one who asked for
+it. The report pipe comes to its end when everything in the sandbox is gone.
 """
 
 import contextlib
 import os
 import secrets
+import select
 import selectors
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from stages.rewards.sandbox import bubblewrap, launcher
-from stages.rewards.sandbox.root import interpreter, library_folder
-from stages.rewards.sandbox.status import Kind, Status
-from stages.rewards.sandbox.supervisor import MAIN
+from stages.rewards.sandbox import bubblewrap, launcher, warm
+from stages.rewards.sandbox.root import environment, python
+from stages.rewards.sandbox.status import Kind, Role, Status
 from stages.rewards.sandbox.values import Limits, Outcome, SandboxBroken
 
-_PROJECT = Path(__file__).resolve().parents[3]
+PROJECT = Path(__file__).resolve().parents[3]
 GRACE_S = 20.0
 """How much longer than `wall_s` a sandbox may take to start and end before it counts as stuck."""
 _CHUNK = 1 << 16
@@ -99,64 +101,107 @@ class Feed:
 
 
 @dataclass(frozen=True)
+class Task:
+    """What a sandbox is to do."""
+
+    role: Role
+    given: dict[str, Any]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """In the folder that it starts in."""
+
+
+@dataclass(frozen=True)
 class Running:
     """A sandbox at work."""
 
-    process: subprocess.Popen[bytes]
     report: int
     """Brings what the supervisor says."""
 
 
 @contextlib.contextmanager
 def started(
-    source: str,
-    files: Mapping[str, bytes],
-    limits: Limits,
-    streams: tuple[int, int, int],
-    kind: Kind,
+    task: Task, limits: Limits, streams: tuple[int, int, int], kind: Kind
 ) -> Iterator[Running]:
-    """A sandbox that runs `source` with these standard streams; gone when the block is left."""
-    for name in files:
-        if name in ("", ".", "..", MAIN) or "/" in name:
-            raise ValueError(f"{name!r} is no name for a file beside {MAIN}")
-    task = {
-        "kind": str(kind),
-        "limits": asdict(limits),
-        "files": {**files, MAIN: source.encode("utf-8", "surrogatepass")},
-    }
+    """A sandbox with these standard streams; gone when the block is left."""
+    packed = launcher.packed(
+        {
+            "kind": str(kind),
+            "limits": asdict(limits),
+            "files": dict(task.files),
+            "role": str(task.role),
+            "given": task.given,
+        }
+    )
     folder = tempfile.mkdtemp(prefix="unisolated-") if kind is Kind.NONE else None
     with Descriptors() as ends:
         taken, control = ends.pipe()
         report, said = ends.pipe()
-        passed = [taken, said]
-        command = [interpreter(), "-S", "-s", "-m", launcher.__name__]
+        if kind is Kind.NAMESPACES:
+            end_by_force = warm.ask_for_a_sandbox(taken, said, *streams)
+        else:
+            end_by_force = _start(taken, said, streams, kind, limits, folder)
+        try:
+            ends.close(taken, said)
+            with contextlib.suppress(BrokenPipeError):
+                _write_all(control, packed)
+            yield Running(report)
+        finally:
+            ends.close(control)
+            if not _ended(report):
+                end_by_force()
+            if folder is not None:
+                _remove(folder)
+
+
+def _start(
+    taken: int,
+    said: int,
+    streams: tuple[int, int, int],
+    kind: Kind,
+    limits: Limits,
+    folder: str | None,
+) -> Callable[[], None]:
+    """A process for this one sandbox. Returns what kills it."""
+    passed = [taken, said]
+    with Descriptors() as ends:
         if kind is Kind.BUBBLEWRAP:
             passed.append(ends.own(bubblewrap.code()))
             command = bubblewrap.command(passed[-1], limits.file_mb, launcher.NOBODY)
+        else:
+            command = [*python(), "-c", _ONCE.format(path=str(PROJECT))]
         process = subprocess.Popen(
             [*command, str(taken), str(said)],
             stdin=streams[0],
             stdout=streams[1],
             stderr=streams[2],
-            cwd=folder or _PROJECT,
-            env={"LD_LIBRARY_PATH": library_folder(), "PYTHONPATH": str(_PROJECT)},
+            cwd=folder or PROJECT,
+            env=environment(),
             pass_fds=passed,
             start_new_session=True,
         )
-        try:
-            ends.close(*passed)
-            with contextlib.suppress(BrokenPipeError):
-                _write_all(control, launcher.packed(task))
-            yield Running(process, report)
-        finally:
-            ends.close(control)
-            try:
-                process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if folder is not None:
-                _remove(folder)
+
+    def end_by_force() -> None:
+        process.kill()
+        process.wait()
+
+    return end_by_force
+
+
+_ONCE = """
+import sys
+sys.path.insert(0, {path!r})
+from stages.rewards.sandbox.launcher import once
+once(int(sys.argv[1]), int(sys.argv[2]))
+"""
+
+
+def _ended(report: int) -> bool:
+    """Wait for the end of everything that a sandbox held; False if it does not come."""
+    deadline = time.monotonic() + GRACE_S
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([report], [], [], left)[0] and not os.read(report, _CHUNK):
+            return True
+    return False
 
 
 def run_program(
@@ -171,14 +216,19 @@ def run_program(
 
     Raises SandboxBroken where the sandbox failed, whatever the program did.
     """
+    for name in files or {}:
+        if name in ("", ".", "..", launcher.MAIN) or "/" in name:
+            raise ValueError(f"{name!r} is no name for a file beside {launcher.MAIN}")
     limits = limits or Limits()
+    main = source.encode("utf-8", "surrogatepass")
+    task = Task(Role.PROGRAM, {"source": main}, {**(files or {}), launcher.MAIN: main})
     given = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
     with Descriptors() as ends:
         stdin_r, stdin_w = ends.pipe()
         out_r, out_w = ends.pipe()
         err_r, err_w = ends.pipe()
         handed_on = (stdin_r, out_w, err_w)
-        with started(source, files or {}, limits, handed_on, kind) as sandbox:
+        with started(task, limits, handed_on, kind) as sandbox:
             ends.close(*handed_on)
             cap = limits.output_kb * 1024
             out, err, report = Stream(cap), Stream(cap), Stream(_CHUNK)

@@ -8,6 +8,7 @@ fails with EPERM; a call from a foreign ABI, whose numbers mean something else, 
 """
 
 import errno
+import functools
 import os
 import struct
 
@@ -209,5 +210,6 @@ def filter_for(machine: str) -> bytes:
     return steps + _step(_RETURN, _ALLOW)
 
 
+@functools.cache
 def filter_here() -> bytes:
     return filter_for(os.uname().machine)

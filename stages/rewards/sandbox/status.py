@@ -1,4 +1,4 @@
-"""How programs are kept in, and how they end."""
+"""How programs are kept in, what they run as, and how they end."""
 
 from enum import StrEnum
 
@@ -12,6 +12,17 @@ class Kind(StrEnum):
     """The same, made by bubblewrap."""
     NONE = "none"
     """Limits and a filter of system calls; it can read and write what its user can."""
+
+
+class Role(StrEnum):
+    """What a sandbox is for."""
+
+    PROGRAM = "program"
+    """To run its main.py, as Python would."""
+    CANDIDATE = "candidate"
+    """To hold a program that is put to the test."""
+    JUDGE = "judge"
+    """To hold the tests."""
 
 
 class Status(StrEnum):

@@ -16,19 +16,18 @@ import time
 from collections import namedtuple
 
 from stages.rewards.sandbox import linux
-from stages.rewards.sandbox.root import HOME, interpreter, library_folder
 from stages.rewards.sandbox.seccomp import filter_here
 from stages.rewards.sandbox.status import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from stages.rewards.sandbox.values import Limits
 
-MAIN = "main.py"
 _TICK_S = 0.02
 _MOST_FILES = 4096
+_MOST_DESCRIPTORS = 64
 _MB = 1 << 20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -47,11 +46,12 @@ class Channels:
         os.write(self.report, " ".join(f"{status} {detail}".splitlines()).encode() + b"\n")
 
 
-def supervise(limits: Limits, channels: Channels, proc: int, uid: int | None, own: bool) -> None:
-    """Run main.py of the current folder to its end, or to that of the limits.
+def supervise(limits: Limits, channels: Channels, proc: int, uid: int | None, own: bool) -> bool:
+    """Fork the program's process, and watch it to its end, or to that of the limits.
 
-    `proc` is an open /proc; `uid` is whom the program runs as, None for whoever this is. `own` says
-    that all processes in `proc` are the program's but this one.
+    Returns True in the program's process, which has no way back, and False when all is over. `proc`
+    is an open /proc; `uid` is whom the program runs as, None for whoever this is. `own` says that
+    all processes in `proc` are the program's but this one.
     """
     # Process 1 ignores what it does not handle, and Python would handle this one.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -67,6 +67,7 @@ def supervise(limits: Limits, channels: Channels, proc: int, uid: int | None, ow
     child = os.fork()
     if child == 0:
         _become_the_program(limits, channels, uid, own)
+        return True
     for stream in range(3):
         os.close(stream)
     if own:
@@ -93,10 +94,11 @@ def supervise(limits: Limits, channels: Channels, proc: int, uid: int | None, ow
             break
     if not own:
         _kill_session(proc, child)
+    return False
 
 
 def _become_the_program(limits: Limits, channels: Channels, uid: int | None, own: bool) -> None:
-    """From here on nothing is trusted; does not return."""
+    """After this nothing that runs in this process is trusted."""
     try:
         os.setsid()
         os.umask(0o077)
@@ -116,24 +118,13 @@ def _become_the_program(limits: Limits, channels: Channels, uid: int | None, own
         linux.no_new_privileges()
         linux.drop_capabilities()
         linux.filter_system_calls(filter_here())
-        python = interpreter()
-        # -I without -E: the environment is ours, and one line of it makes set orders repeat.
-        os.execve(python, [python, "-P", "-s", "-S", "-B", MAIN], environment(HOME))
     except BaseException as error:
         channels.say("failed", f"could not start the program: {error!r}")
-    finally:
         os._exit(1)
-
-
-def environment(home: str) -> Mapping[str, str]:
-    """All that a program learns of its surroundings."""
-    return {
-        "PATH": "/usr/bin:/bin",
-        "HOME": home,
-        "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0",
-        "LD_LIBRARY_PATH": library_folder(),
-    }
+    # The caller's numbers may be high; all others were opened here, one after the other.
+    for end in (channels.control, channels.report):
+        os.close(end)
+    os.closerange(3, _MOST_DESCRIPTORS)
 
 
 def _set_limits(limits: Limits) -> None:
@@ -142,7 +133,7 @@ def _set_limits(limits: Limits) -> None:
         resource.RLIMIT_AS: limits.memory_mb * _MB,
         resource.RLIMIT_CPU: cpu + 1,
         resource.RLIMIT_FSIZE: limits.file_mb * _MB,
-        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_NOFILE: _MOST_DESCRIPTORS,
         resource.RLIMIT_STACK: 8 * _MB,
         # Too little for a file; and a handler of the host's, whom 0 does not stop, is not called.
         resource.RLIMIT_CORE: 1,
