@@ -23,6 +23,9 @@ class Kind(StrEnum):
     LENGTH_DRIFT = "length_drift"
     TRUNCATION = "truncation"
     FLAT_GROUPS = "flat_groups"
+    REWARD_NEAR_CHANCE = "reward_near_chance"
+    NOTHING_RIGHT = "nothing_right"
+    WRONG_REWARDED_MOST = "wrong_rewarded_most"
 
     @property
     def words(self) -> str:
@@ -53,6 +56,18 @@ ADVICE = {
     Kind.FLAT_GROUPS: (
         "choose prompts that are neither too easy nor too hard, raise rollout.samples, or draw a "
         "rollout.reserve so that groups without signal are replaced"
+    ),
+    Kind.REWARD_NEAR_CHANCE: (
+        "more or cleaner preferences, more reward_model.epochs, or another reward source: what is "
+        "learnt from this one is mostly noise"
+    ),
+    Kind.NOTHING_RIGHT: (
+        "train SFT for longer or on more demonstrations, check that evaluate.correct can find the "
+        "answer in a response, or begin with easier prompts"
+    ),
+    Kind.WRONG_REWARDED_MOST: (
+        "read that sample: what it has is what the policy will be pushed towards; mend the reward, "
+        "or hold the policy closer with policy_update.kl_coef"
     ),
 }
 
@@ -218,6 +233,43 @@ def _flat_groups(line: Line, warn: WarnParams) -> Symptom | None:
     return _symptom(Kind.FLAT_GROUPS, line, "zero_variance_share", value, warn.flat_groups, said)
 
 
+def _reward_near_chance(line: Line, warn: WarnParams) -> Symptom | None:
+    value = line[-1].get("pairwise_accuracy")
+    limit = warn.reward_accuracy
+    if limit is None or value is None or value >= limit:
+        return None
+    said = (
+        f"{line[-1].policy} ranks {value:.0%} of the held-out pairs right, less than {limit:.0%}: "
+        "a coin toss is right on 50%"
+    )
+    return _symptom(Kind.REWARD_NEAR_CHANCE, line, "pairwise_accuracy", value, limit, said)
+
+
+def _nothing_right(line: Line, warn: WarnParams) -> Symptom | None:
+    """Of the SFT policy alone: what starts from it is judged by what it makes of that."""
+    value = line[-1].get("accuracy_sampled")
+    limit = warn.sft_accuracy
+    if limit is None or value is None or len(line) > 1 or value >= limit:
+        return None
+    said = (
+        f"{value:.1%} of {line[-1].policy}'s samples are right, less than {limit:.1%}: a reward "
+        "for right answers has hardly anything to make likelier"
+    )
+    return _symptom(Kind.NOTHING_RIGHT, line, "accuracy_sampled", value, limit, said)
+
+
+def _wrong_rewarded_most(line: Line, warn: WarnParams) -> Symptom | None:
+    value = line[-1].get("wrong_lead")
+    limit = warn.wrong_lead
+    if limit is None or value is None or value <= limit:
+        return None
+    said = (
+        f"of {line[-1].policy}'s greedy responses a wrong one has the highest reward, {value:.3g} "
+        "above every right one"
+    )
+    return _symptom(Kind.WRONG_REWARDED_MOST, line, "wrong_lead", value, limit, said)
+
+
 RULES = (
     _entropy_collapse,
     _kl_blow_up,
@@ -225,6 +277,9 @@ RULES = (
     _length_drift,
     _truncation,
     _flat_groups,
+    _reward_near_chance,
+    _nothing_right,
+    _wrong_rewarded_most,
 )
 
 

@@ -41,6 +41,7 @@ from stages.engines.processes.parts import Pass, collect, fill
 from stages.rewards.isolated import Workers
 from stages.rewards.named import FRESH_WORKERS, NamedSource, named_pass
 from stages.rewards.source import reward_pass
+from stages.standard_error import error_metric, standard_error
 
 SHOWN = 16
 
@@ -177,18 +178,26 @@ def _summary(
 ) -> dict[str, float | int]:
     """Of the sampled responses; a greedy one is only compared with."""
     drawn = [i for i, row in enumerate(rollouts) if not row["greedy"]]
-    summary: dict[str, float | int] = {
-        "reward_mean": statistics.fmean(rewards[i] for i in drawn),
-        "reward_std": statistics.pstdev(rewards[i] for i in drawn),
-    }
+    prompts = [rollouts[i]["prompt_id"] for i in drawn]
+    summary = _spread("", [rewards[i] for i in drawn], prompts)
     known = [i for i in drawn if ref_logprobs[i] is not None]
     if known:
         sampled = pad([rollouts[i]["logprobs"] for i in known], 0.0, torch.float64)
         reference_of = pad([ref_logprobs[i] or () for i in known], 0.0, torch.float64)
         tokens = Tokens.padded(loss_masks_of([rollouts[i] for i in known]))
-        kl, error = mean_kl(reported_kl(sampled, reference_of), tokens)
-        summary |= {"kl_to_reference": kl, "kl_to_reference_error": error}
+        of_known = [rollouts[i]["prompt_id"] for i in known]
+        kl, error = mean_kl(reported_kl(sampled, reference_of), tokens, of_known)
+        summary |= {"kl_to_reference": kl, **error_metric("kl_to_reference", error)}
     for name, values in by_source.items():
-        summary[f"reward_mean/{name}"] = statistics.fmean(values[i] for i in drawn)
-        summary[f"reward_std/{name}"] = statistics.pstdev(values[i] for i in drawn)
+        summary |= _spread(f"/{name}", [values[i] for i in drawn], prompts)
     return summary
+
+
+def _spread(
+    source: str, rewards: Sequence[float], prompts: Sequence[str]
+) -> dict[str, float | int]:
+    return {
+        f"reward_mean{source}": statistics.fmean(rewards),
+        **error_metric(f"reward_mean{source}", standard_error(rewards, prompts)),
+        f"reward_std{source}": statistics.pstdev(rewards),
+    }

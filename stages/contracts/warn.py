@@ -30,5 +30,11 @@ class WarnParams(Section):
     """Truncation: more than this share of responses is cut at `rollout.max_new_tokens`."""
     flat_groups: float | None = Field(default=0.9, gt=0, lt=1)
     """Groups without signal: more than this share of prompts has responses of equal reward."""
+    reward_accuracy: float | None = Field(default=0.6, gt=0.5, lt=1)
+    """Reward near chance: the reward source ranks less than this share of held-out pairs right."""
+    sft_accuracy: float | None = Field(default=0.01, gt=0, lt=1)
+    """Nothing right to begin with: less than this share of the SFT policy's samples is right."""
+    wrong_lead: float | None = Field(default=0.0, ge=0)
+    """Wrong rewarded most: a wrong answer's reward is above every right one's by more than this."""
     solved: float | None = Field(default=0.95, gt=0, le=1)
     """Sampled accuracy from which low entropy, flat groups and a still reward are no trouble."""

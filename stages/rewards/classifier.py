@@ -16,7 +16,7 @@ import torch
 
 from stages.context import Context, StageError
 from stages.contracts.rewards import Form, Model, Read
-from stages.data.chat_templates import as_text, choose_template
+from stages.data.chat_templates import as_text, check_it_reads, choose_template
 from stages.engines.models.base_folder import load_tokenizer
 from stages.engines.models.given_folder import Kind, check_folder
 from stages.engines.models.labels import choose_label, labels_of
@@ -131,4 +131,5 @@ def _tokenizer(name: str, params: Model, folder: Path) -> Any:
     if params.form is Form.CHAT:
         key = f"{where}.chat_template"
         choose_template(tokenizer, params.chat_template, path, where, key)
+        check_it_reads(tokenizer, where, "assistant", key)
     return tokenizer

@@ -5,6 +5,8 @@ scored as they are: each row's columns `instruction_id_list` and `kwargs`. Depar
 at `.`, `!` or `?` before a space, without a list of abbreviations; whether text in capitals or
 small letters is English is not asked; and a response's language is not checked at all. An empty
 response follows nothing.
+
+A response may be anything, so the time that a check takes grows with its length and no faster.
 """
 
 import difflib
@@ -19,9 +21,10 @@ from stages.contracts.reward_rules import Counted, Instructions, Unsupported
 from stages.rewards.given import Row, Unusable, list_of
 
 IDS, ARGUMENTS = "instruction_id_list", "kwargs"
-_BULLET = re.compile(r"^\s*(?:\*[^*\n]|-).*$", re.MULTILINE)
+_BULLET = re.compile(r"^[^\S\n]*+(?:\*[^*\n]|-)", re.MULTILINE)
 _HIGHLIGHT = re.compile(r"\*\*([^*\n]+)\*\*|\*([^*\n]+)\*")
-_SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*(?=\s|$)")
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"')\]]*+(?=\s|$)")
+_PLACEHOLDER = re.compile(r"\[[^\[\]\n]*+\]")
 _FENCE = re.compile(r"```(?:json)?(.*?)```", re.DOTALL | re.IGNORECASE)
 _OPINIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
@@ -169,7 +172,7 @@ def _two_responses(text: str) -> bool:
 
 
 def _placeholders(text: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[.*?\]", text)) >= num_placeholders
+    return len(_PLACEHOLDER.findall(text)) >= num_placeholders
 
 
 def _postscript(text: str, postscript_marker: str) -> bool:
@@ -205,7 +208,9 @@ def _highlights(text: str, num_highlights: int) -> bool:
 
 
 def _title(text: str) -> bool:
-    return any(title.strip("< >") for title in re.findall(r"<<[^\n]+>>", text))
+    """Between << and >> in one line."""
+    lines = text.split("\n")
+    return any(line.partition("<<")[2].rpartition(">>")[0].strip("< >") for line in lines)
 
 
 def _end(text: str, end_phrase: str) -> bool:

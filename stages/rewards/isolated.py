@@ -2,8 +2,8 @@
 
 A rule may meet a response that it never finishes with, a function of the user's may do anything: in
 a process of its own it can neither take the stage with it nor keep it waiting, not even from inside
-a C call. Rows and rewards cross as lines of JSON, through pipes that the scored code does not see:
-what it prints goes to the job's log.
+a C call, and all that it has started ends with it. Rows and rewards cross as lines of JSON, through
+pipes that the scored code does not see: what it prints goes to the job's log.
 """
 
 import json
@@ -13,12 +13,14 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from stages.rewards import isolated_worker
+from stages.rewards.keeper import END_SECONDS, MARK_VARIABLE, end_marked
 
 START_SECONDS = 120.0
 """How long the process may take to import what it needs."""
@@ -45,6 +47,7 @@ class Isolated:
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._over = False
+        self._mark = uuid.uuid4().hex
 
     def score(self, rows: Sequence[Mapping[str, Any]], seconds: float) -> list[float]:
         """A reward for each row, within so many seconds."""
@@ -72,6 +75,7 @@ class Isolated:
                 "PYTHONHASHSEED": "0",
                 # The folder of functions is an input: importing from it must not change it.
                 "PYTHONDONTWRITEBYTECODE": "1",
+                MARK_VARIABLE: self._mark,
             },
         )
         if self._over:
@@ -100,9 +104,13 @@ class Isolated:
         process, self._process = self._process, None
         if process is None:
             return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.terminate()
+        try:
+            process.wait(2 * END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        end_marked(self._mark)
         for pipe in (process.stdin, process.stdout):
             with suppress(OSError):
                 if pipe is not None:

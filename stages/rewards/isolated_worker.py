@@ -3,7 +3,8 @@
 The first line says by what: {"rule": params, "folder": path, "seconds": of CPU} for a built-in
 rule, {"function": "module:function", "folder": path, "columns": names or null} for a function. Each
 line after it has rows, and is answered by {"rewards": numbers} or by {"refused": reason, "index":
-of the row}. It ends with its parent, and never writes where it was not told to.
+of the row}. A keeper above it ends all that it has started with it. It ends with its parent, and
+never writes where it was not told to.
 """
 
 import asyncio
@@ -23,6 +24,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from stages.rewards.keeper import keep
+
 RULE_MEMORY = 8 << 30
 """Bytes of address space for a rule: a response may be a number that no memory holds."""
 LOOK_INTERVAL_S = 1.0
@@ -36,6 +39,7 @@ class Refusal(Exception):
 
 
 def main() -> None:
+    keep()
     questions, answers = _private_pipes()
     asked = os.getpid()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()

@@ -139,10 +139,10 @@ def parse(text: str, params: Judge) -> float | None:
 
 def _last_number(text: str, high: float) -> float | None:
     """The last number that does not just say how high the scale is."""
-    highest = rf"{re.escape(f'{high:.15g}')}(?:\.0+)?(?![\w.]*\d)"
+    highest = rf"{re.escape(f'{high:.15g}')}(?:\.0+)?(?!(?:[^\W\d]|\.)*+\d)"
     scales = (
-        r"\s*/\s*",
-        r"\s*\bout\s+of\b(?:\s+(?:an?|the|possible|maximum|total|of)\b)*\s*",
+        r"/\s*",
+        r"\bout\s+of\b(?:\s+(?:an?|the|possible|maximum|total|of)\b)*\s*",
         r"\bscale\s+(?:of|from)\s+(?:[-+]?[\d.]+\s*(?:to|-|\u2013)\s*)?",
         rf"\b(?={highest}-point\b)",
     )

@@ -18,7 +18,7 @@ from stages.contracts.reward_rules import Maths
 from stages.rewards.given import Row, Unusable
 
 MARK = "####"
-_PERCENT = re.compile(r"\$?\s*[-+]?[\d,]*\.?\d+\s*(?:\\\s*)?%\s*\$?")
+_PERCENT = re.compile(r"\$?\s*[-+]?(?:[\d,]*\.\d+|[\d,]*\d)\s*(?:\\\s*)?%\s*\$?")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
 

@@ -14,6 +14,9 @@ from stages.contracts.reward_rules import MultipleChoice
 from stages.rewards.given import Row, Unusable
 from stages.rewards.maths import last_boxed
 
+# To the end of the line where it is not closed, so that nothing is read twice.
+_TEXT = re.compile(r"\\text\{([^}\n]*+)(\}?)")
+
 
 def open_rule(params: MultipleChoice, _folder: Path) -> Callable[[Row], float]:
     letters = params.letters
@@ -36,8 +39,8 @@ def choice(response: str, letters: str) -> str | None:
     said = rf"([{letters}])(?![\w'])|([{small}])(?=[\s*.)\]\"'$]*(?:\n|$))"
     verb = r"\s+is|\s*[:=]|\s+(?:should|must|would)\s+be"
     named = (
-        rf"(?:(?i:answer|choice)(?i:{verb})*|(?i:option)(?i:{verb})+)"
-        rf"(?i:\s+(?:option|choice|letter))?[\s*:$\"'(\[]*(?:{said})"
+        rf"(?:(?i:answer|choice)(?i:{verb})*+|(?i:option)(?i:{verb})++)"
+        rf"(?i:\s+(?:option|choice|letter))?[\s*:$\"'(\[]*+(?:{said})"
     )
     if found := _letters(named, response):
         return found[-1]
@@ -55,7 +58,7 @@ def _letters(pattern: str, text: str) -> list[str]:
 
 def _alone(text: str, letters: str) -> str | None:
     """The letter that a text is, or begins with as a choice does: `B`, `(B)`, `B) Paris`."""
-    plain = re.sub(r"\\text\{(.*?)\}", r"\1", text)
+    plain = _TEXT.sub(lambda found: found[1] if found[2] else found[0], text)
     wanted = rf"[\s*(]*([{letters}])(?:[\s*.)]*|[.):]\s.*)"
     match = re.fullmatch(wanted, plain, re.DOTALL | re.IGNORECASE)
     return match[1].upper() if match else None

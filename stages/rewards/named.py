@@ -115,4 +115,4 @@ def named_pass(
         while opened:
             opened.pop().close()
 
-    return Pass(name, len(rows), UNIT_ROWS, begin, close=close)
+    return Pass(name, len(rows), UNIT_ROWS, begin, close=close, phase=f"rewards from {source.name}")

@@ -1,9 +1,9 @@
 """One request to a server that scores, sent again while there is hope.
 
-Hope is after 429, 5xx and a lost connection: the next try waits, twice as long each time, or as
-long as the server says (Retry-After). Anything else is final, and the message has the first line of
-what the server said. The token comes from the environment, goes to the named address only
-(redirections are not followed) and is in no message.
+Hope is after 429, 5xx, a lost connection and a timeout: the next try waits, twice as long each
+time, or as long as the server says (Retry-After). Anything else is final, and the message has the
+first line of what the server said. The token comes from the environment, goes to the named address
+only (redirections are not followed) and is in no message.
 """
 
 import email.utils
@@ -19,6 +19,7 @@ from typing import Any
 
 from stages.context import StageError
 from stages.contracts.rewards import Remote
+from stages.rewards.timed_http import timed_opener
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
@@ -53,7 +54,7 @@ class Server:
         self.url = params.url.rstrip("/") + path
         self._params = params
         self._token = _token(name, params.token_variable)
-        self._opener = urllib.request.build_opener(_NoRedirections)
+        self._opener = timed_opener(_NoRedirections)
 
     def ask(self, message: Mapping[str, Any], given_up: Callable[[], bool]) -> Any:
         """The answer's JSON; NoAnswer where there is none."""
@@ -77,13 +78,12 @@ class Server:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(self.url, body, headers, method="POST")
-        deadline = time.monotonic() + self._params.timeout
         try:
             with self._opener.open(request, timeout=self._params.timeout) as answer:
-                read = _read(answer, deadline)
+                read = _read(answer)
         except urllib.error.HTTPError as error:
             with error:
-                said = self._first_line(error, deadline)
+                said = self._first_line(error)
             reason = f"it answered {error.code} {self.shown(str(error.reason))}{said}"
             if error.code == 429 or error.code >= 500:
                 raise _Again(reason, _retry_after(error.headers.get("Retry-After"))) from None
@@ -107,22 +107,20 @@ class Server:
         """What a server said, as messages show it: not too much, and never the token."""
         return (said.replace(self._token, "***") if self._token else said)[:SHOWN]
 
-    def _first_line(self, error: urllib.error.HTTPError, deadline: float) -> str:
+    def _first_line(self, error: urllib.error.HTTPError) -> str:
         try:
-            text = _read(error, deadline).decode(errors="replace").strip()
+            text = _read(error).decode(errors="replace").strip()
         except (OSError, http.client.HTTPException):
             return ""
         line = self.shown(text.partition("\n")[0])
         return f": {line}" if line else ""
 
 
-def _read(answer: Any, deadline: float) -> bytes:
-    """The whole body, even of a server that sends a byte now and then, before the deadline."""
+def _read(answer: Any) -> bytes:
+    """The whole body."""
     parts: list[bytes] = []
     while part := answer.read1(1 << 16):
         parts.append(part)
-        if time.monotonic() > deadline:
-            raise TimeoutError
         if sum(map(len, parts)) > LONGEST_ANSWER:
             raise NoAnswer(f"{answer.url} answered more than {LONGEST_ANSWER >> 20} MB")
     body = b"".join(parts)

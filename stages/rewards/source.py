@@ -43,7 +43,8 @@ def reward_pass(
     if source == Reward.REWARD_MODEL:
         rule = RewardRule.load(folder)
         model = lambda: load.scalar(folder, ctx.device, precision)  # noqa: E731
-        return response_pass(ctx, name, rows, model, rule.rewards, _what(source))
+        what, phase = _what(source), _phase(source)
+        return response_pass(ctx, name, rows, model, rule.rewards, what, phase=phase)
     if source != Reward.VERIFIER:
         return named_pass(ctx, name, NamedSource.load(source, folder), rows, load=load)
     for row in rows:
@@ -58,6 +59,7 @@ def reward_pass(
         len(rows),
         UNIT_ROWS,
         lambda: _checked(_verified(Verifier.load(folder), rows), source, rows),
+        phase=_phase(source),
     )
 
 
@@ -78,6 +80,10 @@ def _checked(compute: Compute, source: str, rows: Rows) -> Compute:
         return rewards
 
     return of_unit
+
+
+def _phase(source: str) -> str:
+    return f"rewards from {source}"
 
 
 def _what(source: str) -> str:

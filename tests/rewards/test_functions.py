@@ -1,6 +1,8 @@
 """Reward functions: what they are given, and how one that misbehaves is named and ended."""
 
-from contextlib import suppress
+import os
+import signal
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -214,6 +216,49 @@ def test_a_process_that_dies_is_named(score, functions) -> None:
     assert "for prompt p0, sample 1" in said
 
 
+DAEMON = """
+import os, pathlib, signal, subprocess, time
+def daemon(environment):
+    if not os.fork():
+        os.setsid()
+        nothing = subprocess.DEVNULL
+        child = subprocess.Popen(["sleep", "4000"], env=environment, stdout=nothing, stderr=nothing)
+        pathlib.Path(__file__).with_name("daemon").write_text(str(child.pid))
+        os._exit(0)
+    os.wait()
+def returns(responses):
+    daemon({})
+    return [1.0] * len(responses)
+def hangs(responses):
+    daemon({})
+    time.sleep(4000)
+def is_killed(responses):
+    daemon({})
+    os.kill(os.getpid(), signal.SIGKILL)
+def is_left_alone(responses):
+    daemon(None)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(4000)
+"""
+
+
+@must_not_wait
+@pytest.mark.parametrize("function", ["returns", "hangs", "is_killed", "is_left_alone"])
+def test_a_daemon_ends_with_the_function_that_started_it(score, functions, function) -> None:
+    """It is in another session, with another parent."""
+    folder = functions(mine=DAEMON)
+    params = {"kind": "function", "function": f"mine:{function}", "timeout": 1.0}
+    with nullcontext() if function == "returns" else pytest.raises(StageError):
+        score(ROWS[:1], folder, **params)
+    left = int((folder / "daemon").read_text())
+    try:
+        assert not psutil.pid_exists(left) or not lives(psutil.Process(left))
+        assert not isolated_processes()
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -282,25 +327,21 @@ def test_the_worker_ends_with_its_parent(functions) -> None:
     import subprocess
     import sys
 
-    folder = functions(
-        mine="import os, pathlib, time\n"
-        "def f(responses):\n"
-        "    pathlib.Path(__file__).with_name('pid').write_text(str(os.getpid()))\n"
-        "    time.sleep(3000)\n"
-    )
+    folder = functions(mine=DAEMON)
+    order = {"function": "mine:hangs", "folder": str(folder), "columns": ["responses"]}
     program = (
         "from stages.rewards.isolated import Isolated\n"
-        f"Isolated({{'function': 'mine:f', 'folder': {str(folder)!r}, 'columns': ['responses']}})"
-        ".score([{'response': '', 'extra': {}}], 3000)\n"
+        f"Isolated({order}).score([{{'response': '', 'extra': {{}}}}], 3000)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path.cwd())
-    said = folder / "pid"
+    said = folder / "daemon"
     pid = until(lambda: said.exists() and said.read_text(), "it works", at_work=parent)
-    worker = psutil.Process(int(pid))
+    below = [psutil.Process(int(pid)), *psutil.Process(parent.pid).children(recursive=True)]
     parent.kill()
     parent.wait()
     try:
-        until(lambda: not lives(worker), "the worker is gone")
+        until(lambda: not any(map(lives, below)), "all of them are gone")
     finally:
-        with suppress(psutil.NoSuchProcess):
-            worker.kill()
+        for process in below:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -1,8 +1,11 @@
 """Rewards from servers: a real one in a thread, which answers late, wrongly, or not at all."""
 
 import socket
+import ssl
+import subprocess
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -160,25 +163,93 @@ def test_a_server_that_is_too_slow_is_named(score, server) -> None:
     enough.set()
 
 
-def test_a_server_that_dribbles_is_too_slow(score) -> None:
-    """Each byte comes in time, the whole does not."""
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@must_not_wait
+@pytest.mark.parametrize(
+    ("begin", "drip"),
+    [
+        (OK + b"Content-Length: 1000000\r\n\r\n", b" "),
+        (OK + b"X-Wait: ", b"."),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n1;extension=", b"."),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 1000000\r\n\r\n", b" "),
+    ],
+    ids=["body", "header", "100 Continue", "chunk extension", "chunks", "body of an error"],
+)
+def test_a_server_that_dribbles_is_too_slow(score, begin, drip) -> None:
+    """Each piece comes in time, the whole does not: for as long as anybody listens."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    given_up = threading.Event()
+
+    def dribble() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(begin)
+            while True:
+                connection.sendall(drip)
+                time.sleep(0.01)
+        given_up.set()
+
+    threading.Thread(target=dribble, daemon=True).start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(StageError, match=r"did not answer within 0\.3 s|it answered 503 Busy"):
+        score(ROWS, kind="http", url=url, timeout=0.3, retries=0)
+    assert given_up.wait(PATIENCE_S), "the connection is closed"
+    listener.close()
+
+
+@must_not_wait
+def test_a_server_with_tls_answers_or_dribbles(score, tmp_path, monkeypatch) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "
+    words += f"-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 -keyout {key} "
+    subprocess.run([*words.split(), "-out", certificate], check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    listener = socket.create_server(("127.0.0.1", 0))
+    answer = OK + b'Content-Length: 28\r\n\r\n{"rewards": [0, 1, 2, 3, 4]}'
+    drips = iter([b"", b"."])
+
+    def serve() -> None:
+        for drip in drips:
+            connection = context.wrap_socket(listener.accept()[0], server_side=True)
+            with connection, suppress(OSError):
+                while not connection.recv(1 << 16).endswith(b"}"):
+                    pass
+                connection.sendall(OK + b"X-Wait: " if drip else answer)
+                while drip:
+                    connection.sendall(drip)
+                    time.sleep(0.01)
+
+    threading.Thread(target=serve, daemon=True).start()
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+    assert score(ROWS, kind="http", url=url, retries=0) == [0.0, 1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(StageError, match=r"did not answer within 1 s"):
+        score(ROWS, kind="http", url=url, timeout=1.0, retries=0)
+    listener.close()
+
+
+@must_not_wait
+def test_a_server_that_never_agrees_on_keys_is_too_slow(score) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def dribble() -> None:
         connection, _ = listener.accept()
-        connection.recv(1 << 16)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-        try:
-            for _ in range(200):
-                connection.sendall(b" ")
-                time.sleep(0.05)
-        except OSError:
-            pass
+        with connection, suppress(OSError):
+            connection.sendall(b"\x16\x03\x03\x40\x00")  # the beginning of a long record
+            while True:
+                connection.sendall(b"\x02")
+                time.sleep(0.01)
 
     threading.Thread(target=dribble, daemon=True).start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with pytest.raises(StageError, match=r"did not answer within 0\.5 s"):
-        score(ROWS, kind="http", url=url, timeout=0.5, retries=0)
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(StageError, match=r"did not answer within 0\.3 s"):
+        score(ROWS, kind="http", url=url, timeout=0.3, retries=0)
     listener.close()
 
 

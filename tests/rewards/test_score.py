@@ -102,6 +102,9 @@ def test_weighted_sums_by_hand(tmp_path) -> None:
     assert metrics["reward_mean/mine"] == 1.5
     assert metrics["reward_std/right"] == 0.5
     assert metrics["reward_mean"] == -0.125
+    # Two prompts, with means of 1.875 and -2.125, and by `mine` of 0.5 and 2.5.
+    assert metrics["reward_mean_error"] == pytest.approx(2.0)
+    assert metrics["reward_mean_error/mine"] == pytest.approx(1.0)
     assert metrics["reward_std"] == pytest.approx(
         math.sqrt(sum((x + 0.125) ** 2 for x in expected) / 4)
     )
