@@ -81,9 +81,9 @@ def run(
                 rendered = _rendered(role, items, renderer, config, corpus)
                 kept = [(item, watch.seen(role, item, row)) for item, row in rendered]
                 stream.write(list(chain.from_iterable(repeat(v, item.copies) for item, v in kept)))
-                ctx.progress(index, len(SCHEMAS), rows=corpus.tally.num_written(role))
+                ctx.progress(index, len(SCHEMAS), "files", rows=corpus.tally.num_written(role))
         _refuse_nothing_left(corpus, role)
-    ctx.progress(len(SCHEMAS), len(SCHEMAS))
+    ctx.progress(len(SCHEMAS), len(SCHEMAS), "files")
 
     out["verifier"].mkdir()
     watch.verifier.save(out["verifier"])

@@ -6,15 +6,22 @@ from typing import Any
 
 ROOT = "sft"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+LONGEST_NAME = 100
+"""Files are named after it, with more around it, and file systems take 255."""
 
 
 def refuse_odd_names(value: Any, such_as: str = "iter_001, iter_002, ...") -> Any:
-    """A mapping whose keys are all words; ValueError names one that is not."""
+    """A mapping whose keys are all words, and short ones; ValueError names one that is not."""
     for name in value if isinstance(value, dict) else ():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
                 f"{name!r} is not a name (a letter, then letters, digits and underscores), and "
                 f"DVC would silently drop it: call it {such_as}"
+            )
+        if len(name) > LONGEST_NAME:
+            raise ValueError(
+                f"{name[:20]}... has {len(name)} characters, and files are named after it: use at "
+                f"most {LONGEST_NAME}"
             )
     return value
 

@@ -39,7 +39,7 @@ class PrepareParams(Section):
     source: Literal["arithmetic", "files"] = "arithmetic"
     """`arithmetic` makes a verifiable task from the seed; `files` reads `folder`."""
     folder: str = "data"
-    """Folder with the data, when `source` is `files`: json, jsonl, csv, parquet or arrow."""
+    """Folder with the data, when `source` is `files`: json, jsonl, csv, tsv, parquet or arrow."""
     files: Sources = Field(default_factory=dict)
     """The sources of each role; none: files named after their role, such as `prompts.csv`."""
     duplicates: Duplicates = Field(default=Duplicates.EXACT, strict=False)

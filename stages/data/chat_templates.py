@@ -70,6 +70,24 @@ def check_it_asks(tokenizer: Any, where: str) -> None:
         )
 
 
+def check_it_reads(
+    tokenizer: Any, where: str, role: str = "user", param: str = "model.chat_template"
+) -> None:
+    """StageError where a template writes the same whatever the user, or the assistant, says."""
+    said = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Nobody."}]
+    said = said[: 1 if role == "user" else 2]
+    other = [*said[:-1], {"role": role, "content": "Something else."}]
+    try:
+        one, two = (as_text(tokenizer, talk, asks=role == "user") for talk in (said, other))
+    except Exception:  # what a template refuses is said of the rows that it refuses
+        return
+    if one == two:
+        raise StageError(
+            f"{where}: its chat template writes {one[:60]!r} whatever the {role} says, so all rows "
+            f"would be one text: let it write each message's content, or set {param} to another"
+        )
+
+
 def choose_template(
     tokenizer: Any,
     wanted: str | None,

@@ -7,6 +7,7 @@ its id is that of all it holds, so that no text can be mistaken for a dialogue.
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,13 @@ Message = Mapping[str, Any]
 REASONING = ("reasoning_content", "thinking")
 """What messages call what the assistant thinks before it speaks."""
 _BETWEEN_WORDS = re.compile(r"[\s.,;:!?'\"‘’“”…]+")
+# Unicode's Default_Ignorable_Code_Point: nobody sees them.
+_UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
+)
+_RAISED_OR_LOWERED = re.compile("([¹²³\u2070-\u209f]+)")
 
 
 @dataclass(frozen=True)
@@ -83,11 +91,19 @@ def response_text(messages: Sequence[Message]) -> str:
 
 
 def normalised(text: str) -> str:
-    """Without what hides a copy: case, whitespace and the punctuation of sentences.
+    """Without what hides a copy: case, whitespace, the punctuation of sentences, how it is encoded.
 
-    Signs that bear meaning stay: 2+3 is not 2-3, and 1+23 is not 12+3.
+    Signs that bear meaning stay: 2+3 is not 2-3, 1+23 is not 12+3, and 2² is not 22.
     """
-    return _BETWEEN_WORDS.sub(" ", text.casefold()).strip() or text
+    words = text.casefold() if text.isascii() else _compatible(_compatible(text).casefold())
+    return _BETWEEN_WORDS.sub(" ", words).strip() or text
+
+
+def _compatible(text: str) -> str:
+    """One spelling of what looks the same: composed, of usual width, nothing unseen in it."""
+    parts = _RAISED_OR_LOWERED.split(_UNSEEN.sub("", text))
+    parts[::2] = [unicodedata.normalize("NFKC", part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def digest(text: str) -> bytes:

@@ -57,7 +57,7 @@ class Example:
 
     @property
     def normalised_digest(self) -> bytes:
-        """The same for rows that differ in case, whitespace and punctuation alone."""
+        """The same for rows that differ in what `normalised` hides alone."""
         words = [_words(self.prompt.messages), *map(_words, self.responses())]
         return digest(canonical_json([*words, self.prompt.tools, *self.told()]))
 

@@ -31,7 +31,7 @@ _OPTIONAL = frozenset(
         "environment_reward",
         *("correct", "task", "pass_rate", "reference_reward", "won", "vote"),
         *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sampled"),
-        *("win_rate", "win_rate_low", "win_rate_high"),
+        *("win_rate", "win_rate_low", "win_rate_high", "reward_mean_error"),
     }
 )
 
@@ -220,6 +220,7 @@ EVALUATION_TASKS = _schema(
     win_rate_low=pa.float64(),
     win_rate_high=pa.float64(),
     reward_mean=pa.float64(),
+    reward_mean_error=pa.float64(),
     response_length=pa.float64(),
 )
 """tasks.parquet of an evaluation, sorted by task: its numbers for each task that the data name, and

@@ -3,8 +3,8 @@
 No training set has an answer to a held-out prompt, not even as one turn of a longer dialogue. Where
 a role has no held-out source, some of its prompts are split off: those whose hash is lowest, so
 that the order of the rows changes nothing. A prompt counts as held out when it differs from one
-that is in case, whitespace, punctuation or system message alone. Every row that is left out is
-counted, with the reason.
+that is in case, whitespace, punctuation, encoding or system message alone. Every row that is left
+out is counted, with the reason.
 
 What is kept in memory of a row is a digest, some 50 bytes, and for held-out prompts one more.
 """

@@ -15,8 +15,9 @@ from stages.context import StageError
 from stages.contracts.prepare import PrepareParams, Unfit
 from stages.contracts.sources import Role, Source
 from stages.data.artifacts import canonical_json
+from stages.data.folder import entries, files_by_role, kind_of, role_of
 from stages.data.formats.detect import detect, renamed
-from stages.data.formats.files import Numbered, counted_in, file_type, hub_rows, rows_of
+from stages.data.formats.files import TYPES, Numbered, counted_in, file_type, hub_rows, rows_of
 from stages.data.formats.messages import RowError
 from stages.data.formats.rows import listed
 from stages.data.formats.table import Format
@@ -60,15 +61,9 @@ def sources_of(params: PrepareParams, folder: Path) -> dict[Role, list[Opened]]:
         }
     else:
         found = {
-            role: [_named(folder, path) for path in _data_files(folder) if _stem(path) == role]
-            for role in Role
+            role: [_named(folder, path) for path in paths]
+            for role, paths in files_by_role(folder).items()
         }
-        if not any(found.values()):
-            raise StageError(
-                f"{folder} has no data: prepare.source is 'files', which reads "
-                f"{', '.join(f'{role}.*' for role in Role)} (json, jsonl, csv, parquet, arrow) "
-                "from it. Add some of these files, or name others in prepare.files"
-            )
         for role, opened in found.items():
             if len(opened) > 1:
                 names = " and ".join(one.label for one in opened)
@@ -81,9 +76,22 @@ def sources_of(params: PrepareParams, folder: Path) -> dict[Role, list[Opened]]:
 
 
 def unused_files(params: PrepareParams, folder: Path) -> list[str]:
-    """Files of rows in the folder that no role reads."""
-    used = {one.path for opened in sources_of(params, folder).values() for one in opened}
-    return [_named(folder, path).label for path in _data_files(folder) if path not in used]
+    """What lies in the folder and no role reads, where params.yaml says what is read.
+
+    StageError of a held-out file: other prompts would be held out, and nobody would see it.
+    """
+    sources = sources_of(params, folder)
+    used = {one.path for opened in sources.values() for one in opened if one.path is not None}
+    used |= {parent for path in used for parent in path.parents}
+    unused = [path for path in entries(folder) if path not in used]
+    for path in unused:
+        role = role_of(path)
+        if role is not None and role.is_held_out and not sources[role]:
+            raise StageError(
+                f"{path} is read by nothing, because prepare.files names no source of {role}: "
+                f"name it in prepare.files.{role}, or move it out of the folder"
+            )
+    return [path.relative_to(folder).as_posix() for path in unused]
 
 
 def read(opened: Opened, role: Role, params: PrepareParams, counts: Counts) -> Iterator[Example]:
@@ -167,9 +175,10 @@ def _opened(source: Source, role: Role, folder: Path) -> Iterator[Opened]:
             "set prepare.folder to where the data are"
         )
     for path in paths:
-        if file_type(path) is None:
+        if not path.is_file() or file_type(path) is None:
             raise StageError(
-                f"prepare.files.{role}: {path} is none of json, jsonl, csv, parquet and arrow"
+                f"prepare.files.{role}: {path} is {kind_of(path)}, which is not read. These types "
+                f"are: {TYPES}"
             )
         yield Opened(source, path.relative_to(folder).as_posix(), path)
 
@@ -178,7 +187,7 @@ def _matching(pattern: str, folder: Path) -> list[Path]:
     if (folder / pattern).is_file():  # its name may look like a glob
         return [folder / pattern]
     try:
-        return sorted(path for path in folder.glob(pattern) if path.is_file())
+        return sorted(path for path in folder.glob(pattern) if not path.is_dir())
     except (ValueError, IndexError):  # what is no pattern matches nothing
         return []
 
@@ -186,11 +195,3 @@ def _matching(pattern: str, folder: Path) -> list[Path]:
 def _named(folder: Path, path: Path) -> Opened:
     label = path.relative_to(folder).as_posix()
     return Opened(Source(path=label), label, path)
-
-
-def _data_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file() and file_type(path))
-
-
-def _stem(path: Path) -> str:
-    return path.name.partition(".")[0]

@@ -1,8 +1,10 @@
 """Files of every type as streams of numbered rows, and what is wrong with them by row."""
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +23,21 @@ ROWS = [
     {"prompt": "]}[{", "label": True, "list": [2]},
 ]
 TEXTS = [{name: row[name] for name in ("prompt", "label")} for row in ROWS]
+PACK = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda text: pa.compress(text, "zstd", asbytes=True),
+}
 
 
 def write(path, rows):
     match path.name.partition(".")[2]:
         case "jsonl":
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        case "jsonl.gz":
-            path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+        case "jsonl.gz" | "jsonl.bz2" | "jsonl.xz" | "jsonl.zst" as kind:
+            pack = PACK[kind.rpartition(".")[2]]
+            path.write_bytes(pack("\n".join(map(json.dumps, rows)).encode()))
         case "json":
             path.write_text(json.dumps(rows, indent=1))
         case "parquet":
@@ -37,15 +46,17 @@ def write(path, rows):
             table = pa.Table.from_pylist(rows)
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
                 out.write_table(table, max_chunksize=2)
-        case "csv":
+        case "csv" | "tsv" as kind:
             with path.open("w", newline="") as file:
-                out = csv.DictWriter(file, list(rows[0]))
+                out = csv.DictWriter(file, list(rows[0]), delimiter="," if kind == "csv" else "\t")
                 out.writeheader()
                 out.writerows(rows)
     return path
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "a.arrow"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", *(f"a.jsonl.{kind}" for kind in PACK), "a.json", "a.parquet", "a.arrow"]
+)
 def test_rows_come_back_as_they_were_written(tmp_path, name):
     path = write(tmp_path / name, TEXTS)
     assert list(rows_of(path)) == list(enumerate(TEXTS, start=1))
@@ -59,12 +70,30 @@ def test_a_list_is_read_piece_by_piece_wherever_the_pieces_end(tmp_path, monkeyp
     assert [row for _, row in rows_of(path)] == ROWS * 3
 
 
-def test_cells_of_csv_are_text_and_numbered_by_the_line_that_they_start_on(tmp_path):
-    path = write(tmp_path / "a.csv", TEXTS)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_cells_of_a_table_are_text_and_numbered_by_the_line_that_they_start_on(tmp_path, name):
+    path = write(tmp_path / name, TEXTS)
     numbered = list(rows_of(path))
     assert [number for number, _ in numbered] == [2, 4, 5]
     assert [row["prompt"] for _, row in numbered] == [row["prompt"] for row in TEXTS]
     assert [row["label"] for _, row in numbered] == ["True", "False", "True"]
+
+
+@pytest.mark.parametrize("kind", PACK)
+@pytest.mark.parametrize("text", ['[{"a": 1}, {"a": 2}]', '{"a": 1}\n{"a": 2}\n'])
+def test_a_packed_json_file_is_a_list_or_lines_too(tmp_path, kind, text):
+    path = tmp_path / f"a.json.{kind}"
+    path.write_bytes(PACK[kind](text.encode()))
+    assert list(rows_of(path)) == [(1, {"a": 1}), (2, {"a": 2})]
+    assert counted_in(path) == ("row" if text.startswith("[") else "line")
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_a_packed_file_that_was_cut_is_refused(tmp_path, kind):
+    path = tmp_path / f"a.jsonl.{kind}"
+    path.write_bytes(PACK[kind](b'{"a": 1}\n' * 999)[:-9])
+    with pytest.raises(StageError, match=rf"a\.jsonl\.{kind} cannot be read"):
+        list(rows_of(path))
 
 
 def test_an_empty_cell_is_none(tmp_path):
@@ -83,6 +112,72 @@ def test_arrow_streams_are_read_too(tmp_path):
     with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_stream(file, table.schema) as out:
         out.write_table(table)
     assert [row for _, row in rows_of(tmp_path / "a.arrow")] == TEXTS
+
+
+def stream_of(rows):
+    """An Arrow stream of batches of one row, and where each batch of it ends."""
+    table, sink = pa.Table.from_pylist(rows), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as out:
+        ends = []
+        for batch in table.to_batches(max_chunksize=1):
+            out.write_batch(batch)
+            ends.append(sink.tell())
+    return sink.getvalue().to_pybytes(), ends
+
+
+def test_a_stream_that_was_cut_between_two_batches_is_refused(tmp_path):
+    content, ends = stream_of(TEXTS)
+    path = tmp_path / "a.arrow"
+    for end in ends:
+        path.write_bytes(content[:end])
+        with pytest.raises(StageError, match=r"a\.arrow was cut: its end mark is missing"):
+            list(rows_of(path))
+    path.write_bytes(content)
+    assert [row for _, row in rows_of(path)] == TEXTS
+    path.write_bytes(content * 2)
+    with pytest.raises(StageError, match=r"a\.arrow goes on after the end of its stream"):
+        list(rows_of(path))
+
+
+def test_a_stream_without_rows_ends_too(tmp_path):
+    empty = pa.Table.from_pylist(TEXTS).slice(0, 0)
+    with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_stream(file, empty.schema):
+        pass
+    assert list(rows_of(tmp_path / "a.arrow")) == []
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize(
+    ("kind", "far"),
+    [
+        (pa.timestamp("s"), 1 << 50),
+        (pa.timestamp("us", "UTC"), 1 << 60),
+        (pa.date64(), 1 << 50),
+        (pa.duration("s"), 1 << 60),
+    ],
+    ids=str,
+)
+def test_a_time_that_no_calendar_has_is_named_with_its_row_and_column(tmp_path, name, kind, far):
+    when = pa.array([0, far, 86_400_000], pa.int64()).view(kind)
+    table = pa.table({"prompt": ["a", "b", "c"], "when": when})
+    path = tmp_path / name
+    if name == "a.parquet":
+        pq.write_table(table, path)
+    else:
+        with path.open("wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+            out.write_table(table)
+    (_, first), (number, bad), (_, last) = rows_of(path)
+    assert (first["prompt"], last["prompt"]) == ("a", "c")
+    assert number == 2
+    assert isinstance(bad, RowError)
+    assert "'when' is " in str(bad)
+
+
+def test_a_zone_that_nobody_knows_is_named_with_its_column(tmp_path):
+    when = pa.array([0], pa.int64()).view(pa.timestamp("s", "Mars/Phobos"))
+    pq.write_table(pa.table({"when": when}), tmp_path / "a.parquet")
+    [(_, bad)] = rows_of(tmp_path / "a.parquet")
+    assert "'when' is timestamp[" in str(bad)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +222,7 @@ def test_a_bad_row_is_numbered_and_the_others_are_still_read(
         ("a.csv", b"a,a\n1,2\n", r"a\.csv: its first line names the columns"),
         ("a.parquet", b"PAR0", r"a\.parquet cannot be read"),
         ("a.arrow", b"ARROW0", r"a\.arrow cannot be read"),
-        ("a.txt", b"a", r"a\.txt is none of json"),
+        ("a.txt", b"a", r"a\.txt is no file of a type that is read: \.json"),
     ],
 )
 def test_a_broken_file_is_refused_by_name(tmp_path, name, content, message):

@@ -522,8 +522,29 @@ def test_normalising_hides_case_space_and_punctuation_and_nothing_else(left, rig
     assert (normalised(left) == normalised(right)) == (left.casefold() == right.casefold())
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        "cafe\u0301 no 12",
+        "caf\u00e9\u200b no\u2060 1\ufeff2",
+        "\uff23\uff21\uff26\u00c9 no \uff11\uff12\uff1f",
+        "cafe\u0301\u00a0no\u30001\u00ad2",
+        "CAFE\u200d\u0301 n\u00ba 12",
+    ],
+    ids=ascii,
+)
+def test_the_same_text_in_another_encoding_is_the_same(other):
+    assert normalised(other) == normalised("Café no 12")
+
+
+@given(st.text(max_size=8))
+def test_what_is_normalised_stays_as_it_is(text):
+    assert normalised(normalised(text)) == normalised(text)
+
+
 def test_signs_that_bear_meaning_are_not_hidden():
     problems = ["2+3=", "2-3=", "2 3=", "1+23=", "12+3=", "(1+2)*3", "1+(2*3)", "x<y", "x>y"]
+    problems += ["2²=", "22=", "x₂", "x2", "x²"]
     assert len({normalised(problem) for problem in problems}) == len(problems)
 
 

@@ -64,6 +64,13 @@ def test_a_training_prompt_that_is_held_out_is_dropped_and_counted_or_refused(pr
         prepared(files, "refused", contamination="refuse")
 
 
+def test_a_held_out_prompt_is_found_in_another_encoding(prepared):
+    hidden = ["Cafe\u0301 3", "\uff43\uff41\uff46\u00e9 3", "Ca\u200bf\u00e9 3"]
+    rows = [{"prompt": text} for text in ["Th\u00e9 3", *hidden]]
+    run = prepared({"prompts.jsonl": rows, "held_out.jsonl": [{"prompt": "Caf\u00e9 3"}]})
+    assert run.report()["prompts", "prompts.jsonl"] == (4, 1, 1, {"contaminated": 3})
+
+
 def chat(number):
     asked, said = ("user", f"ask {number}"), ("assistant", f"say {number}")
     more, then = ("user", f"and {number}?"), ("assistant", f"yes {number}")
