@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.sharding import Offload, Sharding
-
-PROGRESS_INTERVAL_S = 0.5
+from stages.progress import Pace
 
 
 class Stopped(Exception):
@@ -86,7 +85,7 @@ class Context:
     """For a stage that wants it: the nodes upstream with the hashes of their outputs."""
     _stop: list[bool] = field(default_factory=lambda: [False])
     _unwritten: list[str] = field(default_factory=list)
-    _last_progress: float = 0.0
+    _pace: Pace = field(default_factory=Pace)
 
     @property
     def scratch(self) -> Path:
@@ -167,18 +166,21 @@ class Context:
             os.fsync(file.fileno())
         os.replace(aside, path)
 
-    def progress(self, done: int, total: int, **numbers: float) -> None:
-        """Say how far the stage is, with the two or three numbers that matter for it."""
-        now = time.monotonic()
-        if self.rank or (done < total and now - self._last_progress < PROGRESS_INTERVAL_S):
+    def progress(self, done: int, total: int, phase: str = "", **numbers: float) -> None:
+        """Say how far the stage is, with the two or three numbers that matter for it.
+
+        `phase` is what is counted, where a stage counts more than one thing.
+        """
+        report = None if self.rank else self._pace.report(done, total, phase, numbers)
+        if report is None:
             return
-        self._last_progress = now
         aside = self.folder / f"progress.json.{self.shard}.tmp"
-        said = {"done": done, "total": total, "time": time.time(), "numbers": numbers}
         # Nothing depends on it: on a full disk, nobody hears how far the stage is.
         with suppress(OSError):
-            aside.write_text(json.dumps(said), encoding="utf-8")
+            aside.write_text(json.dumps(report), encoding="utf-8")
             os.replace(aside, self.folder / "progress.json")
+            if line := self._pace.line(report):
+                print(line, flush=True)
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a small table, such as sample generations, for the run comparison."""

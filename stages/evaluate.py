@@ -38,6 +38,7 @@ from stages.evaluation.answers import Answer, Answered
 from stages.evaluation.contest import Contest, contest
 from stages.rewards.source import needs_answer, reward_pass
 from stages.rewards.verifier import Verifier
+from stages.standard_error import error_metric, standard_error
 
 SHOWN = 16
 """Rows of the table that a tracker shows beside those of other policies."""
@@ -120,16 +121,19 @@ def run(
         for rows in ([completion.logprobs for completion in of_samples], ref_logprobs)
     )
     sampled = Tokens.padded(loss_masks_of(responses[len(prompts) :]))
-    kl, kl_error = mean_kl(reported_kl(own, by_reference), sampled)
+    prompt_ids = [row["prompt_id"] for row, _ in asked]
+    kl, kl_error = mean_kl(reported_kl(own, by_reference), sampled, prompt_ids)
+    of_sampled = rewards[len(prompts) :]
     return {
         **measures.quality(answered),
         **measures.by_chances(answered, config.evaluate.pass_at),
         **(measures.by_vote(answered) if verifier else {}),
         **(measures.against(answered, compared) if compared else {}),
-        "reward_mean": statistics.fmean(rewards[len(prompts) :]),
-        "reward_std": statistics.pstdev(rewards[len(prompts) :]),
+        "reward_mean": statistics.fmean(of_sampled),
+        **error_metric("reward_mean", standard_error(of_sampled, prompt_ids)),
+        "reward_std": statistics.pstdev(of_sampled),
         "kl_to_reference": kl,
-        "kl_to_reference_error": kl_error,
+        **error_metric("kl_to_reference", kl_error),
         "entropy": sum(completion.entropy for completion in of_samples) / num_tokens,
         "response_length": num_tokens / len(of_samples),
         "truncation_rate": statistics.fmean(c.finish_reason == "length" for c in of_samples),

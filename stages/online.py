@@ -142,7 +142,7 @@ class Steps:
             rate = metrics["num_tokens"] / max(took, 1e-9)
             self._ctx.log(step, {**metrics, **seconds, "tokens_per_second": rate})
             shown = {name: metrics[name] for name in SHOWN if name in metrics}
-            self._ctx.progress(step, self._config.steps, **shown, seconds=took)
+            self._ctx.progress(step, self._config.steps, "steps", **shown, seconds=took)
         self._ctx.write_metrics()
 
     def _take(self, step: int) -> tuple[Metrics, Metrics]:

@@ -39,6 +39,7 @@ from stages.learning.experience import group_numbers
 from stages.learning.online_pairs import learn_from_own_pairs
 from stages.learning.policy_gradient import learn_by_policy_gradient
 from stages.learning.update import Outcome, Rollouts, Update, continued_learner
+from stages.standard_error import error_metric, standard_error
 
 UPDATES = {
     Algorithm.DPO: learn_from_own_pairs,
@@ -205,13 +206,15 @@ def _summary(outcome: Outcome, rollouts: Rollouts) -> dict[str, float | int]:
         else:
             summary[name] = statistics.fmean(values)
     rewards = [row["reward"] for row in rollouts]
+    prompts = [row["prompt_id"] for row in rollouts]
     return summary | {
         **outcome.metrics,
         "reward_mean": statistics.fmean(rewards),
+        **error_metric("reward_mean", standard_error(rewards, prompts)),
         "reward_std": statistics.pstdev(rewards),
         "response_length": statistics.fmean(sum(loss_mask(row)) for row in rollouts),
         "truncation_rate": statistics.fmean(row["finish_reason"] == "length" for row in rollouts),
-        "num_prompts": len({row["prompt_id"] for row in rollouts}),
+        "num_prompts": len(set(prompts)),
         "num_responses": len(rollouts),
         "num_steps": len(outcome.history),
     }

@@ -7,10 +7,13 @@ that sampled, through which the gradient flows: its expected gradient is that of
 policy sampled.
 """
 
+from collections.abc import Hashable, Sequence
+
 from torch import Tensor
 
 from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens, aggregate
 from stages.contracts.objectives import Aggregation, KlEstimator
+from stages.standard_error import standard_error
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are held below this before they are exponentiated: past it exp may overflow."""
@@ -73,17 +76,13 @@ def reported_kl(
     return bounded(logprobs - old_logprobs).exp() * divergence
 
 
-def mean_kl(divergence: Tensor, tokens: Tokens) -> tuple[float, float]:
-    """Nats per token over all responses, and the standard error of that mean.
-
-    Tokens of one response depend on one another, so responses are what is drawn: the error is that
-    of a ratio of two means over them.
-    """
+def mean_kl(
+    divergence: Tensor, tokens: Tokens, prompts: Sequence[Hashable]
+) -> tuple[float, float | None]:
+    """Nats per token over all responses, and the standard error of that mean over prompts."""
     sums, lengths = tokens.by_sequence(divergence), tokens.lengths
-    drawn = int((lengths > 0).sum())
-    mean = sums.sum() / lengths.sum()
-    spread = (sums - mean * lengths).square().sum() * drawn / max(drawn - 1, 1)
-    return float(mean), float(spread.sqrt() / lengths.sum())
+    error = standard_error(sums.tolist(), prompts, lengths.tolist())
+    return float(sums.sum() / lengths.sum()), error
 
 
 def kl_loss(

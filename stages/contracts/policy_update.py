@@ -64,10 +64,14 @@ class PolicyUpdateParams(Section):
     """What is left of the learning rate then, as a share."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled weight decay."""
+    decay_norms_and_biases: bool = False
+    """Whether norms and biases decay like other weights; transformers and TRL spare them."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's decay of the mean of gradients."""
     beta2: float = Field(default=0.95, ge=0, lt=1)
     """AdamW's decay of the mean of squared gradients."""
+    adam_epsilon: float = Field(default=1e-8, gt=0)
+    """What AdamW adds to the root of the mean of squared gradients before it divides by it."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
     epochs: int = Field(default=2, ge=1)

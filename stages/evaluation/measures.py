@@ -1,7 +1,8 @@
 """The numbers of an evaluation under the names that are published.
 
 What cannot be measured has no number: no accuracy where nothing says what is right, no win rate of
-the reference itself. A prompt counts as much as any other, however many samples it has.
+the reference itself. A prompt counts as much as any other, however many samples it has. Shares of
+greedy responses have an interval, means over samples a standard error; both are over prompts.
 """
 
 import statistics
@@ -9,7 +10,8 @@ from collections.abc import Sequence
 
 from stages.evaluation.answers import Answered
 from stages.evaluation.contest import Contest
-from stages.evaluation.estimates import interval, majority, mean, pass_at_k
+from stages.evaluation.estimates import interval, majority, pass_at_k
+from stages.standard_error import error_metric, standard_error
 
 Numbers = dict[str, float | int]
 
@@ -21,13 +23,14 @@ def quality(answered: Sequence[Answered]) -> Numbers:
         return {}
     accuracy = statistics.fmean(bool(item.greedy.correct) for item in judged)
     low, high = interval(accuracy, len(judged))
+    prompts = [item.prompt_id for item in judged for _ in item.sampled]
+    right = [bool(answer.correct) for item in judged for answer in item.sampled]
     return {
         "accuracy": accuracy,
         "accuracy_low": low,
         "accuracy_high": high,
-        "accuracy_sampled": statistics.fmean(
-            bool(answer.correct) for item in judged for answer in item.sampled
-        ),
+        "accuracy_sampled": statistics.fmean(right),
+        **error_metric("accuracy_sampled", standard_error(right, prompts)),
     }
 
 
@@ -55,21 +58,30 @@ def by_vote(answered: Sequence[Answered]) -> Numbers:
 
 def against(answered: Sequence[Answered], contest: Contest) -> Numbers:
     """How often the policy's reward is higher than the other's, and whether length explains it."""
+    prompts = [item.prompt_id for item in answered]
+    pairs = zip(answered, contest.theirs, strict=True)
+    gains = [_mean_reward(mine) - _mean_reward(other) for mine, other in pairs]
     numbers: Numbers = {
         **win_rate(contest.won),
         "win_rate_sampled": statistics.fmean(contest.won_sampled),
+        **error_metric("win_rate_sampled", standard_error(contest.won_sampled, prompts)),
+        "reward_gain": statistics.fmean(gains),
+        **error_metric("reward_gain", standard_error(gains, prompts)),
         "similar_length_share": statistics.fmean(contest.is_similar),
         "greedy_length": statistics.fmean(item.greedy.length for item in answered),
         "reference_greedy_length": statistics.fmean(item.greedy.length for item in contest.theirs),
     }
-    similar = mean(contest.won_similar)
-    if similar is not None:
-        numbers["win_rate_similar_length"] = similar
+    if contest.won_similar:
+        numbers |= win_rate(contest.won_similar, "win_rate_similar_length")
     return numbers
 
 
-def win_rate(won: Sequence[float]) -> Numbers:
+def win_rate(won: Sequence[float], name: str = "win_rate") -> Numbers:
     """Of greedy responses."""
     rate = statistics.fmean(won)
     low, high = interval(rate, len(won))
-    return {"win_rate": rate, "win_rate_low": low, "win_rate_high": high}
+    return {name: rate, f"{name}_low": low, f"{name}_high": high}
+
+
+def _mean_reward(item: Answered) -> float:
+    return statistics.fmean(answer.reward for answer in item.sampled)

@@ -17,6 +17,7 @@ from stages.data import schema
 from stages.evaluation.answers import Answered
 from stages.evaluation.contest import Contest
 from stages.evaluation.measures import Numbers, quality, win_rate
+from stages.standard_error import error_metric, standard_error
 
 AS_METRICS = ("accuracy", "win_rate")
 _PLAIN = re.compile(r"[\w-][\w. -]{0,63}", re.ASCII)
@@ -70,11 +71,14 @@ def _row(
 ) -> dict[str, Any]:
     items = [answered[place] for place in places]
     sampled = [answer for item in items for answer in item.sampled]
+    rewards = [answer.reward for answer in sampled]
+    prompts = [item.prompt_id for item in items for _ in item.sampled]
     numbers: dict[str, Any] = {
         "task": task,
         "num_prompts": len(items),
         "num_judged": sum(item.is_judged for item in items),
-        "reward_mean": statistics.fmean(answer.reward for answer in sampled),
+        "reward_mean": statistics.fmean(rewards),
+        **error_metric("reward_mean", standard_error(rewards, prompts)),
         "response_length": statistics.fmean(answer.length for answer in sampled),
         **quality(items),
         **(win_rate([contest.won[place] for place in places]) if contest else {}),

@@ -126,7 +126,7 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
             least = logprobs[i, :length].sum(-1).tolist()
             check_finite("the teacher's log-prob", sample_name(update.rollouts[row]), least)
             found[row] = {"ids": ids[i, :length].cpu(), "logprobs": logprobs[i, :length].cpu()}
-        update.ctx.progress(len(found), len(rows))
+        update.ctx.progress(len(found), len(rows), "teacher log-probs")
     return [found[row] for row in rows]
 
 

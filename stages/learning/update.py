@@ -81,7 +81,9 @@ def continued_learner(
         learning_rate=learning_rate,
         max_grad_norm=params.max_grad_norm,
         weight_decay=params.weight_decay,
+        decay_norms_and_biases=params.decay_norms_and_biases,
         betas=(params.beta1, params.beta2),
+        epsilon=params.adam_epsilon,
         precision=config.precision,
     )
     learner = open_learner(ctx, ranks, model, how)

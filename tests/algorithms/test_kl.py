@@ -168,7 +168,7 @@ def test_the_reported_kl_is_the_kl_and_its_error_is_right(sampled_by) -> None:
         tokens = Tokens.padded(torch.ones(40, 10))
         old_logprobs = None if sampled_by == "policy" else old[drawn]
         divergence = reported_kl(policy[drawn], ref[drawn], old_logprobs).reshape(40, 10)
-        kl, error = mean_kl(divergence, tokens)
+        kl, error = mean_kl(divergence, tokens, range(40))
         within += abs(kl - exact) < 1.96 * error
         errors.append(kl - exact)
     assert abs(statistics.fmean(errors)) < 4 * statistics.stdev(errors) / len(errors) ** 0.5
@@ -178,10 +178,18 @@ def test_the_reported_kl_is_the_kl_and_its_error_is_right(sampled_by) -> None:
 def test_responses_of_any_length_count_by_their_tokens_and_masked_ones_not_at_all() -> None:
     divergence = torch.tensor([[1.0, 3.0, 9.0], [5.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
-    kl, error = mean_kl(divergence, Tokens.padded(mask))
+    kl, error = mean_kl(divergence, Tokens.padded(mask), "abc")
     assert kl == pytest.approx(3.0)
     # Sums 4 and 5 of 2 and 1 tokens: residues -2 and 2, over 3 tokens, two responses drawn.
     assert error == pytest.approx((2 * (4 + 4)) ** 0.5 / 3)
+
+
+def test_responses_to_one_prompt_are_one_draw() -> None:
+    """Two prompts with two responses each; the error is that of their sums."""
+    divergence = torch.tensor([[1.0], [3.0], [5.0], [7.0]])
+    tokens = Tokens.padded(torch.ones(4, 1))
+    assert mean_kl(divergence, tokens, "aabb") == pytest.approx((4.0, 2.0))
+    assert mean_kl(divergence, tokens, "aaaa") == (4.0, None)
 
 
 def test_an_adaptive_coefficient_never_turns_negative() -> None:

@@ -18,6 +18,7 @@ from stages.contracts.lora import LoraParams, LoraSave
 from stages.engines.models.folders import load_policy, save_model
 from stages.engines.models.lora import open_for_training
 from tests.models.families import write_family
+from tests.report.reader import MARKED_UP, NAMES, Cells, shown
 
 LORA = LoraParams(rank=2, alpha=4.0, save=LoraSave.ADAPTER)
 IDS = torch.tensor([[1, 5, 9, 12, 7]])
@@ -144,5 +145,17 @@ def test_the_licence_is_the_base_models_and_text_stays_text():
     assert data.base_model == "tiny: a | b"
     assert [result.metric_value for result in data.eval_results] == [0.5, 1e-05]
     assert "| accuracy | 0.5 | 0.25 |" in text
-    assert "| prompts | a&#124;b.csv | 3 | duplicate: 2 |" in text
+    assert "| prompts | a\\|b.csv | 3 | duplicate: 2 |" in text
     assert card.render(found, {}, "", adapter=False) == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_sources_and_files_are_shown_as_they_are(name):
+    found = provenance(
+        Path("nowhere"),
+        params={"prepare.folder": name, "model.source": "folder", "model.folder": name},
+        sources=({"role": "prompts", "source": name, "kept": 3, "dropped": {"duplicate": 2}},),
+    )
+    cells = Cells(card.render(found, {}, "", adapter=False).split("---\n", 2)[2])
+    assert shown(name) in cells.texts
+    assert not cells.tags & MARKED_UP

@@ -191,6 +191,16 @@ def test_a_template_that_never_asks_the_assistant_to_speak_is_refused(tmp_path):
     take(given, tmp_path / "b", chat_template="named.jinja")
 
 
+@pytest.mark.parametrize(
+    "template", ["Hello.", "{{ bos_token }}{% for m in messages %}{{ m['text'] }}{% endfor %}"]
+)
+def test_a_template_that_writes_nothing_of_what_is_said_is_refused(tmp_path, template):
+    given = write_family(tmp_path / "given", "llama")
+    (given / "deaf.jinja").write_text(template)
+    with pytest.raises(StageError, match=r"model\.folder .* whatever the user says, so all rows"):
+        take(given, tmp_path / "base", chat_template="deaf.jinja")
+
+
 def test_chatml_is_the_format_of_that_name(tmp_path):
     given = write_family(tmp_path / "given", "llama", vocab_size=60)
     tokenizer = AutoTokenizer.from_pretrained(given)

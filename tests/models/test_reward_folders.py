@@ -135,6 +135,9 @@ def test_a_template_is_asked_for_and_a_text_that_is_too_long_is_named(tmp_path):
     with pytest.raises(StageError, match=r"set rewards\.mine\.chat_template to plain"):
         score(tmp_path)
     assert len(score(tmp_path, chat_template="plain")) == len(ROWS)
+    (folder / "prompt.jinja").write_text("{{ bos_token }}{{ messages[0]['content'] }}")
+    with pytest.raises(StageError, match=r"rewards\.mine: .* whatever the assistant says"):
+        score(tmp_path, chat_template="prompt.jinja")
 
 
 def test_positions_that_begin_after_the_padding_leave_room_for_fewer_tokens(tmp_path):

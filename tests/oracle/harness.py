@@ -61,7 +61,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _config() -> LlamaConfig:
+def _config(**changes: Any) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=len(SPECIAL) + len(WORDS),
         hidden_size=16,
@@ -75,19 +75,20 @@ def _config() -> LlamaConfig:
         bos_token_id=1,
         eos_token_id=2,
         num_labels=1,
+        **changes,
     )
 
 
-def policy(seed: int = 0, noise: float = 0.0) -> LlamaForCausalLM:
+def policy(seed: int = 0, noise: float = 0.0, **changes: Any) -> LlamaForCausalLM:
     """A policy that is far from uniform; `noise` moves it away from the one without."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(_config())
+    model = LlamaForCausalLM(_config(**changes))
     return _moved(model, noise)
 
 
-def reward_model(seed: int = 0) -> LlamaForSequenceClassification:
+def reward_model(seed: int = 0, **changes: Any) -> LlamaForSequenceClassification:
     torch.manual_seed(seed)
-    return LlamaForSequenceClassification(_config())
+    return LlamaForSequenceClassification(_config(**changes))
 
 
 def _moved(model: LlamaForCausalLM, noise: float) -> LlamaForCausalLM:

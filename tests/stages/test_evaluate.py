@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import statistics
 
 import pyarrow.parquet as pq
 import pytest
@@ -26,6 +27,11 @@ def run(trained, runner):
         return made
 
     return copy
+
+
+def by_prompt(values):
+    """Means of the two samples of each prompt."""
+    return [(one + other) / 2 for one, other in zip(values[::2], values[1::2], strict=True)]
 
 
 def table(runner, policy, name="samples"):
@@ -77,6 +83,9 @@ def test_the_numbers_are_those_of_the_tables(run, reward):
     assert metrics["pass_at_2"] == pytest.approx(sum(pass_at_k(2, c, 2) for c in right) / 16)
     assert [row["pass_rate"] for row in greedy] == [c / 2 for c in right]
     assert metrics["reward_mean"] == pytest.approx(sum(row["reward"] for row in sampled) / 32)
+    of_prompts = by_prompt([row["reward"] for row in sampled])
+    assert metrics["reward_mean_error"] == pytest.approx(statistics.stdev(of_prompts) / 4, rel=1e-4)
+    assert metrics["kl_to_reference_error"] < 1e-4, "the reference itself"
     assert metrics["response_length"] == sum(row["length"] for row in sampled) / 32
     cut = [row["finish_reason"] == "length" for row in sampled]
     assert metrics["truncation_rate"] == sum(cut) / 32
@@ -116,6 +125,12 @@ def test_a_policy_is_compared_with_the_references_responses(run):
     assert [row["won"] for row in mine] == won
     assert 0 < metrics["win_rate"] == sum(won) / 16 < 1
     assert metrics["win_rate_low"] < metrics["win_rate"] < metrics["win_rate_high"]
+    sampled = (table(runner, policy, "sampled") for policy in ("iter_001", "sft"))
+    gains = [one["reward"] - other["reward"] for one, other in zip(*sampled, strict=True)]
+    assert metrics["reward_gain"] == pytest.approx(statistics.fmean(gains))
+    error = statistics.stdev(by_prompt(gains)) / 4
+    assert metrics["reward_gain_error"] == pytest.approx(error)
+    assert metrics["kl_to_reference_error"] > 0
     assert metrics["reference_greedy_length"] == sum(row["length"] for row in theirs) / 16
     shown = json.loads((runner.root / f"jobs/{ITERATION}/tables/samples.json").read_text())
     assert [row["prompt"] for row in shown] == [row["prompt"] for row in theirs]

@@ -163,8 +163,10 @@ def test_a_bad_file_is_named_with_its_line(runner, replaced, message):
 
 def test_a_folder_without_data_is_refused_with_the_names_that_it_might_have(runner):
     run = runner(prepare={"source": "files"})
-    (run.root / "data/demonstration.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     with pytest.raises(StageError, match=r"has no data: .*demonstrations\.\*, preferences\.\*"):
+        run.run("prepare")
+    (run.root / "data/demonstration.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(StageError, match=r"reads: demonstration\.jsonl .*demonstrations\.\*"):
         run.run("prepare")
 
 

@@ -40,7 +40,7 @@ def over_responses(
     def count(num_rows: int) -> None:
         nonlocal done
         done += num_rows
-        ctx.progress(done, len(rows))
+        ctx.progress(done, len(rows), _phase(what))
 
     return _compute(ctx, model, rows, compute, what, name_of, count)
 
@@ -85,6 +85,7 @@ def response_pass(
     compute: Callable[[Any, Batch], torch.Tensor],
     what: str,
     name_of: Callable[[Row], str] = sample_name,
+    phase: str | None = None,
 ) -> Pass:
     """`over_responses` as a pass that shards share out: `compute` by the model that `load` loads.
 
@@ -102,7 +103,14 @@ def response_pass(
 
         return of_unit
 
-    return Pass(f"{name}-{ctx.micro_tokens}", len(rows), UNIT_ROWS, start)
+    name = f"{name}-{ctx.micro_tokens}"
+    return Pass(name, len(rows), UNIT_ROWS, start, phase=phase or _phase(what))
+
+
+def _phase(what: str) -> str:
+    """`the critic's value` of many rows: critic values."""
+    owner, _, value = what.removeprefix("the ").rpartition("'s ")
+    return f"{owner} {value}s".strip()
 
 
 def row_length(row: Row) -> int:

@@ -73,7 +73,9 @@ def generate_all(
             return [dict(vars(completion)) for completion in completions]
 
         unit_rows = slots * min(max(1, len(requests) // (LEAST_UNITS * slots)), MOST_ROUNDS)
-        return Pass(name, len(requests), unit_rows, lambda: decode, _response_length)
+        return Pass(
+            name, len(requests), unit_rows, lambda: decode, _response_length, phase="responses"
+        )
 
     found = pass_names(ctx, RESPONSES)
     work = responses(found[0] if len(found) == 1 else RESPONSES)

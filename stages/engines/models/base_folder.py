@@ -14,7 +14,7 @@ from stages.context import StageError
 from stages.contracts.model import ModelParams
 from stages.contracts.precision import Precision
 from stages.data.artifacts import set_modes
-from stages.data.chat_templates import check_it_asks, choose_template
+from stages.data.chat_templates import check_it_asks, check_it_reads, choose_template
 from stages.engines.models.gguf_file import convert_gguf, find_gguf
 from stages.engines.models.given_folder import Kind, check_folder, copy_folder
 
@@ -44,6 +44,7 @@ def take_base_model(params: ModelParams, precision: Precision, source: Path, tar
         copy_folder(source, target, with_code=trusted)
         if changed or not _is_stored(tokenizer, source):
             tokenizer.save_pretrained(target)
+    check_it_reads(tokenizer, where)
     check_it_asks(tokenizer, where)
     _check_agreement(tokenizer, params.max_length, target, where)
     set_modes(target)

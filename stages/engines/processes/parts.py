@@ -44,6 +44,8 @@ class Pass:
     """What the progress line says about the results of the latest unit."""
     close: Callable[[], None] = lambda: None
     """Lets go of what `load` opened; called once nothing more is computed, whatever the reason."""
+    phase: str = "rows"
+    """What the progress line counts."""
 
     @property
     def units(self) -> list[range]:
@@ -73,7 +75,7 @@ def missing(ctx: Context, work: Pass) -> list[range]:
 def fill(ctx: Context, *passes: Pass) -> None:
     """Compute this shard's missing units, pass after pass, with one pass loaded at a time."""
     for work in passes:
-        _fill(ctx, work, passes)
+        _fill(ctx, work)
 
 
 def collect(ctx: Context, work: Pass) -> list[Any]:
@@ -92,19 +94,18 @@ def collect(ctx: Context, work: Pass) -> list[Any]:
     return results
 
 
-def _fill(ctx: Context, work: Pass, passes: Sequence[Pass]) -> None:
+def _fill(ctx: Context, work: Pass) -> None:
     todo = missing(ctx, work)
     if not todo:
         return
     try:
-        _compute(ctx, work, todo, passes)
+        _compute(ctx, work, todo)
     finally:
         work.close()
 
 
-def _compute(ctx: Context, work: Pass, todo: Sequence[range], passes: Sequence[Pass]) -> None:
+def _compute(ctx: Context, work: Pass, todo: Sequence[range]) -> None:
     compute = work.load()
-    total = sum(each.num_rows for each in passes)
     looked = -math.inf
     for unit in todo:
         if ctx.should_stop():
@@ -112,8 +113,8 @@ def _compute(ctx: Context, work: Pass, todo: Sequence[range], passes: Sequence[P
         results = compute(unit)
         _keep(ctx, work, unit, results)
         if unit is todo[-1] or time.monotonic() - looked >= LOOK_INTERVAL_S:
-            done = sum(_rows_there(ctx, each) for each in passes)
-            ctx.progress(done, total, **work.numbers(results))
+            done = _rows_there(ctx, work)
+            ctx.progress(done, work.num_rows, work.phase, **work.numbers(results))
             looked = time.monotonic()
 
 

@@ -35,7 +35,7 @@ class StepContext(Context):
     def resume_at(self, step: int, history: Sequence[Mapping[str, float]] = ()) -> None:
         pass
 
-    def progress(self, done: int, total: int, **numbers: float) -> None:
+    def progress(self, done: int, total: int, phase: str = "", **numbers: float) -> None:
         pass
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:

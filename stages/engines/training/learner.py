@@ -5,6 +5,7 @@ the ranks. Both speak of weights and moments by parameter, whole and in float32:
 the state that an iteration leaves, fits either, on any number of ranks.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from torch import Tensor
 from stages.contracts.precision import Precision
 from stages.engines.processes.ranks import Ranks
 
+NORM_OR_BIAS = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
+"""As transformers' Trainer knows them, and so TRL's, by their lower-case names."""
+
 
 @dataclass(frozen=True)
 class Optimization:
@@ -24,18 +28,40 @@ class Optimization:
     learning_rate: float
     max_grad_norm: float
     weight_decay: float = 0.0
+    decay_norms_and_biases: bool = False
     betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
     ema_decay: float = 0.0
     precision: Precision = Precision.FLOAT32
 
-    def adamw(self, weights: Iterable[Tensor], device: torch.device) -> torch.optim.AdamW:
+    def adamw(
+        self, model: Any, weights: Mapping[str, Tensor], device: torch.device
+    ) -> torch.optim.AdamW:
+        """Of these weights, by their names in the model; those that do not decay are a group."""
+        spared: set[str] = set()
+        if self.weight_decay and not self.decay_norms_and_biases:
+            spared = norms_and_biases(model)
+        decaying = [weight for name, weight in weights.items() if name not in spared]
+        steady = [weight for name, weight in weights.items() if name in spared]
+        groups = ({"params": decaying}, {"params": steady, "weight_decay": 0.0})
         return torch.optim.AdamW(
-            weights,
+            [group for group in groups if group["params"]],
             lr=self.learning_rate,
             betas=self.betas,
+            eps=self.epsilon,
             weight_decay=self.weight_decay,
             fused=device.type == "cuda",
         )
+
+
+def norms_and_biases(model: Any) -> set[str]:
+    """The names of a model's parameters that weight decay usually spares."""
+    return {
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+        if isinstance(module, torch.nn.LayerNorm) or NORM_OR_BIAS.search(f"{path}.{name}".lower())
+    }
 
 
 class AnyLearner(Protocol):

@@ -165,7 +165,8 @@ def train(
         if not before:
             rate = counts.tokens / max(time.monotonic() - started, 1e-9)
             ctx.log(step + 1, {**metrics, "tokens_per_second": rate})
-        ctx.progress(step + 1, plan.num_steps, **{name: metrics[name] for name in shown})
+        phase = before.replace("_", " ") if before else "steps"
+        ctx.progress(step + 1, plan.num_steps, phase, **{name: metrics[name] for name in shown})
         due = not ranks.rank and time.monotonic() - saved_at >= ctx.checkpoint_seconds
     for learner in learners.values():
         learner.settle()
@@ -321,7 +322,9 @@ def fresh_learner(
         learning_rate=params.learning_rate,
         max_grad_norm=params.max_grad_norm,
         weight_decay=params.weight_decay,
+        decay_norms_and_biases=params.decay_norms_and_biases,
         betas=(params.beta1, params.beta2),
+        epsilon=params.adam_epsilon,
         ema_decay=params.ema_decay,
         precision=precision,
     )

@@ -42,7 +42,7 @@ class Learner:
             name: master.detach().clone() for name, master in self._masters.items() if how.ema_decay
         }
         device = next(iter(self._masters.values())).device
-        self._optimizer = how.adamw(self._masters.values(), device)
+        self._optimizer = how.adamw(model, self._masters, device)
 
     def _split(self, precision: Precision) -> dict[str, Tensor]:
         """Round the model's weights; the masters of those that learn, by name.

@@ -65,8 +65,8 @@ class ZeroLearner:
         self._whole: dict[str, Tensor] | None = None
         self._whole_moments: dict[str, Tensor] = {}
         before = {name: parameter.data for name, parameter in model.named_parameters()}
-        learning = [p for p in model.parameters() if p.requires_grad]
-        optimizer = how.adamw(learning, self._device)
+        learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        optimizer = how.adamw(model, learning, self._device)
         with ranks.exchanging():
             self._engine = open_engine(
                 ctx, model, optimizer, configured(ctx, how.max_grad_norm, how.precision)
@@ -233,6 +233,8 @@ class ZeroLearner:
     def _find_parts(self) -> dict[str, Part]:
         """Of each parameter that learns; one that lies with other ranks has none."""
         parts: dict[str, Part] = {}
+        groups = [] if self._stage == 3 else self._zero.bit16_groups
+        flat_of = {parameter: flat for flat, group in enumerate(groups) for parameter in group}
         for name, parameter in self.model.named_parameters():
             if name not in self._shapes:
                 continue
@@ -245,7 +247,8 @@ class ZeroLearner:
                     parts[name] = Part(int(flat), int(at), int(start), size)
             elif (here := parameter._hp_mapping) is not None:
                 there, inside = here.hp_fragment_address, here.lp_fragment_address
-                parts[name] = Part(0, there.start, inside.start, inside.numel)
+                flat = flat_of[parameter]
+                parts[name] = Part(flat, there.start, inside.start, inside.numel)
         return parts
 
     def _get(self, flats: Sequence[Tensor], name: str) -> Tensor | None:
