@@ -6,7 +6,7 @@ that params.yaml names; where another is more accurate, the report says so. Wher
 is right, rewards are compared instead.
 
 In reading order: `evidence` (what is read), `family` (the tree of policies), `comparison`,
-`story` and `concerns` (what may be concluded), `page` and `summary` (how it is shown).
+`story` and `concerns` (what may be concluded), `page`, `summary` and `curves` (how it is shown).
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,9 @@ from pathlib import Path
 
 from stages.context import Context
 from stages.contracts.report import ReportConfig
-from stages.reporting import comparison, concerns, evidence, page, story, summary
+from stages.reporting import comparison, concerns, curves, evidence, page, story, summary
 from stages.reporting.family import ROOT, Family
+from stages.standard_error import error_metric
 
 
 def run(
@@ -34,12 +35,15 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "index.html", page.render(config, family, found, told, raised, pairs, nodes))
     _write(folder / "summary.md", summary.render(config, family, found, told, raised, pairs))
-    ctx.progress(1, 1)
+    _write(folder / "curves.csv", curves.render(family, found))
+    ctx.progress(1, 1, "pages")
 
     first, last = found.evaluations[ROOT], found.evaluations[family.final]
     metrics: dict[str, float | int] = {
         "final_reward_mean": last["reward_mean"],
+        **error_metric("final_reward_mean", last.get("reward_mean_error")),
         "final_kl_to_reference": last["kl_to_reference"],
+        **error_metric("final_kl_to_reference", last.get("kl_to_reference_error")),
         "final_entropy": last["entropy"],
         "num_warnings": len(raised),
     }
@@ -47,8 +51,13 @@ def run(
         metrics["sft_accuracy"] = first["accuracy"]
         metrics["final_accuracy"] = last["accuracy"]
         metrics["accuracy_gain"] = last["accuracy"] - first["accuracy"]
-    if "win_rate" in last:
-        metrics["final_win_rate"] = last["win_rate"]
+        metrics |= error_metric("accuracy_gain", comparison.accuracy_gain_error(pairs))
+    for name in ("win_rate", "win_rate_low", "win_rate_high"):
+        if name in last:
+            metrics[f"final_{name}"] = last[name]
+    for name in ("reward_gain", "reward_gain_error"):
+        if name in last:
+            metrics[name] = last[name]
     if found.pairwise_accuracy is not None:
         metrics["reward_pairwise_accuracy"] = found.pairwise_accuracy
     return metrics

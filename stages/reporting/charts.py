@@ -10,10 +10,18 @@ from stages.reporting.evidence import Evidence
 from stages.reporting.family import Family
 from stages.reporting.markup import Markup, element
 from stages.reporting.scale import Axis, Tick, fit
-from stages.reporting.vocabulary import EVALUATION, Format, write
+from stages.reporting.vocabulary import EVALUATION, Format, describe, write
 
 NUM_COLOURS = 6
 _MOST_TICKS = 8
+_IN_TRAINING = (
+    "reward_mean",
+    "approx_kl",
+    "zero_variance_share",
+    "explained_variance",
+    "grad_norm",
+)
+"""Of the stages' own numbers, those that are drawn."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,8 @@ def figures(family: Family, evidence: Evidence, params: Params) -> list[Figure]:
         title = EVALUATION[metric].label
         y = fit(_extremes(lines), floor=floor)
         key = (("band", "± one standard deviation"),) if spread else ()
-        svg = draw(metric, f"{title} over the iterations", lines, steps, y, Format.NUMBER)
+        form = EVALUATION[metric].format
+        svg = draw(metric, f"{title} over the iterations", lines, steps, y, form)
         return Figure(title, reading, key, svg)
 
     def as_share(metric: str, reading: str) -> Figure:
@@ -76,6 +85,28 @@ def figures(family: Family, evidence: Evidence, params: Params) -> list[Figure]:
         over_iterations("response_length", "Mean tokens in a response."),
         _reward_against_kl(family, evidence),
     ]
+
+
+def training_figures(family: Family, evidence: Evidence) -> list[Figure]:
+    """What the stages that made each policy measured, where they did."""
+    numbers = {
+        policy: {name: value for stage in stages.values() for name, value in stage.items()}
+        for policy, stages in evidence.training.items()
+    }
+    inside = replace(evidence, evaluations={p: numbers.get(p, {}) for p in family.policies})
+    steps = iteration_axis(family)
+    found = []
+    for name in _IN_TRAINING:
+        metric = describe(name)
+        lines = _lines(family, inside, name, family.depth)
+        if lines:
+            floor = None if name == "reward_mean" else 0.0
+            y = fit(_extremes(lines), metric.format, floor=floor)
+            svg = draw(
+                f"training-{name}", f"{metric.label} in training", lines, steps, y, metric.format
+            )
+            found.append(Figure(metric.label, metric.meaning, (), svg))
+    return found
 
 
 def iteration_axis(family: Family) -> Axis:
@@ -167,7 +198,7 @@ def _lines(
             )
             points.append(Point(policy, x, value, half if math.isfinite(half) else 0.0, text))
         label = " ".join(filter(None, (branch.leaf if len(branches) > 1 else "", name)))
-        label = label or EVALUATION[metric].label
+        label = label or describe(metric).label
         lines.append(Line(tuple(points), index % NUM_COLOURS, label, dashed, forks=index > 0))
     return [line for line in lines if line.own_points]
 

@@ -13,6 +13,7 @@ from math import comb
 from stages.context import StageError
 from stages.evaluation import contest
 from stages.evaluation.answers import Answered
+from stages.standard_error import standard_error
 
 SIGNIFICANCE = 0.05
 
@@ -96,6 +97,13 @@ def judge(pairs: Sequence[Pair]) -> Verdict:
     if 2 * tail >= SIGNIFICANCE * 2**flips:
         return Verdict.UNCLEAR
     return Verdict.BETTER if up > down else Verdict.WORSE
+
+
+def accuracy_gain_error(pairs: Sequence[Pair]) -> float | None:
+    """The standard error of the difference of the two accuracies, prompt by prompt."""
+    judged = [pair for pair in pairs if pair.before.is_judged and pair.after.is_judged]
+    gains = [bool(pair.after.greedy.correct) - bool(pair.before.greedy.correct) for pair in judged]
+    return standard_error(gains, [pair.before.prompt_id for pair in judged])
 
 
 def choose(pairs: Sequence[Pair], limit: int) -> list[Pair]:

@@ -4,10 +4,12 @@ A policy that has collapsed has descendants that have, too. Each kind is said on
 the policy that params.yaml names last, so that a long run does not drown the page in repetitions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stages.contracts.warn import WarnParams
-from stages.health import Kind, Reading, Symptom, judge_family
+from stages.evaluation.answers import Answered
+from stages.health import Kind, Reading, Symptom, judge, judge_family
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import Family
 
@@ -35,10 +37,18 @@ class Concern:
 def collect(family: Family, evidence: Evidence, warn: WarnParams) -> list[Concern]:
     """Judge every policy by its held-out numbers and by how it was trained."""
     readings = {
-        policy: Reading(policy, {**_training(policy, evidence), **evidence.evaluations[policy]})
+        policy: Reading(
+            policy,
+            {
+                **_training(policy, evidence),
+                **_answers(evidence.answered[policy]),
+                **evidence.evaluations[policy],
+            },
+        )
         for policy in family.policies
     }
-    found = judge_family(family.parents, readings, warn)
+    source = Reading("the reward source", evidence.reward)
+    found = [*judge([source], warn), *judge_family(family.parents, readings, warn)]
     concerns = []
     for kind in Kind:
         of_kind = [symptom for symptom in found if symptom.kind is kind]
@@ -47,6 +57,13 @@ def collect(family: Family, evidence: Evidence, warn: WarnParams) -> list[Concer
             title = kind.words[:1].upper() + kind.words[1:]
             concerns.append(Concern(kind, title, policies, of_kind[-1]))
     return concerns
+
+
+def _answers(answered: Sequence[Answered]) -> dict[str, float]:
+    """How far the best rewarded wrong answer is above the best rewarded right one."""
+    right = [item.greedy.reward for item in answered if item.greedy.correct]
+    wrong = [item.greedy.reward for item in answered if item.greedy.correct is False]
+    return {"wrong_lead": max(wrong) - max(right)} if right and wrong else {}
 
 
 def _training(policy: str, evidence: Evidence) -> dict[str, float]:

@@ -39,8 +39,12 @@ class Evidence:
     """Numbers of the SFT policy and of the final one for each task; none where there is none."""
     sft: Metrics
     prepare: Metrics
-    pairwise_accuracy: float | None
-    """None where there are no held-out pairs that the reward source can rank."""
+    reward: Metrics
+    """What is known of the reward source; empty where there are no pairs that it can rank."""
+
+    @property
+    def pairwise_accuracy(self) -> float | None:
+        return self.reward.get("pairwise_accuracy")
 
 
 def read(inputs: Mapping[str, Path], family: Family) -> Evidence:
@@ -73,7 +77,7 @@ def read(inputs: Mapping[str, Path], family: Family) -> Evidence:
         },
         sft=_metrics(inputs["sft"]),
         prepare=_metrics(inputs["prepare"]),
-        pairwise_accuracy=_metrics(inputs["reward"] / "quality.json").get("pairwise_accuracy"),
+        reward=_metrics(inputs["reward"] / "quality.json"),
     )
 
 

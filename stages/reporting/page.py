@@ -5,20 +5,31 @@ from typing import Any
 
 from stages.contracts.params import Params
 from stages.reporting import changes, charts, graph, tables
-from stages.reporting.comparison import Pair, choose, extremes
+from stages.reporting.comparison import Pair, accuracy_gain_error, choose, extremes
 from stages.reporting.concerns import Concern
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import ROOT, Family
 from stages.reporting.markup import Child, Markup, document, element, join
 from stages.reporting.story import Story
 from stages.reporting.style import STYLE
-from stages.reporting.vocabulary import EVALUATION, Format, write, write_change, write_interval
+from stages.reporting.vocabulary import (
+    EVALUATION,
+    Format,
+    write,
+    write_change,
+    write_error,
+    write_interval,
+)
+from stages.standard_error import error_name
 
 _TERMS = {
     "Policy": "The language model that is being trained; each iteration makes a new one.",
     "SFT": "Supervised fine-tuning on demonstrations, which makes the policy that RL starts from.",
     "Reference": "The SFT policy, kept as it was, against which drift is measured.",
     "Iteration": "One round: sample responses, score them, update the policy.",
+    "±": "One standard error over prompts: with other prompts of the same kind, the number would "
+    "mostly stay within two of these. Of a difference between two policies it is that of the "
+    "differences prompt by prompt.",
 }
 
 
@@ -36,11 +47,11 @@ def render(
         _header(story, concerns, has_tasks=bool(evidence.tasks[family.final])),
         element(
             "main",
-            _cards(family, evidence),
+            _cards(family, evidence, pairs),
             _iterations(params, family, evidence),
             _tasks(family, evidence),
             _samples(params, family, pairs),
-            _training(family, evidence),
+            _training(params, family, evidence),
             _params(params),
             _graph(nodes, family),
             _glossary(),
@@ -102,8 +113,14 @@ def _as_sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _cards(family: Family, evidence: Evidence) -> Markup:
+def _cards(family: Family, evidence: Evidence, pairs: Sequence[Pair]) -> Markup:
     first, last = evidence.evaluations[ROOT], evidence.evaluations[family.final]
+    # From the reference itself the KL starts at 0 for sure.
+    errors = {
+        "accuracy": accuracy_gain_error(pairs),
+        "reward_mean": last.get("reward_gain_error"),
+        "kl_to_reference": last.get("kl_to_reference_error"),
+    }
 
     def moved(metric: str, note: str) -> Markup:
         form = EVALUATION[metric].format
@@ -111,17 +128,23 @@ def _cards(family: Family, evidence: Evidence) -> Markup:
         if before is None or after is None:
             return _card(EVALUATION[metric].label, write(after, form), "", note)
         change = write_change(before, after, form)
+        error = write_error(after - before, errors.get(metric), form)
         return _card(
             EVALUATION[metric].label,
             write(after, form),
-            change,
+            f"{change} {error}".strip(),
             f"from {write(before, form)}; {note}",
         )
 
     def won(metric: str, note: str) -> Markup:
         low, high = last.get(f"{metric}_low"), last.get(f"{metric}_high")
-        sure = "50% is no difference" if low is None else f"95%: {write_interval(low, high)}"
-        return _card(EVALUATION[metric].label, write(last.get(metric), Format.SHARE), sure, note)
+        rate, error = last.get(metric), last.get(error_name(metric))
+        sure = (
+            f"95%: {write_interval(low, high)}"
+            if low is not None
+            else f"{write_error(rate, error, Format.SHARE)}; 50% is no difference".lstrip("; ")
+        )
+        return _card(EVALUATION[metric].label, write(rate, Format.SHARE), sure, note)
 
     is_judged = "accuracy" in last
     return element(
@@ -157,23 +180,14 @@ def _card(label: str, value: str, change: str, note: str) -> Markup:
 
 
 def _iterations(params: Params, family: Family, evidence: Evidence) -> Markup:
-    cells = []
-    for figure in charts.figures(family, evidence, params):
-        key = [element("span", charts.swatch(style), name) for style, name in figure.key]
-        caption = element(
-            "figcaption",
-            element("div", element("h3", figure.title), element("p", key, class_="key")),
-            element("p", figure.reading, class_="note"),
-        )
-        cells.append(element("figure", caption, figure.svg))
     return _section(
         "iterations",
         "Over the iterations",
         f"Each policy on the same held-out prompts. {family.final} is the final one: the last that "
         "params.yaml names. Accuracy and win rate are of the greedy response, with 95% intervals; "
-        "all else is of sampled ones.",
+        "all else is of sampled ones. ± is one standard error over prompts.",
         charts.legend(family),
-        element("div", cells, class_="charts"),
+        _drawn(charts.figures(family, evidence, params)),
         tables.policies(family, evidence),
         element("h3", "One against another"),
         element(
@@ -184,6 +198,19 @@ def _iterations(params: Params, family: Family, evidence: Evidence) -> Markup:
         ),
         tables.head_to_head(family, evidence),
     )
+
+
+def _drawn(figures: Sequence[charts.Figure]) -> Markup:
+    cells = []
+    for figure in figures:
+        key = [element("span", charts.swatch(style), name) for style, name in figure.key]
+        caption = element(
+            "figcaption",
+            element("div", element("h3", figure.title), element("p", key, class_="key")),
+            element("p", figure.reading, class_="note"),
+        )
+        cells.append(element("figure", caption, figure.svg))
+    return element("div", cells, class_="charts")
 
 
 def _tasks(family: Family, evidence: Evidence) -> Markup | None:
@@ -220,16 +247,22 @@ def _samples(params: Params, family: Family, pairs: list[Pair]) -> Markup:
     )
 
 
-def _training(family: Family, evidence: Evidence) -> Markup:
+def _training(params: Params, family: Family, evidence: Evidence) -> Markup:
+    source = "Reward model" if params.rl.reward == "reward_model" else "Reward source"
     return _section(
         "training",
         "What training did",
-        "Measured on the prompts that were trained on, not on the held-out ones.",
+        "Measured on the prompts that were trained on, not on the held-out ones. Curves over the "
+        "steps of one iteration are in MLflow, under step/.",
+        _drawn(charts.training_figures(family, evidence)),
         tables.training(family, evidence),
         element(
             "div",
             tables.plain_metrics("Data", evidence.prepare),
             tables.plain_metrics("Supervised fine-tuning", evidence.sft),
+            tables.plain_metrics(f"{source}, on held-out pairs", evidence.reward)
+            if evidence.reward
+            else None,
             class_="columns",
         ),
     )

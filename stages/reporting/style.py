@@ -72,6 +72,8 @@ h2 {
 }
 h3 { font-size: 14px; line-height: 1.4; font-weight: 620; }
 .intro { max-width: 52em; margin: 4px 0 18px; color: var(--soft); }
+section > h3 { margin: 32px 0 4px; font-size: 16px; }
+section > h3 + .note { margin-bottom: 12px; }
 h2 + .scroll, h2 + dl, h2 + .empty { margin-top: 16px; }
 .note { color: var(--faint); font-size: 12.5px; line-height: 1.45; }
 .empty { color: var(--soft); }
@@ -124,9 +126,16 @@ svg text.value {
 """
 
 _TABLES = """
+/* A shadow at the edge past which there is more: the covers above it scroll with the table. */
 .scroll {
   overflow-x: auto; border: 1px solid var(--rule); border-radius: 10px;
-  background: var(--surface);
+  background:
+    linear-gradient(to right, var(--surface) 40%, transparent) left / 44px 100% local,
+    linear-gradient(to left, var(--surface) 40%, transparent) right / 44px 100% local,
+    linear-gradient(to right, var(--faint), transparent) left / 12px 100% scroll,
+    linear-gradient(to left, var(--faint), transparent) right / 12px 100% scroll,
+    var(--surface);
+  background-repeat: no-repeat;
 }
 table { width: 100%; border-collapse: collapse; font-size: 13.5px; line-height: 1.5; }
 th, td {
@@ -230,7 +239,11 @@ _NARROW = """
   .cards { grid-template-columns: repeat(2, 1fr); margin-top: 28px; }
   .charts { grid-template-columns: 1fr; }
   figcaption { min-height: 0; margin-bottom: 8px; }
-  .training tbody th { min-width: 190px; }
+  .numbers th, .numbers td { padding: 8px 9px; }
+  .numbers tbody th, .training td:last-child { position: sticky; background: var(--surface); }
+  .numbers tbody th { left: 0; }
+  .training td:last-child { right: 0; box-shadow: -6px 0 6px -6px var(--faint); }
+  .training tbody th { min-width: 150px; }
   .samples, .samples tbody, .samples tr, .samples th, .samples td { display: block; }
   .samples thead { display: none; }
   .samples td { padding-top: 0; border-top: 0; }

@@ -8,10 +8,18 @@ from stages.reporting.comparison import Pair, choose
 from stages.reporting.concerns import Concern
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import ROOT, Family
-from stages.reporting.markup import printable
+from stages.reporting.markdown import in_cell, one_line, plain
 from stages.reporting.story import Story
 from stages.reporting.tables import NO_TASK
-from stages.reporting.vocabulary import Format, describe, pass_metrics, write
+from stages.reporting.vocabulary import (
+    Format,
+    describe,
+    pass_metrics,
+    write,
+    write_error,
+    write_interval,
+)
+from stages.standard_error import error_name
 
 PAGE = "artifacts/report/index.html"
 WIDTH = 88
@@ -42,6 +50,7 @@ def render(
         *(_wrap(f"Note: {caveat}") for caveat in story.caveats),
         *map(_concern, concerns),
         _policies(family, evidence),
+        *_errors(family, evidence),
         *([_tasks(family, evidence)] if evidence.tasks[family.final] else []),
         "## Before and after",
         *(_sample(pair, family.final) for pair in choose(pairs, _NUM_SAMPLES)),
@@ -75,6 +84,20 @@ def _policies(family: Family, evidence: Evidence) -> str:
     return _table(["policy", *columns.values()], rows)
 
 
+def _errors(family: Family, evidence: Evidence) -> list[str]:
+    """How sure the table is, in a line: there is no room beside its numbers."""
+    last, said = evidence.evaluations[family.final], []
+    for name in ("reward_mean", "kl_to_reference"):
+        form = describe(name).format
+        if error := write_error(last.get(name), last.get(error_name(name)), form):
+            said.append(f"{_COLUMNS[name]} {error}")
+    if "win_rate_low" in last:
+        said.append(f"wins {write_interval(last['win_rate_low'], last['win_rate_high'])} (95%)")
+    if not said:
+        return []
+    return [_wrap(f"{family.final}: {', '.join(said)}; ± is one standard error over prompts.")]
+
+
 def _columns(evidence: Evidence) -> dict[str, str]:
     """Metrics and what they are called here; of pass@k the largest k."""
     known = {name for metrics in evidence.evaluations.values() for name in metrics}
@@ -94,7 +117,7 @@ def _tasks(family: Family, evidence: Evidence) -> str:
     )
     rows = [
         [
-            _shorten(row["task"] or NO_TASK, WIDTH // 3),
+            plain(_shorten(row["task"] or NO_TASK, WIDTH // 3)),
             write(row["num_prompts"], Format.COUNT),
             write(before.get(row["task"], {}).get("accuracy"), Format.SHARE),
             write(row["accuracy"], Format.SHARE),
@@ -108,6 +131,7 @@ def _tasks(family: Family, evidence: Evidence) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
+    rows = [[*map(in_cell, row)] for row in rows]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join(
@@ -136,7 +160,7 @@ def _response(name: str, answer: Answer) -> str:
 
 
 def _shorten(text: str, width: int) -> str:
-    line = printable(text).replace("\n", "⏎").replace("\t", " ")
+    line = one_line(text)
     return line if len(line) <= width else line[: width - 1] + "…"
 
 

@@ -19,15 +19,19 @@ from stages.reporting.vocabulary import (
     MISSING,
     Format,
     describe,
+    in_order,
     pass_metrics,
     spell_out,
     write,
     write_change,
+    write_error,
     write_interval,
 )
+from stages.standard_error import error_name, standard_error
 
 _QUALITY = ("accuracy", "accuracy_sampled", "majority_vote")
 _WINS = ("win_rate", "win_rate_sampled", "win_rate_similar_length")
+_GAIN = ("reward_gain",)
 _OTHERS = (
     "reward_mean",
     "reward_std",
@@ -59,7 +63,7 @@ def policies(family: Family, evidence: Evidence) -> Markup:
         metrics = evidence.evaluations[policy]
         mark = element("span", "final", class_="tag") if policy == family.final else None
         cells = [
-            element("td", write(metrics.get(name), describe(name).format), _interval(name, metrics))
+            element("td", write(metrics.get(name), describe(name).format), _beside(name, metrics))
             for name in columns
         ]
         name = element("th", policy, " ", mark, scope="row")
@@ -71,8 +75,10 @@ def policies(family: Family, evidence: Evidence) -> Markup:
 def policy_columns(evidence: Evidence) -> list[str]:
     """What is known of at least one policy, in the order in which it is shown."""
     known = {name for metrics in evidence.evaluations.values() for name in metrics}
+    if "accuracy_sampled" in known:
+        known.discard("pass_at_1")  # the same number
     first, *others = _QUALITY
-    ordered = [first, *others[:1], *pass_metrics(known), *others[1:], *_WINS, *_OTHERS]
+    ordered = [first, *others[:1], *pass_metrics(known), *others[1:], *_WINS, *_GAIN, *_OTHERS]
     return [name for name in ordered if name in known or name in _OTHERS]
 
 
@@ -84,8 +90,8 @@ def tasks(family: Family, evidence: Evidence) -> Markup:
     is_judged = any(row["accuracy"] is not None for row in after.values())
     head = ["Task", "Prompts"]
     if is_judged:
-        head += [f"Accuracy: {ROOT}", f"Accuracy: {family.final}", "Change", "95% interval"]
-    head += ["Win rate", "95% interval", "Reward"]
+        head += [f"Accuracy: {ROOT}", f"Accuracy: {family.final}", "Change", "Accuracy, 95%"]
+    head += ["Win rate", "Win rate, 95%", "Reward"]
     rows = []
     for task, row in after.items():
         old = before.get(task, {}).get("accuracy")
@@ -106,7 +112,7 @@ def tasks(family: Family, evidence: Evidence) -> Markup:
             *judged,
             write(row["win_rate"], Format.SHARE),
             write_interval(row["win_rate_low"], row["win_rate_high"]),
-            write(row["reward_mean"]),
+            [write(row["reward_mean"]), _beside("reward_mean", row)],
         ]
         name = element("th", task or NO_TASK, scope="row")
         rows.append(element("tr", name, [element("td", cell) for cell in cells]))
@@ -115,15 +121,13 @@ def tasks(family: Family, evidence: Evidence) -> Markup:
 
 def head_to_head(family: Family, evidence: Evidence) -> Markup:
     """How often the greedy response of the policy in the row beats that of the one above."""
-    policies, share = family.policies, Format.SHARE
+    policies = family.policies
     if len(policies) > _MOST_CONTESTANTS:
         policies = [ROOT, *policies[1 - _MOST_CONTESTANTS :]]
     rows = []
     for mine in policies:
         cells = [
-            element(
-                "td", MISSING if mine == theirs else write(_beats(evidence, mine, theirs), share)
-            )
+            element("td", MISSING if mine == theirs else _beats(evidence, mine, theirs))
             for theirs in policies
         ]
         rows.append(element("tr", element("th", mine, scope="row"), cells))
@@ -199,7 +203,11 @@ def training(family: Family, evidence: Evidence) -> Markup:
             meaning = element("small", metric.meaning) if fresh else None
             explained.add(name)
             cells = [
-                element("td", write(measured[iteration].get(name), metric.format))
+                element(
+                    "td",
+                    write(measured[iteration].get(name), metric.format),
+                    _beside(name, measured[iteration]),
+                )
                 for iteration in iterations
             ]
             rows.append(element("tr", element("th", metric.label, meaning, scope="row"), cells))
@@ -212,12 +220,22 @@ def plain_metrics(title: str, metrics: Mapping[str, float]) -> Markup:
     rows = [
         element(
             "div",
-            element("dt", spell_out(name)),
-            element("dd", write(value, Format.COUNT if value.is_integer() else Format.NUMBER)),
+            element("dt", _short_label(name)),
+            element("dd", write(value, _plain_format(name, value))),
         )
         for name, value in metrics.items()
     ]
     return element("div", element("h3", title), element("dl", rows, class_="facts"))
+
+
+def _plain_format(name: str, value: float) -> Format:
+    known = describe(name).format
+    return Format.COUNT if known is Format.NUMBER and value.is_integer() else known
+
+
+def _short_label(name: str) -> str:
+    """Counts of a stage's data by their own names; what the glossary knows by its."""
+    return spell_out(name) if name.startswith("num_") else describe(name).label
 
 
 def changed_params(changes: Sequence[Change]) -> Markup:
@@ -237,13 +255,23 @@ def changed_params(changes: Sequence[Change]) -> Markup:
     return _scrolling("Params that differ from the defaults", table)
 
 
-def _beats(evidence: Evidence, mine: str, theirs: str) -> float:
-    return statistics.fmean(greedy_outcomes(evidence.answered[mine], evidence.answered[theirs]))
+def _beats(evidence: Evidence, mine: str, theirs: str) -> list[str | None]:
+    won = greedy_outcomes(evidence.answered[mine], evidence.answered[theirs])
+    share, error = statistics.fmean(won), standard_error(won, range(len(won)))
+    return [write(share, Format.SHARE), _small(write_error(share, error, Format.SHARE))]
 
 
-def _interval(name: str, metrics: Mapping[str, float]) -> Markup | None:
+def _beside(name: str, metrics: Mapping[str, float]) -> Markup | None:
+    """How sure a number is: its interval or its standard error, where there is one."""
     low, high = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
-    return None if low is None else element("small", write_interval(low, high))
+    if low is not None:
+        return _small(write_interval(low, high))
+    form = describe(name).format
+    return _small(write_error(metrics.get(name), metrics.get(error_name(name)), form))
+
+
+def _small(text: str) -> Markup | None:
+    return element("small", text) if text else None
 
 
 def _task(item: Answered) -> Markup | None:
@@ -273,7 +301,9 @@ def _text(text: str) -> Markup:
 
 
 def _metric_names(columns: Sequence[Mapping[str, float]]) -> list[str]:
-    return list(dict.fromkeys(name for metrics in columns for name in metrics))
+    """All but errors, which stand beside what they belong to."""
+    names = {name for metrics in columns for name in metrics}
+    return in_order(names - {error_name(name) for name in names})
 
 
 def _table(head: Sequence[str], rows: Child, class_: str, num_text: int) -> Markup:

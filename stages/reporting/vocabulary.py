@@ -66,6 +66,11 @@ EVALUATION = {
         "Mean score that the reward source gives to responses; it is what training pushes up, so "
         "it should rise together with accuracy.",
     ),
+    "reward_gain": Metric(
+        "Reward gained",
+        "Mean difference from the SFT policy’s reward on the same prompts; its error is smaller "
+        "than those of the two, as easy prompts are easy for both.",
+    ),
     "reward_std": Metric(
         "Reward spread", "Standard deviation of the reward over responses; the shaded band."
     ),
@@ -73,11 +78,6 @@ EVALUATION = {
         "KL to the reference",
         "How far the policy has moved from the supervised one, in nats per token; 0 means not at "
         "all, and large values often mean that it exploits the reward.",
-        Format.NATS,
-    ),
-    "kl_to_reference_error": Metric(
-        "Standard error of the KL",
-        "How far the KL may be off, as it is measured on some responses: two of these either way.",
         Format.NATS,
     ),
     "entropy": Metric(
@@ -105,9 +105,12 @@ EVALUATION = {
 
 TRAINING = {
     **EVALUATION,
+    "num_prompts": Metric("Prompts", "Prompts whose responses were learnt from.", Format.COUNT),
+    "num_responses": Metric("Responses learnt from", "Those of these prompts.", Format.COUNT),
     "num_sequences": Metric("Responses", "Responses sampled to train on.", Format.COUNT),
     "num_tokens": Metric("Tokens", "Tokens in those responses.", Format.COUNT),
     "num_steps": Metric("Optimizer steps", "Times the weights were changed.", Format.COUNT),
+    "loss": Metric("Loss", "All that the optimizer lowers, together."),
     "policy_loss": Metric(
         "Policy loss",
         "What the policy’s optimizer lowers; its sign and size mean little by themselves.",
@@ -171,6 +174,7 @@ TRAINING = {
     ),
     "kl_coef": Metric("KL coefficient", "Weight of the distance from the SFT policy."),
     "kl_loss": Metric("KL in the loss", "The KL term before its weight."),
+    "learning_rate": Metric("Learning rate", "Step size of the last step."),
     "preference_accuracy": Metric(
         "Pairs ranked right",
         "Share of training pairs whose chosen response the policy now favours more.",
@@ -194,7 +198,17 @@ def describe(name: str) -> Metric:
         k = chances[1]
         meaning = f"Chance that of {k} sampled responses at least one is right."
         return Metric(f"Pass@{k}", meaning, Format.SHARE)
+    whole, slash, part = name.partition("/")
+    if slash and whole in TRAINING:
+        known = TRAINING[whole]
+        return Metric(f"{known.label}: {part}", f"Of {part} alone.", known.format)
     return TRAINING.get(name) or Metric(spell_out(name), "")
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Metrics in the order of this page, so that an explanation may refer to the one before it."""
+    ranks = {name: rank for rank, name in enumerate(TRAINING)}
+    return sorted(names, key=lambda name: (ranks.get(name.partition("/")[0], len(ranks)), name))
 
 
 def pass_metrics(names: Iterable[str]) -> list[str]:
@@ -220,6 +234,18 @@ def write_interval(low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return MISSING
     return f"{100 * low:.1f}–{100 * high:.1f}%"
+
+
+def write_error(value: float | None, error: float | None, form: Format = Format.NUMBER) -> str:
+    """One standard error with as many digits as the value beside it: `± 0.021`; none: empty."""
+    if value is None or error is None or not math.isfinite(value + error):
+        return ""
+    if form is Format.SHARE:
+        return f"± {100 * error:.1f}"
+    digits = _digits(value, form)
+    if digits == "0" or "e" in digits:
+        return f"± {_digits(error, form)}" if error else ""
+    return f"± {error:,.{len(digits.partition('.')[2])}f}"
 
 
 def _digits(value: float, form: Format) -> str:

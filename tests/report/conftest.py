@@ -106,8 +106,10 @@ def _evaluation(depth: int, lag: float) -> dict[str, float]:
     return {
         "accuracy": round(0.402 + 0.1003 * gain, 4),
         "reward_mean": round(-0.431 + 0.4507 * gain, 4),
+        "reward_mean_error": 0.0312,
         "reward_std": round(0.91 - 0.08 * depth, 4),
         "kl_to_reference": round(0.0217 * depth**1.3, 4),
+        "kl_to_reference_error": round(0.0021 * depth, 4),
         "entropy": round(0.412 - 0.061 * depth, 4),
         "response_length": round(21.37 + 0.51 * gain, 2),
         "truncation_rate": round(0.031 / (1 + depth), 4),
@@ -153,6 +155,7 @@ def _training(depth: int, algorithm: str) -> dict[str, dict[str, float]]:
         },
         "score": {
             "reward_mean": -0.4 + 0.4 * depth,
+            "reward_mean_error": 0.0276,
             "reward_std": 0.9,
             "kl_to_reference": 0.019 * (depth - 1),
         },

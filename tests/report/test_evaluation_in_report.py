@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from collections.abc import Callable
 
 import pyarrow.parquet as pq
@@ -68,11 +69,16 @@ def test_every_policy_is_held_against_every_other(finished_run: Callable) -> Non
             if one == other:
                 assert share == "–"
             else:
-                both = float(share[:-1]) + float(grid[other][one][:-1])
-                assert both == pytest.approx(100, abs=0.11)
+                (rate, error), (back, as_much) = (
+                    cell.split("% ± ") for cell in (share, grid[other][one])
+                )
+                assert float(rate) + float(back) == pytest.approx(100, abs=0.11)
+                assert error == as_much
     final = [row[0] for row in rows][-1]
     metrics = json.loads((run.inputs["evaluation_metrics"] / f"{final}.json").read_text())
-    assert grid[final]["sft"] == f"{100 * metrics['win_rate']:.1f}%"
+    won = pq.read_table(run.inputs["evaluations"] / final / folder.GREEDY)["won"].to_pylist()
+    error = statistics.stdev(won) / len(won) ** 0.5
+    assert grid[final]["sft"] == f"{100 * metrics['win_rate']:.1f}% ± {100 * error:.1f}"
 
 
 def test_only_so_many_policies_are_held_against_each_other(finished_run: Callable) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.context import StageError
-from stages.reporting.vocabulary import Format, write
+from stages.evaluation import folder
+from stages.reporting.vocabulary import Format, write, write_error
 
 
 class Page(HTMLParser):
@@ -69,32 +71,45 @@ def change_sample(path: Path, row: int, **values: object) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
+def in_interval(metrics: dict[str, float], name: str) -> str:
+    share, low, high = (100 * metrics.get(name + end, math.nan) for end in ("", "_low", "_high"))
+    return f"{share:.1f}% {low:.1f}–{high:.1f}%"
+
+
+def give_or_take(metrics: dict[str, float], name: str) -> str:
+    share, error = (100 * metrics.get(name + end, math.nan) for end in ("", "_error"))
+    return f"{share:.1f}% ± {error:.1f}"
+
+
 def test_the_policy_table_holds_the_numbers_of_the_evaluations(finished_run: Callable) -> None:
     run = finished_run()
     page, summary, _ = run.report()
     rows = {row[0].split()[0]: row for row in Page(page).rows("numbers", page)[1:]}
     for policy in ("sft", "iter_001", "iter_002", "iter_003"):
         metrics = json.loads((run.inputs["evaluation_metrics"] / f"{policy}.json").read_text())
-        ends = (f"{name}_{end}" for name in ("accuracy", "win_rate") for end in ("low", "high"))
-        low, high, win_low, win_high = (100 * metrics.get(name, math.nan) for name in ends)
-        wins = f"{write(metrics.get('win_rate'), Format.SHARE)} {win_low:.1f}–{win_high:.1f}%"
-        by_chances = ("accuracy_sampled", "pass_at_1", "pass_at_2", "majority_vote")
-        of_pairs = ("win_rate_sampled", "win_rate_similar_length")
+        by_chances = ("pass_at_2", "majority_vote")
+        of_pairs = (
+            in_interval(metrics, "win_rate"),
+            give_or_take(metrics, "win_rate_sampled"),
+            in_interval(metrics, "win_rate_similar_length"),
+            f"{metrics.get('reward_gain', 0):.3f} ± {metrics.get('reward_gain_error', 0):.3f}",
+        )
+        kl = write(metrics["kl_to_reference"], Format.NATS)
         expected = [
-            f"{write(metrics['accuracy'], Format.SHARE)} {low:.1f}–{high:.1f}%",
+            in_interval(metrics, "accuracy"),
+            give_or_take(metrics, "accuracy_sampled"),
             *(write(metrics[name], Format.SHARE) for name in by_chances),
-            "–" if policy == "sft" else wins,
-            *(write(metrics.get(name), Format.SHARE) for name in of_pairs),
-            write(metrics["reward_mean"]),
+            *(["–"] * 4 if policy == "sft" else of_pairs),
+            f"{write(metrics['reward_mean'])} ± 0.031",
             write(metrics["reward_std"]),
-            write(metrics["kl_to_reference"]),
+            kl if policy == "sft" else f"{kl} ± {metrics['kl_to_reference_error']:.3f}",
             write(metrics["entropy"]),
             write(metrics["response_length"]),
             write(metrics["truncation_rate"], Format.SHARE),
         ]
         assert rows[policy][2:] == expected
         line = next(line for line in summary.splitlines() if line.startswith(f"| {policy} "))
-        in_short = [expected[i].split()[0] for i in (0, 1, 3, 5, 8, 10, 11, 12)]
+        in_short = [expected[i].split()[0] for i in (0, 1, 2, 4, 8, 10, 11, 12)]
         assert [cell.strip() for cell in line.split("|")[2:-1]] == in_short
 
 
@@ -103,15 +118,29 @@ def test_metrics_are_the_inputs_own_values(finished_run: Callable) -> None:
     change_json(run.inputs["evaluation_metrics"] / "sft.json", accuracy=0.25)
     last = run.inputs["evaluation_metrics"] / "iter_003.json"
     change_json(last, accuracy=0.75, reward_mean=-1.5, kl_to_reference=0.125, entropy=0.375)
-    change_json(last, win_rate=0.875)
+    change_json(last, win_rate=0.875, win_rate_low=0.75, win_rate_high=0.9375)
+    change_json(last, reward_gain=0.5, reward_gain_error=0.0625, kl_to_reference_error=0.03125)
     _, _, metrics = run.report()
+    # Paired: of 256 prompts, so many turned right and so many wrong.
+    greedy = [
+        folder.read_greedy(run.inputs["evaluations"] / policy / folder.GREEDY)
+        for policy in ("sft", "iter_003")
+    ]
+    gains = [int(b.greedy.correct) - int(a.greedy.correct) for a, b in zip(*greedy, strict=True)]
     assert metrics == {
         "sft_accuracy": 0.25,
         "final_accuracy": 0.75,
         "accuracy_gain": 0.5,
+        "accuracy_gain_error": pytest.approx(statistics.stdev(gains) / 16),
         "final_win_rate": 0.875,
+        "final_win_rate_low": 0.75,
+        "final_win_rate_high": 0.9375,
         "final_reward_mean": -1.5,
+        "final_reward_mean_error": 0.0312,
+        "reward_gain": 0.5,
+        "reward_gain_error": 0.0625,
         "final_kl_to_reference": 0.125,
+        "final_kl_to_reference_error": 0.03125,
         "final_entropy": 0.375,
         "num_warnings": 0,
         "reward_pairwise_accuracy": 0.9375,
@@ -127,6 +156,28 @@ def test_the_training_table_has_each_iterations_numbers(finished_run: Callable) 
     explained = next(row for row in rows if row[0].startswith("Explained variance"))
     assert explained[2] == "0.123"
     assert next(row for row in rows if row[0] == "Brand new metric")[1:] == ["–", "4.500", "–"]
+
+
+def test_errors_stand_beside_what_they_belong_to(finished_run: Callable) -> None:
+    run = finished_run()
+    path = run.inputs["iterations"] / "iter_002" / "score.json"
+    change_json(path, **{"reward_mean/right": 0.5, "reward_mean_error/right": 0.0125})
+    page, summary, metrics = run.report()
+    told = Page(page).rows("numbers training", page)
+    rows = {re.split(" Mean | Of ", row[0])[0].strip(): row for row in told}
+    assert rows["Reward"][1:] == ["0 ± 0.028", "0.400 ± 0.028", "0.800 ± 0.028"]
+    assert rows["Reward: right"][2] == "0.500 ± 0.013"
+    assert not [name for name in rows if "error" in name.lower()]
+    gain = f"+1.352 ± {metrics['reward_gain_error']:.3f}"
+    assert gain in page, "the card has the error of the difference, prompt by prompt"
+    assert page.count("One standard error over prompts: ") == 1
+    assert "iter_003: reward ± 0.031, KL ± 0.006, wins " in summary
+
+
+def test_a_number_without_an_error_stands_alone() -> None:
+    assert write_error(1.0, None) == write_error(None, 1.0) == write_error(0.0, 0.0) == ""
+    assert write_error(1234.6, 12.3) == "± 12"
+    assert write_error(0.0005, 0.0001) == "± 1.0e-04"
 
 
 def test_grpo_has_no_critic_rows(finished_run: Callable) -> None:
@@ -356,3 +407,38 @@ def test_a_distance_that_is_rounding_is_nothing() -> None:
     assert [write(value, Format.NATS) for value in (2.8e-10, -3e-7, 0.0)] == ["0"] * 3
     assert write(0.0004, Format.NATS) == "4.0e-04"
     assert write(2.8e-10) == "2.8e-10", "of other numbers nobody knows"
+
+
+def test_training_is_told_in_an_order_and_in_words_that_explain_themselves(
+    finished_run: Callable,
+) -> None:
+    run = finished_run()
+    update = run.inputs["iterations"] / "iter_001/policy_update.json"
+    change_json(update, num_prompts=256, critic_grad_norm=1.0)
+    # As stages write them, and as they were once told.
+    update.write_text(json.dumps(json.loads(update.read_text()), sort_keys=True))
+    change_json(run.inputs["iterations"] / "iter_001/score.json", **{"reward_mean/judged": 0.5})
+    page, _, _ = run.report()
+    rows = [" ".join(row[0].split()) for row in Page(page).rows("numbers training", page)]
+    told = " | ".join(rows)
+    assert "no training step has seen" not in told
+    assert "Prompts Prompts whose responses were learnt from." in told
+    assert "Reward: judged Of judged alone." in told
+    places = {
+        label: next(i for i, row in enumerate(rows) if row.startswith(label))
+        for label in (
+            "Gradient norm",
+            "Critic’s gradient norm",
+            "Log-prob gap, mean",
+            "Log-prob gap, largest",
+        )
+    }
+    assert places["Gradient norm"] < places["Critic’s gradient norm"]
+    assert places["Log-prob gap, mean"] < places["Log-prob gap, largest"]
+
+
+def test_no_table_has_two_columns_of_one_name(finished_run: Callable) -> None:
+    page, _, _ = finished_run().report()
+    for table in re.findall(r"<thead>.*?</thead>", page, re.DOTALL):
+        names = re.findall(r"<th[^>]*>(.*?)</th>", table, re.DOTALL)
+        assert len(names) == len(set(names))

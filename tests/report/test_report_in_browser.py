@@ -101,7 +101,7 @@ def test_everything_is_drawn_and_fits_the_screen(
 
     found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)[1])  # type: ignore[index]
     assert found["headline"].startswith("It learned: accuracy rose from 40.2% to")
-    assert len(found["charts"]) == 6
+    assert len(found["charts"]) == 10  # six of held-out prompts, four of training
     for chart_width, chart_height in found["charts"]:
         assert 250 < chart_width < width
         assert chart_height > 150

@@ -5,6 +5,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 
 def change(path: Path, **values: float) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
@@ -86,3 +89,26 @@ def test_numbers_that_are_none_are_not_judged(finished_run: Callable) -> None:
     change(run.inputs["evaluation_metrics"] / "sft.json", entropy=float("nan"))
     change(run.inputs["evaluation_metrics"] / "iter_003.json", kl_to_reference=float("inf"))
     assert box(run.report()[0]) == ""
+
+
+def test_a_reward_near_chance_and_an_sft_that_is_never_right_are_warned_of(
+    finished_run: Callable,
+) -> None:
+    run = finished_run()
+    change(run.inputs["reward"] / "quality.json", pairwise_accuracy=0.52)
+    change(run.inputs["evaluation_metrics"] / "sft.json", accuracy=0.0, accuracy_sampled=0.0)
+    page, summary, metrics = run.report()
+    for text in (box(page), flat(summary)):
+        assert re.search("the reward source ranks 52% of the held-out pairs right", text, re.I)
+        assert "0.0% of sft's samples are right" in text
+    assert metrics["num_warnings"] == 2
+
+
+def test_a_wrong_answer_with_the_highest_reward_is_remarked_on(finished_run: Callable) -> None:
+    run = finished_run()
+    table = run.inputs["evaluations"] / "iter_003/samples.parquet"
+    rows = pq.read_table(table).to_pylist()
+    wrong = next(row for row in rows if row["correct"] is False)
+    wrong["reward"] = max(row["reward"] for row in rows) + 0.5
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    assert "Wrong rewarded most iter_003" in box(run.report()[0])
