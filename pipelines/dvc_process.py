@@ -1,4 +1,4 @@
-"""One stage as a dvc process: how `lockstep run` and the Prefect flow have it computed.
+"""Stages as a dvc process: how `lockstep run` and the Prefect flow have them computed or restored.
 
 DVC alone decides what is computed, restored or left, and records it.
 """
@@ -6,16 +6,21 @@ DVC alone decides what is computed, restored or left, and records it.
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from pipelines.invocation import Invocation
 from pipelines.profiles import PROFILE_VARIABLE
+from pipelines.redacted_log import open_log
 from pipelines.repository import Repository
 from pipelines.snapshot import take_snapshot
 from pipelines.warm.child import Request
 from pipelines.warm.client import Forked, fork, prepare
 from pipelines.warm.identity import Identity, Kind, is_switched_off
+
+ONLY_RESTORE = "LOCKSTEP_ONLY_RESTORE"
+"""Tells the command of a stage that it is not to compute anything."""
 
 
 def dvc_command(*stages: str) -> list[str]:
@@ -30,17 +35,26 @@ def dvc_environment(profile: str, invocation: Invocation) -> dict[str, str]:
 
 
 def start_dvc(
-    stage: str, repository: Repository, environment: dict[str, str], output: Path, lock: int
+    stages: Sequence[str],
+    repository: Repository,
+    environment: dict[str, str],
+    output: Path,
+    lock: int,
+    *,
+    only_restore: bool = False,
 ) -> "Forked | subprocess.Popen[bytes]":
-    """Start one stage in the background, its output appended to a file.
+    """Start stages in the background, one after the other, the output appended to a file.
 
-    It has a session of its own: a Ctrl-C in the terminal reaches the caller alone, which passes it
+    With `only_restore`, one that DVC cannot restore fails instead of being computed. The process
+    has a session of its own: a Ctrl-C in the terminal reaches the caller alone, which passes it
     on in order. It holds the clone's lock with the caller, so that the lock lasts as long as
     anything writes to the workspace.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    words = dvc_command(stage)
-    with output.open("ab") as stream, Path(os.devnull).open("rb") as nothing:
+    words = dvc_command(*stages)
+    if only_restore:
+        environment = {**environment, ONLY_RESTORE: "1"}
+    with open_log(output) as stream, Path(os.devnull).open("rb") as nothing:
         files = [nothing.fileno(), stream.fileno(), stream.fileno(), lock]
         if (forked := _fork(repository, words, environment, files)) is not None:
             return forked

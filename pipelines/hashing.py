@@ -16,13 +16,19 @@ from pipelines import atomic
 from pipelines.digests import Unreadable, digests
 
 _IGNORED = {"__pycache__"}
+_LARGE = 1 << 20
+"""A smaller file is read sooner than somebody is asked about it."""
 
 
 class HashCache:
     """Remembers file hashes between commands, in one JSON file; losing it costs only time."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(
+        self, path: Path | None = None, elsewhere: Callable[[Path], str | None] | None = None
+    ) -> None:
+        """`elsewhere` may know the hash of a large file that is not remembered here."""
         self._path = path
+        self._elsewhere = elsewhere
         stored = atomic.read_json(path) if path else None
         self._known: dict[str, list[int | str]] = stored if isinstance(stored, dict) else {}
         self._changed = False
@@ -30,26 +36,38 @@ class HashCache:
     def of(self, path: Path) -> str:
         """The DVC hash of a file or folder."""
         if not path.is_dir():
-            return self._hashes([path])[path]
+            return self.of_files([path])[path]
         files = _files(path)
-        hashes = self._hashes(list(files.values()))
-        return _of_folder({name: hashes[file] for name, file in files.items()})
+        hashes = self.of_files(list(files.values()))
+        return hash_listing({name: hashes[file] for name, file in files.items()})
 
-    def save(self) -> None:
-        if self._path and self._changed:
-            atomic.write_json(self._path, self._known)
-            self._changed = False
+    def of_files(self, paths: list[Path]) -> dict[Path, str]:
+        """Each file's hash; what is not there raises."""
+        found = self.of_those_there(paths)
+        for path in paths:
+            if path not in found:
+                raise _absent(path)
+        return found
 
-    def _hashes(self, paths: list[Path]) -> dict[Path, str]:
-        """Each file's hash; those that are not known are read side by side."""
+    def of_those_there(self, paths: Iterable[Path]) -> dict[Path, str]:
+        """Each file's hash, unless it went away; those that are not known are read side by side."""
         found: dict[Path, str] = {}
         unknown: dict[Path, list[int | str]] = {}
         for path in paths:
-            stat = path.stat()
+            try:
+                stat = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
             signature: list[int | str] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
             known = self._known.get(str(path))
             if known and known[:3] == signature:
                 found[path] = str(known[3])
+            elif (
+                self._elsewhere
+                and stat.st_size >= _LARGE
+                and (digest := self._elsewhere(path)) is not None
+            ):
+                found[path] = digest
             else:
                 unknown[path] = signature
         for path, digest in _read(unknown).items():
@@ -57,6 +75,11 @@ class HashCache:
             self._known[str(path)] = [*unknown[path], digest]
             self._changed = True
         return found
+
+    def save(self) -> None:
+        if self._path and self._changed:
+            atomic.write_json(self._path, self._known)
+            self._changed = False
 
 
 class Interrupted(Exception):
@@ -75,23 +98,27 @@ def hash_bytes(path: Path, should_stop: Callable[[], bool] = lambda: False) -> s
             raise Interrupted(f"while hashing {path}")
 
     read = _read(files.values(), look)
+    for file in files.values():
+        if file not in read:
+            raise _absent(file)
     found = {name: read[file] for name, file in files.items()}
-    return _of_folder(found) if path.is_dir() else found[path.name]
+    return hash_listing(found) if path.is_dir() else found[path.name]
 
 
 def _read(paths: Iterable[Path], look: Callable[[int, int], None] | None = None) -> dict[Path, str]:
-    """The md5 of each file; what cannot be read raises."""
-    wanted = list(paths)
-    found = digests(wanted, look)
+    """The md5 of each file that is there; what cannot be read raises."""
     read = {}
-    for path in wanted:
-        digest = found.get(path)
-        if digest is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    for path, digest in digests(paths, look).items():
         if isinstance(digest, Unreadable):
+            if isinstance(digest.error, FileNotFoundError):
+                continue
             raise digest.error
         read[path] = digest.md5
     return read
+
+
+def _absent(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -103,6 +130,7 @@ def _files(folder: Path) -> dict[str, Path]:
     }
 
 
-def _of_folder(hashes: dict[str, str]) -> str:
+def hash_listing(hashes: dict[str, str]) -> str:
+    """The hash of a folder, from those of its files by relative path."""
     files = [{"md5": hashes[name], "relpath": name} for name in sorted(hashes)]
     return hashlib.md5(json.dumps(files, sort_keys=True).encode()).hexdigest() + ".dir"

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from pipelines import atomic
 from pipelines.errors import LockstepError
+from pipelines.lock_text import parse_lock
 from pipelines.repository import Repository
 
 PATIENCE_S = 5.0
@@ -92,7 +92,7 @@ def _is_whole(text: bytes) -> bool:
 def _parse(text: bytes) -> dict[str, Any] | None:
     """Its values, or None where it is empty or stops at a place where DVC would not read it."""
     try:
-        values = YAML(typ="safe", pure=False).load(text.decode())
+        values = parse_lock(text.decode())
         readable = isinstance(values.get("schema", ""), str) and all(
             map(_is_readable, values.get("stages", {}).values())
         )

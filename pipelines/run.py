@@ -1,23 +1,25 @@
 """`lockstep run`: the stale stages, in parallel where the graph allows it, each through DVC.
 
 Each stage is `dvc repro --single-item`, so DVC alone decides what is computed, restored or left,
-and records it. A stage starts when all before it are done. The first failure stops further starts;
-what runs is waited for. Ctrl-C and SIGTERM cancel what runs.
+and records it. What DVC will restore, by the plan, goes first, all in one process: a process for
+each would take minutes. A stage starts when all before it are done. The first failure stops further
+starts; what runs is waited for. Ctrl-C and SIGTERM cancel what runs.
 """
 
 import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import psutil
 
-from pipelines import atomic
+from pipelines.activity import activity
 from pipelines.chain import submit_chain
-from pipelines.console import Console, describe_metrics, describe_progress, seconds
+from pipelines.console import Console, describe_metrics, seconds
 from pipelines.debris import clear_debris
 from pipelines.detach import submit_ready
 from pipelines.driver import SECOND_THOUGHTS_S
@@ -45,11 +47,13 @@ from pipelines.publish import drop_recorded
 from pipelines.record import record_finished
 from pipelines.repository import Repository
 from pipelines.shipper import problem, start_shipper
-from pipelines.stage import render_stage
+from pipelines.stage import describe_command, render_stage
 from pipelines.tracking import ship_all
+from pipelines.tracking_cursor import note_restored
 from pipelines.warm.client import Forked
 from pipelines.warm.jobs import prepare_jobs
 from pipelines.wishes import Wish, make_wish
+from stages.contracts.params import Params
 from stages.health import Symptom
 
 POLL_S = 0.1
@@ -76,7 +80,7 @@ def run_pipeline(
     name = profile_name(chosen_profile)
     profile = load_profile(repository.root, name)
     if dry_run:
-        for stage in make_plan(repository.root, targets):
+        for stage in make_plan(repository.root, targets, params):
             if stage.stale:
                 console.line(render_stage(stage.address, name))
         return
@@ -85,8 +89,9 @@ def run_pipeline(
             console.line(f"removed {path}: params.yaml no longer names it")
         mend_dvc_files(repository, console.line)
         clear_debris(repository)
-        plan = make_plan(repository.root, targets)
+        plan = make_plan(repository.root, targets, params)
         stale = sum(stage.stale for stage in plan)
+        cached = sum(stage.cached for stage in plan)
         if not stale:
             order_lock(repository.root)  # an earlier command may have been killed just before
             start_shipper(repository)
@@ -100,11 +105,17 @@ def run_pipeline(
                 submit_ready(repository, name, plan, console)
             start_shipper(repository)
             return
-        console.line(f"{stale} of {len(plan)} stages to run, profile {name}: {profile.description}")
+        restore = f", {cached} to restore" if cached else ""
+        console.line(
+            f"{stale - cached} of {len(plan)} stages to run{restore}, profile {name}: "
+            f"{profile.description}"
+        )
         started = time.monotonic()
         run = PipelineRun(repository, name, profile, console, lock)
         run.prepare(plan)
         try:
+            if cached:
+                plan = run.restore(plan, params, targets)
             run.run(plan)
         finally:
             ship_all(repository, timeout=SHIP_TIMEOUT_S, ended=run.invocation.id)
@@ -124,7 +135,6 @@ class _Running:
     output: Path | None
     before: set[float]
     """When what the ledger has of the stage was published, as it was at the start."""
-    started: float = field(default_factory=time.time)
     began: float = field(default_factory=time.monotonic)
 
 
@@ -158,10 +168,55 @@ class PipelineRun:
         if self.profile.executor is ExecutorKind.DEBUG:
             return
         prepare_dvc(self.repository, self.environment)
-        if self.profile.executor is ExecutorKind.LOCAL:
-            first = next(stage for stage in plan if stage.stale).address.split("@")[0]
-            resources = self.profile.resources(first)
+        first = next((stage for stage in plan if stage.stale and not stage.cached), None)
+        if self.profile.executor is ExecutorKind.LOCAL and first:
+            resources = self.profile.resources(first.address.split("@")[0])
             prepare_jobs(self.repository, resources, self.environment)
+
+    def restore(
+        self, plan: list[PlannedStage], params: Params, targets: list[str]
+    ) -> list[PlannedStage]:
+        """Have DVC bring back what its cache has; the plan of what is left.
+
+        Should an object of the cache turn out to be gone, its stage is computed like any other.
+        """
+        names = [stage.address for stage in plan if stage.cached]
+        began = time.monotonic()
+        output = self.repository.home / "runs" / self.invocation.id / "restored.log"
+        before = self.interrupts.catch()
+        try:
+            process = start_dvc(
+                names, self.repository, self.environment, output, self.lock, only_restore=True
+            )
+            told = False
+            while process.poll() is None:
+                if self.interrupts.received and not told:
+                    told = True
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGINT)
+                self.console.progress(f"restoring {len(names)} stages from DVC's cache")
+                time.sleep(POLL_S)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.console.clear()
+        mend_dvc_files(self.repository, self.console.line)
+        left = make_plan(self.repository.root, targets)
+        stale = {stage.address for stage in left if stage.stale}
+        done = [name for name in names if name not in stale]
+        taken = seconds(time.monotonic() - began)
+        if done:
+            info = describe_command(self.repository, params, self.invocation)
+            note_restored(self.repository, info, done)
+            self.console.line(f"restored from DVC's cache ({taken}): {', '.join(done)}")
+            for name in done:
+                for symptom in self.warnings(name):
+                    self.console.line(f"    warning: {name}: {symptom}")
+        if self.interrupts.received:
+            raise LockstepError(
+                f"{self.interrupts.received[0].name} received; run the same command to go on"
+            )
+        return left
 
     def run(self, plan: list[PlannedStage]) -> None:
         """Bring every stale stage of the plan up to date, or raise with what failed."""
@@ -233,7 +288,7 @@ class PipelineRun:
             self.running[address] = _Running(here, None, before)
             return
         output = self.repository.home / "runs" / self.invocation.id / f"{address}.log"
-        process = start_dvc(address, self.repository, self.environment, output, self.lock)
+        process = start_dvc([address], self.repository, self.environment, output, self.lock)
         self.running[address] = _Running(process, output, before)
 
     def _poll(self) -> list[str]:
@@ -254,8 +309,11 @@ class PipelineRun:
         if self.wish is Wish.DETACH and state is not None and state.alive:
             self.console.line(f"{address}: left running")
             return False
-        if self.interrupts.received or state is State.CANCELLED:
+        if self.interrupts.received:
             self.console.line(f"{address}: cancelled")
+            return False
+        if state is State.CANCELLED and entry and entry.attempts()[-1].was_cancelled:
+            self.console.line(f"{address}: cancelled by another command, such as `lockstep cancel`")
             return False
         self.console.line(f"{address}: FAILED after {taken}")
         if job.output:
@@ -275,13 +333,15 @@ class PipelineRun:
             return
         shown = []
         for address, job in self.running.items():
-            entry = self.ledger.latest(address).get(address)
-            progress = None
-            if entry and entry.state() is State.RUNNING:
-                progress = atomic.read_json(entry.folder / "progress.json")
-            warnings = self.health.of(address, entry) if progress else ()
-            shown.append(f"{address} {describe_progress(progress, job.started, warnings)}")
+            shown.append(f"{address} {self._activity(address, job)}")
         self.console.progress(" | ".join(shown))
+
+    def _activity(self, address: str, job: _Running) -> str:
+        entry = self.ledger.latest(address).get(address)
+        record = entry.record if entry else None
+        if entry is None or (record and record["published"] in job.before):
+            return "starting"
+        return activity(entry, entry.state(), self.health.of(address, entry))
 
     def _heed_interrupts(self) -> None:
         """The first Ctrl-C cancels the jobs; a second one soon after leaves those on Slurm be."""

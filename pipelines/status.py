@@ -1,26 +1,41 @@
-"""How every stage fares, read off the ledger, so that it works while DVC holds its locks."""
+"""How every stage of the workspace stands, read without DVC's locks, so at any time.
+
+A stage is up to date or not by what is in the workspace now. A job of the ledger is shown where it
+belongs to that: with the same params, code and inputs. What earlier params left behind, numbers and
+warnings as well, is not shown beside what is new.
+"""
 
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipelines import atomic
-from pipelines.console import describe_progress, describe_warnings, seconds
+from pipelines.activity import progress_of, slurm_jobs, why_it_waits
+from pipelines.console import describe_warnings, seconds
+from pipelines.current_jobs import CurrentJobs, Standing
+from pipelines.errors import LockstepError
 from pipelines.health import Health
-from pipelines.ledger import Attempt, Entry, Ledger, State
-from pipelines.link import unstarted_links
+from pipelines.ledger import PAUSED, Attempt, Entry, Ledger, State
+from pipelines.link import Link, unstarted_links
 from pipelines.params import load_params
-from pipelines.publish import recorded_outs
+from pipelines.plan import look
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
-from pipelines.slurm_queue import why_they_wait
 from pipelines.verdict import verdict_in_session, verdict_on
 from stages.contracts.catalog import bind_all
 from stages.health import Symptom
 
-RECORDED = "recorded"
-"""dvc.lock has the stage's outputs, made by a job that this clone knows nothing of."""
-ABSENT = "-"
+UP_TO_DATE = "up to date"
+RESTORED = "restored"
+"""Up to date by DVC's cache: not what the last job of the stage in this clone has made."""
+STALE = "stale"
+"""It would run now."""
+WAITING = "waiting"
+"""It would run after others."""
+UNKNOWN = "-"
+AT_WORK = (State.RUNNING, State.SUSPENDED)
+LIVE = ("RUNNING", "COMPLETING", *PAUSED)
+"""Slurm's words for a job that has its nodes."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +46,7 @@ class StageStatus:
     state: str
     iteration: str | None = None
     reason: str = ""
-    """Why Slurm has not started it."""
+    """Why it is not up to date, or why Slurm has not started it."""
     elapsed: float | None = None
     limit: float | None = None
     progress: str = ""
@@ -55,23 +70,67 @@ class StageStatus:
 def stage_statuses(repository: Repository) -> list[StageStatus]:
     """Every stage of the graph under the current params, in order."""
     Scheduler(repository).look()
-    latest = Ledger(repository.jobs).latest()
-    links = unstarted_links(repository)
-    recorded = recorded_outs(repository.root)
+    nodes = {bound.address: bound for bound in bind_all(load_params(repository.root))}
+    try:
+        plan = look(repository.root)
+    except LockstepError:
+        found = _newest_jobs(repository, list(nodes))
+    else:
+        jobs = CurrentJobs(repository, nodes)
+        links = unstarted_links(repository)
+        fresh = {planned.address for planned in plan if not planned.stale}
+        found = {}
+        for standing in jobs.of(plan):
+            name = standing.planned.address
+            link = links.get(name)
+            if link and not jobs.is_wanted(name, *link.computes()):
+                link = None
+            found[name] = (standing.entry, _of_standing(standing, link, fresh))
     health = Health(repository.root)
     statuses = []
-    for bound in bind_all(load_params(repository.root)):
-        name, entry = bound.address, latest.get(bound.address)
+    for name in nodes:
+        entry, status = found.get(name, (None, StageStatus(name, UNKNOWN)))
+        shown = status.state not in (STALE, WAITING, UNKNOWN)
+        warnings = health.of(name, entry) if shown else ()
         iteration = name.partition("@")[2] or None
-        if name in links and _is_newer(links[name].attempt, entry):
-            status = _of_attempt(name, links[name].attempt, links[name].attempt.state())
-        elif entry is not None:
-            status = _of_entry(entry)
-        else:
-            status = StageStatus(name, RECORDED if name in recorded else ABSENT)
-        warnings = health.of(name, entry)
         statuses.append(replace(status, iteration=iteration, warnings=warnings))
     return statuses
+
+
+def _newest_jobs(
+    repository: Repository, names: list[str]
+) -> dict[str, tuple[Entry | None, StageStatus]]:
+    """Where DVC cannot tell what the workspace is: the last job of each stage."""
+    latest = Ledger(repository.jobs).latest()
+    return {name: (latest[name], _of_entry(latest[name])) for name in names if name in latest}
+
+
+def _of_standing(standing: Standing, link: Link | None, fresh: set[str]) -> StageStatus:
+    planned, entry = standing.planned, standing.entry
+    state = entry.state() if entry else State.NEW
+    if entry and state.alive:
+        return _of_entry(entry)
+    if not planned.stale:
+        made = _of_entry(entry) if entry and state is State.PUBLISHED else None
+        made_here = made is not None and standing.is_last
+        base = made or StageStatus(planned.address, RESTORED)
+        return replace(base, state=UP_TO_DATE if made_here else RESTORED)
+    if link and _is_newer(link.attempt, entry):
+        return _of_attempt(planned.address, link.attempt, link.attempt.state())
+    # Published, and still in the ledger: DVC is about to record it.
+    if entry and state is not State.NEW and (state is not State.PUBLISHED or entry.out.exists()):
+        return _of_entry(entry)
+    waits_for = [up for up in planned.upstream if up not in fresh]
+    reasons = waits_for or planned.reasons
+    reason = ", ".join(reasons[:2]) + (", ..." if len(reasons) > 2 else "")
+    if waits_for:
+        reason = f"after {reason}"
+    if planned.cached:
+        reason += "; DVC's cache has it"
+    if standing.other:
+        job = standing.other.attempts()[-1].job
+        reason += f"; job {job} computes it from other params, code or inputs"
+    return StageStatus(planned.address, WAITING if waits_for else STALE, reason=reason)
 
 
 def _is_newer(link: Attempt, entry: Entry | None) -> bool:
@@ -83,13 +142,11 @@ def _of_entry(entry: Entry) -> StageStatus:
     attempts, state = entry.attempts(), entry.state()
     if not attempts:
         return StageStatus(entry.stage, state.value)
-    started = (attempts[-1].worker or {}).get("time", 0)
-    progress = atomic.read_json(entry.folder / "progress.json") if state is State.RUNNING else None
     tracking = atomic.read_json(entry.folder / "tracking.json") or {}
     before = (attempts[-1].launch or {}).get("restarts_before", 0)
     return replace(
         _of_attempt(entry.stage, attempts[-1], state),
-        progress=describe_progress(progress, started) if progress else "",
+        progress=progress_of(entry) if state in AT_WORK else "",
         attempts=len(attempts),
         restarts=before + attempts[-1].restarts,
         mlflow_run=tracking.get("run_id"),
@@ -98,18 +155,15 @@ def _of_entry(entry: Entry) -> StageStatus:
 
 
 def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
-    launch, worker, result = attempt.launch or {}, attempt.worker or {}, attempt.result or {}
-    jobs = list((attempt.scheduler or {}).get("jobs", {}).values())
+    launch, worker = attempt.launch or {}, attempt.worker or {}
     resources = launch.get("resources", {})
-    started = result.get("started") or worker.get("time")
-    ended = result.get("ended") or (time.time() if state is State.RUNNING else None)
-    hosts = sorted({job["nodes"] for job in jobs if job["nodes"]})
+    hosts = sorted({job["nodes"] for job in slurm_jobs(attempt)} - {""})
     limit = 60.0 * resources["time_minutes"] if attempt.on_slurm else None
     return StageStatus(
         stage=stage,
         state=state.value,
-        reason=why_they_wait(jobs) if state is State.QUEUED else "",
-        elapsed=max(ended - started, 0.0) if started and ended else None,
+        reason=why_it_waits(attempt) if state is State.QUEUED else "",
+        elapsed=_elapsed(attempt, state),
         limit=limit,
         error=_error(attempt, state),
         attempts=1,
@@ -119,6 +173,17 @@ def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
         gpus=resources.get("nodes", 1) * resources.get("gpus_per_node", 0),
         log=str(attempt.folder),
     )
+
+
+def _elapsed(attempt: Attempt, state: State) -> float | None:
+    """Of a job on Slurm that runs, by Slurm's clock: its node's may be another than this host's."""
+    worker, result = attempt.worker or {}, attempt.result or {}
+    if state in AT_WORK and attempt.on_slurm:
+        used = [job.get("used") for job in slurm_jobs(attempt) if job["state"] in LIVE]
+        return max((value for value in used if value is not None), default=None)
+    started = result.get("started") or worker.get("time")
+    ended = result.get("ended") or (time.time() if state is State.RUNNING else None)
+    return max(ended - started, 0.0) if started and ended else None
 
 
 def _error(attempt: Attempt, state: State) -> str | None:
@@ -139,7 +204,7 @@ def render(statuses: list[StageStatus]) -> str:
     shown = [i for i in range(len(head)) if i == 1 or any(row[i] for row in rows[1:])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = ["  ".join(row[i].ljust(widths[i]) for i in shown).rstrip() for row in rows]
-    states = (State.QUEUED, State.STARTING, State.RUNNING, State.FAILED, State.DIED)
+    states = (State.QUEUED, State.STARTING, *AT_WORK, State.FAILED, State.DIED)
     for status in statuses:
         if status.state in states:
             lines.append(f"{status.stage}: log {status.log}")
@@ -151,7 +216,7 @@ def render(statuses: list[StageStatus]) -> str:
 
 def _row(status: StageStatus) -> tuple[str, ...]:
     elapsed = seconds(status.elapsed) if status.elapsed is not None else ""
-    if status.limit and status.state == State.RUNNING:
+    if elapsed and status.limit and status.state in AT_WORK:
         elapsed += f" of {seconds(status.limit)}"
     again = f"attempt {status.attempts}" if status.attempts > 1 else ""
     first_line = (status.error or "").split("\n", 1)[0]

@@ -1,7 +1,11 @@
 """dvc.yaml says what the contracts say; nothing is declared twice and differently."""
 
+import io
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,9 @@ import pytest
 from dvc.repo import Repo
 
 from pipelines.code import code_files
+from pipelines.errors import LockstepError
 from pipelines.graph import read_graph
+from pipelines.params import load_params
 from pipelines.plan import make_plan
 from stages.contracts.base import Over
 from stages.contracts.catalog import BoundStage, bind_all
@@ -40,6 +46,7 @@ def test_stage_matches_its_contract(bound: BoundStage, dvc_stages: dict[str, Any
     assert paths(files) == {*bound.inputs.values(), *code_files(ROOT, bound.stage.module)}
     assert sorted(params) == sorted(bound.config.param_keys())
     assert paths(out for out in stage.outs if not out.metric) == set(bound.outs.values())
+    # DVC restores no stage that has another output outside its cache.
     assert paths(out for out in stage.outs if out.metric) == {bound.metrics}
     assert all(out.use_cache != bool(out.metric) for out in stage.outs)
 
@@ -101,6 +108,53 @@ def test_code_files_follow_imports_in_every_form(tmp_path: Path) -> None:
     assert code_files(tmp_path, "stages.a") == sorted(set(write) - {"stages/unused.py"})
 
 
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """One with the shipped dvc.yaml and params.yaml, and nothing else."""
+    for name in ("dvc.yaml", "params.yaml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    Repo.init(str(tmp_path), no_scm=True).close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["report", "evaluate"])
+def test_a_stage_that_dvc_yaml_has_lost_is_not_taken_for_up_to_date(
+    repository: Path, name: str
+) -> None:
+    path = repository / "dvc.yaml"
+    before, _, rest = path.read_text().partition(f"\n  {name}:\n")
+    path.write_text("\n  ".join([before, *re.split(r"\n  (?=\w)", rest)[1:]]))
+    with pytest.raises(LockstepError, match=rf"dvc\.yaml has no stage {name}.*git checkout"):
+        make_plan(repository, None, load_params(repository))
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"), [("", "rewards, "), ("prepare: {folder: data}\n", "model.folder")]
+)
+def test_what_dvc_yaml_reads_and_params_yaml_lacks_is_said_of_params_yaml(
+    repository: Path, text: str, missing: str
+) -> None:
+    (repository / "params.yaml").write_text(text)
+    with pytest.raises(LockstepError) as refused:
+        read_graph(repository)
+    assert str(refused.value).startswith(f"{repository / 'params.yaml'}: ")
+    assert missing in str(refused.value)
+    assert "prepare.folder" not in str(refused.value) or not text
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(os.mkfifo, "no ordinary file"), (lambda path: path.symlink_to("gone"), "a link to nothing")],
+)
+def test_what_dvc_could_not_read_is_named_before_it_tries(
+    repository: Path, make: Callable[[Path], None], kind: str
+) -> None:
+    (repository / "data/held_out").mkdir(parents=True)
+    make(repository / "data/held_out/rows.jsonl")
+    with pytest.raises(LockstepError, match=rf"rows\.jsonl, in `prepare\.folder`, is {kind}"):
+        make_plan(repository, None, load_params(repository))
+
+
 def test_a_plan_copes_with_stages_that_dvc_does_not_cache(tmp_path: Path) -> None:
     """A stage of the user's own may have no dependencies, or outputs that persist."""
     (tmp_path / "dvc.yaml").write_text(
@@ -113,3 +167,15 @@ def test_a_plan_copes_with_stages_that_dvc_does_not_cache(tmp_path: Path) -> Non
     subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=tmp_path, check=True)
     (tmp_path / "a").write_text("2")
     assert [stage.cached for stage in make_plan(tmp_path)] == [False, False]
+
+
+def test_reading_the_graph_draws_no_bars_of_dvcs() -> None:
+    from dvc.progress import Tqdm
+
+    read_graph(ROOT)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert Tqdm(total=3, file=Terminal()).disable

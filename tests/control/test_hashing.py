@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.hashing import HashCache, Interrupted, hash_bytes
+from pipelines.contents import Content, Contents
+from pipelines.hashing import HashCache, Interrupted, hash_bytes, hash_listing
 
 
 def dvc(folder: Path, *words: str) -> None:
@@ -95,3 +96,25 @@ def test_hashing_ends_when_it_is_asked_to(tmp_path: Path) -> None:
 
     with pytest.raises(Interrupted):
         hash_bytes(tmp_path / "endless", should_stop)
+
+
+def test_what_goes_away_while_a_workspace_is_looked_at_is_not_there(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    for name in ("a", "b", "c", "d"):
+        (folder / name).write_bytes(name.encode() * 2_000_000)
+    kept = {name: HashCache().of(folder / name) for name in ("a", "d")}
+
+    def remove_two(path: Path) -> str | None:
+        """A stage at work: one file goes before it was looked at, one before it was read."""
+        if path.name in ("a", "b"):
+            (folder / {"a": "c", "b": "b"}[path.name]).unlink(missing_ok=True)
+        return None
+
+    hashes = HashCache(elsewhere=remove_two)
+    contents = Contents(tmp_path, tmp_path / "cache", hashes, frozenset())
+    contents.look(["policy", "policy/a"])
+    assert contents.now("policy") == Content(hash_listing(kept))
+    assert contents.now("policy/a") == Content(kept["a"])
+    with pytest.raises(FileNotFoundError, match="policy/b"):
+        hashes.of_files([folder / "a", folder / "b"])

@@ -2,10 +2,12 @@
 
 import json
 import resource
+import shlex
 import shutil
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from pipelines.ledger import Ledger
 
@@ -127,6 +129,42 @@ def test_only_dependents_run_and_going_back_restores_them(finished: Any) -> None
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 
+def test_what_is_restored_is_restored_in_one_go_and_has_a_run_in_mlflow(finished: Any) -> None:
+    del finished.variables["LOCKSTEP_TRACKING"]
+    lock, before = (finished.root / "dvc.lock").read_bytes(), jobs(finished)
+    for name in ("artifacts", "metrics"):
+        shutil.rmtree(finished.root / name)
+    plan = finished.run("lockstep", "plan").stdout
+    assert "0 to run with profile local, 9 to restore, 0 up to date" in plan
+    output = finished.run("lockstep", "run").stdout
+    assert "0 of 9 stages to run, 9 to restore" in output
+    [line] = [line for line in output.splitlines() if line.startswith("restored from DVC's cache")]
+    assert all(stage in line for stage in EVERYTHING)
+    [folder] = (finished.root / ".lockstep/runs").iterdir()
+    assert [path.name for path in folder.iterdir()] == ["restored.log"], "one dvc process"
+    assert jobs(finished) == before
+    assert (finished.root / "dvc.lock").read_bytes() == lock
+    assert "0 to run with profile local, 9 up to date" in finished.run("lockstep", "plan").stdout
+    finished.run("lockstep", "sync")
+    client = MlflowClient(f"sqlite:///{finished.root}/.lockstep/mlflow.db")
+    experiment = client.get_experiment_by_name("lockstep").experiment_id
+    [run] = client.search_runs([experiment], f"tags.`lockstep.group` = '{folder.name}'")
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["mlflow.note.content"].count("| restored |") == 9
+
+
+def test_a_restore_computes_nothing_where_the_cache_lacks_something_after_all(
+    finished: Any,
+) -> None:
+    before = jobs(finished)
+    finished.set_params(report__samples=1)
+    words = ("dvc", "repro", "--single-item", "report")
+    done = finished.run(*words, check=False, LOCKSTEP_ONLY_RESTORE="1")
+    assert done.returncode != 0
+    assert "report: DVC's cache does not have its outputs after all" in done.stdout
+    assert jobs(finished) == before
+
+
 def test_adding_an_iteration_runs_only_that_one_and_removing_it_restores(finished: Any) -> None:
     lock = (finished.root / "dvc.lock").read_bytes()
     before = jobs(finished)
@@ -180,11 +218,21 @@ def test_experiments_and_comparisons_work_as_dvc_users_expect(finished: Any) -> 
     finished.run("dvc", "exp", "run", "-n", "shorter", "-S", "report.samples=1")
     shown = json.loads(finished.run("dvc", "exp", "show", "--json").stdout)
     assert "shorter" in json.dumps(shown)
+    readme = (finished.root / "README.md").read_text()
+    line = next(line for line in readme.splitlines() if line.startswith("dvc exp show"))
+    table = finished.run(*shlex.split(line, comments=True), "--no-pager", COLUMNS="100").stdout
+    assert "final_reward_mean" in table
+    assert "shorter" in table
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) <= 100
+    plots = json.loads(finished.run("dvc", "plots", "show", "--json").stdout)
+    assert {"accuracy", "reward", "entropy"} <= set(plots["data"])
     params = json.loads(finished.run("dvc", "params", "diff", "--json").stdout)
     assert params["params.yaml"]["report.samples"]["new"] == 1
     finished.set_params(evaluate__samples=2)
     finished.run("dvc", "repro", "evaluate_sft")
-    metrics = finished.run("dvc", "metrics", "diff", "--all").stdout
+    measured = "metrics/evaluations/sft.json"
+    metrics = finished.run("dvc", "metrics", "diff", "--all", "--targets", measured).stdout
     assert "accuracy_sampled" in metrics
     assert "policy_update@iter_001" in finished.run("dvc", "dag", "--mermaid").stdout
 

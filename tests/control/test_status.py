@@ -1,0 +1,179 @@
+"""`lockstep status` is about the workspace as it is now, whatever earlier params have left behind.
+
+The stages have not run: what they leave is written, with a ledger that has a job for each.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.pretend import pretend_to_run
+from pipelines import atomic
+from pipelines.graph import read_graph
+from pipelines.hashing import HashCache
+from pipelines.ledger import Entry, Ledger
+from pipelines.locks import hold_lock
+from pipelines.params import load_params
+from pipelines.repository import Repository
+from pipelines.spec import make_spec
+from pipelines.status import StageStatus, render, stage_statuses
+from stages.contracts.catalog import bind
+from tests.conftest import TINY, Clone, copy_tree
+
+METRICS = {
+    "metrics/evaluations/sft.json": json.dumps({"entropy": 2.14}),
+    "metrics/evaluations/iter_001.json": json.dumps({"entropy": 0.043}),
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    clone = copy_tree(tmp_path_factory.mktemp("status") / "done")
+    clone.set_params(**TINY)
+    pretend_to_run(clone.root, METRICS)
+    for address in read_graph(clone.root):
+        publish(job(clone.root, address))
+    return clone.root
+
+
+@pytest.fixture
+def clone(done: Path, tmp_path: Path) -> Clone:
+    return Clone(Path(shutil.copytree(done, tmp_path / "clone", symlinks=True)))
+
+
+def job(root: Path, address: str) -> Entry:
+    """A job that computes the stage as it is now."""
+    spec = make_spec(root, bind(address, load_params(root)), HashCache())
+    entry = Ledger(Repository(root).jobs).find_or_create(spec, {})
+    entry.new_attempt({"executor": "local", "time": time.time(), "resources": {}})
+    return entry
+
+
+def end(entry: Entry, state: str) -> None:
+    word = {"state": state, "started": 100.0, "ended": 115.0, "error": "what went wrong"}
+    atomic.write_json(entry.attempts()[-1].folder / "result.json", word)
+
+
+def publish(entry: Entry) -> None:
+    end(entry, "completed")
+    root, hashes = entry.folder.parents[3], HashCache()
+    outs = {path: hashes.of(root / path) for path in entry.spec.outs.values()}
+    metrics = {} if entry.stage not in ("evaluate_sft", "evaluate@iter_001") else None
+    if metrics is None:
+        metrics = json.loads((root / entry.spec.metrics).read_text())
+    record = {"outs": outs, "metrics": metrics, "fingerprint": entry.spec.fingerprint}
+    atomic.write_json(entry.folder / "record.json", record)
+
+
+@contextmanager
+def alive(entry: Entry) -> Iterator[None]:
+    folder = entry.attempts()[-1].folder
+    atomic.write_json(folder / "worker.json", {"pid": 1, "host": "node-1", "time": time.time()})
+    with hold_lock(folder / "alive"):
+        yield
+
+
+def statuses(clone: Clone) -> dict[str, StageStatus]:
+    return {status.stage: status for status in stage_statuses(Repository(clone.root))}
+
+
+def states(clone: Clone) -> dict[str, str]:
+    return {name: status.state for name, status in statuses(clone).items()}
+
+
+def test_stages_of_earlier_params_show_nothing_of_them(clone: Clone) -> None:
+    before = statuses(clone)
+    assert {status.state for status in before.values()} == {"up to date"}
+    assert {status.elapsed for status in before.values()} == {15.0}
+    [symptom] = before["evaluate@iter_001"].warnings
+    assert "less than" in symptom.sentence
+
+    clone.set_params(rl__algorithm="rloo")
+    after = statuses(clone)
+    changed = {name: status.state for name, status in after.items() if name in CHANGED}
+    assert changed == CHANGED
+    assert {after[name].state for name in after.keys() - CHANGED.keys()} == {"up to date"}
+    for name in CHANGED:
+        row = after[name].as_json()
+        nothing = StageStatus(name, row["state"], row["iteration"], row["reason"]).as_json()
+        assert row == nothing, "no time, job or warning of what the stage was before"
+    table = render(list(after.values()))
+    assert "param rl.algorithm modified" in table
+    assert "after policy_update@iter_001" in table
+    assert "entropy" not in table
+
+
+CHANGED = {
+    "policy_update@iter_001": "stale",
+    "evaluate@iter_001": "waiting",
+    "report": "waiting",
+}
+
+
+def test_a_job_counts_for_what_it_computes(clone: Clone) -> None:
+    clone.set_params(rl__algorithm="rloo")
+    entry = job(clone.root, "policy_update@iter_001")
+    with alive(entry):
+        assert states(clone)["policy_update@iter_001"] == "running"
+        clone.set_params(rl__algorithm="grpo")
+        status = statuses(clone)["policy_update@iter_001"]
+        assert (status.state, status.elapsed) == ("stale", None)
+        assert "computes it from other params, code or inputs" in status.reason
+    clone.set_params(rl__algorithm="rloo")
+    end(entry, "failed")
+    failed = statuses(clone)["policy_update@iter_001"]
+    assert (failed.state, failed.error) == ("failed", "what went wrong")
+    (clone.root / "stages/policy_update.py").open("a").write("# mended\n")
+    assert states(clone)["policy_update@iter_001"] == "stale"
+
+
+def test_what_is_up_to_date_by_an_earlier_job_is_restored(clone: Clone) -> None:
+    """A later job was cancelled, with other params; then the first ones were put back."""
+    shipped = (clone.root / "params.yaml").read_text()
+    clone.set_params(rl__algorithm="rloo")
+    end(job(clone.root, "policy_update@iter_001"), "cancelled")
+    (clone.root / "params.yaml").write_text(shipped)
+    found = statuses(clone)
+    status = found.pop("policy_update@iter_001")
+    assert (status.state, status.error, status.elapsed) == ("restored", None, 15.0)
+    assert {other.state for other in found.values()} == {"up to date"}
+    shutil.rmtree(clone.root / ".lockstep")
+    assert set(states(clone).values()) == {"restored"}, "as after `dvc pull`"
+
+
+def test_a_job_of_inputs_that_are_not_there_yet_counts_while_it_lives(clone: Clone) -> None:
+    """As in a chain, whose jobs make their own inputs: DVC records them at the end."""
+    clone.set_params(rollout__temperature=0.7)
+    rollout = job(clone.root, "rollout@iter_001")
+    spec = make_spec(clone.root, bind("score@iter_001", load_params(clone.root)), HashCache())
+    score = Ledger(Repository(clone.root).jobs).find_or_create(spec, {})
+    score.new_attempt({"executor": "local", "time": time.time(), "resources": {}})
+    with alive(rollout), alive(score):
+        found = states(clone)
+        assert (found["rollout@iter_001"], found["score@iter_001"]) == ("running", "running")
+        assert found["policy_update@iter_001"] == "waiting"
+    end(score, "failed")
+    assert states(clone)["score@iter_001"] == "waiting", "it failed on other inputs, perhaps"
+
+
+def test_a_fresh_clone_waits_for_its_first_stage(clone: Clone) -> None:
+    for name in (".lockstep", "artifacts", "metrics"):
+        shutil.rmtree(clone.root / name)
+    (clone.root / "dvc.lock").unlink()
+    found = statuses(clone)
+    assert (found["prepare"].state, found["prepare"].reason) == ("stale", "has not run yet")
+    assert {status.state for name, status in found.items() if name != "prepare"} <= {
+        "waiting",
+        "stale",
+    }
+    assert found["sft"].reason == "after prepare"
+
+
+def test_where_dvc_cannot_tell_the_last_jobs_are_shown(clone: Clone) -> None:
+    (clone.root / "dvc.yaml").write_text("stages: [")
+    assert set(states(clone).values()) == {"published"}
