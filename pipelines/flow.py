@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from prefect import Task, flow, get_run_logger, task
+from prefect import Task, allow_failure, flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State as PrefectState
 from prefect.client.schemas.objects import TaskRun
@@ -42,8 +43,10 @@ from pipelines.profiles import load_profile, profile_name
 from pipelines.publish import drop_recorded
 from pipelines.redact import redact
 from pipelines.repository import Repository
+from pipelines.servers import running as running_servers
 from pipelines.shipper import start_shipper
-from pipelines.tracking_cursor import end_invocation
+from pipelines.stage import describe_command
+from pipelines.tracking_cursor import end_invocation, note_restored, runs_page
 from pipelines.warm.client import Forked
 from pipelines.wishes import Wish, make_wish
 
@@ -52,6 +55,7 @@ RETRY_DELAYS_S = [2, 5]
 CANCEL_GRACE_S = 20.0
 """For dvc and its stage to end a job. Prefect kills the flow run's process after 30 seconds."""
 OUTPUT_TAIL = 30
+REPORT = "artifacts/report"
 
 
 @flow(name="lockstep", persist_result=False)
@@ -73,7 +77,7 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
         remove_leftovers(repository, params)
         mend_dvc_files(repository, logger.info)
         clear_debris(repository)
-        plan = make_plan(repository.root, targets)
+        plan = make_plan(repository.root, targets, params)
         stale = [stage for stage in plan if stage.stale]
         if not stale:
             order_lock(repository.root)  # an earlier flow may have been killed just before
@@ -89,6 +93,12 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
         )
         try:
             ended = _run_graph(stale, stages, parallel)
+            restored = [
+                it.address for it in stale if it.cached and ended[it.address].is_completed()
+            ]
+            if restored:
+                info = describe_command(repository, params, invocation)
+                note_restored(repository, info, restored)
         finally:
             stages.stop()
             mend_dvc_files(repository, logger.info)
@@ -97,7 +107,23 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
             keep_lock(repository)
             end_invocation(repository, invocation.id)
             start_shipper(repository)
+    _show_report(repository)
     return _summary(ended, up_to_date=len(plan) - len(stale))
+
+
+def _show_report(repository: Repository) -> None:
+    """The report's summary as an artifact of the flow run, with the way to its page."""
+    summary = repository.root / REPORT / "summary.md"
+    if not summary.exists():
+        return
+    mlflow = running_servers(repository).get("mlflow")
+    runs = f", or among the [runs]({mlflow.url}{runs_page(repository)})" if mlflow else ""
+    create_markdown_artifact(
+        key="report",
+        markdown=f"{summary.read_text(encoding='utf-8')}\n"
+        f"With pictures: `{summary.with_name('index.html')}`{runs}.\n",
+        description="What training did, as the workspace has it now.",
+    )
 
 
 def _run_graph(
@@ -113,13 +139,20 @@ def _run_graph(
     futures: dict[str, PrefectFuture[Any]] = {}
     running: dict[PrefectFuture[Any], str] = {}
     ended: dict[str, PrefectState] = {}
+    failures: dict[str, set[str]] = {}
+    """The stages above each one because of which it does not run."""
     while sorter.is_active():
         ready += sorter.get_ready()
         while ready and len(running) < parallel:
             address = ready.pop(0)
-            before = [futures[name] for name in sorted(upstream[address])]
-            # Prefect draws the graph from wait_for, and runs nothing after a failure.
-            futures[address] = _task(address, stages).submit(return_state=False, wait_for=before)
+            lost = {name for name in upstream[address] if not ended[name].is_completed()}
+            failures[address] = set().union(*(failures[name] or {name} for name in lost))
+            # Prefect draws the graph from wait_for.
+            before = (upstream[address] - lost) | failures[address]
+            links = [allow_failure(futures[name]) for name in sorted(before)]
+            futures[address] = _task(address, stages, failures[address]).submit(
+                return_state=False, wait_for=links
+            )
             running[futures[address]] = address
         future = next(as_completed(list(running)))
         future.wait()
@@ -151,7 +184,9 @@ def _worth_retrying(_task: Task[Any, Any], _run: TaskRun, state: PrefectState) -
     return isinstance(state.data, FailedStageError) and state.data.retryable
 
 
-def _task(address: str, stages: "StageProcesses") -> Task[[], PrefectState | None]:
+def _task(
+    address: str, stages: "StageProcesses", failures: set[str]
+) -> Task[[], PrefectState | None]:
     @task(
         name=address,
         task_run_name=address,
@@ -162,6 +197,9 @@ def _task(address: str, stages: "StageProcesses") -> Task[[], PrefectState | Non
         retry_condition_fn=_worth_retrying,
     )
     def run_stage() -> PrefectState | None:
+        if failures:
+            # What Prefect itself does not run stays Pending for ever.
+            return Cancelled(message=f"not run, after the end of {', '.join(sorted(failures))}")
         return stages.run(address)
 
     return run_stage
@@ -204,6 +242,7 @@ class StageProcesses:
             return Cancelled(message=f"{address}: cancelled with the flow run")
         attempt = _latest_attempt(self.repository, address)
         looked_at = attempt is not None and (attempt != before or was_alive)
+        get_run_logger().error("%s failed: %s", address, lines.last())
         raise FailedStageError(
             f"{address}: dvc ended with status {process.returncode}:\n{lines.tail()}",
             # Killed without a word, dvc was short of memory or its machine went down.
@@ -236,7 +275,7 @@ class StageProcesses:
         with self.guard:
             if self.stopping:
                 return None
-            process = start_dvc(address, self.repository, self.environment, output, self.lock)
+            process = start_dvc([address], self.repository, self.environment, output, self.lock)
             self.running[address] = process
             return process
 
@@ -258,6 +297,11 @@ class _Lines:
         for line in whole.decode(errors="replace").splitlines():
             if line.strip():
                 self._logger.info("%s", redact(line))
+
+    def last(self) -> str:
+        """What dvc's driver said of the failure: the line before DVC's own."""
+        said = [line for line in self.tail().splitlines() if not line.startswith("ERROR: ")]
+        return said[-1] if said else f"see {self.path}"
 
     def tail(self) -> str:
         with self.path.open("rb") as file:
@@ -282,5 +326,6 @@ def _another_try_may_help(attempt: Attempt) -> bool:
 
 
 def _without_flow_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Drop what Prefect tells the flow run's process, its control token above all."""
-    return {name: value for name, value in environment.items() if not name.startswith("PREFECT__")}
+    """Drop what Prefect tells the flow run's process: its control token, the server's password."""
+    of_the_flow = ("PREFECT__", "PREFECT_API_", "PREFECT_SERVER_API_")
+    return {name: value for name, value in environment.items() if not name.startswith(of_the_flow)}

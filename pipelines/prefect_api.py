@@ -7,9 +7,13 @@ import json
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+
+from pipelines.errors import LockstepError
 
 WORK_POOL = "lockstep"
 BUSY_TRIES = 20
@@ -17,6 +21,18 @@ BUSY_PAUSE_S = 1.0
 
 # Loopback is never reached through a proxy, whatever the environment says.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Api:
+    """Where Prefect's server is asked, and the password that it wants to hear."""
+
+    url: str
+    password: str = field(repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Basic {b64encode(self.password.encode()).decode()}"}
 
 
 def answers(url: str) -> bool:
@@ -28,7 +44,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def make_work_pool(api: str) -> None:
+def make_work_pool(api: Api) -> None:
     """Make sure that the pool is there."""
     try:
         _post(api, "/work_pools/", {"name": WORK_POOL, "type": "process"})
@@ -37,16 +53,16 @@ def make_work_pool(api: str) -> None:
             raise
 
 
-def worker_is_online(api: str) -> bool:
+def worker_is_online(api: Api) -> bool:
     workers = _post(api, f"/work_pools/{WORK_POOL}/workers/filter", {})
     return any(worker["status"] == "ONLINE" for worker in workers)
 
 
-def deployments(api: str) -> list[dict[str, Any]]:
+def deployments(api: Api) -> list[dict[str, Any]]:
     return list(_post(api, "/deployments/filter", {}))
 
 
-def set_schedules(api: str, *, active: bool) -> None:
+def set_schedules(api: Api, *, active: bool) -> None:
     """Start all schedules afresh, or stop them."""
     for deployment in deployments(api):
         # Pausing drops the runs that came due while nothing ran: they would all start now.
@@ -55,7 +71,7 @@ def set_schedules(api: str, *, active: bool) -> None:
             _post(api, f"/deployments/{deployment['id']}/resume_deployment", {})
 
 
-def open_flow_runs(api: str) -> list[dict[str, Any]]:
+def open_flow_runs(api: Api) -> list[dict[str, Any]]:
     """Flow runs of the pool that a worker has taken and not brought to an end."""
     types = {"any_": ["PENDING", "RUNNING", "CANCELLING"]}
     pools = {"name": {"any_": [WORK_POOL]}}
@@ -63,13 +79,13 @@ def open_flow_runs(api: str) -> list[dict[str, Any]]:
     return list(_post(api, "/flow_runs/filter", query))
 
 
-def cancel_flow_run(api: str, run: str) -> None:
+def cancel_flow_run(api: Api, run: str) -> None:
     """Ask for the run's end; its worker sees to it."""
     state = {"type": "CANCELLING", "name": "Cancelling"}
     _post(api, f"/flow_runs/{run}/set_state", {"state": state})
 
 
-def close_lost_flow_runs(api: str) -> None:
+def close_lost_flow_runs(api: Api) -> None:
     """End, in Prefect's books, the runs whose process was killed together with its worker."""
     for run in open_flow_runs(api):
         if not _is_flow_process(run["infrastructure_pid"]):
@@ -84,11 +100,11 @@ def _is_flow_process(pid: str | None) -> bool:
         return False
 
 
-def _post(api: str, path: str, body: Any) -> Any:
+def _post(api: Api, path: str, body: Any) -> Any:
     request = urllib.request.Request(
-        api + path,
+        api.url + path,
         data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", **api.headers},
         method="POST",
     )
     for left in reversed(range(BUSY_TRIES)):
@@ -97,6 +113,11 @@ def _post(api: str, path: str, body: Any) -> Any:
                 text = response.read()
             return json.loads(text) if text else None
         except urllib.error.HTTPError as error:
+            if error.code == 401:
+                raise LockstepError(
+                    f"Prefect at {api.url} was started with another password than the clone has "
+                    "now: `lockstep down`, then `lockstep up`"
+                ) from error
             # What the server says while another writer has its database.
             if error.code != 503 or not left:
                 raise

@@ -1,22 +1,24 @@
 """`lockstep up` and `lockstep down`: MLflow, Prefect and a Prefect worker on this machine.
 
-All three are processes of their own that outlive the command and listen on loopback only. Their
-databases are SQLite files under `.lockstep`, their logs lie in `.lockstep/servers`. What runs is
-noted in `.lockstep/servers.json`; a process counts only while it lives. Schedules fire only while
-they run.
+All three are processes of their own that outlive the command and listen on loopback only, where
+both servers ask for the clone's password. Their databases are SQLite files under `.lockstep`, their
+logs lie in `.lockstep/servers`. What runs is noted in `.lockstep/servers.json`; a process counts
+only while it lives. Schedules fire only while they run.
 
 Stages go on writing to MLflow's database file, whether its server runs or not: one store, one
 address, so that no run is ever shipped twice.
 """
 
-import os
+import shlex
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -24,13 +26,24 @@ from pipelines import atomic, prefect_api
 from pipelines.console import Console, seconds
 from pipelines.errors import LockstepError
 from pipelines.locks import hold_lock
+from pipelines.password import USER, password_file, password_of
+from pipelines.prefect_api import Api
 from pipelines.processes import end_processes, process_lives, start_of
 from pipelines.redact import redact
+from pipelines.redacted_log import open_log
 from pipelines.repository import Repository
+from pipelines.server_settings import (
+    HOST,
+    client_settings,
+    no_proxy,
+    prefect_settings,
+    server_environment,
+)
 from pipelines.strict_yaml import load_yaml
+from pipelines.tracking_cursor import runs_page
 from pipelines.warm.client import end_servers
 
-HOST = "127.0.0.1"
+NAMES = ("mlflow", "prefect", "worker")
 MLFLOW_PORT = 5050
 PREFECT_PORT = 4250
 PREFECT_FILE = "pipelines/prefect.yaml"
@@ -72,7 +85,7 @@ def up(
         if not held:
             raise LockstepError("another `lockstep up` or `down` is at work in this clone")
         before = running(repository)
-        if before.keys() == {"mlflow", "prefect", "worker"}:
+        if before.keys() == set(NAMES):
             console.line("already running:")
         else:
             _start_missing(repository, console, before, mlflow_port, prefect_port, schedules)
@@ -86,9 +99,9 @@ def down(repository: Repository, console: Console) -> None:
             raise LockstepError("another `lockstep up` or `down` is at work in this clone")
         servers = running(repository)
         if "worker" in servers and "prefect" in servers:
-            _cancel_flow_runs(servers["prefect"], servers["worker"], console)
+            _cancel_flow_runs(_api(repository, servers["prefect"]), servers["worker"], console)
         # The worker first, so that nobody misses the server.
-        for name in ("worker", "prefect", "mlflow"):
+        for name in reversed(NAMES):
             if name in servers:
                 console.progress(f"stopping {name}")
                 end_processes([servers[name].pid])
@@ -116,8 +129,7 @@ def runtime_environment(repository: Repository) -> dict[str, str]:
     prefect = running(repository).get("prefect")
     if prefect is None:
         return {}
-    home = str(_home(repository) / "prefect")
-    return {"PREFECT_API_URL": prefect.api, "PREFECT_HOME": home, **_no_proxy()}
+    return {**client_settings(repository, prefect.url), **no_proxy()}
 
 
 def _start_missing(
@@ -134,8 +146,10 @@ def _start_missing(
     begun = time.monotonic()
 
     def start(name: str, url: str, words: list[str]) -> Server:
-        api = "" if name == "mlflow" else f"{url}/api"
-        servers[name] = _spawn(repository, name, url, words, _environment(repository, api))
+        environment = server_environment(repository)
+        if name != "mlflow":
+            environment |= prefect_settings(repository, url)
+        servers[name] = _spawn(repository, name, url, words, environment)
         started.append(servers[name])
         _write_note(repository, servers)
         return servers[name]
@@ -143,19 +157,20 @@ def _start_missing(
     try:
         if "mlflow" not in servers:
             port = _port(console, "MLflow", mlflow_port, MLFLOW_PORT)
-            start("mlflow", f"http://{HOST}:{port}", _mlflow_command(repository, port))
+            words = [sys.executable, "-m", "pipelines.mlflow_server", str(repository.root)]
+            start("mlflow", f"http://{HOST}:{port}", [*words, str(port)])
         if "prefect" not in servers:
             if "worker" in servers:
                 end_processes([servers.pop("worker").pid])
             port = _port(console, "Prefect", prefect_port, PREFECT_PORT)
             words = _prefect("server", "start", "--host", HOST, "--port", str(port))
             start("prefect", f"http://{HOST}:{port}", words)
-        _wait(console, [servers["mlflow"], servers["prefect"]], begun, _is_well)
+        _wait(console, [servers["mlflow"], servers["prefect"]], begun, is_well)
         if "worker" not in servers:
-            api = servers["prefect"].api
+            api = _api(repository, servers["prefect"])
             prefect_api.make_work_pool(api)
             prefect_api.close_lost_flow_runs(api)
-            console.progress(f"deploying {PREFECT_FILE}")
+            console.line(f"deploying {PREFECT_FILE}")
             _deploy(repository, servers["prefect"], schedules)
             # One at a time over all deployments: they share the clone.
             where = ["--pool", prefect_api.WORK_POOL, "--type", "process", "--name", "lockstep"]
@@ -165,17 +180,6 @@ def _start_missing(
     except BaseException:
         end_processes([server.pid for server in reversed(started)])
         raise
-
-
-def _mlflow_command(repository: Repository, port: int) -> list[str]:
-    home = _home(repository)
-    # A plain folder as artifact root, so that runs can be read with the server stopped.
-    artifacts = str(home / "mlartifacts")
-    return [
-        *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)),
-        *("--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}", "--workers", "1"),
-        *("--default-artifact-root", artifacts, "--artifacts-destination", artifacts),
-    ]
 
 
 def _prefect(*words: str) -> list[str]:
@@ -188,7 +192,8 @@ def _spawn(
     """Start a process that outlives this one and whose output goes to its log."""
     log = _home(repository) / "servers" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as stream:
+    log.unlink(missing_ok=True)
+    with open_log(log) as stream:
         process = subprocess.Popen(
             words,
             cwd=repository.root,
@@ -199,35 +204,6 @@ def _spawn(
             start_new_session=True,
         )
     return Server(name, url, process.pid, start_of(process.pid), str(log))
-
-
-def _environment(repository: Repository, api: str) -> dict[str, str]:
-    """What all of them get. The user's own Prefect settings may name another server, so they go."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    prefect = {"PREFECT_API_URL": api} if api else {}
-    return {
-        **kept,
-        **prefect,
-        **_no_proxy(),
-        "PREFECT_HOME": str(_home(repository) / "prefect"),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # SQLite has one writer at a time; on a busy machine the others wait longer than 10 s.
-        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
-        "PREFECT_WORKER_QUERY_SECONDS": "3",
-        "DO_NOT_TRACK": "1",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        # The flow runs with the code of this clone, whichever one the environment was made from.
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(repository.root), os.environ.get("PYTHONPATH")])
-        ),
-    }
-
-
-def _no_proxy() -> dict[str, str]:
-    """A proxy of the network knows nothing of this machine's loopback."""
-    hosts = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST, "localhost"]))
-    return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def _port(console: Console, what: str, asked: int | None, default: int) -> int:
@@ -259,10 +235,11 @@ def _wait(
     console: Console, starting: list[Server], begun: float, ready: Callable[[Server], bool]
 ) -> None:
     """Until all of them answer; the log is the error of one that does not."""
+    logs = " ".join(server.log for server in starting)
+    console.line(f"waiting for {_names(starting)} to answer (log: {logs})")
     while starting := [server for server in starting if not ready(server)]:
         taken = time.monotonic() - begun
-        names = " and ".join(server.name for server in starting)
-        console.progress(f"waiting for {names} ({seconds(taken)})")
+        console.progress(f"waiting for {_names(starting)} ({seconds(taken)})")
         for server in starting:
             if not server.lives:
                 raise LockstepError(f"{server.name} did not start:\n{_tail(server)}")
@@ -273,8 +250,32 @@ def _wait(
         time.sleep(POLL_S)
 
 
-def _is_well(server: Server) -> bool:
+def _names(servers: list[Server]) -> str:
+    return " and ".join(server.name for server in servers)
+
+
+def is_well(server: Server) -> bool:
+    """Whether it answers, and not somebody else who took its port."""
     path = "/api/health" if server.name == "prefect" else "/health"
+    return _listens(server) and prefect_api.answers(server.url + path)
+
+
+def _listens(server: Server) -> bool:
+    """Otherwise the port belongs to somebody who would be told the password next."""
+    port = urlsplit(server.url).port
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(server.pid)
+        return any(
+            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            for each in (process, *process.children(recursive=True))
+            for connection in each.net_connections("tcp")
+        )
+    return False
+
+
+def _is_open_to_all(server: Server) -> bool:
+    """Whether it asks for no password, as one of an older version."""
+    path = "/api/admin/version" if server.name == "prefect" else "/version"
     return prefect_api.answers(server.url + path)
 
 
@@ -289,7 +290,7 @@ def _deploy(repository: Repository, prefect: Server, schedules: bool) -> None:
     done = subprocess.run(
         _prefect("deploy", "--all", "--prefect-file", PREFECT_FILE),
         cwd=repository.root,
-        env=_environment(repository, prefect.api),
+        env=server_environment(repository) | prefect_settings(repository, prefect.url),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
@@ -300,31 +301,40 @@ def _deploy(repository: Repository, prefect: Server, schedules: bool) -> None:
         raise LockstepError(
             f"{PREFECT_FILE} cannot be deployed:\n{redact(done.stdout + done.stderr)}"
         )
-    prefect_api.set_schedules(prefect.api, active=schedules)
+    prefect_api.set_schedules(_api(repository, prefect), active=schedules)
 
 
-def _cancel_flow_runs(prefect: Server, worker: Server, console: Console) -> None:
+def _cancel_flow_runs(api: Api, worker: Server, console: Console) -> None:
     """Ask Prefect to cancel what runs, so that it ends as Cancelled with its jobs gone."""
     try:
-        runs = prefect_api.open_flow_runs(prefect.api)
+        runs = prefect_api.open_flow_runs(api)
         for run in runs:
             console.line(f"cancelling flow run {run['name']}")
-            prefect_api.cancel_flow_run(prefect.api, run["id"])
+            prefect_api.cancel_flow_run(api, run["id"])
         deadline = time.monotonic() + CANCEL_LIMIT_S
         while runs and psutil.Process(worker.pid).children() and time.monotonic() < deadline:
             console.progress("waiting for its jobs to end")
             time.sleep(POLL_S)
-    except (OSError, psutil.NoSuchProcess):
+    except (OSError, LockstepError, psutil.NoSuchProcess):
         console.line("the Prefect server does not answer; ending its flow runs without it")
 
 
 def _say_addresses(repository: Repository, console: Console) -> None:
     servers = running(repository)
-    console.line(f"MLflow   {servers['mlflow'].url}   runs, metrics, comparison")
-    console.line(f"Prefect  {servers['prefect'].url}   flow runs, logs, schedules")
-    active = [
-        item for item in prefect_api.deployments(servers["prefect"].api) if not item["paused"]
-    ]
+    page = runs_page(repository)
+    console.line(f"MLflow   {servers['mlflow'].url}{page}   runs, metrics, comparison")
+    console.line(
+        f"Prefect  {servers['prefect'].url}   flow runs that it starts, their logs, schedules"
+    )
+    password = f"cat {shlex.quote(str(password_file(repository)))}"
+    console.line(f"both ask for a password:  {password}   (in MLflow the user is {USER})")
+    if open_to_all := [name for name in ("mlflow", "prefect") if _is_open_to_all(servers[name])]:
+        console.line(
+            f"but every user of this machine can use {' and '.join(open_to_all)}, started without "
+            "one:  lockstep down, then lockstep up"
+        )
+    api = _api(repository, servers["prefect"])
+    active = [item for item in prefect_api.deployments(api) if not item["paused"]]
     console.line(
         "schedules (they fire only while these servers run):" if active else "no schedules"
     )
@@ -336,10 +346,14 @@ def _say_addresses(repository: Repository, console: Console) -> None:
             )
     first = load_yaml(repository.root / PREFECT_FILE)["deployments"][0]["name"]
     console.line(
-        f"run one now:  PREFECT_API_URL={servers['prefect'].api} "
+        f"run one now:  PREFECT_API_URL={api.url} PREFECT_API_AUTH_STRING=$({password}) "
         f"prefect deployment run lockstep/{first}"
     )
     console.line("stop them:    lockstep down")
+
+
+def _api(repository: Repository, prefect: Server) -> Api:
+    return Api(prefect.api, password_of(repository))
 
 
 def _note(repository: Repository) -> Path:

@@ -44,10 +44,19 @@ def project(
     local_servers: LocalServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[TinyProject]:
     """A fresh project around this process, whose flow runs go to the shared Prefect server."""
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+    from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_URL,
+        PREFECT_HOME,
+        temporary_settings,
+    )
 
     project = make_project(tmp_path / "project")
     monkeypatch.chdir(project.root)
-    home = tmp_path / "prefect"
-    with temporary_settings({PREFECT_API_URL: local_servers.api, PREFECT_HOME: home}):
+    settings = {
+        PREFECT_API_URL: local_servers.api.url,
+        PREFECT_API_AUTH_STRING: local_servers.password,
+        PREFECT_HOME: tmp_path / "prefect",
+    }
+    with temporary_settings(settings):
         yield project

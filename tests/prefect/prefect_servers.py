@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +14,8 @@ from typing import Any
 
 from pipelines import servers
 from pipelines.console import Console
+from pipelines.password import password_of
+from pipelines.prefect_api import Api
 from pipelines.repository import Repository
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
@@ -29,8 +32,13 @@ class LocalServers:
     said: str
 
     @property
-    def api(self) -> str:
-        return servers.runtime_environment(self.repository)["PREFECT_API_URL"]
+    def api(self) -> Api:
+        environment = servers.runtime_environment(self.repository)
+        return Api(environment["PREFECT_API_URL"], environment["PREFECT_API_AUTH_STRING"])
+
+    @property
+    def password(self) -> str:
+        return password_of(self.repository)
 
     def get(self, path: str) -> Any:
         return self._request("GET", path, None)
@@ -104,14 +112,20 @@ class LocalServers:
         self.post(f"/flow_runs/{run}/set_state", {"state": state})
 
     def logs(self, run: str) -> str:
+        return "\n".join(line["message"] for line in self._log_lines(run))
+
+    def errors(self, run: str) -> list[str]:
+        return [line["message"] for line in self._log_lines(run) if line["level"] >= logging.ERROR]
+
+    def _log_lines(self, run: str) -> list[dict[str, Any]]:
         body = {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200}
-        return "\n".join(line["message"] for line in self.post("/logs/filter", body))
+        return list(self.post("/logs/filter", body))
 
     def _request(self, method: str, path: str, body: Any) -> Any:
         request = urllib.request.Request(
-            self.api + path,
+            self.api.url + path,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", **self.api.headers},
             method=method,
         )
         for _ in range(30):

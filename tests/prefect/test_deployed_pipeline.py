@@ -3,6 +3,7 @@
 import json
 import time
 import urllib.request
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -20,13 +21,13 @@ BESIDE_SFT = "prepare,reward_model,evaluate_sft"
 def mlflow_runs(local: LocalServers) -> list[dict[str, Any]]:
     """Every run that MLflow's server shows."""
     address = servers.running(local.repository)["mlflow"].url + "/api/2.0/mlflow"
-    with urllib.request.urlopen(f"{address}/experiments/search?max_results=100") as response:
+    given = b64encode(f"lockstep:{local.password}".encode()).decode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Basic {given}"}
+    request = urllib.request.Request(f"{address}/experiments/search?max_results=100", None, headers)
+    with urllib.request.urlopen(request) as response:
         experiments = json.loads(response.read())["experiments"]
-    request = urllib.request.Request(
-        f"{address}/runs/search",
-        data=json.dumps({"experiment_ids": [one["experiment_id"] for one in experiments]}).encode(),
-        headers={"Content-Type": "application/json"},
-    )
+    searched = json.dumps({"experiment_ids": [one["experiment_id"] for one in experiments]})
+    request = urllib.request.Request(f"{address}/runs/search", searched.encode(), headers)
     with urllib.request.urlopen(request) as response:
         return json.loads(response.read()).get("runs", [])
 

@@ -92,13 +92,25 @@ def test_after_a_failure_other_branches_finish_and_later_stages_do_not_run(
     project: TinyProject, local_servers: LocalServers
 ) -> None:
     project.behave(b={"failures": 1}, c={"seconds": 2})
+    report = project.root / "artifacts/report/summary.md"
+    report.parent.mkdir(parents=True)
+    report.write_text("# It learned")
     state = run_flow()
     assert state.is_failed()
     assert state.message == "failed: b; not run after that: d; 2 stages done"
-    ends = {"a": "Completed", "b": "Failed", "c": "Completed", "d": "NotReady"}
+    ends = {"a": "Completed", "b": "Failed", "c": "Completed", "d": "Cancelled"}
     runs = local_servers.until_tasks(identity(state), ends)
     assert "b cannot go on" in runs["b"]["state"]["message"]
+    assert runs["d"]["state"]["message"] == "not run, after the end of b"
     local_servers.until_logged(identity(state), "this is c")
+    errors = local_servers.errors(identity(state))
+    assert [line for line in errors if line.startswith("b failed: ")]
+    assert not [line for line in errors if runs["b"]["id"] in line]
+    body = {"artifacts": {"flow_run_id": {"any_": [identity(state)]}}}
+    (artifact,) = local_servers.post("/artifacts/filter", body)
+    assert artifact["key"] == "report"
+    assert "# It learned" in artifact["data"]
+    assert f"{report.with_name('index.html')}" in artifact["data"]
     # Nothing says that another try could help, so there was none.
     assert project.started().count("b") == 1
     # The same again goes on from there.
@@ -137,9 +149,10 @@ def test_an_older_failure_in_the_ledger_causes_no_retry(project: TinyProject) ->
 
 
 def test_stages_know_their_invocation_and_profile_and_nothing_of_prefect(
-    project: TinyProject, monkeypatch: pytest.MonkeyPatch
+    project: TinyProject, local_servers: LocalServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT__CONTROL_TOKEN", "for-the-flow-alone")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", local_servers.password)
     assert run_flow(profile="serial", targets=["b"]).is_completed()
     first, second = project.events("start")
     assert first["environment"]["LOCKSTEP_PROFILE"] == "serial"
@@ -192,4 +205,5 @@ def test_the_flow_leaves_nothing_behind_in_the_clone(project: TinyProject) -> No
     assert run_flow(targets=["a"]).is_completed()
     assert not (project.root / ".lockstep/run.json").exists()
     kept = {"run.lock", "runs", "tracking", "dvc.lock.whole", "dvc_hosts.json", "warm", "code"}
+    kept |= {"hashes.json"}
     assert {path.name for path in Path(".lockstep").iterdir()} <= kept

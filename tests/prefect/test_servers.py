@@ -16,6 +16,7 @@ from tiny_project import TinyProject, make_project
 from pipelines import servers
 from pipelines.console import Console
 from pipelines.errors import LockstepError
+from pipelines.password import password_file
 from pipelines.prefect_api import open_flow_runs
 from pipelines.repository import Repository
 from pipelines.strict_yaml import load_yaml
@@ -41,6 +42,11 @@ def processes_of(repository: Repository) -> list[psutil.Process]:
     return found
 
 
+def files_with(text: str, folder: Path) -> list[Path]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if text.encode() in path.read_bytes()]
+
+
 def at_work_in(folder: Path, others: list[int]) -> list[psutil.Process]:
     """What was forked for the stages in that folder: all processes there but these others."""
     found = []
@@ -59,7 +65,14 @@ def test_up_says_where_everything_is(local_servers: LocalServers) -> None:
         assert running[name].url in local_servers.said
     assert "lockstep/nightly: 0 2 * * * UTC" in local_servers.said
     noted = json.loads((local_servers.repository.home / "servers.json").read_text())
-    assert noted["prefect"]["api_url"] == local_servers.api
+    assert noted["prefect"]["api_url"] == local_servers.api.url
+
+
+def test_up_says_what_it_waits_for(local_servers: LocalServers) -> None:
+    said = local_servers.said.splitlines()
+    waited = [line.partition(" (log: ")[0] for line in said if line.startswith("waiting for ")]
+    assert waited == ["waiting for mlflow and prefect to answer", "waiting for worker to answer"]
+    assert "deploying pipelines/prefect.yaml" in said
 
 
 def test_a_second_up_starts_nothing(local_servers: LocalServers) -> None:
@@ -223,6 +236,8 @@ def test_up_again_mends_what_died_and_down_stops_everything(
     run = local.start_run("nightly")
     local.until(lambda: len(project.started()) == 2, "two stages begun", run)
     send_what_waits()
+    for process in processes_of(local.repository):
+        assert local.password not in " ".join(process.cmdline())
     said = io.StringIO()
     servers.down(local.repository, Console(said))
     assert "cancelling flow run" in said.getvalue()
@@ -231,6 +246,8 @@ def test_up_again_mends_what_died_and_down_stops_everything(
     assert processes_of(local.repository) == []
     assert not psutil.pid_exists(project.events("start")[1]["pid"])
     assert not (local.repository.home / "servers.json").exists()
+    # Neither in a log, nor in a database, nor in the ledger.
+    assert files_with(local.password, project.root) == [password_file(local.repository)]
 
     said = io.StringIO()
     servers.down(local.repository, Console(said))

@@ -51,7 +51,7 @@ note(
     event="start",
     pid=os.getpid(),
     environment={key: value for key, value in os.environ.items() if "LOCKSTEP" in key},
-    flow_variables=[key for key in os.environ if key.startswith("PREFECT__")],
+    flow_variables=[key for key in os.environ if key.startswith(("PREFECT__", "PREFECT_API"))],
 )
 print(behaviour.get("says", f"this is {name}"), flush=True)
 time.sleep(behaviour.get("seconds", 0))
