@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines import atomic
-from pipelines.console import Console, describe_metrics, describe_progress, seconds
+from pipelines.activity import activity, slurm_jobs, why_it_waits
+from pipelines.console import Console, describe_metrics, seconds
 from pipelines.errors import LockstepError
 from pipelines.executors import Executor
 from pipelines.health import Health
@@ -24,12 +25,12 @@ from pipelines.profiles import ExecutorKind
 from pipelines.publish import publish
 from pipelines.repository import Repository
 from pipelines.session import serving
+from pipelines.session_watch import SessionWatch
 from pipelines.shards import shares
 from pipelines.shipper import start_shipper
-from pipelines.slurm_queue import why_they_wait
 from pipelines.slurm_submit import SUBMIT_AGAIN_S
 from pipelines.tracking import ship_all
-from pipelines.verdict import Verdict, tail, verdict_in_session, verdict_on
+from pipelines.verdict import Verdict, tail, verdict_here, verdict_in_session, verdict_on
 from pipelines.wishes import Wish, wish_of
 
 POLL_S, SLURM_POLL_S = 0.1, 0.3
@@ -177,6 +178,7 @@ class Driver:
         """Until the job has ended, or its end is asked for, or nobody is left to wait for it."""
         dvc = dvc_ancestor()
         executor = self._executor(attempt)
+        watch = SessionWatch(self.repository, attempt, self._say) if attempt.session else None
         try:
             while (state := self._state()).alive:
                 self._heed(attempt, interrupts)
@@ -187,9 +189,11 @@ class Driver:
                 if not pipeline_lives:
                     # Only kill -9 ends a runner without its telling us: leave the job to the next.
                     raise self._detached(attempt, "the pipeline is gone")
+                if watch:
+                    watch.look()
                 self._say_changes(attempt, state, executor)
                 if self.console.is_terminal:
-                    self._show_progress(attempt, state)
+                    self._show_progress(state)
                 time.sleep(SLURM_POLL_S if executor.leaves_jobs(attempt) else POLL_S)
         except Cancelled as reason:
             self._say(f"{reason}; cancelling job {attempt.job}")
@@ -248,12 +252,7 @@ class Driver:
             return verdict_on(attempt)
         if attempt.session is not None:
             return verdict_in_session(attempt)
-        return Verdict(
-            (attempt.result or {}).get(
-                "error", "its process is gone without a word: killed, or out of memory?"
-            ),
-            "what is done is kept: mend the cause and run the same command again",
-        )
+        return verdict_here(attempt)
 
     def _give_up(self, attempt: Attempt, verdict: Verdict) -> None:
         state, stage = self.entry.state(), self.entry.stage
@@ -306,15 +305,17 @@ class Driver:
         if not executor.leaves_jobs(attempt):
             return
         self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
-        jobs = list((attempt.scheduler or {}).get("jobs", {}).values())
-        reason = why_they_wait(jobs)
+        reason = why_it_waits(attempt)
         restart = (attempt.worker or {}).get("restart", 0)
         if state is State.QUEUED and reason:
             self._say_once("place", (restart, reason), f"queued ({reason})")
         elif state is State.RUNNING:
-            nodes = ", ".join(sorted({job["nodes"] for job in jobs if job["nodes"]}))
+            nodes = ", ".join(sorted({job["nodes"] for job in slurm_jobs(attempt)} - {""}))
             again = f", restart {restart}" if restart else ""
             self._say_once("place", (restart, "runs"), f"running on {nodes}{again}")
+        elif state is State.SUSPENDED:
+            what = f"suspended by Slurm; `scontrol resume {attempt.job}` has it go on"
+            self._say_once("place", (restart, "suspended"), what)
 
     def _say_once(self, topic: str, value: Any, text: str) -> None:
         if value != self.said.get(topic):
@@ -322,12 +323,9 @@ class Driver:
             if value is not None:
                 self._say(text.format(value))
 
-    def _show_progress(self, attempt: Attempt, state: State) -> None:
-        progress = atomic.read_json(self.entry.folder / "progress.json")
-        started = (attempt.worker or {}).get("time", time.time())
+    def _show_progress(self, state: State) -> None:
         warnings = self.health.of(self.entry.stage, self.entry)
-        what = describe_progress(progress, started, warnings) if state is State.RUNNING else state
-        self.console.progress(f"{self.entry.stage}: {what}")
+        self.console.progress(f"{self.entry.stage}: {activity(self.entry, state, warnings)}")
 
     def _ship(self) -> None:
         """Let MLflow have what is there; in a folder that DVC will delete, wait until it has."""

@@ -1,4 +1,8 @@
-"""Secrets of the environment stay there: text that leaves a process passes through `redact`."""
+"""Secrets of the environment stay there: text that leaves a process passes through `redact`.
+
+A variable is secret by its name, or by a value that has the form of a secret: a key as the large
+providers give them out, the address of a webhook, an address with a signature in it.
+"""
 
 import os
 import re
@@ -6,24 +10,66 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 _SECRET_NAME = re.compile(
-    r"token|secret|pass(w|phrase)|credential|(api|ssh|access)_?key|_key(_|$)|^key$|_pat$|_auth$",
+    r"token|secret|pass(w|phrase|code)|(^|_|db)pass(_|$)|_pwd$|credential|cookie|webhook|bearer|"
+    r"authorization|_auth(_|$)|_pat$|_dsn$|connection_?string|"
+    r"(api|ssh|access|account|private)_?key|_key(_|$)|^key$",
     re.IGNORECASE,
 )
-_USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
+_SECRET_VALUE = re.compile(
+    r"^https?://\S*hook|[?&](sig|signature|token|key|api_?key|x-amz-signature)=|"
+    r"^(hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[a-z]-|npm_|pypi-|nvapi-|AKIA|AIza|ya29\.|eyJ)"
+    r"[\w.~+/=-]{12,}$|-----BEGIN [A-Z ]*PRIVATE KEY",
+    re.IGNORECASE,
+)
+_USERINFO = r"(?<=://)[^/\s@]+(?=@)"
+_LONGEST_USERINFO = 1000
+_BEGUN_ADDRESS = re.compile(rf"(:/?|://[^/\s@]{{0,{_LONGEST_USERINFO}}})\Z", re.ASCII)
 _SHORTEST = 6
 
 
+class Redaction:
+    """Replaces the secrets of one environment, and the user part of addresses, by stars."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._secrets = _secrets(environment)
+        self._found = re.compile("|".join([_USERINFO, *map(re.escape, self._secrets)]), re.ASCII)
+
+    def __call__(self, text: str) -> str:
+        return self._found.sub("***", text)
+
+    def settled(self, text: str) -> int:
+        """How much of a text that goes on can be redacted by itself: no secret reaches beyond."""
+        end = len(text)
+        for secret in self._secrets:
+            begun = (n for n in range(len(secret) - 1, 0, -1) if text.endswith(secret[:n]))
+            end = min(end, len(text) - next(begun, 0))
+        if address := _BEGUN_ADDRESS.search(text, max(len(text) - _LONGEST_USERINFO - 3, 0)):
+            end = min(end, address.start())
+        for match in self._found.finditer(text):
+            if match.start() < end < match.end():
+                end = match.start()
+        return end
+
+
 def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Replace the values of secret-looking variables, and the user part of addresses, by stars."""
-    for name, value in environment.items():
-        if len(value) >= _SHORTEST and _SECRET_NAME.search(name) and value in text:
-            text = text.replace(value, "***")
-    return _USERINFO.sub("***@", text)
+    """The text without the secrets of this environment."""
+    return Redaction(environment)(text)
+
+
+def _secrets(environment: Mapping[str, str]) -> list[str]:
+    """The longest first: one may be the beginning of another. A key of many lines is many."""
+    lines = {
+        line.strip()
+        for name, value in environment.items()
+        if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value)
+        for line in value.splitlines()
+    }
+    return sorted((line for line in lines if len(line) >= _SHORTEST), key=lambda s: (-len(s), s))
 
 
 def without_credentials(address: str) -> str:
     """The address without its user part."""
-    return _USERINFO.sub("", address)
+    return re.sub(rf"{_USERINFO}@", "", address)
 
 
 class RedactedStream:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from pipelines.debris import clear_debris
 from pipelines.driver import Driver
 from pipelines.dvc_files import mend_dvc_files
 from pipelines.dvc_locks import Wait
+from pipelines.dvc_process import ONLY_RESTORE
 from pipelines.errors import LockstepError
 from pipelines.executors import make_executor
 from pipelines.hashing import HashCache
 from pipelines.health import Health
-from pipelines.invocation import current_invocation
+from pipelines.invocation import Invocation, current_invocation
 from pipelines.ledger import Entry, Ledger, State
 from pipelines.link import wait_for_link
 from pipelines.lock_file import keep_lock
@@ -39,6 +41,8 @@ from stages.contracts.params import Params
 
 def run_stage(address: str, chosen_profile: str | None = None) -> None:
     """Compute one stage, or find it computed, and publish its outputs into the workspace."""
+    if os.environ.get(ONLY_RESTORE):
+        raise LockstepError(f"{address}: DVC's cache does not have its outputs after all")
     repository, console = Repository.find(), Console()
     wait_for_link(repository, address, console)
     make_driver(repository, address, chosen_profile, console).run()
@@ -89,32 +93,39 @@ def describe_launch(
     repository: Repository, params: Params, bound: BoundStage, profile: str, code: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Who asks for a stage and from what, and how it shall run: entry.json and launch.json."""
-    invocation, commit = current_invocation().as_json(), repository.git_commit()
+    info = describe_command(repository, params, current_invocation())
     loaded = load_profile(repository.root, profile)
     resources = loaded.resources(bound.stage.name)
     check_launch(profile, resources, bound.stage)
-    info = {
-        "invocation": invocation,
-        "git_commit": commit,
-        "experiment": os.environ.get("DVC_EXP_NAME"),
-        "title": f"{params.rl.algorithm} with {params.rl.reward}, seed {params.seed}",
-    }
     on_slurm = loaded.executor is ExecutorKind.SLURM
     in_shards = on_slurm and bound.stage.processes is Processes.SHARDS
     launch: dict[str, Any] = {
-        "invocation": invocation,
+        "invocation": info["invocation"],
+        "user": os.getuid(),
         "executor": loaded.executor,
         "profile": profile,
         "clone": str(repository.root),
         "root": str(repository.root),
         "code": str(code),
-        "git_commit": commit,
+        "git_commit": info["git_commit"],
         "git_diff": uncommitted(repository),
         "resources": resources.model_dump(mode="json"),
         "num_shards": resources.shards if in_shards else 1,
         "graph": [],
     }
     return info, launch
+
+
+def describe_command(
+    repository: Repository, params: Params, invocation: Invocation
+) -> dict[str, Any]:
+    """Who asks, and from what: what MLflow's run of the command says about it."""
+    return {
+        "invocation": invocation.as_json(),
+        "git_commit": repository.git_commit(),
+        "experiment": os.environ.get("DVC_EXP_NAME"),
+        "title": f"{params.rl.algorithm} · {params.rl.reward} · seed {params.seed}",
+    }
 
 
 def fingerprint(repository: Repository, address: str) -> str:
@@ -176,12 +187,23 @@ def _prepare(repository: Repository, address: str, profile: str) -> tuple[Path, 
     launch["token"] = token
     launch |= shares(entry, launch)
     atomic.write_json(attempt.folder / "launch.json", launch)
-    commands = []
+    scripts = []
     for number, batch in enumerate(slurm_batches(address, attempt.folder, token, launch)):
         path = attempt.folder / f"submission{number or ''}.sh"
         atomic.write_text(path, batch_script(batch))
-        commands.append(f"sbatch {shlex.quote(str(path))}")
-    return attempt.folder, token, " && ".join(commands)
+        scripts.append(shlex.quote(str(path)))
+    return attempt.folder, token, _by_hand(scripts, launch["resources"]["array_parallelism"])
+
+
+def _by_hand(scripts: Sequence[str], parallelism: int) -> str:
+    """The commands that submit these scripts; of so many arrays at once, the others wait."""
+    if len(scripts) <= parallelism:
+        return " && ".join(f"sbatch {script}" for script in scripts)
+    waits = ["", *(f"--dependency=afterany:$job{i} " for i in range(len(scripts)))]
+    return " && ".join(
+        f"job{i}=$(sbatch --parsable {waits[max(i - parallelism + 1, 0)]}{script})"
+        for i, script in enumerate(scripts)
+    )
 
 
 def bind_stage(address: str, params: Params) -> BoundStage:

@@ -32,6 +32,7 @@ from pipelines.lives import note_life
 from pipelines.locks import hold_lock
 from pipelines.profiles import ExecutorKind
 from pipelines.redact import RedactedStream, redact
+from pipelines.redacted_log import redacted_log
 from pipelines.rendezvous import among_ranks
 from pipelines.restarts import refuse_endless_restarts, stop_or_requeue
 from pipelines.seat import Seat, find_seat
@@ -69,8 +70,6 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
         _alive(attempt, seat),
         # A driver that was killed at the wrong moment may have led to two attempts at once.
         hold_lock(attempt.entry.folder / f"working.{seat.label}", wait=True),
-        redirect_stdout(RedactedStream(sys.stdout)),  # type: ignore[type-var]
-        redirect_stderr(RedactedStream(sys.stderr)),  # type: ignore[type-var]
     ):
         outcome: dict[str, Any]
         # Slurm may bring back a job that is done, after a node's failure say: its word stands.
@@ -82,9 +81,24 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
             # Slurm has brought back a job that nobody wants any more.
             outcome = {"state": State.CANCELLED, "error": "cancelled before it began"}
         else:
-            outcome = _run(attempt, launch, seat, warning)
+            with _redacted(launch):
+                outcome = _run(attempt, launch, seat, warning)
         _say_goodbye(attempt, seat, outcome, keep=done)
     return str(outcome["state"])
+
+
+@contextmanager
+def _redacted(launch: dict[str, Any]) -> Iterator[None]:
+    """A debugged stage has no log: a debugger needs the terminal as it is."""
+    if launch["executor"] != ExecutorKind.DEBUG:
+        with redacted_log():
+            yield
+        return
+    with (
+        redirect_stdout(RedactedStream(sys.stdout)),  # type: ignore[type-var]
+        redirect_stderr(RedactedStream(sys.stderr)),  # type: ignore[type-var]
+    ):
+        yield
 
 
 @contextmanager
@@ -107,6 +121,8 @@ def _say_hello(attempt: Attempt, seat: Seat, done: bool) -> None:
         # The word of an earlier life of the same job no longer holds.
         (attempt.folder / "result.json").unlink(missing_ok=True)
     if seat.leads and not (seat.num_shards > 1 and attempt.worker):
+        # How far an earlier start of the job was is not how far this one is.
+        (attempt.entry.folder / "progress.json").unlink(missing_ok=True)
         atomic.write_json(attempt.folder / "worker.json", {**me, "restart": seat.restart})
 
 

@@ -13,6 +13,7 @@ import psutil
 
 from pipelines.locks import is_locked
 from pipelines.processes import process_lives, start_of
+from pipelines.redacted_log import open_log
 from pipelines.repository import Repository
 from pipelines.warm import wire
 from pipelines.warm.child import Request
@@ -161,7 +162,7 @@ def _start(repository: Repository, identity: Identity) -> "subprocess.Popen[byte
     folder.mkdir(exist_ok=True)
     variables = {"PYTHONPATH": str(identity.code), "PYTHONSAFEPATH": "1"}
     words = ["-m", SERVER, str(folder), identity.kind, ROOM]
-    with (folder / "log").open("ab") as log:
+    with open_log(folder / "log") as log:
         return subprocess.Popen(
             [*identity.python, *words],
             cwd=repository.root,

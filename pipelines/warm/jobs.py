@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipelines.ledger import Attempt
 from pipelines.profiles import Resources
+from pipelines.redacted_log import open_log
 from pipelines.repository import Repository
 from pipelines.snapshot import take_snapshot
 from pipelines.threads import thread_variables
@@ -32,12 +33,9 @@ def fork_job(repository: Repository, attempt: Attempt, resources: Resources) -> 
     )
     with ExitStack() as files:
         opened = [
-            files.enter_context(path.open(mode))
-            for path, mode in (
-                (Path(os.devnull), "rb"),
-                (attempt.folder / "job_0_log.out", "ab"),
-                (attempt.folder / "job_0_log.err", "ab"),
-            )
+            files.enter_context(Path(os.devnull).open("rb")),
+            files.enter_context(open_log(attempt.folder / "job_0_log.out")),
+            files.enter_context(open_log(attempt.folder / "job_0_log.err")),
         ]
         return fork(repository, identity, request, [file.fileno() for file in opened])
 

@@ -1,5 +1,6 @@
 """What a job's process writes down about itself, whenever and however often Slurm starts it."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -7,7 +8,8 @@ from threading import Thread
 import pytest
 
 from pipelines import atomic
-from pipelines.ledger import Attempt, Entry, Ledger
+from pipelines.activity import activity
+from pipelines.ledger import Attempt, Entry, Ledger, State
 from pipelines.lives import note_life
 from pipelines.locks import hold_lock
 from pipelines.profiles import Resources
@@ -15,6 +17,8 @@ from pipelines.publish import publish
 from pipelines.restarts import stop_or_requeue
 from pipelines.seat import Seat
 from pipelines.worker import CODE, run_attempt
+from stages.context import StageError
+from stages.progress import Pace
 from tests.control.made_up import SPEC
 from tests.waiting import PATIENCE_S
 
@@ -119,6 +123,27 @@ def test_each_life_of_a_job_notes_its_machine(
     assert [atomic.load_json(path) for path in notes] == [(attempt.result or {})["environment"]] * 2
 
 
+def test_what_other_programs_of_a_stage_print_is_redacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In place of a stage, which needs inputs: what a job does first."""
+
+    def leak(*_: object) -> None:
+        subprocess.run("echo mine is $MY_API_KEY; echo $MY_API_KEY >&2", shell=True, check=True)
+        raise StageError("enough")
+
+    monkeypatch.setenv("MY_API_KEY", "nobody's business")
+    monkeypatch.setattr("pipelines.worker.check_inputs", leak)
+    report = replace(SPEC, stage="report", name="report")
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, {})
+    launch = {"executor": "local", "num_shards": 1, "root": str(tmp_path), "code": str(CODE)}
+    attempt = entry.new_attempt(launch | {"resources": Resources().model_dump(mode="json")})
+    assert run_attempt(str(attempt.folder)) == "failed"
+    written = capfd.readouterr()
+    assert "mine is ***\n" in written.out
+    assert "***\n" in written.err
+
+
 def test_two_attempts_at_a_stage_do_not_work_at_once(
     entry: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +165,18 @@ def test_a_cancelled_job_that_slurm_brings_back_computes_nothing(
     attempt.mark_cancelled()
     assert start(attempt, monkeypatch, restart=1) == "cancelled"
     assert (attempt.result or {})["error"] == "cancelled before it began"
+
+
+def test_how_far_an_earlier_start_was_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {})
+    attempt = new_attempt(entry)
+    attempt.mark_cancelled()  # so that it ends as soon as it has started
+    atomic.write_json(entry.folder / "progress.json", Pace().report(274, 376, "steps", {}))
+    assert activity(entry, State.RUNNING) == "steps 274/376"
+    start(attempt, monkeypatch, restart=1)
+    assert activity(entry, State.RUNNING) == "starting"
 
 
 def test_a_job_that_is_told_to_stop_asks_for_as_many_restarts_as_its_profile_allows(
