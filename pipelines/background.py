@@ -18,6 +18,7 @@ from pathlib import Path
 from pipelines import atomic
 from pipelines.locks import hold_lock, is_locked
 from pipelines.redact import RedactedStream
+from pipelines.redacted_log import open_log
 from pipelines.repository import Repository
 
 PATIENCE_S = 0.3
@@ -118,7 +119,7 @@ class Background:
         root = self.repository.root
         source = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-        with self._log().open("ab") as log:
+        with open_log(self._log()) as log:
             _started.append(
                 subprocess.Popen(
                     [sys.executable, "-m", self.module, str(root), str(patience)],

@@ -1,5 +1,6 @@
 """`lockstep cancel`: end live jobs, and those that wait for them."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pipelines.executors import make_executor
 from pipelines.ledger import Attempt, Ledger
 from pipelines.link import unstarted_links
 from pipelines.orphans import find_orphans, live_attempts
+from pipelines.owners import user_name
 from pipelines.params import load_params
 from pipelines.profiles import ExecutorKind
 from pipelines.repository import Repository
@@ -27,6 +29,8 @@ def cancel(repository: Repository, stages: list[str], console: Console) -> None:
         running = ", ".join(live) or "none"
         raise LockstepError(f"no live job of {', '.join(unknown)}; live jobs: {running}")
     chosen = [(stage, attempt) for stage, attempt in live.items() if stage in wanted]
+    others = [(stage, attempt) for stage, attempt in chosen if _is_anothers(attempt)]
+    chosen = [pair for pair in chosen if pair not in others]
     for _, attempt in chosen:
         attempt.mark_cancelled()
     # From the end of the graph: nothing may start because something before it has ended.
@@ -39,6 +43,12 @@ def cancel(repository: Repository, stages: list[str], console: Console) -> None:
         raise LockstepError(
             f"Slurm has not ended {'; '.join(left)} yet: run the same command again, or see squeue"
         )
+    if others:
+        jobs = "; ".join(
+            f"{stage}, job {attempt.job} of {user_name((attempt.launch or {})['user'])}"
+            for stage, attempt in others
+        )
+        raise LockstepError(f"only who submitted a job can end it, so these go on: {jobs}")
     if not chosen:
         console.line("nothing to cancel: no job is live")
 
@@ -47,7 +57,9 @@ def cancel_orphans(repository: Repository, console: Console) -> None:
     """End the live jobs that no stage wants."""
     found = find_orphans(repository)
     for orphan in found:
-        if orphan.attempt is not None:
+        if orphan.attempt is not None and _is_anothers(orphan.attempt):
+            console.line(f"{orphan.what}: job {orphan.job} goes on: another user submitted it")
+        elif orphan.attempt is not None:
             orphan.attempt.mark_cancelled()
             _cancel(repository, orphan.what, orphan.attempt, console)
         else:
@@ -55,6 +67,12 @@ def cancel_orphans(repository: Repository, console: Console) -> None:
             console.line(f"{orphan.what}: cancelled job {orphan.job}")
     if not found:
         console.line("no live job is unwanted")
+
+
+def _is_anothers(attempt: Attempt) -> bool:
+    """Whether this user cannot end it; on Slurm, no job but one's own is touched."""
+    user = (attempt.launch or {}).get("user", os.getuid())
+    return user != os.getuid() and (attempt.on_slurm or os.getuid() != 0)
 
 
 def _dying(repository: Repository) -> dict[str, Attempt]:

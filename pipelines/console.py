@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
+from stages.progress import seconds as seconds
+from stages.standard_error import error_name
+
 if TYPE_CHECKING:
     from stages.health import Symptom
 
@@ -49,35 +52,6 @@ class Console:
             self._shown = ""
 
 
-def seconds(value: float) -> str:
-    """A duration as people say it; one across which the clock was set back is none."""
-    value = max(value, 0.0)
-    if value < 60:
-        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-    minutes, rest = divmod(round(value), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def describe_progress(
-    progress: dict[str, Any] | None, started: float, warnings: "Iterable[Symptom]" = ()
-) -> str:
-    """Step, rate, time left and the numbers that matter, from a job's progress.json.
-
-    Warnings come first: a narrow terminal cuts the end.
-    """
-    if not progress:
-        return "starting"
-    done, total = progress["done"], progress["total"]
-    elapsed = max(progress["time"] - started, 1e-9)
-    rate = done / elapsed
-    left = seconds((total - done) / rate) if rate and total > done else ""
-    numbers = "  ".join(f"{name} {value:.4g}" for name, value in progress["numbers"].items())
-    parts = [f"{done}/{total}", f"{rate:.1f}/s", f"{left} left" if left else "", numbers]
-    return "  ".join(part for part in [describe_warnings(warnings), *parts] if part)
-
-
 def describe_warnings(warnings: "Iterable[Symptom]") -> str:
     """Marks for a line that has no room for more."""
     return "  ".join(f"! {symptom.kind.words}" for symptom in warnings)
@@ -95,10 +69,21 @@ _TELLING = (
 )
 
 
+_ROUNDING = 1e-6
+"""A KL below this is what rounding makes of 0."""
+
+
 def describe_metrics(metrics: dict[str, Any], most: int = 4) -> str:
     """The few numbers that tell most about a stage."""
     chosen = [name for name in _TELLING if name in metrics] or list(metrics)
-    return "  ".join(f"{name} {metrics[name]:.4g}" for name in chosen[:most])
+    return "  ".join(_with_error(name, metrics) for name in chosen[:most])
+
+
+def _with_error(name: str, metrics: dict[str, Any]) -> str:
+    value, error = metrics[name], metrics.get(error_name(name))
+    if name == "kl_to_reference" and abs(value) < _ROUNDING:
+        return f"{name} 0"
+    return f"{name} {value:.4g}" + ("" if error is None else f" ± {error:.2g}")
 
 
 def ago(when: float) -> str:

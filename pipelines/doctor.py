@@ -3,15 +3,14 @@
 import http.client
 import os
 import shutil
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+from pipelines.doctor_finding import Finding
+from pipelines.doctor_slurm import examine_slurm
 from pipelines.errors import LockstepError
 from pipelines.openlineage import is_configured
 from pipelines.params import load_params
@@ -28,19 +27,6 @@ _GPUS = ("nvidia[0-9]*", "kfd", "dxg")
 """What shows there that there is a GPU: NVIDIA's, AMD's, one under Windows."""
 _CONTROL = ("dvc", "prefect", "mlflow", "submitit", "pydantic")
 _TRAIN = ("torch", "transformers", "safetensors", "pyarrow", "numpy")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check. `remedy` says what to do when it is not fine."""
-
-    check: str
-    fine: bool
-    detail: str
-    remedy: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def examine(repository: Repository) -> list[Finding]:
@@ -202,38 +188,8 @@ def _gpu(repository: Repository) -> Iterator[Finding]:
 
 
 def _slurm(repository: Repository) -> Iterator[Finding]:
-    wanted = not _runs_stages_here(repository)
-    if shutil.which("sbatch") is None:
-        detail = "no sbatch here: profiles with `executor: slurm` only render"
-        yield Finding("slurm", not wanted, detail, "go to a login node, or `make slurm-up`")
-        return
-    done = subprocess.run(
-        ["sinfo", "--noheader", "--format", "%R %l"],
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        why = (done.stderr.strip() or "sinfo failed").splitlines()[-1]
-        detail = why if wanted else "Slurm does not answer here, and the profile needs none"
-        yield Finding("slurm", not wanted, detail, "see `sinfo`; is SLURM_CONF set?")
-        return
-    limits = dict(line.split() for line in done.stdout.splitlines())
-    yield Finding("slurm", True, f"partitions {', '.join(limits)}")
-    if wanted:
-        yield from _partitions(repository, set(limits))
-
-
-def _partitions(repository: Repository, known: set[str]) -> Iterator[Finding]:
-    name = profile_name()
-    profile = load_profile(repository.root, name)
-    for stage in STAGES:
-        asked = profile.resources(stage).partition
-        unknown = sorted(set((asked or "").split(",")) - known - {""})
-        if unknown:
-            remedy = f"set `partition` in slurm_profiles/{name}.yaml to one of {sorted(known)}"
-            yield Finding(f"partition of {stage}", False, ", ".join(unknown), remedy)
+    wanted = None if _runs_stages_here(repository) else profile_name()
+    yield from examine_slurm(repository, wanted)
 
 
 def render(findings: list[Finding]) -> str:

@@ -30,6 +30,7 @@ from typing import Any
 from pipelines import atomic, mailbox
 from pipelines.errors import LockstepError
 from pipelines.locks import hold_lock, is_locked
+from pipelines.owners import not_ours
 from pipelines.processes import (
     is_being_submitted,
     is_named_by_a_process,
@@ -44,6 +45,8 @@ METRICS_OUT = "metrics"
 """The summary metrics, among the outputs."""
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 """Slurm's words for a job that has yet to start, or to start again."""
+PAUSED = ("SUSPENDED", "STOPPED")
+"""Slurm's words for a job that keeps its nodes and computes nothing."""
 
 
 class State(StrEnum):
@@ -54,6 +57,8 @@ class State(StrEnum):
     """Slurm has it and has not started it, or has put it back."""
     STARTING = "starting"
     RUNNING = "running"
+    SUSPENDED = "suspended"
+    """Slurm has halted its processes until somebody has it go on."""
     COMPLETED = "completed"
     """The outputs are whole and wait in `out/`."""
     PUBLISHED = "published"
@@ -65,7 +70,7 @@ class State(StrEnum):
 
     @property
     def alive(self) -> bool:
-        return self in (State.QUEUED, State.STARTING, State.RUNNING)
+        return self in (State.QUEUED, State.STARTING, State.RUNNING, State.SUSPENDED)
 
 
 class TaskState(StrEnum):
@@ -197,6 +202,9 @@ class Attempt:
             return State.CANCELLED if taken_back else State.DIED
         if not jobs or all(job["state"] in WAITING for job in jobs):
             return State.QUEUED
+        states = {job["state"] for job in jobs}
+        if states.intersection(PAUSED) and "RUNNING" not in states:
+            return State.SUSPENDED
         return State.RUNNING if self.worker else State.STARTING
 
     def _state_in(self, session: "Attempt") -> State:
@@ -371,7 +379,10 @@ class Ledger:
         """Date it after all others of its stage, even those from before the clock was set back."""
         newest = max((entry.asked_for for entry in self.entries(stage)), default=0.0)
         now = max(time.time(), newest + 0.001)
-        os.utime(mark, (now, now))
+        try:
+            os.utime(mark, (now, now))
+        except PermissionError:
+            raise not_ours(mark) from None
 
     def entries(self, stage: str = "*") -> list[Entry]:
         """Every entry, or every one of a stage, by when it was last asked for."""

@@ -7,6 +7,7 @@ the ledger's entry for what it computes, so that any later command finds it ther
 
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ class Link:
     def attempt(self) -> Attempt:
         return Attempt(self.folder)
 
+    def computes(self) -> tuple[dict[str, Any], str]:
+        """The params of its stage and the version of the code, as they were submitted."""
+        bound = bind(self.stage, _params_of(self.folder.parent.parent))
+        code = Path(atomic.load_json(self.folder / "launch.json")["code"])
+        return bound.config.values(bound.key), _version_of(code, bound.stage.module)
+
+
+# What was submitted does not change, and the links of a chain have it in common.
+_params_of = cache(load_params)
+_version_of = cache(code_version)
+
 
 def unstarted_links(repository: Repository) -> dict[str, Link]:
     """By stage: the links of the newest chain whose jobs have not got as far as their stage."""
@@ -149,10 +161,6 @@ def wait_for_link(repository: Repository, address: str, console: Console) -> Non
 
 def _is_what_is_wanted(repository: Repository, found: Link) -> bool:
     """Whether the link's params and code of the stage are those of the workspace."""
-    chain = found.folder.parent.parent
-    theirs = bind(found.stage, load_params(chain))
     ours = bind(found.stage, load_params(repository.root))
-    code = Path(atomic.load_json(found.folder / "launch.json")["code"])
-    module = ours.stage.module
-    same_code = code_version(code, module) == code_version(repository.root, module)
-    return theirs.config == ours.config and same_code
+    code = code_version(repository.root, ours.stage.module)
+    return found.computes() == (ours.config.values(ours.key), code)

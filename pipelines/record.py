@@ -39,16 +39,23 @@ def record_finished(
     repository: Repository, targets: list[str], profile: str, console: Console
 ) -> list[PlannedStage]:
     """Record every stage that only waits for that; the plan as it is afterwards."""
-    remove_leftovers(repository, load_params(repository.root))
+    params = load_params(repository.root)
+    remove_leftovers(repository, params)
     mend_dvc_files(repository, console.line)
     clear_debris(repository)
     Scheduler(repository).look(now=True)
     environment = dvc_environment(profile, new_invocation("lockstep record"))
     while True:
-        plan = make_plan(repository.root, targets)
+        plan = make_plan(repository.root, targets, params)
         fresh = {stage.address for stage in plan if not stage.stale}
-        ready = [stage for stage in plan if stage.stale and fresh.issuperset(stage.upstream)]
-        finished = [stage for stage in ready if stage.cached or _is_finished(repository, stage)]
+        finished = [
+            stage
+            for stage in plan
+            if stage.cached
+            or (
+                stage.stale and fresh.issuperset(stage.upstream) and _is_finished(repository, stage)
+            )
+        ]
         if not finished:
             drop_recorded(repository.root, Ledger(repository.jobs))
             order_lock(repository.root)

@@ -13,7 +13,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,11 @@ def _with_exit(job: Job) -> Job:
     """With the exit status, which squeue does not tell, of a job that ended badly."""
     if job.state in ("COMPLETED", VANISHED) or job.exit:
         return job
-    return slurm_queue.details(job.id) or job
+    known = slurm_queue.details(job.id) or job
+    if known.state != "CANCELLED":
+        return known
+    accounted = slurm_queue.accounted([job.id]).get(job.id)
+    return replace(known, by=accounted.by) if accounted else known
 
 
 def _earlier(noted: float | None) -> float:

@@ -25,6 +25,7 @@ from pipelines.profiles import (
     load_profile,
     profile_name,
 )
+from pipelines.redacted_log import open_log
 from pipelines.repository import Repository
 from pipelines.scheduler import Scheduler
 from pipelines.session import (
@@ -176,7 +177,7 @@ def _start_here(repository: Repository, session: Session, launch: dict[str, Any]
     }
     bash = shutil.which("bash") or "/bin/sh"
     log = session.folder / "host_0_log"
-    with log.with_suffix(".out").open("ab") as out, log.with_suffix(".err").open("ab") as err:
+    with open_log(log.with_suffix(".out")) as out, open_log(log.with_suffix(".err")) as err:
         process = subprocess.Popen(
             [bash, "-c", script],
             cwd=repository.root,

@@ -30,6 +30,8 @@ from pipelines.console import say_anything
 from pipelines.ledger import Attempt, State
 from pipelines.processes import end_processes
 from pipelines.profiles import bytes_of
+from pipelines.redact import RedactedStream
+from pipelines.redacted_log import close_to_others, flush_output, open_log
 from pipelines.session import BEAT_S, HOST_MODULE, Session
 from pipelines.slurm_warning import SlurmWarning
 from pipelines.worker import run_attempt
@@ -183,25 +185,18 @@ def _hold(path: Path) -> int:
 def _written_to(folder: Path, name: str) -> Iterator[None]:
     """What is printed in here, by Python or by a library, goes to the attempt's own logs."""
     ends = {1: folder / f"{name}_0_log.out", 2: folder / f"{name}_0_log.err"}
-    _flush()
+    flush_output()
     before = {number: os.dup(number) for number in ends}
     try:
         for number, path in ends.items():
-            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.dup2(log, number)
-            os.close(log)
+            with open_log(path) as log:
+                os.dup2(log.fileno(), number)
         yield
     finally:
-        _flush()
+        flush_output()
         for number, saved in before.items():
             os.dup2(saved, number)
             os.close(saved)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
 
 
 def _left_threads() -> bool:
@@ -222,6 +217,9 @@ def main() -> int:
     warning = SlurmWarning()
     warning.listen()
     say_anything()
+    close_to_others()
+    # Of the session itself; the attempts in it have logs of their own.
+    sys.stdout, sys.stderr = map(RedactedStream, (sys.stdout, sys.stderr))  # type: ignore[assignment]
     session = Session(Path(sys.argv[1]).resolve())
     host = Host(session, warning)
     if session.host.worker is None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.errors import LockstepError
+from pipelines.owners import user_name
 
 TIMEOUT_S = 30.0
 DEFAULT_MAX_ARRAY_SIZE = 1001
@@ -32,7 +33,8 @@ _ENDED = {
     "REVOKED",
     VANISHED,
 }
-_FIELDS = ("%i", "%T", "%r", "%N", "%j", "%k")
+_FIELDS = ("%i", "%T", "%r", "%N", "%M", "%j", "%k")
+"""A comment may hold anything, so it comes last."""
 
 
 class SlurmSilent(LockstepError):
@@ -51,6 +53,10 @@ class Job:
     comment: str = ""
     exit: str = ""
     """Exit status and signal, `0:9`, where Slurm was asked for it."""
+    used: float | None = None
+    """Seconds that it has run since it was last started, by slurmctld's clock."""
+    by: str = ""
+    """Who has cancelled it, where accounting tells."""
 
     @property
     def ended(self) -> bool:
@@ -77,11 +83,11 @@ def my_jobs() -> list[Job]:
     """Every job of this user that slurmctld has in memory, the ended ones among them."""
     command = ["squeue", "--noheader", "--array", "--states=all", "--user", str(os.getuid())]
     rows = _ask([*command, "--format", "|".join(_FIELDS)]).splitlines()
-    return [_from_squeue(row.split("|", len(_FIELDS) - 1)) for row in rows if row.count("|") > 4]
+    return [_from_squeue(row.split("|", len(_FIELDS) - 1)) for row in rows if row.count("|") > 5]
 
 
 def _from_squeue(values: Sequence[str]) -> Job:
-    identity, state, reason, nodes, name, comment = (value.strip() for value in values)
+    identity, state, reason, nodes, used, name, comment = (value.strip() for value in values)
     return Job(
         id=identity,
         state=state,
@@ -89,7 +95,17 @@ def _from_squeue(values: Sequence[str]) -> Job:
         nodes=nodes,
         name=name,
         comment=comment,
+        used=duration(used),
     )
+
+
+def duration(text: str) -> float | None:
+    """Seconds of `1-02:03:04` or `2:03`; None of what is no duration, such as `infinite`."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in found.groups())
+    return 86400.0 * days + 3600 * hours + 60 * minutes + rest
 
 
 def details(job: str) -> Job | None:
@@ -110,6 +126,7 @@ def details(job: str) -> Job | None:
         name=values.get("JobName", ""),
         comment=values.get("Comment", ""),
         exit=values.get("ExitCode", ""),
+        used=duration(values.get("RunTime", "")),
     )
 
 
@@ -126,9 +143,10 @@ def accounted(jobs: Iterable[str]) -> dict[str, Job]:
         return {}
     found = {}
     for identity, state, reason, nodes, exit_code, name in (r.split("|") for r in rows):
-        # `CANCELLED by 1000`: only the word counts. A job that a crash of slurmctld lost is shown
-        # as running for ever, so only an end is believed.
-        job = Job(identity, state.split(" ")[0], reason, nodes, name=name, exit=exit_code)
+        # A job that a crash of slurmctld lost is shown as running for ever, so only an end is
+        # believed.
+        word, _, by = state.partition(" by ")  # `CANCELLED by 1000`
+        job = Job(identity, word, reason, nodes, name=name, exit=exit_code, by=by and user_name(by))
         if job.ended:
             found[identity] = job
     return found

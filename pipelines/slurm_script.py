@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipelines.ledger import FAILURE_PREFIX
 from pipelines.profiles import Resources
 
 COMMENT_PREFIX = "lockstep:"
@@ -44,11 +45,11 @@ class Batch:
     parallelism: int = 1
     after: Sequence[str] = ()
     """Jobs that must end well before this one starts."""
+    behind: Sequence[str] = ()
+    """Jobs that must end, well or not, before this one starts."""
     variables: dict[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
     module: str = "pipelines.worker"
-    after_any: bool = False
-    """Whether those jobs may also end badly."""
 
     @property
     def comment(self) -> str:
@@ -87,11 +88,12 @@ def parameters_of(batch: Batch) -> dict[str, Any]:
     if batch.shards is not None:
         indices = [shard - batch.first_shard for shard in batch.shards]
         extra["array"] = f"{_ranges(indices)}%{min(batch.parallelism, len(indices))}"
-    if batch.after:
-        kind = "afterany" if batch.after_any else "afterok"
-        extra["dependency"] = f"{kind}:{':'.join(batch.after)}"
+    waits = {"afterok": batch.after, "afterany": batch.behind}
+    if kinds := [f"{kind}:{':'.join(jobs)}" for kind, jobs in waits.items() if jobs]:
+        extra["dependency"] = ",".join(kinds)
         # Otherwise a job whose dependency failed stays in the queue for ever.
         extra["kill-on-invalid-dep"] = "yes"
+    extra |= _logs(batch, "0")
     return {
         "job_name": batch.name,
         "comment": batch.comment,
@@ -120,8 +122,22 @@ def parameters_of(batch: Batch) -> dict[str, Any]:
             "--kill-on-bad-exit=1",
             # What the script has set reaches the worker, whatever sbatch was told to hand on.
             "--export=ALL",
+            *(f"--{name}={pattern}" for name, pattern in _logs(batch, "%t").items()),
         ],
     }
+
+
+def _logs(batch: Batch, rank: str) -> dict[str, str]:
+    """Where a rank's logs go, for a folder with a `%` in its path, of which submitit knows nothing.
+
+    Slurm takes `%j` and the like in the name of a log for the job's number; `%%` is a plain `%`.
+    """
+    folder = str(batch.folder)
+    if "%" not in folder:
+        return {}
+    job = "%j" if batch.shards is None else "%A_%a"
+    name = f"{folder.replace('%', '%%')}/{job}_{rank}_log"
+    return {"output": f"{name}.out", "error": f"{name}.err"}
 
 
 def _before(batch: Batch) -> list[str]:
@@ -169,7 +185,21 @@ def _after(batch: Batch) -> list[str]:
         "  fi",
         "  exit 1",
         "fi",
+        *(_end_the_others(batch) if batch.shards is not None else ()),
         "exit $status",
+    ]
+
+
+def _end_the_others(batch: Batch) -> list[str]:
+    """Once a shard has failed, no other need begin, whether or not somebody waits for the stage."""
+    failed = f"{shlex.quote(str(batch.folder))}/tasks/{FAILURE_PREFIX}*"
+    return [
+        f'if [ "$status" != 0 ] && ls {failed} >/dev/null 2>&1; then',
+        '  echo "a shard has failed: ending the others" >&2',
+        "  squeue -h --array --user=$(id -u) -o '%i %k' | while read -r other comment; do",
+        f'    [ "$comment" != {batch.comment} ] || [ "$other" = "$job" ] || echo "$other"',
+        "  done | xargs -r scancel",
+        "fi",
     ]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from pipelines.profiles import Resources
 from pipelines.redact import redact
 from pipelines.scheduler import Scheduler
 from pipelines.slurm_queue import SlurmSilent, max_array_size, my_jobs
-from pipelines.slurm_script import COMMENT_PREFIX, Batch, command_of, parameters_of
+from pipelines.slurm_script import COMMENT_PREFIX, Batch, batch_script, command_of, parameters_of
 
 Pause = Callable[[str], None]
 """Called with what Slurm said before sbatch is tried again; may give up by raising."""
@@ -48,10 +49,15 @@ def slurm_batches(
     chunks: dict[int, list[int]] = {}
     for shard in shards:
         chunks.setdefault(shard // largest, []).append(shard)
-    parallelism = -(-resources.array_parallelism // len(chunks))
+    each, rest = divmod(resources.array_parallelism, len(chunks))
     return [
-        replace(whole, shards=chunk, first_shard=number * largest, parallelism=parallelism)
-        for number, chunk in chunks.items()
+        replace(
+            whole,
+            shards=chunk,
+            first_shard=number * largest,
+            parallelism=max(each + (place < rest), 1),
+        )
+        for place, (number, chunk) in enumerate(chunks.items())
     ]
 
 
@@ -68,8 +74,11 @@ def submit_batches(
     token = scheduler.register(folder)
     jobs: list[str] = []
     try:
-        for batch in slurm_batches(stage, folder, token, launch, after):
-            jobs.append(submit_batch(batch, known=jobs, pause=pause))
+        for place, batch in enumerate(slurm_batches(stage, folder, token, launch, after)):
+            # Where even one task of each array were too many at once, an array waits for another.
+            ahead = place - batch.resources.array_parallelism
+            ready = replace(batch, behind=[jobs[ahead]]) if ahead >= 0 else batch
+            jobs.append(submit_batch(ready, known=jobs, pause=pause))
     except BaseException:
         # Looks go on until its jobs are known to be gone: Slurm may have taken one unheard.
         scheduler.submitted(token, folder)
@@ -110,6 +119,21 @@ def submit_batch(batch: Batch, *, known: Sequence[str] = (), pause: Pause) -> st
             arrived = {job.number for job in my_jobs() if job.comment == batch.comment}
             if arrived - set(known):
                 return (arrived - set(known)).pop()
+
+
+def refusal(batch: Batch) -> str | None:
+    """Why sbatch would not take this script; it is asked, and submits nothing."""
+    with _environment_of_jobs(batch):
+        done = subprocess.run(
+            ["sbatch", "--test-only"],
+            input=batch_script(batch),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+    said = redact(done.stderr.strip() or done.stdout.strip()).splitlines()
+    return (said or ["sbatch failed"])[-1] if done.returncode else None
 
 
 def _sbatch(batch: Batch) -> Any:

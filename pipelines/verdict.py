@@ -7,12 +7,15 @@ from typing import Any
 from pipelines import atomic
 from pipelines.ledger import Attempt, State, TaskState
 from pipelines.logs import lines_of
+from pipelines.room import no_room
 from pipelines.slurm_queue import VANISHED
 
 LOG_TAIL = 20
 _SRUN = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
 _LIFE_ENDS = re.compile(r"JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE)")
 _GO_ON = "what is done is kept: run the same command to go on"
+_MEND = "what is done is kept: mend the cause and run the same command again"
+_MAKE_ROOM = "free some space, or move the clone; what is done is kept: run the same command again"
 _KILLED = "if nobody killed it, it ran out of memory: raise `memory` or lower `micro_tokens`"
 
 
@@ -38,6 +41,8 @@ def verdict_on(attempt: Attempt) -> Verdict:
         return _of_exception(failed[0])
     jobs = (attempt.scheduler or {}).get("jobs", {})
     bad = [job for job in jobs.values() if job["state"] != "COMPLETED"]
+    # Of several, those that were ended because of another one say nothing.
+    bad.sort(key=lambda job: job["state"] == "CANCELLED")
     if not bad:
         if any(task["state"] == TaskState.STOPPED for task in attempt.tasks):
             return Verdict("Slurm ended it early", _GO_ON, try_again=True)
@@ -51,16 +56,27 @@ def verdict_in_session(attempt: Attempt) -> Verdict:
     """What became of an attempt that a session had: without the session, it goes on by itself."""
     result, label = attempt.result, attempt.job
     if result is None:
-        what = f"session {label} is gone without a word: killed, or out of memory?"
+        if full := no_room(attempt):
+            return Verdict(full, _MAKE_ROOM)
+        why = (attempt.session.result or {}).get("why") if attempt.session else None
+        gone = "is gone without a word: killed, or out of memory?"
+        what = f"session {label} ended: {why}" if why else f"session {label} {gone}"
         return Verdict(what, _GO_ON, try_again=True)
-    advice = "what is done is kept: mend the cause and run the same command again"
-    return Verdict(result["error"], advice, try_again=bool(result.get("retryable")))
+    return Verdict(result["error"], _MEND, try_again=bool(result.get("retryable")))
+
+
+def verdict_here(attempt: Attempt) -> Verdict:
+    """What became of an attempt that was a process of this machine."""
+    if error := (attempt.result or {}).get("error"):
+        return Verdict(error, _MEND)
+    if full := no_room(attempt):
+        return Verdict(full, _MAKE_ROOM)
+    return Verdict("its process is gone without a word: killed, or out of memory?", _MEND)
 
 
 def _of_exception(task: dict[str, Any]) -> Verdict:
     who = f"{task['what']} on {task['host']}: " if task["what"] else ""
-    advice = "what is done is kept: mend the cause and run the same command again"
-    return Verdict(f"{who}{task['error']}", advice, log=task["log"])
+    return Verdict(f"{who}{task['error']}", _MEND, log=task["log"])
 
 
 def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Verdict:
@@ -83,7 +99,12 @@ def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Ve
             advice = f"raise `memory` ({resources.get('memory')}) or lower `micro_tokens` in {file}"
             return Verdict(f"job {name} ran out of memory{where}", advice, log=log)
         case "CANCELLED":
-            return Verdict(f"job {name} was cancelled, not by this command", _GO_ON)
+            if job["reason"].startswith("Dependency"):
+                what = f"Slurm took job {name} out of the queue: a job that it waits for has failed"
+                return Verdict(what, _GO_ON)
+            who = f" by {job['by']}" if job.get("by") else ""
+            what = f"job {name} was cancelled from outside{who} (scancel), not by lockstep"
+            return Verdict(what, _GO_ON)
         case _ if state == VANISHED:
             lost = "its job" if name == "?" else f"job {name}"
             what = f"{lost} has vanished: Slurm no longer knows it"
@@ -97,6 +118,8 @@ def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Ve
 def _of_process(attempt: Attempt, job: dict[str, Any], where: str) -> Verdict:
     """A job that failed although no process of it said why: who went first, as srun saw it."""
     name = job["id"]
+    if full := no_room(attempt):
+        return Verdict(f"job {name}{where}: {full}", _MAKE_ROOM)
     lost = [task["error"] for task in attempt.tasks if task["state"] == TaskState.LOST_A_RANK]
     lost += [
         word["error"]

@@ -182,7 +182,7 @@ def test_a_clock_that_is_set_back_changes_nothing(
     prepared.run("lockstep", "run", "sft", **wrong)
     rows = json.loads(prepared.run("lockstep", "status", "--json", **wrong).stdout)
     row = next(row for row in rows if row["stage"] == "sft")
-    assert (row["state"], row["attempts"]) == ("published", 1)
+    assert (row["state"], row["attempts"]) == ("up to date", 1)
     prepared.set_params(sft__epochs=epochs(peaceful_root))
     prepared.run("lockstep", "run", "sft", **wrong)
     assert_sft_is_that_of(prepared, peaceful_root)

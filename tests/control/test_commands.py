@@ -8,7 +8,7 @@ import pytest
 
 from pipelines import doctor, logs
 from pipelines.cli import main
-from pipelines.console import Console, describe_progress, seconds
+from pipelines.console import Console, describe_metrics, seconds
 from pipelines.errors import LockstepError
 from pipelines.ledger import Ledger
 from pipelines.reference import params_reference, profiles_reference
@@ -161,10 +161,11 @@ def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "done\n"
 
 
-def test_progress_says_rate_and_time_left() -> None:
-    progress = {"done": 20, "total": 100, "time": 110.0, "numbers": {"loss": 0.5}}
-    assert describe_progress(progress, 100.0) == "20/100  2.0/s  40 s left  loss 0.5"
-    assert describe_progress(None, 0) == "starting"
+def test_a_stages_numbers_have_their_errors_beside_them() -> None:
+    metrics = {"reward_mean": 0.71234, "reward_mean_error": 0.02345, "entropy": 1.5, "other": 3.0}
+    assert describe_metrics(metrics) == "reward_mean 0.7123 ± 0.023  entropy 1.5"
+    same = {"kl_to_reference": 1.97e-10, "kl_to_reference_error": 1.2e-9}
+    assert describe_metrics(same) == "kl_to_reference 0"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ OFF = {
     Kind.LENGTH_DRIFT: {"length_ratio": None},
     Kind.TRUNCATION: {"truncation": None},
     Kind.FLAT_GROUPS: {"flat_groups": None},
+    Kind.REWARD_NEAR_CHANCE: {"reward_accuracy": None},
+    Kind.NOTHING_RIGHT: {"sft_accuracy": None},
+    Kind.WRONG_REWARDED_MOST: {"wrong_lead": None},
 }
 
 
@@ -78,6 +81,21 @@ QUIET_AND_LOUD = [
         Kind.FLAT_GROUPS,
         line({}, {"zero_variance_share": 0.9}),
         line({}, {"zero_variance_share": 0.901}),
+    ),
+    (
+        Kind.REWARD_NEAR_CHANCE,
+        line({"pairwise_accuracy": 0.6}),
+        line({"pairwise_accuracy": 0.52}),
+    ),
+    (
+        Kind.NOTHING_RIGHT,
+        line({"accuracy_sampled": 0.01}),
+        line({"accuracy_sampled": 0.0}),
+    ),
+    (
+        Kind.WRONG_REWARDED_MOST,
+        line({}, {"wrong_lead": 0.0}),
+        line({}, {"wrong_lead": 0.25}),
     ),
 ]
 

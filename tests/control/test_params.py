@@ -70,6 +70,38 @@ def test_broken_yaml_is_refused_with_the_file(tmp_path: Path) -> None:
     assert "params.yaml" in refused(tmp_path, "seed: [1\n")
 
 
+def test_yaml_that_is_too_deep_is_refused_with_the_file(tmp_path: Path) -> None:
+    deep = "[" * 500 + "]" * 500
+    assert "params.yaml: not readable" in refused(tmp_path, f"seed: {deep}\n")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("prepare.folder", "", "is empty"),
+        ("rl.teacher", " ", "is empty"),
+        ("prepare.folder", ".", "holds artifacts/, where results go"),
+        ("prepare.folder", "data/../..", "holds artifacts/"),
+        ("score.folder", "metrics", "holds metrics/"),
+        ("model.folder", "artifacts/policies/sft/model", "comes after prepare"),
+    ],
+)
+def test_a_path_that_nothing_can_depend_on_is_refused(
+    tmp_path: Path, key: str, value: str, reason: str
+) -> None:
+    section, name = key.split(".")
+    said = refused(tmp_path, f"seed: 1\n{section}:\n  {name}: '{value}'\n")
+    assert f"params.yaml:3: `{key}` is " in said
+    assert reason in said
+
+
+def test_a_path_outside_and_one_of_an_earlier_stage_are_taken(tmp_path: Path) -> None:
+    text = "prepare: {folder: ../data}\nrl: {teacher: artifacts/base}\n"
+    assert load_params(write(tmp_path, text)).rl.teacher == "artifacts/base"
+    said = refused(tmp_path, f"prepare: {{folder: '{tmp_path}'}}\n")
+    assert "which holds artifacts/" in said
+
+
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(LockstepError, match=r"params\.yaml: there is no such file"):
         load_params(tmp_path)
@@ -177,6 +209,8 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         ("preference: {loss: kto, nll_coef: 1.0}\n", "has no chosen response"),
         ("rl: {iterations: {0008: {policy: sft}}}\n", "silently drop it"),
         ("rl: {iterations: {}}\n", "iterations is empty"),
+        (f"rl: {{iterations: {{{'i' * 300}: {{policy: sft}}}}}}\n", "has 300 characters"),
+        (f"rewards: {{{'r' * 300}: {{kind: maths}}}}\n", "has 300 characters"),
         ("prepare: {digits: 1, held_out: 50}\n", "too few"),
         (
             "evaluate: {samples: 3}\n",

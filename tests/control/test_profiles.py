@@ -8,8 +8,11 @@ import pytest
 
 from pipelines.errors import LockstepError
 from pipelines.profiles import ExecutorKind, Resources, check_launch, load_profile
+from pipelines.repository import Repository
+from pipelines.scheduler import Scheduler
 from pipelines.slurm_script import Batch, batch_script
-from pipelines.slurm_submit import slurm_batches
+from pipelines.slurm_submit import just_wait, slurm_batches, submit_batches
+from pipelines.stage import _by_hand
 from stages.contracts.catalog import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,6 +160,54 @@ def test_an_array_beyond_slurms_limit_is_submitted_in_chunks(
     for script, array, first in zip(scripts, ("0,9%2", "0%1", "5%1"), (None, 10, 20), strict=True):
         assert f"#SBATCH --array={array}" in script
         assert (f"--first-shard {first}" in script) == (first is not None)
+
+
+@pytest.mark.parametrize(("parallelism", "most"), [(1, 1), (2, 2), (3, 3), (4, 4), (7, 7)])
+def test_arrays_in_chunks_share_what_may_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int, most: int
+) -> None:
+    """An array that waits for another one runs beside none of those before it."""
+    monkeypatch.setattr("pipelines.slurm_submit.max_array_size", lambda: 10)
+    submitted: list[Batch] = []
+
+    def submit(batch: Batch, **_: Any) -> str:
+        submitted.append(batch)
+        return f"job{len(submitted) - 1}"
+
+    monkeypatch.setattr("pipelines.slurm_submit.submit_batch", submit)
+    launch = {
+        "resources": Resources(array_parallelism=parallelism).model_dump(mode="json"),
+        "clone": str(tmp_path),
+        "code": str(tmp_path),
+        "shards": list(range(30)),
+    }
+    scheduler = Scheduler(Repository(tmp_path))
+    submit_batches(scheduler, "rollout", tmp_path, launch, pause=just_wait)
+    at_once = [batch.parallelism for batch in submitted if not batch.behind]
+    assert sum(at_once) == most
+    assert [batch.behind for batch in submitted if batch.behind] == {
+        1: [["job0"], ["job1"]],
+        2: [["job0"]],
+    }.get(parallelism, [])
+
+
+def test_a_dry_run_of_many_arrays_says_which_waits_for_which() -> None:
+    assert _by_hand(["a", "b"], 2) == "sbatch a && sbatch b"
+    assert _by_hand(["a", "b", "c"], 1) == (
+        "job0=$(sbatch --parsable a) && job1=$(sbatch --parsable --dependency=afterany:$job0 b) && "
+        "job2=$(sbatch --parsable --dependency=afterany:$job1 c)"
+    )
+
+
+def test_a_percent_sign_in_the_path_is_no_pattern_of_slurms(tmp_path: Path) -> None:
+    folder = tmp_path / "run%j of 50%"
+    script = render("sft", folder, Resources())
+    escaped = str(folder).replace("%", "%%")
+    assert f"#SBATCH --output='{escaped}/%j_0_log.out'" in script
+    assert f"'--error={escaped}/%j_%t_log.err'" in script
+    script = render("rollout", folder, Resources(), shards=[0, 1])
+    assert f"#SBATCH --error='{escaped}/%A_%a_0_log.err'" in script
+    assert f"'--output={escaped}/%A_%a_%t_log.out'" in script
 
 
 def test_jobs_after_a_failed_one_do_not_wait_for_ever(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """What is made of Slurm's answers. A fake command line gives those that a real one cannot be made
 to give at will: jobs that vanish, numbers used twice, accounting that knows better, no answer."""
 
+import io
 import os
 import shlex
 import stat
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,20 @@ from typing import Any
 import pytest
 
 from pipelines import atomic, scheduler
+from pipelines.console import Console
 from pipelines.errors import LockstepError
 from pipelines.executors import SlurmExecutor
 from pipelines.ledger import Attempt, Ledger, State
 from pipelines.processes import this_process
-from pipelines.profiles import Resources
+from pipelines.profiles import Resources, load_profile
 from pipelines.repository import Repository
+from pipelines.run import PipelineRun, _Running
 from pipelines.scheduler import Scheduler
 from pipelines.shards import shares
 from pipelines.slurm_submit import just_wait, slurm_batches, submit_batches
 from pipelines.spec import Spec
-from pipelines.verdict import tail, verdict_on
+from pipelines.status import render, stage_statuses
+from pipelines.verdict import tail, verdict_here, verdict_in_session, verdict_on
 
 FAKE = """#!/bin/sh
 cd {folder}
@@ -36,11 +41,16 @@ esac
 """
 
 
+ROOT = Path(__file__).resolve().parents[2]
+
+
 class FakeSlurm:
     """Slurm's commands, answering what the test writes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.used = "0:05"
+        """How long a job has run, as squeue writes it."""
         (folder / "bin").mkdir(parents=True)
         for name in ("squeue", "scontrol", "sacct", "scancel", "sbatch", "srun"):
             path = folder / "bin" / name
@@ -49,7 +59,7 @@ class FakeSlurm:
 
     def queue(self, *jobs: tuple[str, str, str, str]) -> None:
         """What squeue shows: number, state, reason and token of each job."""
-        lines = [f"{i}|{s}|{r}|node1|lockstep-sft|lockstep:{t}" for i, s, r, t in jobs]
+        lines = [f"{i}|{s}|{r}|node1|{self.used}|lockstep-sft|lockstep:{t}" for i, s, r, t in jobs]
         (self.folder / "squeue").write_text("".join(line + "\n" for line in lines))
 
     def calls(self, command: str) -> int:
@@ -86,6 +96,22 @@ def submit(repository: Repository, stage: str = "sft", jobs: list[str] | None = 
 
 def look(repository: Repository) -> None:
     Scheduler(repository).look(now=True)
+
+
+def test_how_long_a_job_has_run_is_by_slurms_clock(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    """Its node's clock is a day behind this host's."""
+    attempt, token = submit(repository, jobs=["7"])
+    (repository.root / "params.yaml").write_text("seed: 17\n")
+    atomic.write_json(attempt.folder / "worker.json", {"pid": 1, "time": time.time() - 86400})
+    for state, used in (("RUNNING", "4:05"), ("SUSPENDED", "0-00:04:05")):
+        slurm.used = used
+        slurm.queue(("7", state, "None", token))
+        look(repository)
+        [status] = [row for row in stage_statuses(repository) if row.stage == "sft"]
+        assert status.state == state.lower()
+        assert "4 min 05 s of 30 min 00 s" in render([status])
 
 
 def test_a_job_is_followed_from_the_queue_to_its_end(
@@ -242,6 +268,68 @@ def test_cancelled_by_somebody_is_cancelled(slurm: FakeSlurm, repository: Reposi
     (slurm.folder / "sacct").write_text("7|CANCELLED by 1000|None|n1|0:15|lockstep-sft\n")
     look(repository)
     assert attempt.state() is State.CANCELLED
+    assert "job 7 was cancelled from outside by 1000 (scancel)" in verdict_on(attempt).what
+
+
+def test_a_job_that_slurm_still_has_is_looked_up_for_who_cancelled_it(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", "CANCELLED", "None", token))
+    (slurm.folder / "job-7").write_text("JobId=7 JobState=CANCELLED Reason=None ExitCode=0:15\n")
+    (slurm.folder / "sacct").write_text("7|CANCELLED by 0|None|n1|0:15|lockstep-sft\n")
+    look(repository)
+    assert "was cancelled from outside by root (scancel)" in verdict_on(attempt).what
+
+
+def test_a_run_says_who_ended_a_stage_that_it_did_not_cancel(
+    slurm: FakeSlurm, repository: Repository, tmp_path: Path
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", "CANCELLED", "None", token))
+    look(repository)
+    said = io.StringIO()
+    run = PipelineRun(repository, "slurm", load_profile(ROOT, "slurm"), Console(said), -1)
+    output = tmp_path / "sft.log"
+    output.write_text("sft: cancelled: job 7 was cancelled from outside\n")
+
+    def ended() -> str:
+        process = subprocess.Popen(["false"])
+        process.wait()
+        run.running["sft"] = _Running(process, output, set())
+        assert not run._succeeded("sft", 1)
+        return said.getvalue()
+
+    assert "sft: FAILED" in ended()
+    assert "job 7 was cancelled from outside" in said.getvalue()
+    attempt.mark_cancelled()
+    assert "sft: cancelled by another command" in ended()
+
+
+def test_a_link_after_a_failed_one_was_cancelled_by_nobody(
+    slurm: FakeSlurm, repository: Repository
+) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", "CANCELLED", "DependencyNeverSatisfied", token))
+    look(repository)
+    assert "a job that it waits for has failed" in verdict_on(attempt).what
+
+
+def test_a_full_disk_is_called_by_its_name(slurm: FakeSlurm, repository: Repository) -> None:
+    attempt, token = submit(repository, jobs=["7"])
+    slurm.queue(("7", "FAILED", "NonZeroExitCode", token))
+    look(repository)
+    assert "exit status" in verdict_on(attempt).what
+    log = attempt.folder / "7_0_log.err"
+    log.write_text("OSError: [Errno 28] No space left on device: '/scratch/x'\nsrun: error: ...\n")
+    assert "No space left on device: '/scratch/x'" in verdict_on(attempt).what
+    log.unlink()
+    for verdict in (verdict_on, verdict_here, verdict_in_session):
+        # The kernel's own answer, in the place where it is asked.
+        (attempt.folder / ".room").symlink_to("/dev/full")
+        said = verdict(attempt)
+        assert f"No space left on device: {attempt.folder}" in said.what
+        assert said.advice.startswith("free some space")
 
 
 def test_no_answer_changes_nothing_and_is_named(slurm: FakeSlurm, repository: Repository) -> None:
@@ -308,7 +396,7 @@ def test_a_site_that_writes_comments_of_its_own_is_survived(
     slurm: FakeSlurm, repository: Repository
 ) -> None:
     attempt, _ = submit(repository, jobs=["7"])
-    row = "7|RUNNING|None|n1|lockstep-sft|billed to physics\n"
+    row = "7|RUNNING|None|n1|0:05|lockstep-sft|billed to physics\n"
     (slurm.folder / "squeue").write_text(row)
     look(repository)
     assert attempt.scheduler["jobs"]["7"]["state"] == "RUNNING"

@@ -1,15 +1,20 @@
 """Who has a posted attempt, whether its session lives, and which stages a session can serve."""
 
 import os
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
-from pipelines import atomic, mailbox
+from pipelines import atomic, mailbox, processes
 from pipelines.errors import LockstepError
 from pipelines.ledger import Attempt, Ledger
-from pipelines.locks import hold_lock
+from pipelines.locks import hold_lock, is_locked
 from pipelines.profiles import Profile, Resources, load_profile
 from pipelines.repository import Repository
 from pipelines.restarts import stop_or_requeue
@@ -17,8 +22,11 @@ from pipelines.seat import Seat
 from pipelines.session import STALE_S, Session, new_life, serving, sessions
 from pipelines.session_command import choose_resources
 from pipelines.session_host import memory_to_keep
+from pipelines.session_watch import HANG_S, SessionWatch
 from pipelines.verdict import verdict_in_session
+from tests.clock import Clock
 from tests.control.made_up import SPEC
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = {"pid": 2**22 + 1, "started": "never", "host": os.uname().nodename}
@@ -97,6 +105,84 @@ def test_an_attempt_goes_on_elsewhere_unless_it_was_cancelled(attempt: Attempt) 
     assert not verdict_in_session(attempt).try_again
     attempt.mark_cancelled()
     assert stop_or_requeue(attempt, {}, Seat())["state"] == "cancelled"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    hands = Clock()
+    monkeypatch.setattr("pipelines.session_watch.time", SimpleNamespace(monotonic=hands))
+    return hands
+
+
+def beat(session: Session, when: float) -> None:
+    atomic.write_json(session.folder / "heartbeat.json", {"time": when})
+
+
+def test_what_waits_in_a_session_that_hangs_is_taken_back(
+    repository: Repository, session: Session, attempt: Attempt, clock: Clock
+) -> None:
+    said: list[str] = []
+    with hold_lock(session.folder / "alive"):
+        mailbox.post(session.folder, attempt.folder, "code")
+        watch = SessionWatch(repository, attempt, said.append)
+        for when in (3.0, 9e12):  # whatever the clock of its machine says
+            beat(session, when)
+            watch.look()
+            clock.now += STALE_S - 1
+            watch.look()
+        assert said == []
+        assert attempt.state() == "queued"
+        clock.now += 2
+        watch.look()
+        [line] = said
+        assert line.endswith("hangs: it has said nothing for 121 s; taking the stage back")
+        assert attempt.never_started, "so that its driver submits it again"
+        assert found(repository) is None, "and not to this one"
+
+
+@pytest.fixture
+def stopped_process(session: Session) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is stopped, the session's; it holds the lock of one that lives."""
+    lock = session.folder / "alive"
+    with subprocess.Popen(["flock", str(lock), "sleep", "600"], start_new_session=True) as process:
+        until(lambda: is_locked(lock), "the process holds the lock")
+        me = {"pid": process.pid, "host": os.uname().nodename, "time": 1.0}
+        atomic.write_json(session.folder / "worker.json", me)
+        for child in psutil.Process(process.pid).children():
+            child.suspend()
+        process.send_signal(signal.SIGSTOP)
+        yield process
+        process.kill()
+
+
+def test_a_stage_is_taken_from_a_session_that_hangs_with_its_process(
+    repository: Repository,
+    session: Session,
+    attempt: Attempt,
+    clock: Clock,
+    stopped_process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes.end_processes, "__defaults__", (0.1,))
+    said: list[str] = []
+    mailbox.post(session.folder, attempt.folder, "code")
+    mailbox.take(session.folder, attempt.folder)
+    atomic.write_json(attempt.folder / "worker.json", {"pid": 1, "host": "here", "time": 2.0})
+    watch = SessionWatch(repository, attempt, said.append)
+    for _ in range(4):
+        clock.now += HANG_S / 4 - 1
+        watch.look()
+    assert said == [
+        "session main-001 hangs: it has said nothing for 149 s; ending it if that lasts for 600 s"
+    ]
+    assert attempt.state() == "running"
+    clock.now += 5
+    watch.look()
+    assert stopped_process.wait() == -signal.SIGKILL
+    assert attempt.state() == "died"
+    verdict = verdict_in_session(attempt)
+    assert "ended: it hung: it said nothing for 601 s" in verdict.what
+    assert verdict.try_again, "in a job"
 
 
 LAUNCH = {"executor": "local", "profile": "local", "num_shards": 1}

@@ -44,7 +44,7 @@ def test_the_last_job_records_what_the_chain_made(quick_sft: Any) -> None:
     quick_sft.run("lockstep", "run", "--chain", "sft")
     quick_sft.until(lambda: not quick_sft.jobs(), "the end of the chain")
     assert "sft:" in quick_sft.lock()
-    assert quick_sft.status()["state"] == "published"
+    assert quick_sft.status()["state"] == "up to date"
     assert "nothing to do" in quick_sft.run("lockstep", "run", "sft").stdout
 
 

@@ -56,7 +56,7 @@ def test_scancel_is_taken_for_what_it_is(long_sft: Any) -> None:
     row = long_sft.training()
     long_sft.cluster.run("scancel", row["job"])
     output = failed(driver)
-    assert f"job {row['job']} was cancelled, not by this command" in output
+    assert f"job {row['job']} was cancelled from outside (scancel)" in output
     assert long_sft.status()["state"] == "cancelled"
     assert long_sft.jobs() == []
 
@@ -75,8 +75,9 @@ def test_a_full_partition_shows_why_the_job_waits(long_sft: Any) -> None:
     for _ in cluster.layout.names:
         cluster.run("sbatch", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300")
     driver = start(long_sft)
-    row = long_sft.until(lambda: (r := long_sft.status())["reason"] and r, "a reason in the queue")
-    assert row["state"] == "queued"
+    row = long_sft.until(
+        lambda: (r := long_sft.status())["state"] == "queued" and r["reason"] and r, "a reason"
+    )
     assert row["reason"] in ("Resources", "Priority")
     os.killpg(driver.pid, signal.SIGTERM)
     driver.communicate(timeout=PATIENCE_S)

@@ -186,6 +186,6 @@ def test_a_finished_job_that_is_requeued_by_hand_does_nothing(quick_sft: Any) ->
     quick_sft.until(lambda: quick_sft.jobs(), "a second life")
     quick_sft.until(lambda: not quick_sft.jobs(), "its end")
     assert quick_sft.lock() == lock
-    assert quick_sft.status()["state"] == "published"
+    assert quick_sft.status()["state"] == "up to date"
     assert record.read_text() == before
     assert not list(record.parent.glob("scratch"))

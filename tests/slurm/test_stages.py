@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,14 @@ def test_a_failing_set_up_line_fails_the_job_and_is_shown(slurm_clone: Any) -> N
     assert "the worker never started: see `setup`" in done.stdout
 
 
-def test_secrets_of_the_control_plane_do_not_travel(quick_sft: Any) -> None:
-    leak = quick_sft.root / "leak"
+def test_secrets_of_the_control_plane_do_not_travel_and_others_are_in_no_log(
+    quick_sft: Any,
+) -> None:
+    leak, code = quick_sft.root / "leak", quick_sft.root / "stages/sft.py"
+    begin = "def run(config, inputs, out, ctx):\n"
+    told = begin + "    os.system('echo mine is $MY_API_KEY')\n"
+    assert begin in code.read_text()
+    code.write_text(code.read_text().replace(begin, told))
     quick_sft.set_profile(setup=[f"env > {leak}"])
     quick_sft.run(
         "dvc",
@@ -105,10 +112,13 @@ def test_secrets_of_the_control_plane_do_not_travel(quick_sft: Any) -> None:
         "sft",
         MLFLOW_TRACKING_PASSWORD="hunter22",
         PREFECT_API_KEY="hunter23",
-        MY_OWN_VARIABLE="travels",
+        MY_API_KEY="travels",
     )
     assert "hunter" not in leak.read_text()
-    assert "MY_OWN_VARIABLE=travels" in leak.read_text()
+    assert "MY_API_KEY=travels" in leak.read_text()
+    logs = list(quick_sft.root.glob(".lockstep/jobs/sft/*/attempts/001/*_log.*"))
+    assert "mine is ***" in "".join(log.read_text() for log in logs)
+    assert not any(stat.S_IMODE(log.stat().st_mode) & ~0o640 for log in logs)
 
 
 def test_what_a_queued_job_runs_is_the_code_as_it_was(quick_sft: Any) -> None:
