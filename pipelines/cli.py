@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.command_line import Function, parser_of
 from pipelines.console import say_anything
 from pipelines.errors import LockstepError
+from pipelines.owners import explain
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except OSError as error:
         # A full or read-only disk, mostly: the message has the path, a traceback would hide it.
-        print(f"lockstep: {error}", file=sys.stderr)
+        print(f"lockstep: {explain(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("lockstep: interrupted", file=sys.stderr)
@@ -47,10 +48,10 @@ def _plan(arguments: argparse.Namespace) -> None:
     from pipelines.repository import Repository
 
     repository = Repository.find()
-    load_params(repository.root)
+    params = load_params(repository.root)
     name = profile_name(arguments.profile)
     profile = load_profile(repository.root, name)
-    plan = make_plan(repository.root, arguments.targets or ["report"])
+    plan = make_plan(repository.root, arguments.targets or ["report"], params)
     resources = {stage.address: profile.resources(stage.address.split("@")[0]) for stage in plan}
     if arguments.json:
         rows = [
@@ -66,8 +67,10 @@ def _plan(arguments: argparse.Namespace) -> None:
         reasons = ", ".join(stage.reasons[:3]) + (", ..." if len(stage.reasons) > 3 else "")
         where = _describe(resources[stage.address])
         print(f"{how:<8}{stage.address:<{width}}  {where:<22}  {reasons}")
-    fresh = len(plan) - len(stale)
-    print(f"{len(stale)} to run with profile {name}, {fresh} up to date")
+    restored = sum(stage.cached for stage in stale)
+    counts = [f"{len(stale) - restored} to run with profile {name}"]
+    counts += [f"{restored} to restore"] if restored else []
+    print(", ".join([*counts, f"{len(plan) - len(stale)} up to date"]))
 
 
 def _describe(resources: Any) -> str:

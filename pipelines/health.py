@@ -1,12 +1,15 @@
 """What the numbers of a clone give reason to warn of, stage by stage.
 
 The judgement is `stages.health`'s. Here are the numbers: held-out ones from the metrics files of
-the workspace, and of a policy in the making the last steps of its job's metrics.jsonl. A driver
+the workspace, and of a policy in the making the last steps of its job's metrics.jsonl. A file that
+dvc.lock knows to be of earlier params, or of a policy that was replaced since, counts as not there:
+numbers of two runs are never compared. A driver
 asks ten times a second, so nothing is looked at more than once a second, nor read again unless it
 has changed, and of a file that grows only the ends are read. A look never fails: no run is to end
 because of it.
 """
 
+import hashlib
 import json
 import statistics
 import time
@@ -16,7 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.ledger import Entry
+from pipelines.lock_file import read_stages
+from pipelines.lock_state import current_stages
 from pipelines.params import PARAMS_FILE, load_params
+from pipelines.strict_yaml import load_yaml
 from stages.contracts.catalog import bind
 from stages.contracts.evaluate import EVALUATE, EVALUATIONS
 from stages.contracts.online import ONLINE
@@ -31,6 +37,7 @@ RECENT = 5
 _CHUNK = 64 * 1024
 _MAKERS = (POLICY_UPDATE.name, PREFERENCE.name, ONLINE.name)
 """Stages that make a policy; what they log at each step is of the policy as it is by then."""
+_NOTHING: dict[str, Any] = {}
 _STEP_METRICS = ("entropy", "kl_to_reference")
 
 T = TypeVar("T")
@@ -51,7 +58,9 @@ class Health:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._kept: dict[str, tuple[float, tuple[Symptom, ...]]] = {}
-        self._files: dict[Path, tuple[tuple[int, int, int], Any]] = {}
+        self._files: dict[tuple[Path, Any], tuple[tuple[int, int, int], Any]] = {}
+        self._judged: tuple[Any, Any, Mapping[str, str]] | None = None
+        """dvc.lock and params.yaml, and what is stale by them."""
 
     def of(self, address: str, entry: Entry | None, *, now: bool = False) -> tuple[Symptom, ...]:
         """What to warn of at a stage; `entry` is its latest, whose job may be running."""
@@ -72,7 +81,7 @@ class Health:
         name = address.partition("@")[0]
         if name not in (*EVALUATIONS, *_MAKERS):
             return ()
-        params = self._read(self._root / PARAMS_FILE, lambda path: load_params(path.parent))
+        params = self._read(self._root / PARAMS_FILE, _params)
         if params is None:
             return ()
         bound = bind(address, params)
@@ -101,7 +110,20 @@ class Health:
         return Reading(policy, self._metrics(EVALUATE.metrics.format(key=policy)))
 
     def _metrics(self, path: str) -> Metrics:
-        return self._read(self._root / path, _numbers) or {}
+        found = self._read(self._root / path, _numbers)
+        if found is None or found[1] == self._stale_hashes().get(path):
+            return {}
+        return found[0]
+
+    def _stale_hashes(self) -> Mapping[str, str]:
+        """What dvc.lock has of stages that it does not vouch for any more, by path."""
+        lock = self._read(self._root / "dvc.lock", _lock) or _NOTHING
+        params = self._read(self._root / PARAMS_FILE, load_yaml) or _NOTHING
+        if self._judged is None or self._judged[0] is not lock or self._judged[1] is not params:
+            stale = lock.keys() - current_stages(lock, params)
+            outs = (out for stage in stale for out in lock[stage].get("outs") or ())
+            self._judged = (lock, params, {out["path"]: out.get("md5", "") for out in outs})
+        return self._judged[2]
 
     def _steps(self, entry: Entry | None) -> Steps:
         found = self._read(entry.folder / "metrics.jsonl", _ends) if entry is not None else None
@@ -112,10 +134,10 @@ class Health:
         try:
             stat = path.stat()
             stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            known, value = self._files.get(path, (None, None))
+            known, value = self._files.get((path, reader), (None, None))
             if known != stamp:
                 value = reader(path)
-                self._files[path] = (stamp, value)
+                self._files[path, reader] = (stamp, value)
         except FileNotFoundError:
             return None
         kept: T | None = value
@@ -139,11 +161,21 @@ def _from_the_start(line: Sequence[Reading], first: Metrics) -> list[Reading]:
     return [*bare[:-1], parent, own]
 
 
-def _numbers(path: Path) -> Metrics:
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(values, dict):
-        return {}
-    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
+def _params(path: Path) -> Params:
+    return load_params(path.parent)
+
+
+def _lock(path: Path) -> dict[str, Any]:
+    return read_stages(path.parent)
+
+
+def _numbers(path: Path) -> tuple[Metrics, str]:
+    """The metrics of a file, and the file's hash."""
+    content = path.read_bytes()
+    values = json.loads(content)
+    numbers = values.items() if isinstance(values, dict) else ()
+    metrics = {name: float(value) for name, value in numbers if isinstance(value, int | float)}
+    return metrics, hashlib.md5(content).hexdigest()
 
 
 def _ends(path: Path) -> Steps:

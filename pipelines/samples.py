@@ -1,12 +1,14 @@
 """`lockstep samples`: a policy's answers to the held-out prompts, to read rather than to count.
 
-Reads the folders of two evaluations and nothing else: no job, no MLflow. What is asked for is
-filtered first and then ordered; wins and losses come with the largest change of reward first.
+Reads the folders of two evaluations and nothing else: no job, no MLflow. Those of another commit,
+`REV:POLICY`, come out of DVC's cache. What is asked for is filtered first and then ordered; wins
+and losses come with the largest change of reward first.
 """
 
 import argparse
 import json
 import statistics
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from stages.evaluation.answers import Answer, Answered
     from stages.evaluation.contest import Contest
 
+EVALUATIONS = "artifacts/evaluations"
 _MARKS = {True: "right", False: "wrong", None: ""}
 
 
@@ -66,7 +69,8 @@ def samples(root: Path, arguments: argparse.Namespace) -> str:
     """What the command prints."""
     family = [ROOT, *load_params(root).rl.family]
     policy = _known(arguments.policy or family[-1], family)
-    against = _known(arguments.against or ROOT, family)
+    revision, colon, _ = policy.rpartition(":")
+    against = _known(arguments.against or f"{revision}{colon}{ROOT}", family)
     if arguments.limit < 0:
         raise LockstepError("-n takes a number of prompts, 0 for all of them")
     if against == policy:
@@ -94,7 +98,8 @@ def samples(root: Path, arguments: argparse.Namespace) -> str:
 
 
 def _known(policy: str, family: list[str]) -> str:
-    if policy not in family:
+    """A policy of the workspace; one of another revision is looked for in its dvc.lock."""
+    if ":" not in policy and policy not in family:
         raise LockstepError(f"there is no policy {policy!r}; there are {', '.join(family)}")
     return policy
 
@@ -123,7 +128,9 @@ def _answers(root: Path, policy: str) -> "list[Answered]":
         if error.name != "pyarrow":
             raise
         raise LockstepError(NEEDS_PYARROW) from None
-    path = root / "artifacts/evaluations" / policy
+    if ":" in policy:
+        return _recorded_answers(root, policy)
+    path = root / EVALUATIONS / policy
     for name in (folder.GREEDY, folder.SAMPLED):
         if not (path / name).is_file():
             raise LockstepError(
@@ -137,6 +144,36 @@ def _answers(root: Path, policy: str) -> "list[Answered]":
             f"{path} is not an evaluation that can be read ({error}): `lockstep verify` says "
             "whether it is damaged, and `lockstep run` makes it again"
         ) from None
+
+
+def _recorded_answers(root: Path, policy: str) -> "list[Answered]":
+    """Those of an evaluation as the dvc.lock of a commit, tag or experiment records it."""
+    from pipelines.lineage.content import Content
+    from pipelines.lineage.evidence import Artifact, gather
+    from pipelines.lineage.history import History
+    from pipelines.lineage.target import Resolver
+    from pipelines.repository import Repository
+    from stages.evaluation import folder
+
+    repository = Repository(root)
+    evidence = gather(repository)
+    lock, name = Resolver(evidence, root, History(root)).revision(policy)
+    assert lock is not None
+    outs = [out for making in lock.stages.values() for out in making.outs.items()]
+    recorded = {Path(path).name: Artifact(path, digest) for path, digest in outs if _is_one(path)}
+    if name not in recorded:
+        known = ", ".join(sorted(recorded)) or "none"
+        raise LockstepError(f"{policy}: no such policy was evaluated there; there are {known}")
+    files = Content(repository, evidence).files(recorded[name])
+    with tempfile.TemporaryDirectory() as named:
+        # In the cache, files are called by their hashes.
+        for file in (folder.GREEDY, folder.SAMPLED):
+            (Path(named) / file).symlink_to(files[file].resolve())
+        return folder.read(Path(named))
+
+
+def _is_one(path: str) -> bool:
+    return Path(path).parent == Path(EVALUATIONS)
 
 
 def _select(everything: list[Sample], which: str | None, task: str | None) -> list[Sample]:

@@ -7,7 +7,11 @@ REFERENCE = "sft"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("policy", nargs="?", help="sft, iter_001, ... (default: the last)")
+    parser.add_argument(
+        "policy",
+        nargs="?",
+        help="sft, iter_001, ...; of another commit, REV:iter_001 (default: the last)",
+    )
     which = parser.add_mutually_exclusive_group()
     for name, text in (
         ("wrong", "only answers that are wrong"),

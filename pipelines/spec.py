@@ -7,6 +7,7 @@ attempt's launch.json.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,15 +64,19 @@ def make_spec(root: Path, bound: BoundStage, hashes: HashCache, code: Path | Non
                 f"{bound.address}: its input `{name}` at {path} does not exist; "
                 "run `dvc repro` so that the stages before it make it"
             )
+    inputs = {path: hashes.of(root / path) for path in bound.inputs.values()}
+    return spec_of(bound, code_version(code or root, bound.stage.module), inputs)
+
+
+def spec_of(bound: BoundStage, code: str, inputs: Mapping[str, str]) -> Spec:
+    """A bound stage with the version of its code and the hash of each path that it reads."""
     return Spec(
         stage=bound.address,
         name=bound.stage.name,
         key=bound.key,
         config=bound.config.values(bound.key),
-        code=code_version(code or root, bound.stage.module),
-        inputs={
-            name: Artifact(path, hashes.of(root / path)) for name, path in bound.inputs.items()
-        },
+        code=code,
+        inputs={name: Artifact(path, inputs[path]) for name, path in bound.inputs.items()},
         outs=dict(bound.outs),
         metrics=bound.metrics,
     )

@@ -39,6 +39,8 @@ def load_yaml(path: Path, *, pure: bool = True) -> dict[str, Any]:
         raise LockstepError(f"{path}: there is no such file") from None
     except (YAMLError, UnicodeDecodeError) as error:
         raise LockstepError(f"{path}: not readable as YAML: {error}") from None
+    except RecursionError:
+        raise LockstepError(f"{path}: not readable as YAML: it is nested too deeply") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -55,8 +57,7 @@ def _describe(
 ) -> str:
     location = _as_written(problem["loc"], values)
     key = ".".join(str(part) for part in location)
-    line = _line_of(path, location)
-    where = f"{path}:{line}" if line else str(path)
+    where = _place(path, location)
     if problem["type"] == "extra_forbidden":
         siblings = _keys_at(model, [str(part) for part in problem["loc"][:-1]])
         return f"{where}: unknown key `{key}`{_nearest(location, siblings, known)}"
@@ -165,8 +166,13 @@ def _models_of(annotation: Any) -> list[type[BaseModel]]:
     return []
 
 
-def _line_of(path: Path, location: Location) -> int | None:
-    """The line of a key, found again with a loader that keeps positions."""
+def place_of(path: Path, key: str) -> str:
+    """The file and the line of a dotted key, or of as much of it as is there."""
+    return _place(path, tuple(key.split(".")))
+
+
+def _place(path: Path, location: Location) -> str:
+    """Found again with a loader that keeps positions."""
     node = YAML(typ="rt").load(path.read_text(encoding="utf-8"))
     line = None
     for part in location:
@@ -174,4 +180,4 @@ def _line_of(path: Path, location: Location) -> int | None:
             break
         line = node.lc.key(part)[0] + 1
         node = node[part]
-    return line
+    return f"{path}:{line}" if line else str(path)

@@ -9,7 +9,7 @@ never runs ahead of it; so what it says is missing is sent again, in a form that
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,7 @@ from pipelines.redact import redact
 from pipelines.repository import Repository
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
+_RESTORED = ".restored"
 START_GRACE_S = 20.0
 """How long an entry may be without a submission and without a driver before it is given up."""
 
@@ -119,6 +120,13 @@ class Group:
     over_for_sure: bool
     closed: bool
     """Whether its own runs say so."""
+    restored: Mapping[str, Any]
+    """What the command has noted of the stages that it had DVC restore, which have no entry."""
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """Who asked, and from what."""
+        return self.entries[0].info if self.entries else self.restored
 
     @property
     def busy(self) -> bool:
@@ -156,6 +164,10 @@ class Scanner:
                     self._settled[entry.folder] = invocation
             members.setdefault(invocation["id"], []).append(entry)
             commands[invocation["id"]] = invocation
+        for path in sorted(_parents(self._repository).glob(f"*{_RESTORED}")):
+            invocation = (atomic.read_json(path) or {})["invocation"]
+            members.setdefault(invocation["id"], [])
+            commands.setdefault(invocation["id"], invocation)
         return [
             self._group(
                 commands[identity],
@@ -188,7 +200,18 @@ class Scanner:
             over=over,
             over_for_sure=sure,
             closed=closed,
+            restored=atomic.read_json(_restored(self._repository, invocation["id"])) or {},
         )
+
+
+def runs_page(repository: Repository) -> str:
+    """The place within MLflow's pages that lists the newest invocation's runs; else its first."""
+    noted = sorted(_parents(repository).glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(noted):
+        experiment = ParentCursor.read(path).experiment_id
+        if experiment:
+            return f"/#/experiments/{experiment}/runs?workflowType=machine_learning"
+    return ""
 
 
 def left_behind(
@@ -233,6 +256,12 @@ def unshipped(repository: Repository) -> list[Entry]:
 def end_invocation(repository: Repository, identity: str) -> None:
     """Say that the command with this id has done all it will, though its process may still live."""
     atomic.write_json(_end_mark(repository, identity), {"time": time.time()})
+
+
+def note_restored(repository: Repository, info: Mapping[str, Any], stages: list[str]) -> None:
+    """Keep which stages a command had DVC restore: nothing else in the ledger tells of them."""
+    path = _restored(repository, info["invocation"]["id"])
+    atomic.write_json(path, {**info, "stages": stages, "time": time.time()})
 
 
 def note_problem(repository: Repository, text: str | None) -> None:
@@ -293,6 +322,10 @@ def _parents(repository: Repository) -> Path:
 
 def _end_mark(repository: Repository, identity: str) -> Path:
     return _parents(repository) / f"{_as_file_name(identity)}.ended"
+
+
+def _restored(repository: Repository, identity: str) -> Path:
+    return _parents(repository) / f"{_as_file_name(identity)}{_RESTORED}"
 
 
 def _problem_path(repository: Repository) -> Path:

@@ -5,7 +5,8 @@ runs of any algorithm line up as bars; and what it logged at each step under `st
 Were a summary renamed only where a step metric has its name, its place would depend on the
 algorithm. The runs above have the evaluation's numbers under their plain names, too, and every
 other stage's under the stage's: `score/reward_mean`. In the invocation's run the step is the
-iteration, so two pipeline runs are compared as learning curves.
+iteration, so two pipeline runs are compared as learning curves. There the few numbers that a
+comparison begins with are once more under `Headline/`: MLflow sorts by name, capitals first.
 """
 
 import json
@@ -21,6 +22,9 @@ from stages.contracts.evaluate import EVALUATIONS
 
 STEP_PREFIX = "step/"
 LARGEST_BATCH = 1000
+HEADLINE_PREFIX = "Headline/"
+HEADLINE = ("accuracy", "win_rate", "reward_mean", "kl_to_reference", "entropy", "response_length")
+"""Of an evaluation: what to look at first."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,11 @@ def safe_name(name: str) -> str:
     return re.sub(r"[^\w.\-/ ]", "_", name.replace("@", "."))
 
 
-def name_above(stage: str, metric: str) -> str:
+def names_above(stage: str, metric: str) -> list[str]:
     """What a stage's summary metric is called in the runs above it."""
-    return metric if stage in EVALUATIONS else f"{stage}/{metric}"
+    if stage not in EVALUATIONS:
+        return [f"{stage}/{metric}"]
+    return [metric, HEADLINE_PREFIX + metric] if metric in HEADLINE else [metric]
 
 
 def _is_latest(entry: Entry) -> bool:

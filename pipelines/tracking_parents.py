@@ -6,9 +6,9 @@ ended, from dvc.lock: the stages that were up to date are linked to the runs tha
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines import atomic
 from pipelines.errors import LockstepError
@@ -17,7 +17,7 @@ from pipelines.params import load_params
 from pipelines.repository import Repository
 from pipelines.tracking_cached import UpToDate, up_to_date
 from pipelines.tracking_cursor import Group, ParentCursor, StageCursor, entry_name, left_behind
-from pipelines.tracking_metrics import Point, name_above, numbers, summary_of
+from pipelines.tracking_metrics import Point, names_above, numbers, summary_of
 from pipelines.tracking_stage import ended_at, flat_params, iteration_of, started_at, status_of
 from pipelines.tracking_warnings import WarningTags
 from stages.contracts.base import Over
@@ -49,12 +49,12 @@ class ParentShipper:
         self._repository.home.joinpath("tracking").mkdir(exist_ok=True)
         cursor = ParentCursor.of(self._repository, group.id, self._store.address)
         if cursor.run_id is None:
-            tags = {"lockstep.kind": "invocation", **_tags(group, group.entries[0])}
+            tags = {"lockstep.kind": "invocation", **_tags(group, group.info)}
             cursor.run_id = self._store.find_or_create_run(
                 ("lockstep.group", group.id),
                 _title(group),
                 tags,
-                min(map(started_at, group.entries)),
+                _began(group),
             )
             cursor.experiment_id = self._store.experiment_id
             cursor.url = self._store.url(cursor.run_id)
@@ -73,7 +73,7 @@ class ParentShipper:
                 "mlflow.parentRunId": cursor.run_id,
                 "lockstep.kind": "iteration",
                 "lockstep.iteration": iteration,
-                **_tags(group, entry),
+                **_tags(group, entry.info),
             }
             run = self._store.find_or_create_run(
                 ("lockstep.group", f"{group.id}/{iteration}"), iteration, tags, started_at(entry)
@@ -96,10 +96,13 @@ class ParentShipper:
             inside = {e: s for e, s in states.items() if iteration_of(e.spec) == iteration}
             done = {entry.spec.name for entry, state in inside.items() if state in _FINISHED}
             over = group.over or any(done >= stages for stages in _OF_A_POLICY)
-            self._set_status(run, inside, over, cursor, ends=inside or states)
+            # Without any, another command has taken them over.
+            outcome = _worst(list(inside.values())) if inside else "KILLED"
+            self._set_status(run, outcome, over, cursor, max(map(ended_at, inside or states)))
         cached = self._close(group, states, cursor) if group.over else {}
         self._warnings.update(group, cursor, cached)
-        self._set_status(cursor.run_id, states, group.over, cursor, ends=states)
+        ended = max(map(ended_at, states), default=_began(group))
+        self._set_status(cursor.run_id, _worst(list(states.values())), group.over, cursor, ended)
         if group.over:
             cursor.entries = {entry_name(entry): state.value for entry, state in states.items()}
             cursor.done, cursor.final = True, group.over_for_sure
@@ -137,7 +140,9 @@ class ParentShipper:
         at: float,
         cursor: ParentCursor,
     ) -> None:
-        named = {name_above(stage, name): value for name, value in summary.items()}
+        named = {
+            above: value for name, value in summary.items() for above in names_above(stage, name)
+        }
         if iteration in cursor.iterations:
             points = [Point(name, value, at, 0) for name, value in named.items()]
             self._store.log(cursor.iterations[iteration], points)
@@ -147,21 +152,13 @@ class ParentShipper:
         self._store.log(cursor.run_id, points)
 
     def _set_status(
-        self,
-        run: str,
-        states: dict[Entry, State],
-        over: bool,
-        cursor: ParentCursor,
-        ends: Iterable[Entry],
+        self, run: str, outcome: str, over: bool, cursor: ParentCursor, ended: float
     ) -> None:
-        """Of a run by its entries; it ends with the last of `ends`."""
-        outcome = _worst(list(states.values()))
         self._store.if_abandoned(run, "KILLED" if outcome == "RUNNING" else outcome)
         status = outcome if over else "RUNNING"
         if cursor.statuses.get(run) == status:
             return
-        running = status == "RUNNING"
-        self._store.set_status(run, status, None if running else max(map(ended_at, ends)))
+        self._store.set_status(run, status, None if status == "RUNNING" else ended)
         cursor.statuses[run] = status
         cursor.save()
 
@@ -183,7 +180,8 @@ class ParentShipper:
                 continue
             run = self._maker(item)
             links[stage] = run
-            rows.append(f"| {stage} | up to date | {self._link(run)} |")
+            how = "restored" if stage in group.restored.get("stages", ()) else "up to date"
+            rows.append(f"| {stage} | {how} | {self._link(run)} |")
             if stage not in cursor.measured:
                 self._measure_cached(item, group, cursor)
                 cursor.measured.append(stage)
@@ -196,7 +194,7 @@ class ParentShipper:
         values = atomic.read_json(self._repository.root / item.bound.metrics) or {}
         iteration = item.bound.key if "@" in item.bound.address else None
         # The time is the invocation's, so that a repeated call sends the very same point.
-        at = min(map(started_at, group.entries))
+        at = _began(group)
         self._log(item.bound.stage.name, iteration, numbers(values), at, cursor)
 
     def _maker(self, item: UpToDate) -> str | None:
@@ -228,23 +226,25 @@ class ParentShipper:
 
 
 def _title(group: Group) -> str:
-    """The command, and what tells two of its runs apart in a comparison."""
-    info = group.entries[0].info
-    return " · ".join(filter(None, [group.command, info.get("experiment"), info.get("title")]))
+    """What tells two runs apart comes first: MLflow's lists cut a name short."""
+    info = group.info
+    return " · ".join(filter(None, [info.get("title"), info.get("experiment"), group.command]))
 
 
-def _tags(group: Group, entry: Entry) -> dict[str, str | None]:
+def _began(group: Group) -> float:
+    return min(map(started_at, group.entries), default=group.restored.get("time", 0.0))
+
+
+def _tags(group: Group, info: Mapping[str, Any]) -> dict[str, str | None]:
     return {
         "mlflow.source.name": "lockstep",
-        "mlflow.source.git.commit": entry.info.get("git_commit"),
+        "mlflow.source.git.commit": info.get("git_commit"),
         "lockstep.invocation": group.id,
-        "lockstep.git_commit": entry.info.get("git_commit"),
-        "lockstep.dvc_experiment": entry.info.get("experiment"),
+        "lockstep.git_commit": info.get("git_commit"),
+        "lockstep.dvc_experiment": info.get("experiment"),
     }
 
 
 def _worst(states: list[State]) -> str:
-    if not states:
-        return "KILLED"  # another command has taken them over
     found = {status_of(state) for state in states if state is not State.NEW}
     return next((s for s in _BY_WEIGHT if s in found), "FINISHED")

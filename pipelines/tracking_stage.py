@@ -34,6 +34,7 @@ _STATUS = {
     State.QUEUED: "SCHEDULED",
     State.STARTING: "RUNNING",
     State.RUNNING: "RUNNING",
+    State.SUSPENDED: "RUNNING",
     State.COMPLETED: "FINISHED",
     State.PUBLISHED: "FINISHED",
     State.FAILED: "FAILED",

@@ -1,4 +1,4 @@
-"""MLflow, as far as the shipper uses it. The only module that imports mlflow, at its top.
+"""MLflow, as far as the shipper uses it. No other imports its client at the top.
 
 Every text that goes out passes through `redact` here. Every call may be repeated after a kill
 without harm: a run is looked for by a tag that is its own before it is made, params and tags are

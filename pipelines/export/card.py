@@ -3,7 +3,6 @@
 The same policy gives the same card, byte for byte: there is no time, host or path in it.
 """
 
-import hashlib
 import io
 import json
 import re
@@ -16,8 +15,9 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from pipelines.export.provenance import Provenance
 from pipelines.lineage.facts import defaults, value_text
-from pipelines.lineage.making import Making, flatten
+from pipelines.lineage.making import flatten
 from stages.contracts.params import Params
+from stages.reporting.markdown import code, in_cell, plain
 
 DATA = "artifacts/data/"
 _SHORT_NUMBER = re.compile(r"^( *value: -?\d+)(e[-+]\d+)$", re.MULTILINE)
@@ -89,7 +89,7 @@ def lineage_json(found: Provenance) -> dict[str, Any]:
             {
                 "stage": making.stage,
                 "commit": making.commit,
-                "code": _code_hash(making),
+                "code": making.code_hash,
                 "params": dict(sorted(making.params.items())),
                 "inputs": dict(sorted(making.inputs.items())),
                 "outs": dict(sorted(making.outs.items())),
@@ -189,7 +189,7 @@ def _summary(found: Provenance) -> str:
         found.making.name, f"reinforcement learning ({algorithm})"
     )
     start = _base_model(found)
-    of = f"`{start}`" if start else "a small model built from the params"
+    of = code(start) if start else "a small model built from the params"
     made = f"made from {of} by {how}"
     if found.making.name == "sft" and found.params.get("sft.epochs") == 0:
         made = f"which is {of} as it was given (sft.epochs is 0)"
@@ -217,7 +217,7 @@ def _metrics(found: Provenance) -> str:
     is_sft = found.evaluation == found.of_sft
     heads = ["metric", found.policy] + ([] if is_sft else ["sft"])
     rows = [
-        [name, _number(found.evaluation.get(name))]
+        [plain(name), _number(found.evaluation.get(name))]
         + ([] if is_sft else [_number(found.of_sft.get(name))])
         for name in names
     ]
@@ -229,7 +229,7 @@ def _data(found: Provenance) -> str:
     source = found.params.get("prepare.source", "?")
     lines = [f"Source: `{source}`."]
     if found.given:
-        rows = [[f"`{item.path}`", f"`{item.hash}`"] for item in found.given]
+        rows = [[code(item.path), code(item.hash)] for item in found.given]
         lines += ["What was given:", _table(["path", "DVC hash"], rows)]
     if found.sources:
         heads = list(found.sources[0])
@@ -238,10 +238,13 @@ def _data(found: Provenance) -> str:
     if found.data:
         lines += [
             "What prepare counted:",
-            _table(["", "number"], [[name, _number(value)] for name, value in found.data.items()]),
+            _table(
+                ["", "number"],
+                [[plain(name), _number(value)] for name, value in found.data.items()],
+            ),
         ]
     made = {path: d for m in prepared for path, d in m.outs.items() if path.startswith(DATA)}
-    rows = [[f"`{path}`", f"`{digest}`"] for path, digest in sorted(made.items())]
+    rows = [[code(path), code(digest)] for path, digest in sorted(made.items())]
     if rows:
         lines += ["What was trained on and measured with:", _table(["file", "DVC hash"], rows)]
     return "\n\n".join(lines)
@@ -250,7 +253,7 @@ def _data(found: Provenance) -> str:
 def _params(found: Provenance) -> str:
     known = {**defaults(), **flatten(Params().model_dump(mode="json", by_alias=True))}
     other = {k: v for k, v in sorted(found.params.items()) if k not in known or known[k] != v}
-    changed = [[f"`{key}`", f"`{value_text(value)}`"] for key, value in other.items()]
+    changed = [[code(key), code(value_text(value))] for key, value in other.items()]
     shown = (
         f"Those that are not at their defaults:\n\n{_table(['param', 'value'], changed)}"
         if changed
@@ -267,14 +270,14 @@ def _hashes(found: Provenance, weights: Mapping[str, str], how: str) -> str:
         ["policy (DVC)", f"`{found.artifact.hash}`"],
         ["code (commit)", _commit(found)],
         ["params (sha256)", f"`{found.params_hash}`"],
-        *([f"`{name}` (sha256)", f"`{digest}`"] for name, digest in sorted(weights.items())),
+        *([f"{code(name)} (sha256)", code(digest)] for name, digest in sorted(weights.items())),
     ]
     return f"{how}\n\n{_table(['of', 'hash'], rows)}"
 
 
 def _commit(found: Provenance) -> str:
     job = found.making.job
-    changed = ", ".join(f"`{path}`" for path in job.uncommitted) if job else ""
+    changed = ", ".join(map(code, job.uncommitted)) if job else ""
     more = f", with uncommitted changes to {changed}" if changed else ""
     return f"`{found.commit or 'not recorded'}`{more}"
 
@@ -284,24 +287,23 @@ def _lineage(found: Provenance) -> str:
         [
             f"`{making.stage}`",
             "<br>".join(f"`{path}` {digest}" for path, digest in sorted(making.outs.items())),
-            f"`{_code_hash(making)[:12]}`",
+            f"`{(making.code_hash or 'not recorded')[:12]}`",
         ]
         for making in found.stages
     ]
     table = _table(["stage", "outputs, with their hashes in dvc.lock", "code"], rows)
-    return f"Stage after stage, the last one made this policy. `lineage.json` says more.\n\n{table}"
-
-
-def _code_hash(making: Making) -> str:
-    """One hash over the files of its code."""
-    return hashlib.sha256(json.dumps(sorted(making.code.items())).encode()).hexdigest()
+    return (
+        "Stage after stage, the last one made this policy. `lineage.json` says more, and in the "
+        f"clone `lockstep lineage HASH` tells of any of these hashes.\n\n{table}"
+    )
 
 
 def _cell(value: Any) -> str:
     """A count, a name, or counts by reason."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_cell(part)}" for name, part in sorted(value.items())) or "none"
-    return _number(value) if isinstance(value, int | float) else str(value or "")
+        parts = [f"{plain(name)}: {_cell(part)}" for name, part in sorted(value.items())]
+        return ", ".join(parts) or "none"
+    return _number(value) if isinstance(value, int | float) else plain(str(value or ""))
 
 
 def _number(value: float | None) -> str:
@@ -313,6 +315,4 @@ def _number(value: float | None) -> str:
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     heads = list(heads)
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines
-    )
+    return "\n".join(f"| {' | '.join(map(in_cell, line))} |" for line in lines)

@@ -27,6 +27,7 @@ from pipelines.export.provenance import Provenance, find_policy
 from pipelines.params import load_params
 from pipelines.repository import Repository
 from pipelines.tracking_cursor import store_address
+from pipelines.tracking_metrics import HEADLINE
 
 if TYPE_CHECKING:
     from pipelines.tracking_store import Store, Version
@@ -262,6 +263,7 @@ def _on_disk(uri: str) -> Path | None:
 def _tags(found: Provenance, run: str) -> Mapping[str, str | None]:
     parents = [m for m in found.stages if m.name in _PARENTS and m is not found.making]
     runs = {m.stage: m.job.run_id for m in found.stages if m.job and m.job.run_id}
+    metrics = {name: found.evaluation[name] for name in HEADLINE if name in found.evaluation}
     return {
         HASH_TAG: found.artifact.hash,
         POLICY_TAG: found.policy,
@@ -271,10 +273,15 @@ def _tags(found: Provenance, run: str) -> Mapping[str, str | None]:
         "lockstep.params_hash": found.params_hash,
         "lockstep.parents": " ".join(m.key or m.name for m in parents) or None,
         "lockstep.run": run,
-        **{f"lockstep.run.{stage}": of_stage for stage, of_stage in runs.items()},
-        **{f"lockstep.hash.{item.path}": item.hash for item in found.given},
-        **{f"lockstep.metric.{key}": f"{value:.6g}" for key, value in found.evaluation.items()},
+        "lockstep.runs": _listed(runs),
+        "lockstep.given": _listed({item.path: item.hash for item in found.given}),
+        **{f"lockstep.metric.{name}": f"{value:.6g}" for name, value in metrics.items()},
     }
+
+
+def _listed(values: Mapping[str, str]) -> str | None:
+    """One tag for many values, which would fill a page of the registry."""
+    return " ".join(f"{name}={value}" for name, value in values.items())[:_LONGEST_TAG] or None
 
 
 def _description(found: Provenance) -> str:

@@ -2,9 +2,10 @@
 
 A pair of makings differs in itself (params, code, data that were given, the stage or its key) or
 only because an input does; then the makers of that input are the next pair. What a pair differs in
-by itself is a root cause. Where params, code and inputs are equal and the bytes are not, the
-environment is the cause: another kind of CPU or another number of threads may round differently. If
-that is equal too, a promise is broken.
+by itself is a root cause. An input that its params or code chose otherwise, such as the verifier
+instead of the reward model, is no cause but follows from them. Where params, code and inputs are
+equal and the bytes are not, the environment is the cause: another kind of CPU or another number of
+threads may round differently. If that is equal too, a promise is broken.
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,6 +60,8 @@ class InputChange:
     old: Artifact | None
     new: Artifact | None
     pair: str | None
+    chosen: bool = False
+    """Another artifact altogether, because the stage's own params or code ask for it."""
 
     def as_json(self) -> dict[str, Any]:
         old, new = (vars(item) if item else None for item in (self.old, self.new))
@@ -102,6 +105,11 @@ class Root:
     cause: Cause
     change: Change
     stages: tuple[str, ...]
+
+    @property
+    def shapes_the_graph(self) -> bool:
+        """Algorithm, reward, iterations: much of the rest follows from them."""
+        return self.cause is Cause.PARAM and self.change.key.startswith("rl.")
 
 
 @dataclass(frozen=True)
@@ -179,9 +187,9 @@ class _Walker:
             pair.found.append(Found(Cause.STAGE, Change("stage", old.stage, new.stage)))
             self.pairs[name] = pair
             return name
-        pair.inputs = list(self._inputs(pair))
         pair.params = _param_changes(old, new)
         pair.code = _code_changes(old, new)
+        pair.inputs = list(self._inputs(pair))
         _compare_environments(pair)
         self.pairs[name] = pair
         pair.found += _own_causes(pair)
@@ -192,6 +200,9 @@ class _Walker:
         for role in dict.fromkeys([*sides[0], *sides[1]]):
             old, new = sides[0].get(role), sides[1].get(role)
             if (old.hash if old else None) == (new.hash if new else None):
+                continue
+            if _is_chosen(pair, role, old, new):
+                yield InputChange(role, old, new, None, chosen=True)
                 continue
             makers = [self._maker(side, item) for side, item in enumerate((old, new))]
             above = self.pair(makers[0], makers[1]) if makers[0] and makers[1] else None
@@ -222,7 +233,7 @@ class _Walker:
         return next(iter(self._evidence.makers(artifact, self._locks[side])), None)
 
     def roots(self) -> tuple[Root, ...]:
-        """The causes of all pairs, equal ones joined, those of the first stages first."""
+        """The causes of all pairs, equal ones joined: what shapes the graph, then by stage."""
         stages: dict[tuple[Cause, str], list[str]] = {}
         kept: dict[tuple[Cause, str], Found] = {}
         for pair in self.pairs.values():
@@ -233,12 +244,21 @@ class _Walker:
                 key = (found.cause, f"{own}{change.key}\0{change.old!r}\0{change.new!r}")
                 kept.setdefault(key, found)
                 stages.setdefault(key, []).append(pair.title)
-        return tuple(
-            Root(found.cause, found.change, tuple(stages[key])) for key, found in kept.items()
-        )
+        roots = [Root(found.cause, found.change, tuple(stages[key])) for key, found in kept.items()]
+        return tuple(sorted(roots, key=lambda root: not root.shapes_the_graph))
 
 
 _OF_ONE_STAGE = (Cause.ENVIRONMENT, Cause.BROKEN, Cause.UNKNOWN, Cause.STAGE)
+
+
+def _is_chosen(pair: Pair, role: str, old: Artifact | None, new: Artifact | None) -> bool:
+    """Whether a stage read another artifact because its own params or code say so.
+
+    Which policy it starts from is said by the graph, not by a param of its own.
+    """
+    if role == "policy" or pair.old.key != pair.new.key or not (pair.params or pair.code):
+        return False
+    return old is None or new is None or old.path != new.path
 
 
 def _out_changes(old: Making, new: Making) -> list[Change]:

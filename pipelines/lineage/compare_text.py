@@ -17,8 +17,8 @@ BROKEN = (
 )
 ENVIRONMENT = (
     "Params, inputs and code are equal: the environment is the cause. On another kind of CPU or "
-    "GPU, with another number of threads or other versions, the last bits may differ; that breaks "
-    "no promise."
+    "GPU, with another number of threads or other versions, numbers are rounded otherwise, and the "
+    "next sampled token that falls otherwise changes all that follows; that breaks no promise."
 )
 UNKNOWN = (
     "Params and inputs are equal, and the records of code or environment are not enough to tell "
@@ -110,7 +110,8 @@ def _input_texts(pair: Pair) -> list[str]:
     return [
         f"{change.role} {_short(change.old.hash if change.old else None)} → "
         f"{_short(change.new.hash if change.new else None)}"
-        + ("" if change.pair else " (given, not made here)")
+        + (" (follows from the above)" if change.chosen else "")
+        + ("" if change.pair or change.chosen else " (given, not made here)")
         for change in pair.inputs
     ]
 

@@ -92,7 +92,7 @@ class Making:
     """Path and hash of each file of its code; empty where that is not known."""
     outs: Mapping[str, str]
     code_version: str | None = None
-    """One hash over its code, as the ledger has it."""
+    """One hash over its code, as its job was told; the ledger alone has it."""
     jobs: tuple[Job, ...] = ()
     """The jobs that did exactly this, newest first; more than one where it was forced."""
     commits: tuple[str, ...] = ()
@@ -118,6 +118,13 @@ class Making:
         identity = [self.stage, self.params, self.inputs, self.code or self.code_version, self.outs]
         text = json.dumps(identity, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @cached_property
+    def code_hash(self) -> str | None:
+        """One hash over its code, the same in every clone; None where nothing of it is known."""
+        if not self.code:
+            return self.code_version
+        return hashlib.sha256(json.dumps(sorted(self.code.items())).encode()).hexdigest()
 
     @property
     def environment(self) -> dict[str, Any]:

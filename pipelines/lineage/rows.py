@@ -58,6 +58,20 @@ def rows_of(content: Content, making: Making) -> Rows:
     return known(content, making)
 
 
+def _rollouts(content: Content, making: Making, rollouts: Artifact) -> list[Row]:
+    """Sampled rows, with the DVC hash of the policy that sampled them where it is an artifact.
+
+    In the file is a digest of the weights, which no record knows. The first rows are of the policy
+    that their maker read; `online` goes on with policies that it never writes.
+    """
+    makers = [making] if rollouts.path in making.outs else content.evidence.makers(rollouts)
+    policy = _input(makers[0], "policy") if makers else None
+    rows: list[Row] = content.rows(rollouts)
+    first = min(rows, key=lambda row: row.get("step") or 0, default={}).get("policy_hash")
+    known = {first: policy.hash} if policy else {}
+    return [{**row, "policy_hash": known.get(row["policy_hash"])} for row in rows]
+
+
 def training_file(making: Making) -> Artifact | None:
     """The file with the prompts of every row it learnt from; None: it does not learn."""
     if making.name in ("policy_update", "online"):
@@ -75,7 +89,7 @@ def training_file(making: Making) -> Artifact | None:
 def _policy_update(content: Content, making: Making) -> Rows:
     find = _need_out if making.name == "online" else _need
     rollouts, scores = find(making, "rollouts"), find(making, "scores")
-    sampled = {_place(row): row for row in content.rows(rollouts)}
+    sampled = {_place(row): row for row in _rollouts(content, making, rollouts)}
     scored = {_place(row): row for row in content.rows(scores)}
     experience, notes = _out(making, "experience"), []
     if experience is None:
@@ -128,13 +142,13 @@ def _sample(used: Row, sampled: Row, scored: Row) -> Row:
 
 def _rollout(content: Content, making: Making) -> Rows:
     rollouts = _need_out(making, "rollouts")
-    rows = [_sample(row, row, {}) for row in content.rows(rollouts)]
+    rows = [_sample(row, row, {}) for row in _rollouts(content, making, rollouts)]
     return _sorted(making, rows, [rollouts])
 
 
 def _score(content: Content, making: Making) -> Rows:
     rollouts, scores = _need(making, "rollouts"), _need_out(making, "scores")
-    sampled = {_place(row): row for row in content.rows(rollouts)}
+    sampled = {_place(row): row for row in _rollouts(content, making, rollouts)}
     rows = [_sample(row, sampled.get(_place(row), {}), row) for row in content.rows(scores)]
     return _sorted(making, rows, [rollouts, scores])
 

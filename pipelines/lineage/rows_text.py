@@ -22,10 +22,10 @@ def render_rows(rows: Rows, shown: Sequence[Row], total: int) -> str:
             lines.append(f"  reward    {row['reward']:.4g}{_by_source(row)}")
         if row["advantages"] is not None:
             lines.append(f"  advantage {_advantages(row['advantages'])}")
-        if row["policy_hash"]:
-            lines.append(
-                f"  sampled   by policy {short_hash(row['policy_hash'])}, seed {row['seed']}"
-            )
+        if row["seed"] is not None:
+            digest = row["policy_hash"]
+            policy = f"policy {short_hash(digest)}" if digest else "a policy that is no artifact"
+            lines.append(f"  sampled   by {policy}, seed {row['seed']}")
         if row["source"]:
             lines.append(f"  read from {row['source']}")
     if len(shown) < total:

@@ -21,7 +21,7 @@ from pipelines.lineage.naming import paths_called, short_name
 
 SHORTEST_PREFIX = 6
 PROMPT = "prompt:"
-_HEX = re.compile(r"[0-9a-f]{6,32}(\.dir)?")
+_HEX = re.compile(r"[0-9a-f]{6,64}(\.dir)?")
 _MOST = 8
 
 
@@ -103,6 +103,7 @@ class Resolver:
             or self._by_short_name(text, name, makings, lock)
             or self._by_run(text, name, makings, lock)
             or self._by_hash(text, name, makings, lock)
+            or self._by_code(text, name, makings, lock)
         )
         if target is None:
             raise LockstepError(self._unknown(text, name, lock))
@@ -168,6 +169,31 @@ class Resolver:
                 f"a path:{listed}{more}"
             )
         return self._target(text, found[0], known[found[0]], lock)
+
+    def _by_code(
+        self, text: str, name: str, makings: list[Making], lock: Lock | None
+    ) -> Target | None:
+        """The stage that ran with this version of its code."""
+        digest = name.lower()
+        if not _HEX.fullmatch(digest):
+            return None
+        known = [
+            making
+            for making in makings
+            # What MLflow's runs are tagged with is the job's own.
+            if any(
+                (each or "").startswith(digest) for each in (making.code_hash, making.code_version)
+            )
+        ]
+        found = {making.stage: making for making in reversed(known)}
+        if len(found) > 1:
+            listed = "".join(f"\n  {stage}" for stage in sorted(found)[:_MOST])
+            raise LockstepError(
+                f"{text}: the version of the code of {len(found)} stages; name one of them:{listed}"
+            )
+        for making in found.values():
+            return Target(text, None, making, lock or self._lock_of(making))
+        return None
 
     def _target(
         self, text: str, artifact: Artifact, maker: Making | None, lock: Lock | None

@@ -2,7 +2,7 @@
 
 from pipelines.lineage.compare import Cause, Comparison, compare
 from pipelines.lineage.making import Making
-from tests.lineage.world import HERE, chain, evidence, lock, making, target
+from tests.lineage.world import HERE, chain, digest, evidence, lock, making, target
 
 EVALUATION = "artifacts/evaluations/sft"
 
@@ -131,3 +131,42 @@ def test_policies_of_two_iterations_differ_in_what_they_are() -> None:
     found = evidence(lock("workspace", *rollouts, *makers))
     outcome = compare(found, *(target(item) for item in rollouts))
     assert causes(outcome) == [("stage", "stage"), ("key", "key")]
+
+
+def test_another_reward_is_the_cause_and_the_input_that_it_chooses_is_not() -> None:
+    def policy(algorithm: str, reward: str, mark: str) -> tuple[Making, ...]:
+        rewards = f"artifacts/rewards/{reward}"
+        critic = {rewards: digest(reward)} if algorithm == "ppo" else {}
+        scores = {"artifacts/scores/iter_001.parquet": digest(f"scores{mark}")}
+        rollouts = {"artifacts/rollouts/iter_001.parquet": digest(f"rollouts{mark}")}
+        samples = 4 if algorithm == "ppo" else 8
+        source = "reward_model" if reward == "reward_model" else "prepare"
+        return (
+            making(source, {}, {rewards: digest(reward)}),
+            making("rollout@iter_001", {}, rollouts, params={"rollout.samples": samples}),
+            making(
+                "score@iter_001",
+                {**rollouts, rewards: digest(reward)},
+                scores,
+                params={"rl.reward": reward},
+            ),
+            making(
+                "policy_update@iter_001",
+                {**critic, **rollouts, **scores},
+                {"artifacts/policies/iter_001/model": digest(f"model{mark}")},
+                params={"rl.reward": reward, "rl.algorithm": algorithm},
+            ),
+        )
+
+    ppo, grpo = policy("ppo", "reward_model", "A"), policy("grpo", "verifier", "B")
+    here, there = lock("workspace", *ppo), lock("there", *grpo)
+    outcome = compare(
+        evidence(here, there), target(ppo[-1], inside=here), target(grpo[-1], inside=there)
+    )
+    assert causes(outcome) == [
+        ("param", "rl.reward"),
+        ("param", "rl.algorithm"),
+        ("param", "rollout.samples"),
+    ]
+    score = next(pair for pair in outcome.pairs if pair.title == "score@iter_001")
+    assert {change.role for change in score.inputs if not change.chosen} == {"rollouts"}

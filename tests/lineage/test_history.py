@@ -131,11 +131,18 @@ def test_the_tree_tells_all_that_is_known_of_each_stage(ask: Asker) -> None:
     ]
     update = stage_of(answer, "policy_update@iter_002")
     record = newest(ask.root, "policy_update@iter_002")
-    spec = newest(ask.root, "policy_update@iter_002", "spec.json")
     assert record["outs"].items() <= update["outs"].items()
     assert update["inputs"] == record["inputs"]
     assert update["environment"] == record["environment"]
-    assert update["code"]["version"] == spec["code"]
+    # One version, in every clone and in the model card, and a name for the stage that ran it.
+    version = update["code"]["version"]
+    named = ask(version[:12])
+    assert named.status == 2
+    assert "the code of 2 stages" in named.err
+    assert "policy_update@iter_002" in named.err
+    assert stage_of(answer, "policy_update@iter_001")["code"]["version"] == version
+    only = stage_of(answer, "sft")["code"]["version"]
+    assert ask(only[:8], "--json").json["target"]["stage"] == "sft"
     assert update["code"]["commit"] == git(ask.root, "rev-parse", "first")
     assert update["code"]["uncommitted"] == ["params.yaml"]
     assert "stages/policy_update.py" in update["code"]["files"]

@@ -108,7 +108,8 @@ def world(files: Files) -> Evidence:
 
 
 def rows(files: Files, made: Making) -> Rows:
-    return rows_of(files.content(evidence(lock("workspace", made))), made)
+    sampled = making("rollout@iter_001", {"artifacts/policies/sft/model": "m0"}, files.of(ROLLOUTS))
+    return rows_of(files.content(evidence(lock("workspace", sampled, made))), made)
 
 
 def test_a_policy_has_exactly_the_rows_that_its_update_used(files: Files) -> None:
@@ -126,7 +127,7 @@ def test_a_policy_has_exactly_the_rows_that_its_update_used(files: Files) -> Non
         "by_source": {"reward_model": 0.0},
         "advantages": [0.5, -0.5],
         "seed": 101,
-        "policy_hash": "f" * 64,
+        "policy_hash": "m0",  # as dvc.lock and `lineage` know the policy
         "source": None,
     }
     assert found.notes == []

@@ -56,6 +56,7 @@ class FakeClone:
             "invocation": {"id": invocation, "command": "dvc repro", **process},
             "git_commit": "f00d",
             "experiment": "brave-owl",
+            "title": "grpo · verifier",
         }
         return self.ledger.find_or_create(spec, info)
 

@@ -7,7 +7,11 @@ import pytest
 from fake_clone import FakeClone
 from ruamel.yaml import YAML
 
+from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry
+from pipelines.params import load_params
+from pipelines.stage import describe_command
+from pipelines.tracking_cursor import end_invocation, note_restored
 
 
 def lock(clone: FakeClone, *entries: Entry, **params: Any) -> None:
@@ -76,3 +80,23 @@ def test_what_is_stale_is_not_called_up_to_date(clone: FakeClone) -> None:
     clone.sync()
     [second] = clone.runs("tags.`lockstep.group` = 'second'")
     assert not [tag for tag in second.data.tags if tag.startswith("lockstep.cached")]
+
+
+def test_a_command_that_only_restored_has_a_run_with_all_that_it_found(clone: FakeClone) -> None:
+    sft = clone.run("sft", {"loss": 0.1}, invocation="first")
+    lock(clone, sft)
+    clone.sync()
+    invocation = new_invocation("lockstep run")
+    info = describe_command(clone.repository, load_params(clone.root), invocation)
+    note_restored(clone.repository, info, ["sft"])
+    clone.sync()
+    [run] = clone.runs(f"tags.`lockstep.group` = '{invocation.id}'")
+    assert run.info.status == "RUNNING", "the command is not over yet"
+    end_invocation(clone.repository, invocation.id)
+    assert clone.sync() is None
+    [run] = clone.runs(f"tags.`lockstep.group` = '{invocation.id}'")
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "ppo · reward_model · seed 17 · lockstep run"
+    assert run.data.tags["lockstep.cached.sft"] == clone.run_of("sft").info.run_id
+    assert "| sft | restored |" in run.data.tags["mlflow.note.content"]
+    assert run.data.metrics["sft/loss"] == 0.1

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from fake_clone import DIGEST, FakeClone
 
-from pipelines.tracking_metrics import name_above
+from pipelines.tracking_cursor import runs_page
+from pipelines.tracking_metrics import HEADLINE, names_above
 from stages.contracts.catalog import STAGES
 from stages.contracts.params import Params
 
@@ -21,7 +22,7 @@ def test_stages_hang_under_their_iteration_and_the_invocation(clone: FakeClone) 
         clone.run(stage)
     assert clone.sync() is None
     parent = clone.parent()
-    assert parent.info.run_name == "dvc repro · brave-owl"
+    assert parent.info.run_name == "grpo · verifier · brave-owl · dvc repro"
     iterations = {
         run.info.run_name: run.info.run_id
         for run in clone.runs("tags.`lockstep.kind` = 'iteration'")
@@ -29,7 +30,7 @@ def test_stages_hang_under_their_iteration_and_the_invocation(clone: FakeClone) 
     assert set(iterations) == {"iter_001", "iter_002"}
     above = {run.info.run_name: run.data.tags.get("mlflow.parentRunId") for run in clone.runs()}
     assert above == {
-        "dvc repro · brave-owl": None,
+        "grpo · verifier · brave-owl · dvc repro": None,
         "iter_001": parent.info.run_id,
         "iter_002": parent.info.run_id,
         "sft": parent.info.run_id,
@@ -119,8 +120,29 @@ def test_the_invocation_shows_the_learning_curve(clone: FakeClone) -> None:
 
 
 def test_evaluations_of_all_kinds_have_the_same_names_in_the_invocation() -> None:
-    plain = [name for name in STAGES if name_above(name, "accuracy") == "accuracy"]
+    plain = [name for name in STAGES if "accuracy" in names_above(name, "accuracy")]
     assert plain == [name for name, stage in STAGES.items() if stage.module == "stages.evaluate"]
+
+
+def test_what_a_comparison_begins_with_stands_before_all_else(clone: FakeClone) -> None:
+    clone.run("evaluate_sft", {"accuracy": 0.5, "pass_at_4": 0.9})
+    clone.run("evaluate@iter_001", {"accuracy": 0.75})
+    clone.run("score@iter_001", {"reward_mean": 1.0})
+    clone.sync()
+    parent = clone.parent()
+    headline = [name for name in sorted(parent.data.metrics) if name.startswith("Headline/")]
+    assert headline == ["Headline/accuracy"] == sorted(parent.data.metrics)[:1]
+    assert clone.steps(parent, "Headline/accuracy") == [0, 1]
+    assert len(HEADLINE) < 10
+
+
+def test_the_page_with_the_runs_is_known_once_there_are_some(clone: FakeClone) -> None:
+    assert runs_page(clone.repository) == ""
+    clone.run("sft")
+    clone.sync()
+    experiment = clone.parent().info.experiment_id
+    page = f"/#/experiments/{experiment}/runs?workflowType=machine_learning"
+    assert runs_page(clone.repository) == page
 
 
 def test_without_a_server_there_is_a_run_id_and_no_url(clone: FakeClone) -> None:

@@ -38,7 +38,7 @@ def test_what_does_not_end_well_says_so_up_to_the_invocation(
         "sft": "FINISHED",
         "rollout@iter_001": status,
         "iter_001": status,
-        "dvc repro · brave-owl": status,
+        "grpo · verifier · brave-owl · dvc repro": status,
     }
     assert all(run.info.end_time for run in clone.runs())
 

@@ -11,15 +11,18 @@ from fake_clone import FakeClone
 from mlflow.entities import Run
 
 from pipelines import atomic
-from pipelines.console import Console, describe_progress
+from pipelines.activity import activity
+from pipelines.console import Console
 from pipelines.driver import Driver
 from pipelines.executors import make_executor
+from pipelines.hashing import HashCache
 from pipelines.health import Health
 from pipelines.invocation import new_invocation
 from pipelines.ledger import Entry
 from pipelines.profiles import ExecutorKind
 from pipelines.status import render, stage_statuses
 from stages.health import Symptom
+from stages.progress import Pace
 
 SFT = {"entropy": 1.0, "kl_to_reference": 0.0, "accuracy_sampled": 0.5}
 GOOD = {"entropy": 0.8, "kl_to_reference": 0.02, "accuracy_sampled": 0.6}
@@ -75,9 +78,10 @@ def test_a_running_update_is_judged_by_its_last_steps(clone: FakeClone, running:
 
 def test_the_progress_line_and_the_status_bear_a_mark(clone: FakeClone, running: Entry) -> None:
     log_steps(running, 6, entropy=0.1, kl_to_reference=0.01)
-    progress = {"done": 6, "total": 9, "time": time.time(), "numbers": {"entropy": 0.1}}
-    shown = describe_progress(progress, time.time() - 3, look(clone, running))
-    assert shown.startswith("! entropy collapse  6/9 ")
+    report = Pace().report(6, 9, "steps", {"entropy": 0.1})
+    atomic.write_json(running.folder / "progress.json", report)
+    shown = activity(running, running.state(), look(clone, running))
+    assert shown.startswith("! entropy collapse  steps 6/9  ")
 
     statuses = stage_statuses(clone.repository)
     by_stage = {status.stage: status for status in statuses}
@@ -103,6 +107,32 @@ def test_the_progress_line_and_the_status_bear_a_mark(clone: FakeClone, running:
     ]
 
 
+def test_an_evaluation_of_earlier_params_is_not_compared(clone: FakeClone) -> None:
+    """By dvc.lock; the numbers of one that was made since, and is not in it yet, count."""
+    clone.run("evaluate_sft", SFT)
+    entry = clone.run("evaluate@iter_001", COLLAPSED)
+    lock = {
+        name: {
+            "cmd": "true",
+            "params": {"params.yaml": {"seed": seed}},
+            "outs": [{"path": path, "md5": HashCache().of(clone.root / path)}],
+        }
+        for name, path, seed in (
+            ("evaluate_sft", "metrics/evaluations/sft.json", 17),
+            ("evaluate@iter_001", "metrics/evaluations/iter_001.json", 16),
+        )
+    }
+    atomic.write_json(clone.root / "dvc.lock", {"schema": "2.0", "stages": lock})
+    assert look(clone, entry) == ()
+    lock["evaluate@iter_001"]["params"] = {"params.yaml": {"seed": 17}}
+    atomic.write_json(clone.root / "dvc.lock", {"schema": "2.0", "stages": lock})
+    assert "entropy_collapse" in [symptom.kind for symptom in look(clone, entry)]
+    lock["evaluate@iter_001"]["params"] = {"params.yaml": {"seed": 16}}
+    atomic.write_json(clone.root / "dvc.lock", {"schema": "2.0", "stages": lock})
+    (clone.root / "metrics/evaluations/iter_001.json").write_text(json.dumps(COLLAPSED) + " ")
+    assert "entropy_collapse" in [symptom.kind for symptom in look(clone, entry)]
+
+
 class Terminal(io.StringIO):
     """Keeps what a person would see."""
 
@@ -114,8 +144,7 @@ def test_a_driver_tells_of_a_warning_when_it_comes_and_at_the_end(
     clone: FakeClone, running: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_TRACKING", "off")
-    progress = {"done": 6, "total": 9, "time": time.time(), "numbers": {}}
-    atomic.write_json(running.folder / "progress.json", progress)
+    atomic.write_json(running.folder / "progress.json", Pace().report(6, 9, "steps", {}))
     log_steps(running, 6, entropy=0.1, kl_to_reference=0.01)
     screen = Terminal()
     driver = Driver(
@@ -142,7 +171,7 @@ def test_a_driver_tells_of_a_warning_when_it_comes_and_at_the_end(
         (True, False),
     ]
     assert "95% of the prompts that iter_001 learnt from" in warnings[-1][1]
-    assert any("policy_update@iter_001: ! entropy collapse  6/9" in line for line in said)
+    assert any("policy_update@iter_001: ! entropy collapse  steps 6/9" in line for line in said)
 
 
 def test_the_first_steps_are_too_few_to_tell(clone: FakeClone, running: Entry) -> None:
