@@ -23,9 +23,9 @@ demo: $(VENV)/.demo
 	@echo
 	@echo "What to look at next (source $(VENV)/bin/activate first):"
 	@echo "  artifacts/report/index.html     the same in pictures, with samples and hashes"
-	@echo "  lockstep up                     MLflow and Prefect; open MLflow and compare runs"
+	@echo "  lockstep up                     MLflow, with these runs, and Prefect, with those that it starts"
 	@echo "  lockstep preset grpo; dvc exp run -S rl.reward=verifier report    another algorithm"
-	@echo "  dvc metrics diff; lockstep status; lockstep logs sft"
+	@echo "  lockstep samples --wrong; lockstep status; lockstep logs sft"
 
 # The same draws each time: a change is judged by what it does. `make chaos` draws anew.
 test quick: export LOCKSTEP_CHAOS_SEED = $(or $(SEED),17)

@@ -149,7 +149,7 @@ def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(
     output = counting.run("dvc", "repro", "--single-item", "sft").stdout
     assert "its job still runs; waiting for it" in output
     after = status(counting)
-    assert (after["state"], after["attempts"], after["job"]) == ("published", 1, before["job"])
+    assert (after["state"], after["attempts"], after["job"]) == ("up to date", 1, before["job"])
 
 
 def test_a_job_that_finished_unattended_is_harvested(counting: Any) -> None:

@@ -206,6 +206,25 @@ def test_after_kill_9_of_the_session_its_stage_goes_on_by_itself(counting: Any) 
     assert "main-001: ended" in counting.run("lockstep", "session", "status").stdout
 
 
+def test_a_session_that_is_stopped_loses_its_stage_to_a_job(counting: Any) -> None:
+    """With less patience than people get."""
+    for name, value in (("session", "STALE_S = 120.0"), ("session_watch", "HANG_S = 600.0")):
+        path = counting.root / f"pipelines/{name}.py"
+        code = path.read_text()
+        assert value in code
+        path.write_text(code.replace(value, f"{value.split()[0]} = 10.0"))
+    driver, _ = at_work(counting, sft__epochs=400)
+    pid = pid_of(counting)
+    os.kill(pid, signal.SIGSTOP)
+    output, _ = driver.communicate(timeout=PATIENCE_S)
+    assert driver.returncode == 0, output
+    assert "session main-001 hangs: it has said nothing for 1" in output
+    assert "session main-001 ended: it hung" in output
+    assert executors(counting) == ["session", "local"]
+    assert done_by(counting) == "400 steps"
+    assert not is_there(pid)
+
+
 def test_a_driver_that_was_killed_finds_its_stage_in_the_session(counting: Any) -> None:
     driver, _ = at_work(counting, sft__epochs=200)
     pid = pid_of(counting)
