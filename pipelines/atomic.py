@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def unique(path: Path) -> Path:
-    """A name beside `path` that no other process of the cluster uses."""
-    return path.with_name(f".{path.name}.{here()}.{os.getpid()}.tmp")
+    """A name beside `path` that no other process of the cluster uses, and no other thread."""
+    return path.with_name(f".{path.name}.{here()}.{threading.get_ident()}.{os.getpid()}.tmp")
 
 
 def here() -> str:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -114,14 +115,15 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
 def _show_report(repository: Repository) -> None:
     """The report's summary as an artifact of the flow run, with the way to its page."""
     summary = repository.root / REPORT / "summary.md"
-    if not summary.exists():
+    try:
+        text = summary.read_text(encoding="utf-8")
+    except FileNotFoundError:
         return
     mlflow = running_servers(repository).get("mlflow")
     runs = f", or among the [runs]({mlflow.url}{runs_page(repository)})" if mlflow else ""
     create_markdown_artifact(
         key="report",
-        markdown=f"{summary.read_text(encoding='utf-8')}\n"
-        f"With pictures: `{summary.with_name('index.html')}`{runs}.\n",
+        markdown=f"{text}\nWith pictures: `{summary.with_name('index.html')}`{runs}.\n",
         description="What training did, as the workspace has it now.",
     )
 
@@ -259,15 +261,17 @@ class StageProcesses:
         for process in left:
             if process.poll() is None:
                 # For what is no stage of ours; dvc ignores it while a command runs.
-                os.killpg(process.pid, signal.SIGINT)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGINT)
         deadline = time.monotonic() + CANCEL_GRACE_S
         while any(process.poll() is None for process in left) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         for process in left:
             if process.poll() is None:
                 # What is below dvc first: without its command dvc ends by itself, if it can.
-                below = psutil.Process(process.pid).children()
-                end_processes([child.pid for child in below], grace=2.0)
+                with suppress(psutil.NoSuchProcess):
+                    below = psutil.Process(process.pid).children()
+                    end_processes([child.pid for child in below], grace=2.0)
                 process.kill()
                 process.wait()
 

@@ -49,12 +49,19 @@ def clear_cache(repository: Repository, wait: Wait, say: Callable[[str], None]) 
 
 def _copies(cache: Path) -> list[Path]:
     places = ("files/md5/*.tmp", "files/md5/*/*.tmp", "runs/*/*/*.tmp")
-    return [path for place in places for path in cache.glob(place)]
+    return [path for place in places for path in _found(cache, place)]
 
 
 def _empty_runs(cache: Path) -> list[Path]:
     """Those with nothing in them, or nothing but copies."""
-    return [run for run in cache.glob("runs/*/*") if run.is_dir() and not _has_a_run(run)]
+    return [run for run in _found(cache, "runs/*/*") if run.is_dir() and not _has_a_run(run)]
+
+
+def _found(cache: Path, place: str) -> list[Path]:
+    try:
+        return list(cache.glob(place))
+    except FileNotFoundError:
+        return []  # somebody else clears it; what is left is seen the next time
 
 
 def _has_a_run(folder: Path) -> bool:

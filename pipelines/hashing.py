@@ -54,17 +54,14 @@ class HashCache:
         found: dict[Path, str] = {}
         unknown: dict[Path, list[int | str]] = {}
         for path in paths:
-            try:
-                stat = path.stat()
-            except (FileNotFoundError, NotADirectoryError):
+            if (signature := _signature(path)) is None:
                 continue
-            signature: list[int | str] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
             known = self._known.get(str(path))
             if known and known[:3] == signature:
                 found[path] = str(known[3])
             elif (
                 self._elsewhere
-                and stat.st_size >= _LARGE
+                and int(signature[0]) >= _LARGE
                 and (digest := self._elsewhere(path)) is not None
             ):
                 found[path] = digest
@@ -72,8 +69,9 @@ class HashCache:
                 unknown[path] = signature
         for path, digest in _read(unknown).items():
             found[path] = digest
-            self._known[str(path)] = [*unknown[path], digest]
-            self._changed = True
+            if _signature(path) == unknown[path]:  # what was read is what had this signature
+                self._known[str(path)] = [*unknown[path], digest]
+                self._changed = True
         return found
 
     def save(self) -> None:
@@ -115,6 +113,15 @@ def _read(paths: Iterable[Path], look: Callable[[int, int], None] | None = None)
             raise digest.error
         read[path] = digest.md5
     return read
+
+
+def _signature(path: Path) -> list[int | str] | None:
+    """By which a file is known again; None where there is none."""
+    try:
+        stat = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
 def _absent(path: Path) -> FileNotFoundError:

@@ -187,7 +187,10 @@ class Attempt:
             return State.RUNNING
         if self.was_cancelled:
             return State.CANCELLED
-        return State.STARTING if self.worker is None and self._may_still_start() else State.DIED
+        if self.worker is None and self._may_still_start():
+            return State.STARTING
+        # It may have ended between the two looks.
+        return State((self.result or {}).get("state", State.DIED))
 
     def _state_on_slurm(self) -> State:
         """A job that was cancelled counts as such at once: nobody waits for it any more."""

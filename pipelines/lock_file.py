@@ -1,11 +1,12 @@
 """dvc.lock, read whole or not at all, and a copy of it for the day a kill has torn it.
 
-DVC writes it in place, so whoever reads it may see half of it: for a moment, or for good where DVC
-was killed. The first part of a file may well be YAML, with something left out at its end; DVC ends
-its file with a newline. What git has, and what DVC can read and lacks nothing that the copy has, is
-never taken for torn: people edit the file too.
+DVC writes it in place and piece by piece, so whoever reads it may see half of it: for a moment, or
+for good where DVC was killed. The first part of a file may well be YAML, and end with a newline as
+the whole does, so what has just changed is looked at again. What git has, and what DVC can read and
+lacks nothing that the copy has, is never taken for torn: people edit the file too.
 """
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from pipelines.lock_text import parse_lock
 from pipelines.repository import Repository
 
 PATIENCE_S = 5.0
-"""How long to wait for a dvc that writes it."""
+"""How long to wait for a dvc that writes it, and writes nothing more."""
+QUIET_S = 0.3
+"""DVC puts its pieces on disk in shorter intervals than this."""
 SETTLED_S = 2.0
 """Without a newline at its end it is taken for whole when nothing has changed for this long."""
 POLL_S = 0.1
@@ -29,29 +32,43 @@ POLL_S = 0.1
 def read_stages(root: Path) -> dict[str, Any]:
     """What dvc.lock says of each stage; {} where there is no such file."""
     lock = root / "dvc.lock"
-    start = changed = time.monotonic()
-    seen, values = b"", None
-    while (text := _read(lock)) is not None:
-        now = time.monotonic()
-        if text != seen:
-            seen, values, changed = text, _parse(text), now
-        if values is not None and (text.endswith(b"\n") or now - changed > SETTLED_S):
+    for text, quiet_s in _watched(lock):
+        settled_s = QUIET_S if text.endswith(b"\n") else SETTLED_S
+        if quiet_s > settled_s and (values := _parse(text)) is not None:
             stages: dict[str, Any] = values.get("stages", {})
             return stages
-        if now - start > PATIENCE_S:
+        if quiet_s > PATIENCE_S:
             raise LockstepError(
                 f"{lock} cannot be read: dvc was killed while it wrote it, and `lockstep "
                 "record` puts back what it was before; or git left a conflict in it"
             )
-        time.sleep(POLL_S)
     return {}
+
+
+def _watched(lock: Path) -> Iterator[tuple[bytes, float]]:
+    """Its bytes, time and again, with the seconds for which they have not changed."""
+    seen, since = None, 0.0
+    while True:
+        try:
+            with lock.open("rb") as file:
+                text = file.read()
+                age = time.time() - os.fstat(file.fileno()).st_mtime
+        except FileNotFoundError:
+            return
+        if text != seen:
+            seen, since = text, time.monotonic() - max(age, 0.0)
+        yield text, time.monotonic() - since
+        time.sleep(POLL_S)
 
 
 def keep_lock(repository: Repository) -> None:
     """Remember dvc.lock as it is now, if it is whole."""
-    text, kept = _read(repository.root / "dvc.lock"), _kept(repository)
-    if text is not None and _is_whole(text) and _read(kept) != text:
-        atomic.write_text(kept, text.decode())
+    kept = _kept(repository)
+    for text, quiet_s in _watched(repository.root / "dvc.lock"):
+        if quiet_s > QUIET_S:
+            if _is_whole(text) and _read(kept) != text:
+                atomic.write_text(kept, text.decode())
+            return
 
 
 def is_torn(repository: Repository) -> bool:

@@ -10,6 +10,7 @@ import glob
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,11 @@ def drop_recorded(root: Path, ledger: Ledger) -> None:
 
 def recorded_outs(root: Path) -> dict[str, dict[str, str]]:
     """What dvc.lock says each stage has made: path and hash."""
-    return {stage: _hashes(values) for stage, values in read_stages(root).items()}
+    return {stage: hashes_of_outs(values) for stage, values in read_stages(root).items()}
 
 
-def _hashes(values: dict[str, Any]) -> dict[str, str]:
+def hashes_of_outs(values: Mapping[str, Any]) -> dict[str, str]:
+    """What dvc.lock says one stage has made."""
     return {out["path"]: out["md5"] for out in values.get("outs", ()) if "md5" in out}
 
 

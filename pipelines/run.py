@@ -369,11 +369,13 @@ class PipelineRun:
         for job in self.running.values():
             if wish is Wish.DETACH or job.process.poll() is not None:
                 continue
-            if job.output:
-                os.killpg(job.process.pid, signal.SIGINT)  # dvc itself ignores it
-            else:
-                below = psutil.Process(job.process.pid).children()
-                end_processes([child.pid for child in below])
+            # One that ends meanwhile needs no telling.
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if job.output:
+                    os.killpg(job.process.pid, signal.SIGINT)  # dvc itself ignores it
+                else:
+                    below = psutil.Process(job.process.pid).children()
+                    end_processes([child.pid for child in below])
 
     def _job(self, address: str) -> str:
         entry = self.ledger.latest(address).get(address)

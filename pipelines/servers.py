@@ -321,6 +321,11 @@ def _cancel_flow_runs(api: Api, worker: Server, console: Console) -> None:
 
 def _say_addresses(repository: Repository, console: Console) -> None:
     servers = running(repository)
+    if gone := [name for name in ("mlflow", "prefect") if name not in servers]:
+        raise LockstepError(
+            f"{' and '.join(gone)} ended right after the start; see "
+            f"{_home(repository)}/servers/*.log, then run `lockstep up` again"
+        )
     page = runs_page(repository)
     console.line(f"MLflow   {servers['mlflow'].url}{page}   runs, metrics, comparison")
     console.line(

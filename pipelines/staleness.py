@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml.error import YAMLError
+
 from pipelines.contents import Content, Contents
 from pipelines.definitions import Definition, Unusual, ignored_names
 from pipelines.hashing import HashCache
@@ -189,11 +191,13 @@ class Stage:
         key = dict_sha256(wanted, exclude=_NOT_IN_THE_KEY)
         folder = self.workspace.runs / key[:2] / key
         try:
-            newest = max(folder.iterdir(), key=lambda path: path.stat().st_mtime, default=None)
+            # DVC writes an entry aside, in the same folder.
+            whole = (path for path in folder.iterdir() if path.suffix != ".tmp")
+            newest = max(whole, key=lambda path: path.stat().st_mtime, default=None)
             entry = parse_stage(newest.read_text(encoding="utf-8")) if newest else {}
-        except OSError:
+        except (OSError, YAMLError, UnicodeDecodeError):
             return None
-        return _recorded(entry, "outs") or None
+        return _recorded(entry, "outs") or None if isinstance(entry, dict) else None
 
 
 def _recorded(entry: Lock, key: str) -> dict[str, Content]:

@@ -7,7 +7,7 @@ from pipelines.errors import LockstepError
 from pipelines.lock_file import read_stages
 from pipelines.lock_state import current_stages
 from pipelines.params import load_params
-from pipelines.publish import recorded_outs
+from pipelines.publish import hashes_of_outs
 from pipelines.strict_yaml import load_yaml
 from stages.contracts.catalog import BoundStage, bind_all
 
@@ -28,12 +28,13 @@ def up_to_date(root: Path, unfinished: set[str]) -> list[UpToDate]:
     """
     try:
         nodes = bind_all(load_params(root))
-        current = current_stages(read_stages(root), load_yaml(root / "params.yaml"), unfinished)
+        recorded = read_stages(root)
+        current = current_stages(recorded, load_yaml(root / "params.yaml"), unfinished)
     except LockstepError:
         return []
-    outs = recorded_outs(root)
+    outs = {node.address: hashes_of_outs(recorded.get(node.address, {})) for node in nodes}
     return [
         UpToDate(node, {path: outs[node.address][path] for path in node.outs.values()})
         for node in nodes
-        if node.address in current
+        if node.address in current and outs[node.address].keys() >= set(node.outs.values())
     ]

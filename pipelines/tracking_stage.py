@@ -6,6 +6,7 @@ ended, and only then its files, which may lie elsewhere and be slow.
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -245,9 +246,13 @@ def ended_at(entry: Entry) -> float:
     result = entry.record or (attempts[-1].result if attempts else None) or {}
     if "ended" in result:
         return float(result["ended"])
-    signs = [entry.folder / "metrics.jsonl", entry.folder / "progress.json"]
-    signs += attempts[-1].folder.iterdir() if attempts else []
-    return max((path.stat().st_mtime for path in signs if path.exists()), default=started_at(entry))
+    paths = [entry.folder / "metrics.jsonl", entry.folder / "progress.json"]
+    paths += attempts[-1].folder.iterdir() if attempts else []
+    signs = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            signs.append(path.stat().st_mtime)
+    return max(signs, default=started_at(entry))
 
 
 def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -59,8 +59,10 @@ class Request:
 
 
 def become(request: Request, files: list[int]) -> None:
-    """Be the process of that request; the first three files are its input, output and errors."""
-    os.setsid()
+    """Be the process of that request; the first three files are its input, output and errors.
+
+    It leads a session of its own already.
+    """
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
         os.close(file)

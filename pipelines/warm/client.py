@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -66,7 +67,7 @@ class Forked:
     def kill(self) -> None:
         if self.poll() is None:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, 9)
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def fork(
@@ -117,7 +118,7 @@ def end_servers(repository: Repository) -> list[str]:
     for folder in ended:
         _end(folder, "a command told it to")
     deadline = time.monotonic() + END_S
-    while any(map(wire.is_running, ended)) and time.monotonic() < deadline:
+    while any(map(wire.living_process, ended)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return [folder.name for folder in ended]
 
@@ -154,24 +155,36 @@ def _has_ended(process: "subprocess.Popen[bytes] | None") -> bool:
     return process is None or process.poll() is not None
 
 
-def _start(repository: Repository, identity: Identity) -> "subprocess.Popen[bytes]":
+def _start(repository: Repository, identity: Identity) -> "subprocess.Popen[bytes] | None":
+    """None where somebody else has just started it."""
     _make_room(repository, identity)
     folder = _folder(repository, identity)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.parent.chmod(0o700)
     folder.mkdir(exist_ok=True)
-    variables = {"PYTHONPATH": str(identity.code), "PYTHONSAFEPATH": "1"}
-    words = ["-m", SERVER, str(folder), identity.kind, ROOM]
-    with open_log(folder / "log") as log:
-        return subprocess.Popen(
-            [*identity.python, *words],
-            cwd=repository.root,
-            env={**identity.environment, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    lock = wire.take_lock(folder)
+    if lock is None:
+        return None
+    try:
+        wire.forget(folder)
+        variables = {"PYTHONPATH": str(identity.code), "PYTHONSAFEPATH": "1"}
+        words = ["-m", SERVER, str(folder), identity.kind, str(lock), ROOM]
+        with open_log(folder / "log") as log:
+            process = subprocess.Popen(
+                [*identity.python, *words],
+                cwd=repository.root,
+                env={**identity.environment, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=[lock],
+            )
+        with suppress(psutil.NoSuchProcess):  # ended already, for a reason that its log has
+            wire.note_process(folder, lock, process.pid)
+        return process
+    finally:
+        os.close(lock)
 
 
 def _make_room(repository: Repository, identity: Identity) -> None:
@@ -194,6 +207,9 @@ def _end(folder: Path, why: str) -> None:
     if (where := wire.said(folder)) and (connection := wire.connect(where)):
         with connection, suppress(OSError):
             wire.send(connection, {"end": why})
+    elif where is None and (pid := wire.living_process(folder)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # it still imports, and has nothing to lose
 
 
 def _living(repository: Repository) -> list[Path]:

@@ -8,7 +8,6 @@ Always true:
 """
 
 import atexit
-import fcntl
 import gc
 import importlib
 import os
@@ -39,8 +38,6 @@ IDLE_S = 900.0
 TICK_S, TICK_WITH_CHILDREN_S = 0.5, 0.02
 REQUEST_S = 10.0
 """How long a command may take to say what it wants."""
-PROBED_S = 0.3
-"""How long to try for the lock: a command that looks whether a server lives has it for a moment."""
 GRACE_S = 30.0
 """What a child has for its end, once its time is over."""
 
@@ -120,7 +117,7 @@ class Server:
         waits = message.pop("waits")
         request = Request(**message)
         sys.stdout.flush()
-        pid = os.fork()
+        pid = _fork_a_session()
         if not pid:
             connection.close()
             self.listener.close()
@@ -161,6 +158,25 @@ class Server:
             return same and self.code.is_dir()
         except OSError:
             return False
+
+
+def _fork_a_session() -> int:
+    """Fork a process that leads a session of its own by the time that its number is known.
+
+    Whoever is told the number may signal its group at once.
+    """
+    reading, writing = os.pipe()
+    pid = None
+    try:
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+    finally:
+        os.close(writing)
+        if pid:
+            os.read(reading, 1)  # until the child has closed its end, too
+        os.close(reading)
+    return pid
 
 
 def preload(kind: Kind) -> None:
@@ -263,34 +279,22 @@ def threads_at_a_fork() -> list[str]:
     if not tasks.is_dir():
         return [thread.name for thread in threading.enumerate()[1:]]
     others = [task / "comm" for task in tasks.iterdir() if int(task.name) != os.getpid()]
-    names = [path.read_text(encoding="utf-8").strip() for path in others]
+    names = []
+    for path in others:
+        with suppress(OSError):  # a thread that has ended since
+            names.append(path.read_text(encoding="utf-8").strip())
     return [name for name in names if name not in _KNOW_OF_FORKS]
 
 
 _KNOW_OF_FORKS = ("jemalloc_bg_thd",)
 
 
-def take_lock(folder: Path) -> int | None:
-    """The lock that says that a server lives here; None where another one does."""
-    lock = os.open(folder / wire.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + PROBED_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(lock)
-                return None
-        time.sleep(0.01)
+def main(folder: Path, kind: Kind, lock: int) -> int:
+    """The server's life; and, in each of its children, the child's.
 
-
-def main(folder: Path, kind: Kind) -> int:
-    """The server's life; and, in each of its children, the child's."""
-    lock = take_lock(folder)
-    if lock is None:
-        return 0
-    wire.forget(folder)
+    The lock was taken by the command that started it, so it is held from the very first moment.
+    """
+    os.set_inheritable(lock, False)
     set_title([*sys.orig_argv[:-1]])
     began = time.monotonic()
     plain = sys.stdout, sys.stderr
@@ -316,4 +320,4 @@ def main(folder: Path, kind: Kind) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Kind(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), Kind(sys.argv[2]), int(sys.argv[3])))

@@ -5,11 +5,13 @@ clone would have it too: the server writes its name into a file that only its us
 each side looks whether the other is that user.
 """
 
+import fcntl
 import json
 import os
 import secrets
 import socket
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from pipelines.processes import process_lives, start_of
 LOCK = "alive"
 """The file that a server has locked while it lives."""
 _ADDRESS = "address"
+_PROCESS = "process"
+PROBED_S = 0.3
+"""How long to try for the lock: a command that looks whether a server lives has it for a moment."""
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _MOST_FILES = 8
@@ -31,30 +36,55 @@ def listen(folder: Path, lock: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")
     listener.listen(64)
-    me = os.getpid()
-    where = {"name": name, "pid": me, "started": start_of(me), "lock": os.fstat(lock).st_ino}
-    atomic.write_json(folder / _ADDRESS, where)
+    atomic.write_json(folder / _ADDRESS, {"name": name, "lock": os.fstat(lock).st_ino})
     return listener
+
+
+def take_lock(folder: Path) -> int | None:
+    """The lock that says that a server lives here; None where another one does."""
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + PROBED_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(lock)
+                return None
+        time.sleep(0.01)
 
 
 def forget(folder: Path) -> None:
     """Remove what a server has said that lived here before."""
     (folder / _ADDRESS).unlink(missing_ok=True)
+    (folder / _PROCESS).unlink(missing_ok=True)
 
 
 def said(folder: Path) -> dict[str, Any] | None:
     """Where the folder's server says that it listens; in a copy of the folder nobody does."""
-    noted = atomic.read_json(folder / _ADDRESS)
+    return _of_this_folder(folder, _ADDRESS)
+
+
+def note_process(folder: Path, lock: int, pid: int) -> None:
+    """Say which process is the server, long before it can say where it listens."""
+    what = {"pid": pid, "started": start_of(pid), "lock": os.fstat(lock).st_ino}
+    atomic.write_json(folder / _PROCESS, what)
+
+
+def living_process(folder: Path) -> int | None:
+    """The number of the server's process, while it is there."""
+    noted = _of_this_folder(folder, _PROCESS)
+    lives = noted is not None and process_lives(noted["pid"], noted["started"])
+    return noted["pid"] if noted and lives else None
+
+
+def _of_this_folder(folder: Path, name: str) -> dict[str, Any] | None:
+    noted = atomic.read_json(folder / name)
     try:
         return noted if noted and noted["lock"] == (folder / LOCK).stat().st_ino else None
     except FileNotFoundError:
         return None
-
-
-def is_running(folder: Path) -> bool:
-    """Whether the process that said where it listens is still there."""
-    noted = said(folder)
-    return noted is not None and process_lives(noted["pid"], noted["started"])
 
 
 def refuse(folder: Path) -> None:

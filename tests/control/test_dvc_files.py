@@ -15,12 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
+from ruamel.yaml import YAML
 
 from pipelines.dvc_files import Watch, mend_dvc_files
 from pipelines.dvc_locks import Wait, hold
 from pipelines.errors import LockstepError
 from pipelines.half_done import COPY_AGE_S, RUN_AGE_S, clear_cache
-from pipelines.lock_file import keep_lock
+from pipelines.lock_file import keep_lock, read_stages
 from pipelines.publish import recorded_outs
 from pipelines.repository import Repository
 from tests.conftest import Clone
@@ -66,6 +67,29 @@ def test_a_torn_lock_becomes_what_it_was_when_it_was_last_whole(
     assert lock.read_text() == WHOLE
     assert "dvc.lock is torn" in said[0]
     assert (repository.home / "dvc.lock.torn").read_text() == WHOLE[:length]
+
+
+def test_a_lock_that_dvc_is_writing_is_read_when_it_is_whole(repository: Repository) -> None:
+    """DVC puts it on disk in pieces, and a piece may end where a stage does."""
+    lock = repository.root / "dvc.lock"
+    with lock.open("w") as file:
+
+        def write(text: str) -> None:
+            file.write(text)
+            file.flush()
+
+        write(WHOLE)
+        rest = threading.Timer(0.1, write, [MORE])
+        rest.start()
+        stages = read_stages(repository.root)
+        rest.join()
+        assert stages == YAML(typ="safe").load(WHOLE + MORE)["stages"]
+        write("  later:\n    cmd: c\n")
+        rest = threading.Timer(0.1, write, ["    outs: []\n"])
+        rest.start()
+        keep_lock(repository)
+        rest.join()
+    assert (repository.home / "dvc.lock.whole").read_text() == lock.read_text()
 
 
 def test_a_lock_that_was_cut_while_an_early_stage_changed_is_torn(repository: Repository) -> None:

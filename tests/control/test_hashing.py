@@ -118,3 +118,22 @@ def test_what_goes_away_while_a_workspace_is_looked_at_is_not_there(tmp_path: Pa
     assert contents.now("policy/a") == Content(kept["a"])
     with pytest.raises(FileNotFoundError, match="policy/b"):
         hashes.of_files([folder / "a", folder / "b"])
+
+
+def test_a_hash_is_remembered_only_of_what_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(b"one" * 1_000_000)
+    time = path.stat().st_mtime_ns
+    first = HashCache().of(path)
+
+    def replace(_: Path) -> str | None:
+        """As a restore from DVC's cache does, between the look at a file and its reading."""
+        path.write_bytes(b"two" * 1_000_000)
+        return None
+
+    hashes = HashCache(elsewhere=replace)
+    assert hashes.of(path) != first
+    path.write_bytes(b"one" * 1_000_000)
+    os.utime(path, ns=(time, time))
+    hashes._elsewhere = None
+    assert hashes.of(path) == first

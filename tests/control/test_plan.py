@@ -255,6 +255,23 @@ def test_what_is_lost_in_the_cache_is_run_and_so_is_what_comes_after(project: Pa
     assert {"prepare", "one"}.isdisjoint(repro(project))
 
 
+@pytest.mark.parametrize("half", ["", "cmd: python\ndeps:\n- pa", "outs"])
+def test_an_entry_of_the_run_cache_that_dvc_is_writing_is_not_there(
+    project: Path, half: str
+) -> None:
+    edit("params.yaml", "size: 0.5", "size: 0.6")(project)
+    repro(project)
+    edit("params.yaml", "size: 0.6", "size: 0.5")(project)
+    before = foreseen(project)
+    assert before[0] == {*STEPS_AFTER, "report"}
+    for folder in (project / ".dvc/cache/runs").glob("*/*"):
+        (folder / ".X3p-9QmZ2bTq7yW1nRk5Vc.tmp").write_text(half)
+    assert foreseen(project) == before
+    for entry in (project / ".dvc/cache/runs").glob("*/*/[!.]*"):
+        entry.write_text(half)  # cut by a full disk
+    assert foreseen(project)[0] == set()
+
+
 STEPS_AFTER = ("step@one", "step@two", "step@three")
 
 

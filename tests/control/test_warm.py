@@ -24,7 +24,7 @@ from pipelines.locks import is_locked
 from pipelines.repository import Repository
 from pipelines.warm import client, wire
 from pipelines.warm.child import Request
-from pipelines.warm.client import Forked, end_servers, fork
+from pipelines.warm.client import Forked, end_servers, fork, prepare
 from pipelines.warm.identity import Identity, Kind, is_switched_off
 from tests.waiting import until
 
@@ -58,7 +58,7 @@ server._MODULES |= {"describe": describe, "sleep": sleep, "stubborn": stubborn}
 server.preload = lambda kind: None
 server.GRACE_S = 0.5
 if __name__ == "__main__":
-    sys.exit(server.main(Path(sys.argv[1]), server.Kind(sys.argv[2])))
+    sys.exit(server.main(Path(sys.argv[1]), server.Kind(sys.argv[2]), int(sys.argv[3])))
 """
 
 
@@ -295,6 +295,38 @@ def test_a_copy_of_the_clone_does_not_reach_the_server_of_the_original(
     assert forked.wait() == 7
     assert child["parent"] != json.loads(path.read_text())["parent"]
     assert end_servers(copy)
+
+
+def test_two_servers_that_start_side_by_side_leave_each_other_alone(
+    repository: Repository,
+) -> None:
+    """While they import, nobody can reach them: only their locks say that they live."""
+    slow = "server.preload = lambda kind: time.sleep(600)\n"
+    write_code(repository, PROGRAMS.replace("server.preload = lambda kind: None\n", slow))
+    both = [identity_of(repository), identity_of(repository, OMP_NUM_THREADS="7")]
+    for identity in both:
+        prepare(repository, identity)
+    assert len(servers(repository)) == 2
+    time.sleep(1.0)
+    assert len(servers(repository)) == 2
+    processes = [wire.living_process(folder) for folder in servers(repository)]
+    assert all(processes)
+    # Told to end, they do not go on importing for nobody.
+    assert len(end_servers(repository)) == 2
+    assert not servers(repository)
+    assert not any(pid and psutil.pid_exists(pid) and is_alive(pid) for pid in processes)
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_forked_process_can_be_signalled_by_its_group_at_once(repository: Repository) -> None:
+    for _ in range(20):
+        forked = ask(repository, "sleep")
+        assert forked is not None
+        os.killpg(forked.pid, signal.SIGKILL)
+        assert forked.wait() == -signal.SIGKILL
 
 
 def test_a_server_that_gets_ready_between_two_looks_is_found(
