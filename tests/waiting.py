@@ -50,6 +50,17 @@ def until(
     pytest.fail(f"{why}: {what}{otherwise()}")
 
 
+def until_said(process: subprocess.Popen[str], words: str) -> str:
+    """What a process has printed, up to the line with these words."""
+    assert process.stdout
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if words in line:
+            return "".join(lines)
+    pytest.fail(f"it never said {words!r}, but\n{''.join(lines)}")
+
+
 def said_by(process: subprocess.Popen[Any]) -> str:
     """How a process has ended and what it had said, where it said it to us."""
     if process.poll() is None or not process.stdout:

@@ -13,7 +13,7 @@ from pipelines.repository import Repository
 from pipelines.status import stage_statuses
 from tests.conftest import kill_each
 from tests.pipeline.test_session import COUNTING_STAGE
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, until, until_said
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +37,18 @@ def long_sft(counting: Any) -> Any:
     """One that counts for long enough to be caught at it."""
     counting.set_params(sft__epochs=LONG)
     return counting
+
+
+@pytest.fixture
+def held_sft(counting: Any) -> Any:
+    """One that counts, and waits before its last step until it is let go."""
+    counting.set_params(sft__epochs=20)
+    (counting.root / "hold").touch()
+    return counting
+
+
+def let_go(clone: Any) -> None:
+    (clone.root / "hold").unlink()
 
 
 def status(clone: Any, stage: str = "sft") -> dict[str, Any]:
@@ -138,46 +150,48 @@ def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -
 
 
 def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(
-    counting: Any,
+    held_sft: Any,
 ) -> None:
-    counting.set_params(sft__epochs=800)
-    driver = counting.start("lockstep", "run", "sft")
-    before = training(counting)
+    driver = held_sft.start("lockstep", "run", "sft")
+    before = training(held_sft)
     job = psutil.Process(int(before["job"]))
-    kill_9_all_but_the_job(counting, driver, job)
+    kill_9_all_but_the_job(held_sft, driver, job)
     assert job.is_running()
-    output = counting.run("dvc", "repro", "--single-item", "sft").stdout
-    assert "its job still runs; waiting for it" in output
-    after = status(counting)
+    again = held_sft.start("dvc", "repro", "--single-item", "sft")
+    until_said(again, "its job still runs; waiting for it")
+    let_go(held_sft)
+    output, _ = again.communicate(timeout=PATIENCE_S)
+    assert again.returncode == 0, output
+    after = status(held_sft)
     assert (after["state"], after["attempts"], after["job"]) == ("up to date", 1, before["job"])
 
 
-def test_a_job_that_finished_unattended_is_harvested(counting: Any) -> None:
-    counting.set_params(sft__epochs=400)
-    driver = counting.start("lockstep", "run", "sft")
-    before = training(counting)
+def test_a_job_that_finished_unattended_is_harvested(held_sft: Any) -> None:
+    driver = held_sft.start("lockstep", "run", "sft")
+    before = training(held_sft)
     job = psutil.Process(int(before["job"]))
-    kill_9_all_but_the_job(counting, driver, job)
+    kill_9_all_but_the_job(held_sft, driver, job)
+    let_go(held_sft)
     until(
-        lambda: status(counting)["state"] == "completed",
+        lambda: status(held_sft)["state"] == "completed",
         "the job ends by itself",
-        at_work=lambda: workers(counting),
+        at_work=lambda: workers(held_sft),
     )
-    output = counting.run("dvc", "repro", "--single-item", "sft").stdout
+    output = held_sft.run("dvc", "repro", "--single-item", "sft").stdout
     assert "found finished; publishing" in output
-    assert status(counting)["attempts"] == 1
+    assert status(held_sft)["attempts"] == 1
 
 
-def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(counting: Any) -> None:
-    counting.set_params(sft__epochs=300)
-    driver = counting.start("dvc", "repro", "--single-item", "sft")
-    row = training(counting)
+def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(held_sft: Any) -> None:
+    driver = held_sft.start("dvc", "repro", "--single-item", "sft")
+    row = training(held_sft)
     job = psutil.Process(int(row["job"]))
     kill_each([*job.children(recursive=True), job])
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert "sft: died: its process is gone without a word" in output
-    counting.run("dvc", "repro", "--single-item", "sft")
-    assert status(counting)["attempts"] == 2
+    let_go(held_sft)
+    held_sft.run("dvc", "repro", "--single-item", "sft")
+    assert status(held_sft)["attempts"] == 2
 
 
 def test_a_second_pipeline_in_the_clone_is_refused_and_the_first_goes_on(long_sft: Any) -> None:

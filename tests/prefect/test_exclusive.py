@@ -11,6 +11,7 @@ import pytest
 from pipelines.errors import LockstepError
 from pipelines.exclusive import only_pipeline
 from pipelines.repository import Repository
+from tests.waiting import PATIENCE_S
 
 # A pipeline that starts a dvc-like child, hands it the lock, and waits to be killed.
 PIPELINE = """
@@ -50,12 +51,16 @@ def test_a_second_pipeline_is_refused_by_name_of_the_first(tmp_path: Path) -> No
 
 
 def test_after_a_kill_the_next_pipeline_waits_for_what_was_left_running(tmp_path: Path) -> None:
-    first, child = start_pipeline(tmp_path, 10)
+    first, child = start_pipeline(tmp_path, PATIENCE_S)
     first.kill()
     first.wait()
     said: list[str] = []
-    with only_pipeline(Repository(tmp_path), "second", said.append):
-        # The child has ended: only its descriptor kept the lock.
+
+    def say(line: str) -> None:
+        said.append(line)
+        os.kill(child, signal.SIGKILL)  # only its descriptor keeps the lock
+
+    with only_pipeline(Repository(tmp_path), "second", say):
         assert not Path(f"/proc/{child}/fd/1").exists()
     assert said == ["waiting for what an earlier pipeline left running"]
 

@@ -55,6 +55,8 @@ note(
 )
 print(behaviour.get("says", f"this is {name}"), flush=True)
 time.sleep(behaviour.get("seconds", 0))
+while Path(behaviour.get("while_there_is", "no such file")).exists():
+    time.sleep(0.05)
 if "waits_for" in behaviour:
     wait_for_start_of(behaviour["waits_for"])
 tries = sum(event["stage"] == name and event["event"] == "start" for event in events())

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import kill_each
 from tests.slurm.conftest import let_the_controller_save
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until_said
 
 COMMANDS = [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")]
 
@@ -123,7 +123,7 @@ def test_ctrl_c_twice_leaves_the_job_running(long_sft: Any, command: tuple[str, 
     driver = long_sft.start(*command)
     row = long_sft.training()
     os.killpg(driver.pid, signal.SIGINT)
-    time.sleep(1)
+    until_said(driver, "press Ctrl-C again to leave")
     os.killpg(driver.pid, signal.SIGINT)
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
