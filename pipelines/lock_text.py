@@ -45,6 +45,8 @@ def split_lock(text: str) -> dict[str, str] | None:
     """The text of each stage, below its name; None where it is not as DVC writes it."""
     if not text.startswith(LOCK_HEAD) or not text.endswith("\n"):
         return None
+    if ": &" in text or "- &" in text:
+        return None  # a value that several stages have in common, written in the first of them
     first, *rest = _STAGE.split(text[len(LOCK_HEAD) :])
     named = [_NAME.match(part) for part in rest]
     if first or not rest or not all(named):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dvc.repo import Repo
 from dvc.utils.serialize import dumps_yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -351,6 +351,7 @@ STAGES = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(NAMES, STAGES, max_size=3))
+@example({"a": {"cmd": (common := ["x", "y"])}, "b": {"cmd": common}})
 def test_a_lock_file_is_read_as_yaml_reads_it(stages: dict[str, Any]) -> None:
     text = dumps_yaml({"schema": "2.0", "stages": stages})
     assert parse_lock(text) == YAML(typ="safe").load(text)
