@@ -185,12 +185,11 @@ class Attempt:
             return self._state_in(session)
         if is_locked(self.folder / "alive"):
             return State.RUNNING
+        if (result := self.result) is not None:
+            return State(result["state"])  # written since
         if self.was_cancelled:
             return State.CANCELLED
-        if self.worker is None and self._may_still_start():
-            return State.STARTING
-        # It may have ended between the two looks.
-        return State((self.result or {}).get("state", State.DIED))
+        return State.STARTING if self.worker is None and self._may_still_start() else State.DIED
 
     def _state_on_slurm(self) -> State:
         """A job that was cancelled counts as such at once: nobody waits for it any more."""

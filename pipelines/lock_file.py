@@ -21,7 +21,7 @@ from pipelines.lock_text import parse_lock
 from pipelines.repository import Repository
 
 PATIENCE_S = 5.0
-"""How long to wait for a dvc that writes it, and writes nothing more."""
+"""How long to wait for a dvc that writes it, and writes nothing more: it begins with nothing."""
 QUIET_S = 0.3
 """DVC puts its pieces on disk in shorter intervals than this."""
 SETTLED_S = 2.0
@@ -31,13 +31,13 @@ POLL_S = 0.1
 
 def read_stages(root: Path) -> dict[str, Any]:
     """What dvc.lock says of each stage; {} where there is no such file."""
-    lock = root / "dvc.lock"
+    lock, start = root / "dvc.lock", time.monotonic()
     for text, quiet_s in _watched(lock):
         settled_s = QUIET_S if text.endswith(b"\n") else SETTLED_S
         if quiet_s > settled_s and (values := _parse(text)) is not None:
             stages: dict[str, Any] = values.get("stages", {})
             return stages
-        if quiet_s > PATIENCE_S:
+        if quiet_s > PATIENCE_S and time.monotonic() - start > PATIENCE_S:
             raise LockstepError(
                 f"{lock} cannot be read: dvc was killed while it wrote it, and `lockstep "
                 "record` puts back what it was before; or git left a conflict in it"

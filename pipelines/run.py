@@ -253,8 +253,8 @@ class PipelineRun:
                 signal.signal(number, handler)
         mend_dvc_files(self.repository, self.console.line)
         drop_recorded(self.repository.root, self.ledger)
-        order_lock(self.repository.root)
         keep_lock(self.repository)
+        order_lock(self.repository.root)
         if self.wish is Wish.DETACH:
             raise LockstepError(
                 "detached: the jobs go on; the same command waits for them again, "

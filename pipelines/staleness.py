@@ -195,9 +195,9 @@ class Stage:
             whole = (path for path in folder.iterdir() if path.suffix != ".tmp")
             newest = max(whole, key=lambda path: path.stat().st_mtime, default=None)
             entry = parse_stage(newest.read_text(encoding="utf-8")) if newest else {}
-        except (OSError, YAMLError, UnicodeDecodeError):
-            return None
-        return _recorded(entry, "outs") or None if isinstance(entry, dict) else None
+            return _recorded(entry, "outs") or None
+        except (OSError, YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+            return None  # gone since, or damaged
 
 
 def _recorded(entry: Lock, key: str) -> dict[str, Content]:

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -206,8 +207,11 @@ class Scanner:
 
 def runs_page(repository: Repository) -> str:
     """The place within MLflow's pages that lists the newest invocation's runs; else its first."""
-    noted = sorted(_parents(repository).glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in reversed(noted):
+    noted = []
+    for path in _parents(repository).glob("*.json"):
+        with suppress(FileNotFoundError):
+            noted.append((path.stat().st_mtime, path))
+    for _, path in sorted(noted, reverse=True):
         experiment = ParentCursor.read(path).experiment_id
         if experiment:
             return f"/#/experiments/{experiment}/runs?workflowType=machine_learning"

@@ -1,6 +1,7 @@
 """Waiting for what another process is about to do."""
 
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -54,10 +55,15 @@ def until_said(process: subprocess.Popen[str], words: str) -> str:
     """What a process has printed, up to the line with these words."""
     assert process.stdout
     lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if words in line:
-            return "".join(lines)
+    limit = threading.Timer(PATIENCE_S, process.kill)
+    limit.start()
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if words in line:
+                return "".join(lines)
+    finally:
+        limit.cancel()
     pytest.fail(f"it never said {words!r}, but\n{''.join(lines)}")
 
 

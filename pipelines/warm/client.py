@@ -114,9 +114,11 @@ def prepare(repository: Repository, identity: Identity) -> None:
 
 def end_servers(repository: Repository) -> list[str]:
     """End every server of the clone; what runs in their children goes on. Returns their names."""
-    ended = _living(repository)
+    ended = list(filter(_lives, _all(_home(repository))))
     for folder in ended:
-        _end(folder, "a command told it to")
+        if not _end(folder, "a command told it to") and (pid := wire.living_process(folder)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # it still imports, and has forked nothing
     deadline = time.monotonic() + END_S
     while any(map(wire.living_process, ended)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -155,36 +157,27 @@ def _has_ended(process: "subprocess.Popen[bytes] | None") -> bool:
     return process is None or process.poll() is not None
 
 
-def _start(repository: Repository, identity: Identity) -> "subprocess.Popen[bytes] | None":
-    """None where somebody else has just started it."""
+def _start(repository: Repository, identity: Identity) -> "subprocess.Popen[bytes]":
     _make_room(repository, identity)
     folder = _folder(repository, identity)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.parent.chmod(0o700)
     folder.mkdir(exist_ok=True)
-    lock = wire.take_lock(folder)
-    if lock is None:
-        return None
-    try:
-        wire.forget(folder)
-        variables = {"PYTHONPATH": str(identity.code), "PYTHONSAFEPATH": "1"}
-        words = ["-m", SERVER, str(folder), identity.kind, str(lock), ROOM]
-        with open_log(folder / "log") as log:
-            process = subprocess.Popen(
-                [*identity.python, *words],
-                cwd=repository.root,
-                env={**identity.environment, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[lock],
-            )
-        with suppress(psutil.NoSuchProcess):  # ended already, for a reason that its log has
-            wire.note_process(folder, lock, process.pid)
-        return process
-    finally:
-        os.close(lock)
+    variables = {"PYTHONPATH": str(identity.code), "PYTHONSAFEPATH": "1"}
+    words = ["-m", SERVER, str(folder), identity.kind, ROOM]
+    with open_log(folder / "log") as log:
+        process = subprocess.Popen(
+            [*identity.python, *words],
+            cwd=repository.root,
+            env={**identity.environment, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    with suppress(psutil.NoSuchProcess):  # ended already, for a reason that its log has
+        wire.note_process(folder, process.pid)
+    return process
 
 
 def _make_room(repository: Repository, identity: Identity) -> None:
@@ -193,7 +186,7 @@ def _make_room(repository: Repository, identity: Identity) -> None:
     mine = _folder(repository, identity)
     others = [path for path in _all(home) if path != mine]
     for folder in others:
-        if not is_locked(folder / wire.LOCK):
+        if not _lives(folder):
             shutil.rmtree(folder, ignore_errors=True)
     living = [
         path for path in others if path.name.startswith(f"{identity.kind}-") and path.exists()
@@ -203,17 +196,18 @@ def _make_room(repository: Repository, identity: Identity) -> None:
         _end(folder, "one with other code or settings takes its place")
 
 
-def _end(folder: Path, why: str) -> None:
+def _end(folder: Path, why: str) -> bool:
+    """Tell a server to end; False where none listens yet."""
     if (where := wire.said(folder)) and (connection := wire.connect(where)):
         with connection, suppress(OSError):
             wire.send(connection, {"end": why})
-    elif where is None and (pid := wire.living_process(folder)):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # it still imports, and has nothing to lose
+        return True
+    return False
 
 
-def _living(repository: Repository) -> list[Path]:
-    return [folder for folder in _all(_home(repository)) if is_locked(folder / wire.LOCK)]
+def _lives(folder: Path) -> bool:
+    """Whether a server has its lock, or is on its way to it."""
+    return is_locked(folder / wire.LOCK) or wire.living_process(folder) is not None
 
 
 def _all(home: Path) -> list[Path]:

@@ -8,6 +8,7 @@ Always true:
 """
 
 import atexit
+import fcntl
 import gc
 import importlib
 import os
@@ -38,6 +39,8 @@ IDLE_S = 900.0
 TICK_S, TICK_WITH_CHILDREN_S = 0.5, 0.02
 REQUEST_S = 10.0
 """How long a command may take to say what it wants."""
+PROBED_S = 0.3
+"""How long to try for the lock: a command that looks whether a server lives has it for a moment."""
 GRACE_S = 30.0
 """What a child has for its end, once its time is over."""
 
@@ -289,12 +292,28 @@ def threads_at_a_fork() -> list[str]:
 _KNOW_OF_FORKS = ("jemalloc_bg_thd",)
 
 
-def main(folder: Path, kind: Kind, lock: int) -> int:
-    """The server's life; and, in each of its children, the child's.
+def take_lock(folder: Path) -> int | None:
+    """The lock that says that a server lives here; None where another one does."""
+    lock = os.open(folder / wire.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + PROBED_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(lock)
+                return None
+        time.sleep(0.01)
 
-    The lock was taken by the command that started it, so it is held from the very first moment.
-    """
-    os.set_inheritable(lock, False)
+
+def main(folder: Path, kind: Kind) -> int:
+    """The server's life; and, in each of its children, the child's."""
+    lock = take_lock(folder)
+    if lock is None:
+        return 0
+    wire.forget(folder)
+    wire.note_process(folder, os.getpid())
     set_title([*sys.orig_argv[:-1]])
     began = time.monotonic()
     plain = sys.stdout, sys.stderr
@@ -320,4 +339,4 @@ def main(folder: Path, kind: Kind, lock: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Kind(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(main(Path(sys.argv[1]), Kind(sys.argv[2])))

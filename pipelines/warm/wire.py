@@ -5,13 +5,11 @@ clone would have it too: the server writes its name into a file that only its us
 each side looks whether the other is that user.
 """
 
-import fcntl
 import json
 import os
 import secrets
 import socket
 import struct
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,6 @@ LOCK = "alive"
 """The file that a server has locked while it lives."""
 _ADDRESS = "address"
 _PROCESS = "process"
-PROBED_S = 0.3
-"""How long to try for the lock: a command that looks whether a server lives has it for a moment."""
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _MOST_FILES = 8
@@ -40,25 +36,9 @@ def listen(folder: Path, lock: int) -> socket.socket:
     return listener
 
 
-def take_lock(folder: Path) -> int | None:
-    """The lock that says that a server lives here; None where another one does."""
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + PROBED_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(lock)
-                return None
-        time.sleep(0.01)
-
-
 def forget(folder: Path) -> None:
     """Remove what a server has said that lived here before."""
     (folder / _ADDRESS).unlink(missing_ok=True)
-    (folder / _PROCESS).unlink(missing_ok=True)
 
 
 def said(folder: Path) -> dict[str, Any] | None:
@@ -66,9 +46,10 @@ def said(folder: Path) -> dict[str, Any] | None:
     return _of_this_folder(folder, _ADDRESS)
 
 
-def note_process(folder: Path, lock: int, pid: int) -> None:
+def note_process(folder: Path, pid: int) -> None:
     """Say which process is the server, long before it can say where it listens."""
-    what = {"pid": pid, "started": start_of(pid), "lock": os.fstat(lock).st_ino}
+    (folder / LOCK).touch()
+    what = {"pid": pid, "started": start_of(pid), "lock": (folder / LOCK).stat().st_ino}
     atomic.write_json(folder / _PROCESS, what)
 
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from pipelines import lock_file
 from pipelines.dvc_files import Watch, mend_dvc_files
 from pipelines.dvc_locks import Wait, hold
 from pipelines.errors import LockstepError
@@ -69,8 +70,11 @@ def test_a_torn_lock_becomes_what_it_was_when_it_was_last_whole(
     assert (repository.home / "dvc.lock.torn").read_text() == WHOLE[:length]
 
 
-def test_a_lock_that_dvc_is_writing_is_read_when_it_is_whole(repository: Repository) -> None:
+def test_a_lock_that_dvc_is_writing_is_read_when_it_is_whole(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DVC puts it on disk in pieces, and a piece may end where a stage does."""
+    monkeypatch.setattr(lock_file, "QUIET_S", 3.0)  # for a machine that is slow to start threads
     lock = repository.root / "dvc.lock"
     with lock.open("w") as file:
 
@@ -143,17 +147,16 @@ def test_a_lock_that_git_has_is_not_torn(repository: Repository, committed: bool
 def test_what_is_kept_is_what_was_found_whole(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, read = repository.root / "dvc.lock", Path.read_bytes
+    lock, is_whole = repository.root / "dvc.lock", lock_file._is_whole
     lock.write_text(WHOLE)
 
-    def read_before_dvc_writes(path: Path) -> bytes:
-        text = read(path)
-        if path == lock:
-            lock.write_text("")
-        return text
+    def asked_before_dvc_writes(text: bytes) -> bool:
+        lock.write_text("")
+        return is_whole(text)
 
-    monkeypatch.setattr(Path, "read_bytes", read_before_dvc_writes)
+    monkeypatch.setattr(lock_file, "_is_whole", asked_before_dvc_writes)
     keep_lock(repository)
+    assert lock.read_text() == ""
     assert (repository.home / "dvc.lock.whole").read_text() == WHOLE
 
 

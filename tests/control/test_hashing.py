@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from pipelines import digests
 from pipelines.contents import Content, Contents
 from pipelines.hashing import HashCache, Interrupted, hash_bytes, hash_listing
 
@@ -123,7 +125,8 @@ def test_what_goes_away_while_a_workspace_is_looked_at_is_not_there(tmp_path: Pa
 def test_a_hash_is_remembered_only_of_what_was_read(tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_bytes(b"one" * 1_000_000)
-    time = path.stat().st_mtime_ns
+    time = path.stat().st_mtime_ns - 1_000_000_000
+    os.utime(path, ns=(time, time))
     first = HashCache().of(path)
 
     def replace(_: Path) -> str | None:
@@ -137,3 +140,20 @@ def test_a_hash_is_remembered_only_of_what_was_read(tmp_path: Path) -> None:
     os.utime(path, ns=(time, time))
     hashes._elsewhere = None
     assert hashes.of(path) == first
+
+
+def test_what_goes_away_when_it_is_about_to_be_read_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No real race hits this moment surely: what reads a file removes it first."""
+    read = digests._digest
+    gone, kept = tmp_path / "gone", tmp_path / "kept"
+    gone.write_text("gone")
+    kept.write_text("kept")
+
+    def read_too_late(path: Path, *others: Any) -> Any:
+        gone.unlink(missing_ok=True)
+        return read(path, *others)
+
+    monkeypatch.setattr(digests, "_digest", read_too_late)
+    assert set(HashCache().of_those_there([gone, kept])) == {kept}

@@ -255,7 +255,7 @@ def test_what_is_lost_in_the_cache_is_run_and_so_is_what_comes_after(project: Pa
     assert {"prepare", "one"}.isdisjoint(repro(project))
 
 
-@pytest.mark.parametrize("half", ["", "cmd: python\ndeps:\n- pa", "outs"])
+@pytest.mark.parametrize("half", ["", "cmd: python\ndeps:\n- pa", "outs:\n- pa"])
 def test_an_entry_of_the_run_cache_that_dvc_is_writing_is_not_there(
     project: Path, half: str
 ) -> None:

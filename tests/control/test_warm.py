@@ -58,7 +58,7 @@ server._MODULES |= {"describe": describe, "sleep": sleep, "stubborn": stubborn}
 server.preload = lambda kind: None
 server.GRACE_S = 0.5
 if __name__ == "__main__":
-    sys.exit(server.main(Path(sys.argv[1]), server.Kind(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(server.main(Path(sys.argv[1]), server.Kind(sys.argv[2])))
 """
 
 
@@ -300,25 +300,23 @@ def test_a_copy_of_the_clone_does_not_reach_the_server_of_the_original(
 def test_two_servers_that_start_side_by_side_leave_each_other_alone(
     repository: Repository,
 ) -> None:
-    """While they import, nobody can reach them: only their locks say that they live."""
+    """While they import, nobody can reach them; and before that, they have not even a lock."""
     slow = "server.preload = lambda kind: time.sleep(600)\n"
     write_code(repository, PROGRAMS.replace("server.preload = lambda kind: None\n", slow))
     both = [identity_of(repository), identity_of(repository, OMP_NUM_THREADS="7")]
     for identity in both:
         prepare(repository, identity)
-    assert len(servers(repository)) == 2
-    time.sleep(1.0)
-    assert len(servers(repository)) == 2
-    processes = [wire.living_process(folder) for folder in servers(repository)]
-    assert all(processes)
+    until(lambda: len(servers(repository)) == 2, "both have their locks")
     # Told to end, they do not go on importing for nobody.
     assert len(end_servers(repository)) == 2
+    until(lambda: not servers(repository), "both are gone")
+
+
+def test_a_server_that_has_only_just_been_started_is_told_to_end(repository: Repository) -> None:
+    prepare(repository, identity_of(repository))
+    (name,) = end_servers(repository)
+    assert wire.living_process(repository.home / "warm" / name) is None
     assert not servers(repository)
-    assert not any(pid and psutil.pid_exists(pid) and is_alive(pid) for pid in processes)
-
-
-def is_alive(pid: int) -> bool:
-    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_a_forked_process_can_be_signalled_by_its_group_at_once(repository: Repository) -> None:
