@@ -216,6 +216,12 @@ def test_the_profile_counts_and_not_what_the_user_has_set_for_sbatch(quick_sft: 
     assert "invalid partition" in done.stdout.lower()
 
 
+def test_the_cluster_that_a_user_has_chosen_is_meant_for_sbatch_too(quick_sft: Any) -> None:
+    done = quick_sft.run("dvc", "repro", "-s", "sft", check=False, SLURM_CLUSTERS="elsewhere")
+    assert "'elsewhere' can't be reached" in done.stdout
+    assert quick_sft.jobs() == [], "nothing was sent to the cluster that happens to be here"
+
+
 def test_another_job_that_a_sites_sbatch_speaks_of_is_left_alone(long_sft: Any) -> None:
     cluster, folder = long_sft.cluster, long_sft.root.parent / "site"
     bystander = cluster.run("sbatch", "--parsable", "--wrap=sleep 600").strip()
