@@ -218,8 +218,8 @@ def test_the_profile_counts_and_not_what_the_user_has_set_for_sbatch(quick_sft: 
 
 def test_the_cluster_that_a_user_has_chosen_is_meant_for_sbatch_too(quick_sft: Any) -> None:
     done = quick_sft.run("dvc", "repro", "-s", "sft", check=False, SLURM_CLUSTERS="elsewhere")
-    assert "'elsewhere' can't be reached" in done.stdout
-    assert quick_sft.jobs() == [], "nothing was sent to the cluster that happens to be here"
+    assert "sbatch: error: 'elsewhere' can't be reached" in done.stdout
+    assert "submitted" not in done.stdout, "to the cluster that happens to be here"
 
 
 def test_another_job_that_a_sites_sbatch_speaks_of_is_left_alone(long_sft: Any) -> None:
