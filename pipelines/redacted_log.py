@@ -40,28 +40,37 @@ def close_to_others() -> None:
 def redacted_log() -> Iterator[None]:
     """What this process and its children write in here is redacted; it is in the log at the end."""
     close_to_others()
-    flush_output()
-    before = {number: os.dup(number) for number in (OUT, ERR)}
     channel, theirs = socket.socketpair()
-    pipes = {number: os.pipe() for number in before}
+    pipes = {number: os.pipe() for number in (OUT, ERR)}
     with theirs:
         process = _start(theirs, [reading for reading, _ in pipes.values()])
-    for number, (reading, writing) in pipes.items():
-        os.close(reading)
-        os.dup2(writing, number)
-        os.close(writing)
     try:
-        yield
+        with output_put_back():
+            for number, (reading, writing) in pipes.items():
+                os.close(reading)
+                os.dup2(writing, number)
+                os.close(writing)
+            yield
     finally:
-        flush_output()
-        for number, log in before.items():
-            os.dup2(log, number)
-            os.close(log)
         with channel, suppress(OSError):
             # Whoever hears how the stage ended finds all that it wrote in its log.
             channel.sendall(b".")
             channel.recv(1)
         process.wait()
+
+
+@contextmanager
+def output_put_back() -> Iterator[None]:
+    """Output and errors may be sent elsewhere in here; then they go where they went before."""
+    _flush_output()
+    before = {number: os.dup(number) for number in (OUT, ERR)}
+    try:
+        yield
+    finally:
+        _flush_output()
+        for number, saved in before.items():
+            os.dup2(saved, number)
+            os.close(saved)
 
 
 def _start(channel: socket.socket, sources: list[int]) -> "subprocess.Popen[bytes]":
@@ -81,7 +90,7 @@ def _start(channel: socket.socket, sources: list[int]) -> "subprocess.Popen[byte
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def flush_output() -> None:
+def _flush_output() -> None:
     """Have written what Python and C still hold of what this process has printed."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -31,7 +31,7 @@ from pipelines.ledger import Attempt, State
 from pipelines.processes import end_processes
 from pipelines.profiles import bytes_of
 from pipelines.redact import RedactedStream
-from pipelines.redacted_log import close_to_others, flush_output, open_log
+from pipelines.redacted_log import close_to_others, open_log, output_put_back
 from pipelines.session import BEAT_S, HOST_MODULE, Session
 from pipelines.slurm_warning import SlurmWarning
 from pipelines.worker import run_attempt
@@ -185,18 +185,11 @@ def _hold(path: Path) -> int:
 def _written_to(folder: Path, name: str) -> Iterator[None]:
     """What is printed in here, by Python or by a library, goes to the attempt's own logs."""
     ends = {1: folder / f"{name}_0_log.out", 2: folder / f"{name}_0_log.err"}
-    flush_output()
-    before = {number: os.dup(number) for number in ends}
-    try:
+    with output_put_back():
         for number, path in ends.items():
             with open_log(path) as log:
                 os.dup2(log.fileno(), number)
         yield
-    finally:
-        flush_output()
-        for number, saved in before.items():
-            os.dup2(saved, number)
-            os.close(saved)
 
 
 def _left_threads() -> bool:
