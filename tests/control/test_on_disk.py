@@ -7,7 +7,9 @@ folder, has to have been synced since it was last written.
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,3 +166,14 @@ def test_outputs_that_are_copied_to_another_disk(
     publish(tmp_path, finished)
     assert {"model", "sft.json"} <= set(renames.targets)
     assert renames.too_early == []
+
+
+def test_two_threads_that_write_one_file_do_not_share_what_lies_beside_it(tmp_path: Path) -> None:
+    both_are_there = threading.Barrier(2)
+
+    def name(_: int) -> Path:
+        both_are_there.wait()
+        return atomic.unique(tmp_path / "heartbeat.json")
+
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(name, range(2)))) == 2
