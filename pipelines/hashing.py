@@ -43,11 +43,7 @@ class HashCache:
 
     def of_files(self, paths: list[Path]) -> dict[Path, str]:
         """Each file's hash; what is not there raises."""
-        found = self.of_those_there(paths)
-        for path in paths:
-            if path not in found:
-                raise _absent(path)
-        return found
+        return _all(self.of_those_there(paths), paths)
 
     def of_those_there(self, paths: Iterable[Path]) -> dict[Path, str]:
         """Each file's hash, unless it went away; those that are not known are read side by side."""
@@ -95,10 +91,7 @@ def hash_bytes(path: Path, should_stop: Callable[[], bool] = lambda: False) -> s
         if should_stop():
             raise Interrupted(f"while hashing {path}")
 
-    read = _read(files.values(), look)
-    for file in files.values():
-        if file not in read:
-            raise _absent(file)
+    read = _all(_read(files.values(), look), files.values())
     found = {name: read[file] for name, file in files.items()}
     return hash_listing(found) if path.is_dir() else found[path.name]
 
@@ -124,8 +117,12 @@ def _signature(path: Path) -> list[int | str] | None:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
-def _absent(path: Path) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+def _all(found: dict[Path, str], wanted: Iterable[Path]) -> dict[Path, str]:
+    """What was found, which must be all that was wanted."""
+    for path in wanted:
+        if path not in found:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return found
 
 
 def _files(folder: Path) -> dict[str, Path]:
