@@ -25,7 +25,7 @@ from pathlib import Path
 
 from clones import ROOT, environment, make_clone
 
-from pipelines.code import code_files
+from pipelines.identity.code import code_files
 from stages.contracts.catalog import BoundStage, bind_all
 from stages.contracts.params import Params
 

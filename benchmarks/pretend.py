@@ -6,11 +6,11 @@ from pathlib import Path
 
 from dvc.utils.serialize import dumps_yaml
 
-from pipelines.definitions import read_definitions
-from pipelines.graph import connect, open_repo
-from pipelines.hashing import HashCache
-from pipelines.lock_text import LOCK_HEAD
-from pipelines.staleness import Workspace
+from pipelines.dvc_repo.definitions import read_definitions
+from pipelines.dvc_repo.graph import connect, open_repo
+from pipelines.dvc_repo.lock_text import LOCK_HEAD
+from pipelines.dvc_repo.staleness import Workspace
+from pipelines.identity.hashing import HashCache
 
 
 def pretend_to_run(clone: Path, contents: Mapping[str, str] | None = None) -> None:

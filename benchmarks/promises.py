@@ -113,14 +113,14 @@ def time_checkpoints(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def checkpoint_seconds() -> float:
-    from pipelines.profiles import load_profile
+    from pipelines.config.profiles import load_profile
 
     return load_profile(ROOT, "local").resources("sft").checkpoint_seconds
 
 
 def time_hashes(folder: Path, rounds: int) -> dict[str, Any]:
     """One GB in one file and in several, hashed as DVC does; and only read."""
-    from pipelines.hashing import HashCache
+    from pipelines.identity.hashing import HashCache
 
     cores = os.cpu_count() or 1
     one, many = folder / "one", folder / "many"

@@ -7,7 +7,7 @@ environment was installed from.
 import sys
 
 try:
-    from pipelines.cli import main
+    from pipelines.commands.cli import main
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] in ("pipelines", "stages"):
         raise

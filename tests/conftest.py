@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from ruamel.yaml import YAML
 
-from pipelines.profiles import Resources
+from pipelines.config.profiles import Resources
 from pipelines.warm.identity import is_switched_off
 from tests.cost import pytest_terminal_summary  # noqa: F401  (a hook of pytest's)
 from tests.forks import fork_servers, run_forked

@@ -23,9 +23,9 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipelines.repository import Repository
-from pipelines.snapshot import take_snapshot
-from pipelines.threads import thread_variables
+from pipelines.base.repository import Repository
+from pipelines.config.threads import thread_variables
+from pipelines.identity.snapshot import take_snapshot
 from pipelines.warm import wire
 from pipelines.warm.identity import Identity, Kind
 
@@ -34,12 +34,12 @@ _AT_THE_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_")
 """Begin the names of variables that an interpreter reads when it starts, and never again."""
 _OF_COMMANDS = (
     "networkx",
-    "pipelines.run",
-    "pipelines.record",
-    "pipelines.status",
-    "pipelines.samples",
-    "pipelines.verify",
-    "pipelines.lineage.command",
+    "pipelines.runs.run",
+    "pipelines.runs.record",
+    "pipelines.runs.status",
+    "pipelines.results.samples",
+    "pipelines.results.verify",
+    "pipelines.commands.lineage",
 )
 _parents: dict[Kind, socket.socket] = {}
 
@@ -144,7 +144,7 @@ def _version() -> str:
     """The name of the copy that a clone would take of the code that is imported here."""
     import hashlib
 
-    from pipelines.snapshot import _sources
+    from pipelines.identity.snapshot import _sources
 
     digest = hashlib.sha256()
     for name, data in _sources(ROOT).items():
@@ -183,7 +183,7 @@ def _be_command(message: dict[str, Any], files: list[int]) -> int:
         elif words[0] == "dvc":
             from dvc.cli import main
         else:
-            from pipelines.cli import main
+            from pipelines.commands.cli import main
         status = int(main(words[1:]) or 0)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
@@ -222,7 +222,7 @@ def _be_server(message: dict[str, Any], log: int, kind: Kind, *, same_code: bool
     server.HERE = Path(message["code"])
     if same_code and kind is Kind.COMPUTE:
         # Imported from here; to the letter what lies there.
-        from pipelines import worker
+        from pipelines.worker import worker
 
         worker.CODE = server.HERE.resolve()
     return server.main(Path(message["server"]), TheirKind(str(kind)))

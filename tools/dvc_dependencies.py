@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pipelines.code import code_files  # noqa: E402
+from pipelines.identity.code import code_files  # noqa: E402
 from stages.contracts.catalog import STAGES  # noqa: E402
 
 STAGE = re.compile(r"  (\w+):$")

@@ -16,7 +16,8 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from pipelines.errors import LockstepError
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
 from pipelines.export.given import given
 from pipelines.lineage.content import Content, Gone
 from pipelines.lineage.evidence import Artifact, Evidence, gather
@@ -24,7 +25,6 @@ from pipelines.lineage.history import History
 from pipelines.lineage.making import Making
 from pipelines.lineage.target import Resolver, Target
 from pipelines.lineage.tree import Tree, Way, grow
-from pipelines.repository import Repository
 
 BASE = "artifacts/base"
 DATA_REPORT = "artifacts/data/report.json"

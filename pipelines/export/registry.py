@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
-from pipelines.errors import LockstepError
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.commands.export import compose, describe_anew, is_adapter
+from pipelines.config.params import load_params
 from pipelines.export import card
-from pipelines.export.command import compose, describe_anew, is_adapter
 from pipelines.export.provenance import Provenance, find_policy
-from pipelines.params import load_params
-from pipelines.repository import Repository
-from pipelines.tracking_cursor import store_address
-from pipelines.tracking_metrics import HEADLINE
+from pipelines.tracking.cursor import store_address
+from pipelines.tracking.metrics import HEADLINE
 
 if TYPE_CHECKING:
-    from pipelines.tracking_store import Store, Version
+    from pipelines.tracking.store import Store, Version
 
 SWITCH = "LOCKSTEP_REGISTER"
 LARGEST_SENT = 2 * 1024**3
@@ -81,8 +81,8 @@ def register(
     alias: str | None = None,
 ) -> Registered:
     """Register a finished policy, and have the alias point to it; LockstepError says what fails."""
-    from pipelines.shipper import is_switched_off, problem
-    from pipelines.tracking import SETTINGS, ship_all
+    from pipelines.tracking.rounds import SETTINGS, ship_all
+    from pipelines.tracking.shipper import is_switched_off, problem
 
     if is_switched_off():
         raise LockstepError("LOCKSTEP_TRACKING is off: nothing is sent to MLflow")
@@ -94,7 +94,7 @@ def register(
         why = problem(repository) or "`lockstep sync` ships it"
         raise LockstepError(f"{refusal}: the run that made it is not there yet; {why}")
     os.environ.update(SETTINGS)
-    from pipelines.tracking_store import RefusedError, Store, UnreachableError
+    from pipelines.tracking.store import RefusedError, Store, UnreachableError
 
     try:
         return put(Store(repository), repository, found, name=name, alias=alias)

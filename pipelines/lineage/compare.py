@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pipelines.environment import INFORMATION_ONLY
+from pipelines.identity.environment import INFORMATION_ONLY
 from pipelines.lineage.evidence import Artifact, Evidence
 from pipelines.lineage.facts import defaults
 from pipelines.lineage.making import Lock, Making

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipelines.cache_objects import listed_files, object_path
-from pipelines.errors import LockstepError
-from pipelines.hashing import HashCache
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.dvc_repo.cache_objects import listed_files, object_path
+from pipelines.identity.hashing import HashCache
 from pipelines.lineage.evidence import Artifact, Evidence
 from pipelines.lineage.naming import role_of
-from pipelines.repository import Repository
 
 NEEDS_PYARROW = (
     "rows are in Parquet files, and pyarrow is not installed here: it comes with the compute plane "

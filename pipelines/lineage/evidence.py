@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pipelines.base.repository import Repository
 from pipelines.lineage.history import LOCK_FILE, Commit, History
 from pipelines.lineage.jobs import code_of, ran, read_ledger
 from pipelines.lineage.locks import LockReader
 from pipelines.lineage.making import Job, Lock, Making, unique
-from pipelines.repository import Repository
 
 WORKSPACE = "workspace"
 Records = Mapping[str, Mapping[str, Any]]

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipelines.console import seconds
-from pipelines.environment import INFORMATION_ONLY
+from pipelines.base.console import seconds
+from pipelines.identity.environment import INFORMATION_ONLY
 from pipelines.lineage.making import Making, short_hash
 from pipelines.lineage.naming import role_of
 from stages.contracts.params import Params

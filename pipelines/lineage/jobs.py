@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipelines.code import code_files
+from pipelines.base.repository import Repository
+from pipelines.identity.code import code_files
 from pipelines.lineage.making import Job, Making, Try, flatten
-from pipelines.repository import Repository
 from stages.contracts.catalog import STAGES
 
 _CHANGED = re.compile(r"^diff --git a/(.+) b/\1$", re.MULTILINE)

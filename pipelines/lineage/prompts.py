@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.errors import LockstepError
+from pipelines.base.errors import LockstepError
 from pipelines.lineage.content import Content, Gone
 from pipelines.lineage.evidence import Artifact, Evidence
 from pipelines.lineage.making import Lock, Making

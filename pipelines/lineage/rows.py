@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.errors import LockstepError
+from pipelines.base.errors import LockstepError
 from pipelines.lineage.content import Content
 from pipelines.lineage.evidence import Artifact
 from pipelines.lineage.making import Making

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.base.repository import Repository
 from pipelines.lineage.jobs import making_of
 from pipelines.lineage.making import Job, Making, Try
-from pipelines.repository import Repository
-from pipelines.tracking_cursor import URI_VARIABLE, database, store_address, tracking_uri
-from pipelines.tracking_metrics import safe_name
+from pipelines.tracking.cursor import URI_VARIABLE, database, store_address, tracking_uri
+from pipelines.tracking.metrics import safe_name
 
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipelines.errors import LockstepError
+from pipelines.base.errors import LockstepError
 from pipelines.lineage.evidence import Artifact, Evidence
 from pipelines.lineage.history import LOCK_FILE, History
 from pipelines.lineage.making import Lock, Making, short_hash

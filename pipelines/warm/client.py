@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from pipelines.locks import is_locked
-from pipelines.processes import process_lives, start_of
-from pipelines.redacted_log import open_log
-from pipelines.repository import Repository
+from pipelines.base.locks import is_locked
+from pipelines.base.processes import process_lives, start_of
+from pipelines.base.redacted_log import open_log
+from pipelines.base.repository import Repository
 from pipelines.warm import wire
 from pipelines.warm.child import Request
 from pipelines.warm.identity import Identity, Kind

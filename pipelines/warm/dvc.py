@@ -89,7 +89,7 @@ def _be_driver(words: list[str], folder: str, environment: dict[str, str]) -> No
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
-        from pipelines.cli import main
+        from pipelines.commands.cli import main
 
         status = main(words[3:])
     except BaseException:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from pipelines.ledger import Attempt
-from pipelines.profiles import Resources
-from pipelines.redacted_log import open_log
-from pipelines.repository import Repository
-from pipelines.snapshot import take_snapshot
-from pipelines.threads import thread_variables
+from pipelines.base.redacted_log import open_log
+from pipelines.base.repository import Repository
+from pipelines.config.profiles import Resources
+from pipelines.config.threads import thread_variables
+from pipelines.identity.snapshot import take_snapshot
+from pipelines.ledger.entry import Attempt
 from pipelines.warm.child import Request
 from pipelines.warm.client import Forked, fork, prepare
 from pipelines.warm.identity import Identity, Kind, is_switched_off
@@ -25,7 +25,7 @@ def fork_job(repository: Repository, attempt: Attempt, resources: Resources) -> 
     identity = _identity(Path((attempt.launch or {})["code"]), resources, os.environ)
     gpus = ",".join(map(str, range(resources.gpus_per_node)))
     request = Request.from_here(
-        "pipelines.worker",
+        "pipelines.worker.worker",
         [str(attempt.folder)],
         {**identity.environment, "CUDA_VISIBLE_DEVICES": gpus},
         str(repository.root),

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipelines.code import code_version
-from pipelines.redact import RedactedStream
+from pipelines.base.redact import RedactedStream
+from pipelines.identity.code import code_version
 from pipelines.warm import wire
 from pipelines.warm.child import Request, become
 from pipelines.warm.identity import Kind
@@ -194,7 +194,11 @@ def preload(kind: Kind) -> None:
         from stages.engines.processes import determinism
 
         determinism.before_import()
-        names = ["pipelines.worker", *(stage.module for stage in STAGES.values()), *_OF_COMPUTE]
+        names = [
+            "pipelines.worker.worker",
+            *(stage.module for stage in STAGES.values()),
+            *_OF_COMPUTE,
+        ]
     for name in dict.fromkeys(names):
         try:
             importlib.import_module(name)
@@ -203,8 +207,8 @@ def preload(kind: Kind) -> None:
 
 
 _OF_CONTROL = (
-    "pipelines.cli",
-    "pipelines.stage",
+    "pipelines.commands.cli",
+    "pipelines.driver.stage",
     "pipelines.warm.dvc",
     # What DVC imports late, in the order of a `dvc repro`.
     "dvc.cli.parser",
@@ -254,7 +258,7 @@ def run(request: Request) -> int:
 
 
 def _worker(arguments: list[str]) -> int:
-    from pipelines.worker import run_attempt
+    from pipelines.worker.worker import run_attempt
 
     run_attempt(arguments[0])
     return 0
@@ -266,7 +270,7 @@ def _dvc(arguments: list[str]) -> int:
     return run_dvc(arguments)
 
 
-_MODULES: dict[str, Callable[[list[str]], int]] = {"pipelines.worker": _worker, "dvc": _dvc}
+_MODULES: dict[str, Callable[[list[str]], int]] = {"pipelines.worker.worker": _worker, "dvc": _dvc}
 
 
 def threads_at_a_fork() -> list[str]:

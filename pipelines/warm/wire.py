@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipelines import atomic
-from pipelines.processes import process_lives, start_of
+from pipelines.base import atomic
+from pipelines.base.processes import process_lives, start_of
 
 LOCK = "alive"
 """The file that a server has locked while it lives."""

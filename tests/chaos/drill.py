@@ -20,13 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines.ledger import Ledger, State
-from pipelines.params import load_params
-from pipelines.profiles import Resources
-from pipelines.publish import publish
-from pipelines.repository import Repository
-from pipelines.spec import Spec
-from pipelines.worker import run_attempt
+from pipelines.base.repository import Repository
+from pipelines.config.params import load_params
+from pipelines.config.profiles import Resources
+from pipelines.identity.spec import Spec
+from pipelines.ledger.entry import Ledger, State
+from pipelines.ledger.publish import publish
+from pipelines.worker.worker import run_attempt
 from stages.contracts.catalog import bind
 
 CALLS = ("write", "fsync", "rename", "open", "mkdir", "ftruncate", "link", "write,open,rename")

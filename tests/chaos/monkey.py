@@ -88,9 +88,9 @@ def role_of(process: psutil.Process) -> str | None:
     line = " ".join(words)
     if "pipelines.warm.server" in line:
         return "warm"
-    if "pipelines.shipper" in line:
+    if "pipelines.tracking.shipper" in line:
         return "shipper"
-    if "submitit" in line or "pipelines.worker" in line:
+    if "submitit" in line or "pipelines.worker.worker" in line:
         return "worker"
     if "pipelines stage" in line:
         return "driver"

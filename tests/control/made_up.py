@@ -1,6 +1,6 @@
 """A spec of no real stage, for what only passes specs on."""
 
-from pipelines.spec import Artifact, Spec
+from pipelines.identity.spec import Artifact, Spec
 
 SPEC = Spec(
     stage="sft",

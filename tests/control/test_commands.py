@@ -6,20 +6,21 @@ from typing import Any
 
 import pytest
 
-from pipelines import doctor, logs
-from pipelines.cli import main
-from pipelines.console import Console, describe_metrics, seconds
-from pipelines.errors import LockstepError
-from pipelines.ledger import Ledger
-from pipelines.reference import params_reference, profiles_reference
-from pipelines.repository import Repository
+from pipelines.base.console import Console, describe_metrics, seconds
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.commands import doctor
+from pipelines.commands.cli import main
+from pipelines.config.reference import params_reference, profiles_reference
+from pipelines.ledger.entry import Ledger
+from pipelines.slurm import logs
 from tests.control.made_up import SPEC
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_references_are_in_step_with_the_fields() -> None:
-    remedy = "run `python -m pipelines.reference`"
+    remedy = "run `python -m pipelines.config.reference`"
     assert (ROOT / "docs/params.md").read_text() == params_reference(), remedy
     assert (ROOT / "docs/profiles.md").read_text() == profiles_reference(), remedy
 

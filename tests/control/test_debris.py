@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import atomic
-from pipelines.debris import clear_debris
-from pipelines.locks import hold_lock
-from pipelines.repository import Repository
+from pipelines.base import atomic
+from pipelines.base.locks import hold_lock
+from pipelines.base.repository import Repository
+from pipelines.ledger.cleanup import clear_debris
 
 DAYS_S = 2 * 86400.0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import digests as reading
-from pipelines.digests import Digest, Unreadable, digests
+from pipelines.identity import digests as reading
+from pipelines.identity.digests import Digest, Unreadable, digests
 
 
 def test_it_hashes_what_is_there_and_leaves_out_what_is_not(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_an_interrupt_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
 COUNT_THREADS = """
 import os, sys, threading
 from pathlib import Path
-from pipelines.digests import digests
+from pipelines.identity.digests import digests
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 seen = []
 digests(Path(sys.argv[1]).iterdir(), lambda *_: seen.append(threading.active_count() - 1))

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from pipelines import atomic
-from pipelines.console import Console
-from pipelines.driver import Driver
-from pipelines.errors import LockstepError
-from pipelines.executors import make_executor
-from pipelines.health import Health
-from pipelines.invocation import current_invocation
-from pipelines.ledger import Entry, Ledger
-from pipelines.profiles import ExecutorKind
-from pipelines.repository import Repository
+from pipelines.base import atomic
+from pipelines.base.console import Console
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.config.profiles import ExecutorKind
+from pipelines.driver.driver import Driver
+from pipelines.driver.executors import make_executor
+from pipelines.ledger.entry import Entry, Ledger
+from pipelines.ledger.invocation import current_invocation
+from pipelines.tracking.health import Health
 from tests.control.made_up import SPEC
 
 

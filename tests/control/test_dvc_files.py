@@ -17,14 +17,14 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines import lock_file
-from pipelines.dvc_files import Watch, mend_dvc_files
-from pipelines.dvc_locks import Wait, hold
-from pipelines.errors import LockstepError
-from pipelines.half_done import COPY_AGE_S, RUN_AGE_S, clear_cache
-from pipelines.lock_file import keep_lock, read_stages
-from pipelines.publish import recorded_outs
-from pipelines.repository import Repository
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.dvc_repo import lock_file
+from pipelines.dvc_repo.lock_file import keep_lock, read_stages
+from pipelines.dvc_repo.locks import Wait, hold
+from pipelines.dvc_repo.partial_files import COPY_AGE_S, RUN_AGE_S, clear_cache
+from pipelines.dvc_repo.repair import Watch, mend_dvc_files
+from pipelines.ledger.publish import recorded_outs
 from tests.conftest import Clone
 from tests.waiting import PATIENCE_S, until
 
@@ -165,7 +165,7 @@ def test_hashes_are_read_from_a_whole_lock_alone(
     repository: Repository, cut: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for patience in ("SETTLED_S", "PATIENCE_S"):
-        monkeypatch.setattr(f"pipelines.lock_file.{patience}", PATIENCE_S)
+        monkeypatch.setattr(f"pipelines.dvc_repo.lock_file.{patience}", PATIENCE_S)
     lock = repository.root / "dvc.lock"
     lock.write_text(cut)
     writer = threading.Timer(0.5, lock.write_text, [WHOLE])
@@ -177,7 +177,7 @@ def test_hashes_are_read_from_a_whole_lock_alone(
 def test_a_lock_without_its_last_newline_is_read_when_nobody_writes(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.lock_file.SETTLED_S", 0.1)
+    monkeypatch.setattr("pipelines.dvc_repo.lock_file.SETTLED_S", 0.1)
     (repository.root / "dvc.lock").write_text(WHOLE.rstrip("\n"))
     assert recorded_outs(repository.root) == {"sft": {"model": "a1"}}
 
@@ -185,7 +185,7 @@ def test_a_lock_without_its_last_newline_is_read_when_nobody_writes(
 def test_a_lock_that_stays_empty_is_not_read_as_one_without_stages(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.lock_file.PATIENCE_S", 0.2)
+    monkeypatch.setattr("pipelines.dvc_repo.lock_file.PATIENCE_S", 0.2)
     (repository.root / "dvc.lock").write_text("")
     with pytest.raises(LockstepError, match="lockstep record"):
         recorded_outs(repository.root)
@@ -240,7 +240,7 @@ def test_who_waits_for_dvc_says_so_and_who_does_not_goes_on(repository: Reposito
 def test_what_another_node_is_writing_is_not_torn(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.dvc_files.SETTLE_S", 1.0)
+    monkeypatch.setattr("pipelines.dvc_repo.repair.SETTLE_S", 1.0)
     lock = repository.root / "dvc.lock"
     lock.write_text(WHOLE)
     keep_lock(repository)
@@ -282,7 +282,7 @@ def test_a_process_that_runs_anyway_looks_through_the_cache_once_a_minute(
     copy.write_text("")
     watch.look()
     assert copy.exists()
-    monkeypatch.setattr("pipelines.dvc_files.CACHE_INTERVAL_S", 0.0)
+    monkeypatch.setattr("pipelines.dvc_repo.repair.CACHE_INTERVAL_S", 0.0)
     watch.look()
     assert not copy.exists()
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.environment import _cpu
+from pipelines.identity.environment import _cpu
 
 DESCRIBE = """
 import sys
 from pathlib import Path
-from pipelines.environment import describe
+from pipelines.identity.environment import describe
 from stages.context import Context
 {imports}
 ctx = Context(stage="sft", key=None, seed=1, folder=Path("."), micro_tokens=7)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from dvc.repo import Repo
 
-from pipelines.code import code_files
-from pipelines.errors import LockstepError
-from pipelines.graph import read_graph
-from pipelines.params import load_params
-from pipelines.plan import make_plan
+from pipelines.base.errors import LockstepError
+from pipelines.config.params import load_params
+from pipelines.dvc_repo.graph import read_graph
+from pipelines.dvc_repo.plan import make_plan
+from pipelines.identity.code import code_files
 from stages.contracts.base import Over
 from stages.contracts.catalog import BoundStage, bind_all
 from stages.contracts.params import Params

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines import digests
-from pipelines.contents import Content, Contents
-from pipelines.hashing import HashCache, Interrupted, hash_bytes, hash_listing
+from pipelines.dvc_repo.contents import Content, Contents
+from pipelines.identity import digests
+from pipelines.identity.hashing import HashCache, Interrupted, hash_bytes, hash_listing
 
 
 def dvc(folder: Path, *words: str) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.hashing import hash_bytes
-from pipelines.inputs import check_inputs
-from pipelines.spec import Artifact, Spec
+from pipelines.identity.hashing import hash_bytes
+from pipelines.identity.spec import Artifact, Spec
+from pipelines.worker.inputs import check_inputs
 from stages.context import StageError, Stopped
 from tests.control.made_up import SPEC
 

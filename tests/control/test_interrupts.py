@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import time
-from pipelines.interrupts import Interrupts
+from pipelines.base.interrupts import Interrupts
 interrupts = Interrupts()
 interrupts.catch()
 print("ready", flush=True)

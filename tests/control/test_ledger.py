@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import atomic
-from pipelines.errors import LockstepError
-from pipelines.hashing import HashCache
-from pipelines.ledger import Entry, Ledger, State
-from pipelines.locks import hold_lock, is_locked
-from pipelines.processes import start_of
-from pipelines.publish import drop_recorded, publish
-from pipelines.spec import Artifact, Spec, make_spec
+from pipelines.base import atomic
+from pipelines.base.errors import LockstepError
+from pipelines.base.locks import hold_lock, is_locked
+from pipelines.base.processes import start_of
+from pipelines.identity.hashing import HashCache
+from pipelines.identity.spec import Artifact, Spec, make_spec
+from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.ledger.publish import drop_recorded, publish
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
 from tests.waiting import until
@@ -174,7 +174,7 @@ def test_the_entry_last_asked_for_is_the_newest_even_when_the_clock_was_set_back
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from pipelines.locks import hold_lock\n"
+        "import sys, time; from pathlib import Path; from pipelines.base.locks import hold_lock\n"
         "with hold_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     path = tmp_path / "alive"
@@ -324,8 +324,8 @@ def test_a_worker_that_died_after_its_outputs_leaves_what_made_them(
 def test_stages_that_start_together_may_both_drop_what_is_recorded(tmp_path: Path) -> None:
     """Each looks, then renames: whoever is second finds nothing there, which is fine."""
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom pipelines.ledger import Ledger\n"
-        "from pipelines.publish import drop_recorded\nroot = Path(sys.argv[1])\n"
+        "import sys, time\nfrom pathlib import Path\nfrom pipelines.ledger.entry import Ledger\n"
+        "from pipelines.ledger.publish import drop_recorded\nroot = Path(sys.argv[1])\n"
         "while not (root / 'go').exists(): time.sleep(0.001)\n"
         "drop_recorded(root, Ledger(root / 'jobs'))\n"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.lock_order import order_lock
+from pipelines.dvc_repo.lock_order import order_lock
 
 GRAPH = """
 stages:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines import atomic
-from pipelines.ledger import Entry, Ledger
-from pipelines.publish import publish
-from pipelines.worker import CODE, run_attempt
+from pipelines.base import atomic
+from pipelines.ledger.entry import Entry, Ledger
+from pipelines.ledger.publish import publish
+from pipelines.worker.worker import CODE, run_attempt
 from stages import report
 from stages.checkpoint import Checkpoint, save_checkpoint
 from stages.context import Context

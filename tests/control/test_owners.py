@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from pipelines import atomic, ledger
-from pipelines.cancel import cancel
-from pipelines.cli import main
-from pipelines.console import Console
-from pipelines.errors import LockstepError
-from pipelines.ledger import Attempt, Ledger, State
-from pipelines.owners import explain, user_name
-from pipelines.repository import Repository
+from pipelines.base import atomic
+from pipelines.base.console import Console
+from pipelines.base.errors import LockstepError
+from pipelines.base.owners import explain, user_name
+from pipelines.base.repository import Repository
+from pipelines.commands.cancel import cancel
+from pipelines.commands.cli import main
+from pipelines.ledger import entry as ledger
+from pipelines.ledger.entry import Attempt, Ledger, State
 from tests.control.made_up import SPEC
 
 ME = user_name(os.getuid())
@@ -46,7 +47,7 @@ def test_what_is_not_permitted_is_named_with_its_owner(
     def found() -> None:
         raise error
 
-    monkeypatch.setattr("pipelines.repository.Repository.find", found)
+    monkeypatch.setattr("pipelines.base.repository.Repository.find", found)
     assert main(["status"]) == 2
     assert f"{folder} belongs to {ME}" in capsys.readouterr().err
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.errors import LockstepError
-from pipelines.params import load_params
+from pipelines.base.errors import LockstepError
+from pipelines.config.params import load_params
 from stages.contracts.params import Params
 from stages.contracts.rewards import AnySource
 

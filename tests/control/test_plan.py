@@ -16,13 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from pipelines import plan
-from pipelines.definitions import Unusual, read_definitions
-from pipelines.errors import LockstepError
-from pipelines.graph import connect, nodes_of, open_repo, stages_in_order
-from pipelines.lock_order import order_lock
-from pipelines.lock_text import parse_lock
-from pipelines.plan import PlannedStage, make_plan
+from pipelines.base.errors import LockstepError
+from pipelines.dvc_repo import plan
+from pipelines.dvc_repo.definitions import Unusual, read_definitions
+from pipelines.dvc_repo.graph import connect, nodes_of, open_repo, stages_in_order
+from pipelines.dvc_repo.lock_order import order_lock
+from pipelines.dvc_repo.lock_text import parse_lock
+from pipelines.dvc_repo.plan import PlannedStage, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPH = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.code import code_files
+from pipelines.identity.code import code_files
 from stages.contracts.catalog import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ def modules_after(statement: str) -> set[str]:
 
 def command(*words: str) -> str:
     return (
-        "import contextlib, io\nfrom pipelines.cli import main\n"
+        "import contextlib, io\nfrom pipelines.commands.cli import main\n"
         f"with contextlib.redirect_stdout(io.StringIO()): assert main({list(words)}) == 0"
     )
 
@@ -36,12 +36,12 @@ def test_plan_and_status_import_no_torch_mlflow_or_prefect(words: tuple[str, ...
 
 def test_the_driver_of_a_stage_imports_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "mlflow", "prefect", "dvc", "pandas", "numpy"}
-    assert not modules_after("import pipelines.stage") & heavy
+    assert not modules_after("import pipelines.driver.stage") & heavy
 
 
 def test_lineage_imports_nothing_heavy_before_it_is_needed() -> None:
     heavy = {"torch", "transformers", "mlflow", "prefect", "dvc", "pandas", "numpy", "pyarrow"}
-    modules = "pipelines.lineage.command, pipelines.lineage.page, pipelines.lineage.rows_text"
+    modules = "pipelines.commands.lineage, pipelines.lineage.page, pipelines.lineage.rows_text"
     assert not modules_after(f"import {modules}") & heavy
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.cli import main
-from pipelines.errors import LockstepError
-from pipelines.params import load_params
-from pipelines.presets import (
+from pipelines.base.errors import LockstepError
+from pipelines.commands.cli import main
+from pipelines.config.params import load_params
+from pipelines.config.presets import (
     Preset,
     assignments,
     load_presets,
@@ -426,7 +426,7 @@ def test_a_refusal_ends_the_command_with_the_reason(capsys: pytest.CaptureFixtur
 
 def test_the_command_needs_neither_torch_nor_dvc(clone: Any) -> None:
     program = (
-        "import sys; from pipelines.cli import main; main(['preset', 'trl']); "
+        "import sys; from pipelines.commands.cli import main; main(['preset', 'trl']); "
         "print({'torch', 'dvc', 'prefect', 'mlflow'} & set(sys.modules))"
     )
     assert "set()" in clone.run("python", "-c", program).stdout

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines import processes
-from pipelines.locks import is_locked
-from pipelines.processes import boot, end_processes, lives, process_lives, start_of
+from pipelines.base import processes
+from pipelines.base.locks import is_locked
+from pipelines.base.processes import boot, end_processes, lives, process_lives, start_of
 from tests.waiting import until
 
 

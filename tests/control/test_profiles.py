@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import LockstepError
-from pipelines.profiles import ExecutorKind, Resources, check_launch, load_profile
-from pipelines.repository import Repository
-from pipelines.scheduler import Scheduler
-from pipelines.slurm_script import Batch, batch_script
-from pipelines.slurm_submit import just_wait, slurm_batches, submit_batches
-from pipelines.stage import _by_hand
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.config.profiles import ExecutorKind, Resources, check_launch, load_profile
+from pipelines.driver.stage import _by_hand
+from pipelines.slurm.scheduler import Scheduler
+from pipelines.slurm.script import Batch, batch_script
+from pipelines.slurm.submit import just_wait, slurm_batches, submit_batches
 from stages.contracts.catalog import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,7 +129,7 @@ defaults:
     ):
         assert f"#SBATCH {flag}" in script, flag
     assert "set -e\nmodule load cuda" in script
-    assert "apptainer exec image.sif /opt/python -u -m pipelines.worker" in script
+    assert "apptainer exec image.sif /opt/python -u -m pipelines.worker.worker" in script
     assert "#SBATCH --comment=lockstep:token" in script
 
 
@@ -148,7 +148,7 @@ def test_an_array_names_exactly_the_missing_shards(tmp_path: Path) -> None:
 def test_an_array_beyond_slurms_limit_is_submitted_in_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.slurm_submit.max_array_size", lambda: 10)
+    monkeypatch.setattr("pipelines.slurm.submit.max_array_size", lambda: 10)
     launch = {
         "resources": Resources(array_parallelism=4).model_dump(mode="json"),
         "clone": str(tmp_path),
@@ -167,14 +167,14 @@ def test_arrays_in_chunks_share_what_may_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int, most: int
 ) -> None:
     """An array that waits for another one runs beside none of those before it."""
-    monkeypatch.setattr("pipelines.slurm_submit.max_array_size", lambda: 10)
+    monkeypatch.setattr("pipelines.slurm.submit.max_array_size", lambda: 10)
     submitted: list[Batch] = []
 
     def submit(batch: Batch, **_: Any) -> str:
         submitted.append(batch)
         return f"job{len(submitted) - 1}"
 
-    monkeypatch.setattr("pipelines.slurm_submit.submit_batch", submit)
+    monkeypatch.setattr("pipelines.slurm.submit.submit_batch", submit)
     launch = {
         "resources": Resources(array_parallelism=parallelism).model_dump(mode="json"),
         "clone": str(tmp_path),

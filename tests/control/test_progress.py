@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pipelines import atomic
-from pipelines.activity import activity
-from pipelines.console import Console
-from pipelines.ledger import Entry, Ledger, State
-from pipelines.profiles import load_profile
-from pipelines.repository import Repository
-from pipelines.run import PipelineRun, _Running
+from pipelines.base import atomic
+from pipelines.base.console import Console
+from pipelines.base.repository import Repository
+from pipelines.config.profiles import load_profile
+from pipelines.driver.activity import activity
+from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.runs.run import PipelineRun, _Running
 from stages.context import Context
 from stages.engines.forward.inference import response_pass
 from stages.progress import LINES, REPORT_S, Pace, describe

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.redact import Redaction, redact
+from pipelines.base.redact import Redaction, redact
 
 ENVIRONMENT = {
     "HF_TOKEN": "hf_abcdef123",

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.redacted_log import open_log
+from pipelines.base.redacted_log import open_log
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ SECRETS = {
 }
 BEGIN = """
 import ctypes, os, signal, subprocess, sys, time
-from pipelines.redacted_log import redacted_log
+from pipelines.base.redacted_log import redacted_log
 key = os.environ["MY_API_KEY"]
 """
 
@@ -132,7 +132,7 @@ def redacting(tmp_path: Path) -> list[int]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = process.cmdline()
-            if "pipelines.redacting_process" in words:
+            if "pipelines.base.redacting_process" in words:
                 found += [process.pid] * (process.environ().get("TEST_FOLDER") == str(tmp_path))
     return found
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.rendezvous import meet, on_the_way
-from pipelines.seat import Seat
+from pipelines.ledger.task import Seat
+from pipelines.worker.rendezvous import meet, on_the_way
 from stages.context import RankLost, Stopped
 from stages.engines.processes.signs_of_life import SignsOfLife
 from tests.waiting import FOR_EVER_S, must_not_wait

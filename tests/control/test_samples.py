@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli import main
+from pipelines.commands.cli import main
 from stages.evaluation import folder, tasks
 from stages.evaluation.contest import contest
 from tests.evaluation.cases import POLICY, REFERENCE, answer, answered
@@ -171,5 +171,7 @@ def test_a_damaged_file_is_named(clone, capsys):
 
 
 def test_the_parser_reads_no_tables():
-    program = "import sys, pipelines.cli; assert not {'pyarrow', 'pydantic'} & set(sys.modules)"
+    program = (
+        "import sys, pipelines.commands.cli; assert not {'pyarrow', 'pydantic'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)

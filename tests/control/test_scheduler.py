@@ -12,21 +12,22 @@ from typing import Any
 
 import pytest
 
-from pipelines import atomic, scheduler
-from pipelines.console import Console
-from pipelines.errors import LockstepError
-from pipelines.executors import SlurmExecutor
-from pipelines.ledger import Attempt, Ledger, State
-from pipelines.processes import this_process
-from pipelines.profiles import Resources, load_profile
-from pipelines.repository import Repository
-from pipelines.run import PipelineRun, _Running
-from pipelines.scheduler import Scheduler
-from pipelines.shards import shares
-from pipelines.slurm_submit import just_wait, slurm_batches, submit_batches
-from pipelines.spec import Spec
-from pipelines.status import render, stage_statuses
-from pipelines.verdict import tail, verdict_here, verdict_in_session, verdict_on
+from pipelines.base import atomic
+from pipelines.base.console import Console
+from pipelines.base.errors import LockstepError
+from pipelines.base.processes import this_process
+from pipelines.base.repository import Repository
+from pipelines.config.profiles import Resources, load_profile
+from pipelines.driver.executors import SlurmExecutor
+from pipelines.identity.spec import Spec
+from pipelines.ledger.entry import Attempt, Ledger, State
+from pipelines.ledger.shards import shares
+from pipelines.runs.run import PipelineRun, _Running
+from pipelines.runs.status import render, stage_statuses
+from pipelines.slurm import scheduler
+from pipelines.slurm.outcome import tail, verdict_here, verdict_in_session, verdict_on
+from pipelines.slurm.scheduler import Scheduler
+from pipelines.slurm.submit import just_wait, slurm_batches, submit_batches
 
 FAKE = """#!/bin/sh
 cd {folder}
@@ -350,7 +351,7 @@ def test_no_answer_changes_nothing_and_is_named(slurm: FakeSlurm, repository: Re
 def test_one_question_serves_all_jobs_and_all_commands(
     slurm: FakeSlurm, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.scheduler.SHORTEST_S", 60.0)
+    monkeypatch.setattr("pipelines.slurm.scheduler.SHORTEST_S", 60.0)
     tokens = [submit(repository, stage)[1] for stage in ("sft", "reward_model", "evaluate")]
     slurm.queue(*((str(i), "RUNNING", "None", token) for i, token in enumerate(tokens)))
     for _ in range(20):
@@ -590,7 +591,7 @@ def test_what_passes_is_waited_out(
 def test_where_there_are_no_arrays_a_stage_in_shards_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.slurm_submit.max_array_size", lambda: 0)
+    monkeypatch.setattr("pipelines.slurm.submit.max_array_size", lambda: 0)
     launch = {"resources": Resources().model_dump(mode="json"), "code": "", "clone": ""}
     with pytest.raises(LockstepError, match="set `shards` to 1"):
         slurm_batches("rollout", tmp_path, "token", {**launch, "shards": [0, 1]})

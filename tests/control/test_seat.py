@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.seat import find_seat
+from pipelines.ledger.task import find_seat
 from stages.contracts.base import Processes
 
 

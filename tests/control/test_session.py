@@ -11,19 +11,20 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines import atomic, mailbox, processes
-from pipelines.errors import LockstepError
-from pipelines.ledger import Attempt, Ledger
-from pipelines.locks import hold_lock, is_locked
-from pipelines.profiles import Profile, Resources, load_profile
-from pipelines.repository import Repository
-from pipelines.restarts import stop_or_requeue
-from pipelines.seat import Seat
-from pipelines.session import STALE_S, Session, new_life, serving, sessions
-from pipelines.session_command import choose_resources
-from pipelines.session_host import memory_to_keep
-from pipelines.session_watch import HANG_S, SessionWatch
-from pipelines.verdict import verdict_in_session
+from pipelines.base import atomic, processes
+from pipelines.base.errors import LockstepError
+from pipelines.base.locks import hold_lock, is_locked
+from pipelines.base.repository import Repository
+from pipelines.commands.session_command import choose_resources
+from pipelines.config.profiles import Profile, Resources, load_profile
+from pipelines.driver.session_watch import HANG_S, SessionWatch
+from pipelines.ledger import mailbox
+from pipelines.ledger.entry import Attempt, Ledger
+from pipelines.ledger.task import Seat
+from pipelines.slurm.outcome import verdict_in_session
+from pipelines.slurm.restarts import stop_or_requeue
+from pipelines.worker.session import STALE_S, Session, new_life, serving, sessions
+from pipelines.worker.session_host import memory_to_keep
 from tests.clock import Clock
 from tests.control.made_up import SPEC
 from tests.waiting import until
@@ -110,7 +111,7 @@ def test_an_attempt_goes_on_elsewhere_unless_it_was_cancelled(attempt: Attempt) 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     hands = Clock()
-    monkeypatch.setattr("pipelines.session_watch.time", SimpleNamespace(monotonic=hands))
+    monkeypatch.setattr("pipelines.driver.session_watch.time", SimpleNamespace(monotonic=hands))
     return hands
 
 

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import subprocess, sys, threading
-from pipelines.slurm_warning import SlurmWarning
+from pipelines.slurm.signals import SlurmWarning
 warning, told = SlurmWarning(), threading.Event()
 warning.listen()
 helper = subprocess.Popen([sys.executable, "-c", "print('up', flush=True); input()"],

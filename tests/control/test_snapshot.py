@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pipelines.repository import Repository
-from pipelines.snapshot import take_snapshot
+from pipelines.base.repository import Repository
+from pipelines.identity.snapshot import take_snapshot
 
 
 def test_code_of_other_bytes_is_another_copy(tmp_path: Path) -> None:

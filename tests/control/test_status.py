@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pretend import pretend_to_run
-from pipelines import atomic
-from pipelines.graph import read_graph
-from pipelines.hashing import HashCache
-from pipelines.ledger import Entry, Ledger
-from pipelines.locks import hold_lock
-from pipelines.params import load_params
-from pipelines.repository import Repository
-from pipelines.spec import make_spec
-from pipelines.status import StageStatus, render, stage_statuses
+from pipelines.base import atomic
+from pipelines.base.locks import hold_lock
+from pipelines.base.repository import Repository
+from pipelines.config.params import load_params
+from pipelines.dvc_repo.graph import read_graph
+from pipelines.identity.hashing import HashCache
+from pipelines.identity.spec import make_spec
+from pipelines.ledger.entry import Entry, Ledger
+from pipelines.runs.status import StageStatus, render, stage_statuses
 from stages.contracts.catalog import bind
 from tests.conftest import TINY, Clone, copy_tree
 

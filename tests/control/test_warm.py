@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.locks import is_locked
-from pipelines.repository import Repository
+from pipelines.base.locks import is_locked
+from pipelines.base.repository import Repository
 from pipelines.warm import client, wire
 from pipelines.warm.child import Request
 from pipelines.warm.client import Forked, end_servers, fork, prepare

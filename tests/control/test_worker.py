@@ -7,16 +7,16 @@ from threading import Thread
 
 import pytest
 
-from pipelines import atomic
-from pipelines.activity import activity
-from pipelines.ledger import Attempt, Entry, Ledger, State
-from pipelines.lives import note_life
-from pipelines.locks import hold_lock
-from pipelines.profiles import Resources
-from pipelines.publish import publish
-from pipelines.restarts import stop_or_requeue
-from pipelines.seat import Seat
-from pipelines.worker import CODE, run_attempt
+from pipelines.base import atomic
+from pipelines.base.locks import hold_lock
+from pipelines.config.profiles import Resources
+from pipelines.driver.activity import activity
+from pipelines.ledger.entry import Attempt, Entry, Ledger, State
+from pipelines.ledger.environments import note_life
+from pipelines.ledger.publish import publish
+from pipelines.ledger.task import Seat
+from pipelines.slurm.restarts import stop_or_requeue
+from pipelines.worker.worker import CODE, run_attempt
 from stages.context import StageError
 from stages.progress import Pace
 from tests.control.made_up import SPEC
@@ -133,7 +133,7 @@ def test_what_other_programs_of_a_stage_print_is_redacted(
         raise StageError("enough")
 
     monkeypatch.setenv("MY_API_KEY", "nobody's business")
-    monkeypatch.setattr("pipelines.worker.check_inputs", leak)
+    monkeypatch.setattr("pipelines.worker.worker.check_inputs", leak)
     report = replace(SPEC, stage="report", name="report")
     entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, {})
     launch = {"executor": "local", "num_shards": 1, "root": str(tmp_path), "code": str(CODE)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.cli import main
+from pipelines.commands.cli import main
 from tests.conftest import TINY, Clone, copy_tree
 
 HOSTILE = "<script>alert(\"x\")</script> `rm` 'q'\n| a -> b"

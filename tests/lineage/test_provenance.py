@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from pipelines.base.repository import Repository
 from pipelines.export.provenance import find_policy
-from pipelines.hashing import HashCache
-from pipelines.repository import Repository
+from pipelines.identity.hashing import HashCache
 
 MODEL = "artifacts/policies/sft/model"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import LockstepError
+from pipelines.base.errors import LockstepError
 from pipelines.lineage.content import Gone
 from pipelines.lineage.evidence import Evidence
 from pipelines.lineage.making import Making

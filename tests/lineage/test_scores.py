@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipelines.cli import main
+from pipelines.commands.cli import main
 
 
 @pytest.fixture

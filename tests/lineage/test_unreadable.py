@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.ledger import Ledger
+from pipelines.base.repository import Repository
+from pipelines.ledger.entry import Ledger
 from pipelines.lineage.evidence import gather
-from pipelines.repository import Repository
 from tests.control.made_up import SPEC
 
 LOCK = """schema: '2.0'

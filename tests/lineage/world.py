@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.hashing import HashCache
+from pipelines.base.repository import Repository
+from pipelines.identity.hashing import HashCache
 from pipelines.lineage.content import Content
 from pipelines.lineage.evidence import Artifact, Evidence
 from pipelines.lineage.making import Job, Lock, Making
 from pipelines.lineage.target import Target
-from pipelines.repository import Repository
 from stages.data.artifacts import write_parquet
 from stages.data.seeds import content_id
 

@@ -8,9 +8,9 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
-from pipelines.errors import LockstepError
+from pipelines.base.errors import LockstepError
+from pipelines.commands.export import compose
 from pipelines.export import card
-from pipelines.export.command import compose
 from pipelines.export.provenance import Provenance
 from pipelines.lineage.evidence import Artifact
 from pipelines.lineage.making import Making

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.repository import Repository
-from pipelines.session import sessions
+from pipelines.base.repository import Repository
+from pipelines.worker.session import sessions
 from tests.waiting import until
 
 _spec = importlib.util.spec_from_file_location("clones", Path(__file__).parents[1] / "conftest.py")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from pipelines.ledger import Ledger
+from pipelines.ledger.entry import Ledger
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from pipelines.base.repository import Repository
+from pipelines.dvc_repo.lock_file import read_stages
 from pipelines.export import card
 from pipelines.export.number_types import types_of
 from pipelines.export.provenance import find_policy
-from pipelines.lock_file import read_stages
-from pipelines.repository import Repository
 
 
 def contents(folder: Path) -> dict[str, bytes]:

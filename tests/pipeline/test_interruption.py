@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.repository import Repository
-from pipelines.status import stage_statuses
+from pipelines.base.repository import Repository
+from pipelines.runs.status import stage_statuses
 from tests.conftest import kill_each
 from tests.pipeline.test_session import COUNTING_STAGE
 from tests.waiting import PATIENCE_S, until, until_said
@@ -69,7 +69,9 @@ def training(clone: Any) -> dict[str, Any]:
 
 def workers(clone: Any) -> list[psutil.Process]:
     """Processes of jobs and of their drivers; the shipper of metrics ends by itself."""
-    return [p for p, words in clone.command_lines().items() if "pipelines.shipper" not in words]
+    return [
+        p for p, words in clone.command_lines().items() if "pipelines.tracking.shipper" not in words
+    ]
 
 
 def kill_9_all_but_the_job(clone: Any, driver: subprocess.Popen[str], job: psutil.Process) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.publish import recorded_outs
+from pipelines.ledger.publish import recorded_outs
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ import pytest
 from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipelines.errors import LockstepError
+from pipelines.base.errors import LockstepError
+from pipelines.dvc_repo.lock_file import read_stages
 from pipelines.export import registry
-from pipelines.lock_file import read_stages
 from tests.ports import free_port
 from tests.waiting import answers, until
 

@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.ledger import Attempt, Ledger
-from pipelines.processes import lives
-from pipelines.repository import Repository
-from pipelines.session import Session, sessions
-from pipelines.session_executor import SessionExecutor
+from pipelines.base.processes import lives
+from pipelines.base.repository import Repository
+from pipelines.driver.session_executor import SessionExecutor
+from pipelines.ledger.entry import Attempt, Ledger
+from pipelines.worker.session import Session, sessions
 from tests.conftest import kill_each
 from tests.waiting import PATIENCE_S, until
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.ledger import Ledger
-from pipelines.locks import hold_lock
-from pipelines.repository import Repository
-from pipelines.verify import Verdict, verify
+from pipelines.base.locks import hold_lock
+from pipelines.base.repository import Repository
+from pipelines.ledger.entry import Ledger
+from pipelines.results.verify import Verdict, verify
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines import servers
-from pipelines.console import Console
-from pipelines.password import password_of
-from pipelines.prefect_api import Api
-from pipelines.repository import Repository
+from pipelines.base.console import Console
+from pipelines.base.repository import Repository
+from pipelines.servers import servers
+from pipelines.servers.password import password_of
+from pipelines.servers.prefect_api import Api
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prefect_servers import ASK_S, LocalServers, serving
 
-from pipelines import servers
-from pipelines.ledger import Ledger, State
+from pipelines.ledger.entry import Ledger, State
+from pipelines.servers import servers
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -65,4 +65,4 @@ def test_a_deployed_pipeline_runs_and_its_cancellation_ends_the_jobs(
         assert local.ended(run)["type"] == "CANCELLED"
         assert ledger.latest("sft")["sft"].state() is State.CANCELLED
         lines = [" ".join(words) for words in tiny_clone.command_lines().values()]
-        assert [line for line in lines if "pipelines.worker" in line] == []
+        assert [line for line in lines if "pipelines.worker.worker" in line] == []

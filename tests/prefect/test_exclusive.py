@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import LockstepError
-from pipelines.exclusive import only_pipeline
-from pipelines.repository import Repository
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.runs.exclusive import only_pipeline
 from tests.waiting import PATIENCE_S
 
 # A pipeline that starts a dvc-like child, hands it the lock, and waits to be killed.
 PIPELINE = """
 import subprocess, sys, time
 from pathlib import Path
-from pipelines.exclusive import only_pipeline
-from pipelines.repository import Repository
+from pipelines.runs.exclusive import only_pipeline
+from pipelines.base.repository import Repository
 with only_pipeline(Repository(Path.cwd()), "lockstep run") as lock:
     child = subprocess.Popen(["sleep", sys.argv[1]], pass_fds=[lock], start_new_session=True)
     print(child.pid, flush=True)

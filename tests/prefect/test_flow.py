@@ -10,8 +10,8 @@ from prefect.client.schemas.objects import State
 from prefect_servers import LocalServers, send_what_waits
 from tiny_project import TinyProject
 
-from pipelines import flow
-from pipelines.flow import pipeline
+from pipelines.runs import flow
+from pipelines.runs.flow import pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -178,8 +178,8 @@ def test_secrets_do_not_reach_prefect(
 def test_a_second_pipeline_in_the_clone_is_refused(project: TinyProject) -> None:
     script = (
         "import sys, time\n"
-        "from pipelines.exclusive import only_pipeline\n"
-        "from pipelines.repository import Repository\n"
+        "from pipelines.runs.exclusive import only_pipeline\n"
+        "from pipelines.base.repository import Repository\n"
         "with only_pipeline(Repository.find(), 'lockstep run sft'):\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.read()\n"

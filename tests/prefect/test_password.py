@@ -20,13 +20,14 @@ import pytest
 from prefect_servers import LocalServers
 from tiny_project import REPOSITORY
 
-from pipelines import atomic, prefect_api, servers
-from pipelines.console import Console
-from pipelines.errors import LockstepError
-from pipelines.password import password_file, password_of
-from pipelines.prefect_api import Api
-from pipelines.processes import start_of
-from pipelines.repository import Repository
+from pipelines.base import atomic
+from pipelines.base.console import Console
+from pipelines.base.errors import LockstepError
+from pipelines.base.processes import start_of
+from pipelines.base.repository import Repository
+from pipelines.servers import prefect_api, servers
+from pipelines.servers.password import password_file, password_of
+from pipelines.servers.prefect_api import Api
 from tests.waiting import PATIENCE_S
 
 ANOTHER_USER = """

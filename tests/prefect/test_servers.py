@@ -13,13 +13,13 @@ import pytest
 from prefect_servers import LocalServers, send_what_waits
 from tiny_project import TinyProject, make_project
 
-from pipelines import servers
-from pipelines.console import Console
-from pipelines.errors import LockstepError
-from pipelines.password import password_file
-from pipelines.prefect_api import open_flow_runs
-from pipelines.repository import Repository
-from pipelines.strict_yaml import load_yaml
+from pipelines.base.console import Console
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.config.strict_yaml import load_yaml
+from pipelines.servers import servers
+from pipelines.servers.password import password_file
+from pipelines.servers.prefect_api import open_flow_runs
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
 from tests.conftest import kill_each

@@ -34,9 +34,9 @@ def wait_for_start_of(other: str) -> None:
 
 def leave_in_ledger(result: dict[str, Any] | None) -> None:
     """What a stage's driver leaves of a job that ended so; None: it died without a word."""
-    from pipelines import atomic
-    from pipelines.ledger import Ledger
-    from pipelines.spec import Spec
+    from pipelines.base import atomic
+    from pipelines.identity.spec import Spec
+    from pipelines.ledger.entry import Ledger
 
     spec = Spec(name, name, None, {}, "code", {}, {}, "metrics.json")
     attempt = Ledger(Path(".lockstep/jobs")).find_or_create(spec, {}).new_attempt({})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.presets import load_presets
+from pipelines.config.presets import load_presets
 from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.stages.conftest import Runner
 

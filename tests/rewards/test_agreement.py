@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import agreement
+from pipelines.results import agreement
 
 
 def places(values: list[float], group: int = 2) -> dict:
@@ -53,7 +53,8 @@ def test_correlations_are_those_of_numpy(pairs) -> None:
 
 def test_the_command_imports_no_torch() -> None:
     program = (
-        "import pipelines.scores, sys; print('torch' in sys.modules, 'pyarrow' in sys.modules)"
+        "import pipelines.results.scores, sys\n"
+        "print('torch' in sys.modules, 'pyarrow' in sys.modules)"
     )
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(

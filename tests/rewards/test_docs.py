@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.params import load_params
+from pipelines.config.params import load_params
 from stages.contracts.rewards import Http, Judge
 from stages.rewards.instructions import CHECKS
 from tests.rewards.conftest import row

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.processes import lives
+from pipelines.base.processes import lives
 from stages.context import Context, StageError, Stopped
 from stages.rewards.given import given
 from stages.rewards.named import NamedSource, named_pass, open_scorer

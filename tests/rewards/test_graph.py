@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.graph import read_graph
-from pipelines.plan import make_plan
+from pipelines.dvc_repo.graph import read_graph
+from pipelines.dvc_repo.plan import make_plan
 from stages.contracts.catalog import bind_all
 from tests.conftest import Clone
 
@@ -20,7 +20,7 @@ def rewarded(clone: Clone) -> Clone:
 
 
 def test_a_source_has_a_node_and_no_reward_model_is_asked_for(rewarded: Clone) -> None:
-    from pipelines.params import load_params
+    from pipelines.config.params import load_params
 
     graph = read_graph(rewarded.root)
     assert {"reward_source@right", "reward_source@mine"} <= set(graph)
@@ -62,6 +62,6 @@ def test_a_changed_reward_scores_again_and_generates_nothing(rewarded: Clone, ch
 
 
 def bind_all_of(clone: Clone):
-    from pipelines.params import load_params
+    from pipelines.config.params import load_params
 
     return bind_all(load_params(clone.root))

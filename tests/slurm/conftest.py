@@ -24,8 +24,8 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.repository import Repository
-from pipelines.status import stage_statuses
+from pipelines.base.repository import Repository
+from pipelines.runs.status import stage_statuses
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,7 +277,7 @@ class SlurmClone(clones.Clone):
         for process, words in self.command_lines().items():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if (
-                    "pipelines.worker" in words
+                    "pipelines.worker.worker" in words
                     and f"/{stage}/" in " ".join(words)
                     and not process.name().startswith(("srun", "slurm"))
                 ):

@@ -7,9 +7,9 @@ from unittest import mock
 
 import pytest
 
-from pipelines.doctor_finding import Finding
-from pipelines.doctor_slurm import examine_slurm
-from pipelines.repository import Repository
+from pipelines.base.repository import Repository
+from pipelines.commands.doctor_finding import Finding
+from pipelines.commands.doctor_slurm import examine_slurm
 
 
 @pytest.fixture

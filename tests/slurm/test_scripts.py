@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.profiles import Resources
-from pipelines.slurm_script import Batch, batch_script
+from pipelines.config.profiles import Resources
+from pipelines.slurm.script import Batch, batch_script
 from tests.waiting import until
 
 

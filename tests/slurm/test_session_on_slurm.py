@@ -27,7 +27,7 @@ def test_one_job_serves_stages_with_the_bytes_that_they_have_at_home(
     slurm_clone: Any, pipeline_lock: str
 ) -> None:
     shown = slurm_clone.run("lockstep", "session", "up", "--stages", "sft", "--dry-run").stdout
-    assert "-m pipelines.session_host" in shown
+    assert "-m pipelines.worker.session_host" in shown
     assert "#SBATCH --job-name=lockstep-session-main" in shown
     assert not slurm_clone.jobs()
     session = up(slurm_clone, "sft,reward_model")

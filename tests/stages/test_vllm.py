@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.processes import lives
+from pipelines.base.processes import lives
 from tests.conftest import kill_each
 from tests.hardware import HAS_GPU
 from tests.waiting import PATIENCE_S, until

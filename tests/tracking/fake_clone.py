@@ -11,15 +11,15 @@ import psutil
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from pipelines import atomic
-from pipelines.ledger import Attempt, Entry, Ledger
-from pipelines.locks import hold_lock
-from pipelines.params import load_params
-from pipelines.processes import start_of
-from pipelines.publish import publish
-from pipelines.repository import Repository
-from pipelines.spec import Artifact, Spec
-from pipelines.tracking import Tracker
+from pipelines.base import atomic
+from pipelines.base.locks import hold_lock
+from pipelines.base.processes import start_of
+from pipelines.base.repository import Repository
+from pipelines.config.params import load_params
+from pipelines.identity.spec import Artifact, Spec
+from pipelines.ledger.entry import Attempt, Entry, Ledger
+from pipelines.ledger.publish import publish
+from pipelines.tracking.rounds import Tracker
 from stages.contracts.catalog import bind
 
 DIGEST = "0123456789abcdef0123456789abcdef.dir"
@@ -125,7 +125,7 @@ class FakeClone:
 
     def shippers(self) -> list[psutil.Process]:
         """The shippers of this clone that live."""
-        return self.processes_of("pipelines.shipper")
+        return self.processes_of("pipelines.tracking.shipper")
 
     def processes_of(self, module: str) -> list[psutil.Process]:
         """The living processes that run a module for this clone."""

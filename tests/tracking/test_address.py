@@ -3,7 +3,7 @@
 import pytest
 from fake_clone import FakeClone
 
-from pipelines.tracking_cursor import store_address
+from pipelines.tracking.cursor import store_address
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from fake_clone import FakeClone
 from ruamel.yaml import YAML
 
-from pipelines.invocation import new_invocation
-from pipelines.ledger import Entry
-from pipelines.params import load_params
-from pipelines.stage import describe_command
-from pipelines.tracking_cursor import end_invocation, note_restored
+from pipelines.config.params import load_params
+from pipelines.driver.stage import describe_command
+from pipelines.ledger.entry import Entry
+from pipelines.ledger.invocation import new_invocation
+from pipelines.tracking.cursor import end_invocation, note_restored
 
 
 def lock(clone: FakeClone, *entries: Entry, **params: Any) -> None:

@@ -11,12 +11,12 @@ import fake_clone
 import pytest
 from fake_clone import FakeClone
 
-from pipelines.cli import main
-from pipelines.errors import LockstepError
-from pipelines.hashing import HashCache
-from pipelines.lm_eval import _file_name, log_results, render, results_of, suffix_of
-from pipelines.lm_eval_options import add_options
-from pipelines.params import load_params
+from pipelines.base.errors import LockstepError
+from pipelines.commands.cli import main
+from pipelines.commands.lm_eval_options import add_options
+from pipelines.config.params import load_params
+from pipelines.identity.hashing import HashCache
+from pipelines.results.lm_eval import _file_name, log_results, render, results_of, suffix_of
 
 MODEL = "artifacts/policies/sft/model"
 SUMS = [

@@ -13,10 +13,10 @@ import psutil
 import pytest
 from fake_clone import DIGEST, FakeClone
 
-from pipelines import openlineage
-from pipelines.openlineage import Cursor, is_configured, run_emitter, start_emitter
-from pipelines.openlineage_client import run_id
-from pipelines.tracking import ship_all
+from pipelines.tracking import openlineage
+from pipelines.tracking.openlineage import Cursor, is_configured, run_emitter, start_emitter
+from pipelines.tracking.openlineage_client import run_id
+from pipelines.tracking.rounds import ship_all
 from tests.conftest import kill_each
 from tests.waiting import until
 
@@ -145,7 +145,7 @@ def emit(clone: FakeClone, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def emitters(clone: FakeClone) -> list[psutil.Process]:
-    return clone.processes_of("pipelines.openlineage")
+    return clone.processes_of("pipelines.tracking.openlineage")
 
 
 def test_a_stage_is_a_run_with_its_inputs_and_outputs_by_hash(

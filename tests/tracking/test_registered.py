@@ -10,7 +10,7 @@ from mlflow.entities.model_registry import ModelVersion
 
 from pipelines.export.provenance import Provenance
 from pipelines.export.registry import put
-from pipelines.tracking_store import Store
+from pipelines.tracking.store import Store
 
 UNKNOWN = "This policy was not evaluated."
 

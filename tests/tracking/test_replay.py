@@ -7,10 +7,10 @@ from pathlib import Path
 
 from fake_clone import FakeClone
 
-from pipelines.ledger import Entry
-from pipelines.shipper import start_shipper
-from pipelines.tracking import Tracker, ship_all
-from pipelines.tracking_metrics import MetricsTail
+from pipelines.ledger.entry import Entry
+from pipelines.tracking.metrics import MetricsTail
+from pipelines.tracking.rounds import Tracker, ship_all
+from pipelines.tracking.shipper import start_shipper
 from tests.waiting import PATIENCE_S
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from fake_clone import DIGEST, FakeClone
 
-from pipelines.tracking_cursor import runs_page
-from pipelines.tracking_metrics import HEADLINE, names_above
+from pipelines.tracking.cursor import runs_page
+from pipelines.tracking.metrics import HEADLINE, names_above
 from stages.contracts.catalog import STAGES
 from stages.contracts.params import Params
 

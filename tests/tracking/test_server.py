@@ -13,9 +13,9 @@ from fake_clone import FakeClone
 from fake_policy import write_policy
 
 from pipelines.export.registry import put
-from pipelines.shipper import problem, unshipped
-from pipelines.tracking import ship_all
-from pipelines.tracking_store import Store
+from pipelines.tracking.rounds import ship_all
+from pipelines.tracking.shipper import problem, unshipped
+from pipelines.tracking.store import Store
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, answers, until
 

@@ -11,12 +11,13 @@ import psutil
 import pytest
 from fake_clone import FakeClone
 
-from pipelines import atomic, background, tracking
-from pipelines.background import Background
-from pipelines.locks import hold_lock
-from pipelines.shipper import problem, start_shipper, unshipped
-from pipelines.tracking import ship_all
-from pipelines.tracking_cursor import note_problem
+from pipelines.base import atomic, background
+from pipelines.base.background import Background
+from pipelines.base.locks import hold_lock
+from pipelines.tracking import rounds as tracking
+from pipelines.tracking.cursor import note_problem
+from pipelines.tracking.rounds import ship_all
+from pipelines.tracking.shipper import problem, start_shipper, unshipped
 from tests.waiting import PATIENCE_S, until
 
 SOURCE = Path(__file__).parents[2]
@@ -26,8 +27,8 @@ def test_it_is_started_in_no_time_and_ends_by_itself(clone: FakeClone) -> None:
     entry = clone.run("sft")
     program = (
         "import sys; from pathlib import Path\n"
-        "from pipelines.repository import Repository\n"
-        "from pipelines.shipper import start_shipper\n"
+        "from pipelines.base.repository import Repository\n"
+        "from pipelines.tracking.shipper import start_shipper\n"
         f"start_shipper(Repository(Path({str(clone.root)!r})))\n"
         "sys.exit('mlflow' in sys.modules)"
     )
@@ -99,7 +100,9 @@ def test_a_command_does_not_wait_for_a_shipper_that_never_comes(
 
 def test_one_that_pauses_makes_room_at_once(clone: FakeClone) -> None:
     """As a shipper does whose MLflow does not answer."""
-    process = Background(clone.repository, "shipper", "pipelines.shipper", "http://127.0.0.1:9")
+    process = Background(
+        clone.repository, "shipper", "pipelines.tracking.shipper", "http://127.0.0.1:9"
+    )
     pause = threading.Thread(target=process.pause, args=(10 * PATIENCE_S,), daemon=True)
     pause.start()
     atomic.write_json(clone.repository.home / "shipper.json", {"address": "http://127.0.0.1:10"})
@@ -121,8 +124,8 @@ def test_a_command_is_not_stopped_by_what_is_in_the_way_of_another_mlflow(clone:
 
 def test_mlflow_is_imported_only_when_there_is_something_to_ship(clone: FakeClone) -> None:
     script = (
-        "import sys, pipelines.shipper as shipper, pipelines.tracking\n"
-        "from pipelines.repository import Repository\n"
+        "import sys, pipelines.tracking.shipper as shipper, pipelines.tracking.rounds\n"
+        "from pipelines.base.repository import Repository\n"
         "shipper.LINGER_S = 0.1\n"
         f"shipper.run_shipper(Repository(__import__('pathlib').Path({str(clone.root)!r})), 0.3)\n"
         "assert 'mlflow' not in sys.modules\n"

@@ -10,10 +10,10 @@ import pytest
 from fake_clone import FakeClone
 from mlflow.entities import RunInfo
 
-from pipelines.ledger import Entry
-from pipelines.shipper import unshipped
-from pipelines.tracking import Tracker
-from pipelines.tracking_cursor import end_invocation
+from pipelines.ledger.entry import Entry
+from pipelines.tracking.cursor import end_invocation
+from pipelines.tracking.rounds import Tracker
+from pipelines.tracking.shipper import unshipped
 
 
 @pytest.mark.parametrize(

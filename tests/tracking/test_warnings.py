@@ -10,17 +10,17 @@ import pytest
 from fake_clone import FakeClone
 from mlflow.entities import Run
 
-from pipelines import atomic
-from pipelines.activity import activity
-from pipelines.console import Console
-from pipelines.driver import Driver
-from pipelines.executors import make_executor
-from pipelines.hashing import HashCache
-from pipelines.health import Health
-from pipelines.invocation import new_invocation
-from pipelines.ledger import Entry
-from pipelines.profiles import ExecutorKind
-from pipelines.status import render, stage_statuses
+from pipelines.base import atomic
+from pipelines.base.console import Console
+from pipelines.config.profiles import ExecutorKind
+from pipelines.driver.activity import activity
+from pipelines.driver.driver import Driver
+from pipelines.driver.executors import make_executor
+from pipelines.identity.hashing import HashCache
+from pipelines.ledger.entry import Entry
+from pipelines.ledger.invocation import new_invocation
+from pipelines.runs.status import render, stage_statuses
+from pipelines.tracking.health import Health
 from stages.health import Symptom
 from stages.progress import Pace
 

@@ -1,0 +1,230 @@
+"""`lockstep session up, down, status`."""
+
+import argparse
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any
+
+from pipelines.base import atomic
+from pipelines.base.console import Console
+from pipelines.base.errors import LockstepError
+from pipelines.base.processes import start_of, this_process
+from pipelines.base.redacted_log import open_log
+from pipelines.base.repository import Repository
+from pipelines.config.profiles import (
+    ExecutorKind,
+    Profile,
+    Resources,
+    bytes_of,
+    load_profile,
+    profile_name,
+)
+from pipelines.config.threads import thread_variables
+from pipelines.driver.executors import make_executor
+from pipelines.driver.session_executor import STOP_S, end_host
+from pipelines.identity.snapshot import take_snapshot
+from pipelines.slurm.scheduler import Scheduler
+from pipelines.slurm.script import batch_script
+from pipelines.slurm.submit import just_wait, slurm_batches, stays_here, submit_batches
+from pipelines.worker.session import (
+    HOST_MODULE,
+    Session,
+    describe,
+    living,
+    misfit,
+    new_life,
+    sessions,
+)
+from stages.contracts.base import Processes
+from stages.contracts.catalog import STAGES
+
+
+def session_command(arguments: argparse.Namespace) -> None:
+    repository, console = Repository.find(), Console()
+    if arguments.what == "down":
+        down(repository, arguments.names, console)
+    elif arguments.what == "status":
+        Scheduler(repository).look()
+        found = sessions(repository)
+        as_json = [session.as_json() for session in found]
+        text = (
+            "\n".join(map(describe, found)) or "no session was ever up; see `lockstep session up`"
+        )
+        console.line(json.dumps(as_json, indent=2) if arguments.json else text)
+    else:
+        _up(repository, arguments, console)
+
+
+def _up(repository: Repository, arguments: argparse.Namespace, console: Console) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", arguments.name):
+        raise LockstepError(f"--name {arguments.name!r}: letters, digits, - and _ only")
+    if arguments.idle_minutes <= 0:
+        raise LockstepError(f"--idle-minutes {arguments.idle_minutes}: must be more than 0")
+    profile = profile_name(arguments.profile)
+    loaded = load_profile(repository.root, profile)
+    if loaded.executor is ExecutorKind.DEBUG:
+        raise LockstepError(f"profile {profile} runs stages in the command's own process")
+    names = [name.strip() for name in arguments.stages.split(",") if name.strip()]
+    resources, left_out = choose_resources(loaded, names)
+    served = [name for name in names if name not in left_out]
+    for name, why in left_out.items():
+        print(f"{name} is not served: {why}", file=sys.stderr)
+    if not served:
+        raise LockstepError(f"profile {profile}: a session would serve none of {', '.join(names)}")
+    changes: dict[str, Any] = {"requeues": 0}
+    if arguments.minutes:
+        changes["time_minutes"] = arguments.minutes
+    launch = {
+        "executor": loaded.executor,
+        "module": HOST_MODULE,
+        "profile": profile,
+        "stages": served,
+        "idle_minutes": arguments.idle_minutes,
+        "resources": {**resources.model_dump(mode="json"), **changes},
+        "clone": str(repository.root),
+        "code": str(take_snapshot(repository)),
+        "time": time.time(),
+    }
+    if arguments.dry_run:
+        console.line(_script(repository, arguments.name, launch))
+        return
+    session = up(repository, arguments.name, launch)
+    if arguments.json:
+        console.line(json.dumps(session.as_json(), indent=2))
+        return
+    console.line(f"session {session.label} is on its way (log: {session.folder})")
+    console.line(f"{', '.join(served)} of profile {profile} go to it from now on")
+
+
+def choose_resources(profile: Profile, names: list[str]) -> tuple[Resources, dict[str, str]]:
+    """What the session gets: as the neediest of its stages; and which stages that does not fit."""
+    if unknown := [name for name in names if name not in STAGES]:
+        raise LockstepError(f"--stages {', '.join(unknown)}: stages are {', '.join(STAGES)}")
+    wants = {name: profile.resources(name).model_dump(mode="json") for name in names}
+    shards = {
+        name: each["shards"] if _may_be_sharded(profile, name) else 1
+        for name, each in wants.items()
+    }
+    alone = [name for name, each in wants.items() if not misfit(each, each, shards[name])] or names[
+        :1
+    ]
+    if not alone:
+        raise LockstepError("--stages names no stage")
+    neediest = profile.resources(max(alone, key=lambda name: _need(profile.resources(name))))
+    has = neediest.model_dump(mode="json")
+    why = {name: misfit(has, each, shards[name]) for name, each in wants.items()}
+    memories = [wants[name]["memory"] for name in names if not why[name]]
+    # None, and Slurm's 0, are no limit of ours.
+    memory = max(memories, key=lambda each: bytes_of(each) or math.inf, default=neediest.memory)
+    largest = neediest.model_copy(update={"memory": memory})
+    return largest, {name: reason for name, reason in why.items() if reason}
+
+
+def _may_be_sharded(profile: Profile, name: str) -> bool:
+    on_slurm = profile.executor is ExecutorKind.SLURM
+    return on_slurm and STAGES[name].processes is Processes.SHARDS
+
+
+def _need(resources: Resources) -> tuple[int, int, int]:
+    return resources.gpus_per_node, resources.cpus_per_task, resources.time_minutes
+
+
+def up(repository: Repository, name: str, launch: dict[str, Any]) -> Session:
+    """Start the process, or submit the job, of a new session."""
+    Scheduler(repository).look(now=True)
+    for other in living(repository):
+        if other.name == name:
+            raise LockstepError(
+                f"session {other.label} is up already; `lockstep session down {name}` ends it, "
+                "--name gives this one another name"
+            )
+    session = new_life(repository, name, {**launch, "submitter": this_process()})
+    try:
+        if launch["executor"] == ExecutorKind.SLURM:
+            make_executor(ExecutorKind.SLURM, repository)  # says so where there is no Slurm
+            submitted = submit_batches(
+                Scheduler(repository), f"session-{name}", session.folder, launch, pause=just_wait
+            )
+        else:
+            submitted = _start_here(repository, session, launch)
+    except BaseException as error:
+        session.note_end(f"it could not be started: {error}")
+        raise
+    atomic.write_json(session.folder / "launch.json", {**launch, **submitted})
+    return session
+
+
+def _start_here(repository: Repository, session: Session, launch: dict[str, Any]) -> dict[str, Any]:
+    """A process of its own, which neither Ctrl-C nor the end of the terminal reaches."""
+    resources = Resources.model_validate(launch["resources"])
+    words = [resources.python or sys.executable, "-u", "-m", HOST_MODULE, str(session.folder)]
+    words = [*shlex.split(resources.container or ""), *words]
+    script = "\n".join(["set -e", *resources.setup, f"exec {shlex.join(words)}"])
+    kept = {name: value for name, value in os.environ.items() if not stays_here(name)}
+    variables = {
+        **thread_variables(resources),
+        "PYTHONPATH": launch["code"],
+        "PYTHONSAFEPATH": "1",
+        # As for a job of its own: of the machine's GPUs, as many as the profile says.
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(resources.gpus_per_node))),
+    }
+    bash = shutil.which("bash") or "/bin/sh"
+    log = session.folder / "host_0_log"
+    with open_log(log.with_suffix(".out")) as out, open_log(log.with_suffix(".err")) as err:
+        process = subprocess.Popen(
+            [bash, "-c", script],
+            cwd=repository.root,
+            env={**kept, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    pid = process.pid
+    return {"job": str(pid), "pid": pid, "pid_started": start_of(pid)}
+
+
+def _script(repository: Repository, name: str, launch: dict[str, Any]) -> str:
+    if launch["executor"] != ExecutorKind.SLURM:
+        return f"# profile {launch['profile']} runs it on this machine, without a job script"
+    folder = repository.home / "sessions" / name / "dry-run"
+    (batch,) = slurm_batches(f"session-{name}", folder, "dry-run", launch)
+    return batch_script(batch)
+
+
+def down(repository: Repository, names: list[str], console: Console) -> None:
+    """End these sessions, or all: at once if they are idle, else at a step boundary."""
+    Scheduler(repository).look(now=True)
+    found = [session for session in sessions(repository) if session.host.result is None]
+    if unknown := set(names) - {session.name for session in found}:
+        known = ", ".join(session.name for session in found) or "none"
+        raise LockstepError(f"no session {', '.join(sorted(unknown))} is up; up: {known}")
+    chosen = [session for session in found if not names or session.name in names]
+    for session in chosen:
+        session.tell_to_end()
+    for session in chosen:
+        if not _wait_for_end(repository, session) and not end_host(repository, session):
+            raise LockstepError(f"session {session.label} does not end: see squeue")
+        if session.host.result is None:
+            session.note_end("it was told to end")
+        console.line(f"session {session.label} has ended")
+    if not chosen:
+        console.line("no session is up")
+
+
+def _wait_for_end(repository: Repository, session: Session) -> bool:
+    """Whether it ended by itself; one that Slurm has not started cannot."""
+    deadline = time.monotonic() + STOP_S
+    while session.host.state().alive and time.monotonic() < deadline:
+        if session.host.worker is None:
+            return False
+        Scheduler(repository).look()
+        time.sleep(0.1)
+    return not session.host.state().alive

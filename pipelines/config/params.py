@@ -1,0 +1,47 @@
+"""params.yaml: read strictly, as the model in `stages.contracts.params`."""
+
+import os
+from operator import attrgetter
+from pathlib import Path
+
+from pipelines.base.errors import LockstepError
+from pipelines.config.strict_yaml import load_model, place_of
+from stages.contracts.params import Params
+
+PARAMS_FILE = "params.yaml"
+_OF_PREPARE = ("prepare.folder", "model.folder")
+_GIVEN = (*_OF_PREPARE, "reward_model.folder", "score.folder", "rollout.environments", "rl.teacher")
+"""Params that are paths which dvc.yaml depends on."""
+_WRITTEN = ("artifacts", "metrics")
+
+
+def load_params(root: Path) -> Params:
+    """The repository's params, or an error that names file, line, key and the nearest known key."""
+    params = load_model(root / PARAMS_FILE, Params)
+    for key in _GIVEN:
+        if wrong := _wrong_path(root.resolve(), key, attrgetter(key)(params)):
+            raise LockstepError(f"{place_of(root / PARAMS_FILE, key)}: `{key}` {wrong}")
+    return params
+
+
+def refuse_special_files(root: Path, params: Params) -> None:
+    """LockstepError where a given folder has a pipe, say, which DVC would read for ever."""
+    for key in _GIVEN:
+        for folder, _, names in os.walk(root / attrgetter(key)(params)):
+            for path in (Path(folder, name) for name in names):
+                if not path.is_file():
+                    kind = "a link to nothing" if path.is_symlink() else "no ordinary file"
+                    raise LockstepError(f"{path}, in `{key}`, is {kind}: remove it")
+
+
+def _wrong_path(root: Path, key: str, value: str) -> str | None:
+    """Why DVC cannot depend on it: it would say so of dvc.yaml."""
+    if not value.strip():
+        return "is empty: name a folder, one that is not read may be empty"
+    path = (root / value).resolve()
+    for name in _WRITTEN:
+        if (root / name).is_relative_to(path):
+            return f"is {value!r}, which holds {name}/, where results go: name a folder of its own"
+        if key in _OF_PREPARE and path.is_relative_to(root / name):
+            return f"is {value!r}, which comes after prepare: copy it to a folder of its own"
+    return None

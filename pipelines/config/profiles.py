@@ -1,0 +1,287 @@
+"""slurm_profiles/*.yaml: where and on what a stage runs. Execution, so nothing here is hashed.
+
+A profile has defaults and overrides for single stages. It is chosen by `--profile NAME` or
+LOCKSTEP_PROFILE; without either it is `local`.
+"""
+
+import difflib
+import os
+import re
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, create_model
+from pydantic.fields import FieldInfo
+
+from pipelines.base.errors import LockstepError
+from pipelines.config.strict_yaml import load_model
+from stages.contracts.base import Processes, Section, Stage
+from stages.contracts.catalog import STAGES
+from stages.contracts.online import ONLINE
+from stages.contracts.sharding import Offload, Sharding
+
+PROFILE_VARIABLE = "LOCKSTEP_PROFILE"
+DEFAULT_PROFILE = "local"
+EARLIEST_SIGNAL_S = 60
+"""How much earlier than asked Slurm may send a job its warning."""
+
+
+class ExecutorKind(StrEnum):
+    """Who runs the job."""
+
+    LOCAL = "local"
+    DEBUG = "debug"
+    SLURM = "slurm"
+    SESSION = "session"
+    """A session has it; no profile says so, `lockstep session up` does."""
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r} goes into one line of the job script: no line breaks in it")
+    return text
+
+
+def _whole_words(text: str) -> str:
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} are not words of a shell: {error}") from None
+    return text
+
+
+def _none_of_ours(flags: dict[str, Any]) -> dict[str, Any]:
+    for flag in flags:
+        name = flag.replace("_", "-")
+        if name in _FIELDS:
+            raise ValueError(f"`{flag}` is set by `{_FIELDS[name]}`, beside `extra`")
+        if name in _OURS:
+            raise ValueError(f"`{flag}` is set by lockstep itself, or it would lose the job")
+    return flags
+
+
+_FIELDS = {
+    "account": "account",
+    "array": "shards",
+    "constraint": "constraint",
+    "cpus-per-task": "cpus_per_task",
+    "exclude": "exclude",
+    "gpus-per-node": "gpus_per_node",
+    "gres": "gres",
+    "mem": "memory",
+    "no-requeue": "requeues",
+    "nodes": "nodes",
+    "ntasks": "tasks_per_node",
+    "ntasks-per-node": "tasks_per_node",
+    "partition": "partition",
+    "qos": "qos",
+    "requeue": "requeues",
+    "reservation": "reservation",
+    "signal": "signal_lead_seconds",
+    "time": "time_minutes",
+}
+"""Flags of sbatch that a field of its own stands for."""
+_OURS = (
+    *("chdir", "comment", "dependency", "error", "input", "job-name", "kill-on-invalid-dep"),
+    *("open-mode", "output", "parsable", "test-only", "wait", "wrap"),
+)
+Line = Annotated[str, AfterValidator(_one_line)]
+Words = Annotated[Line, AfterValidator(_whole_words)]
+Flags = Annotated[dict[Line, Line | int | bool], AfterValidator(_none_of_ours)]
+
+
+class Resources(Section):
+    """What one stage gets. In parentheses: the #SBATCH flag that a field becomes."""
+
+    nodes: int = Field(default=1, ge=1)
+    """Machines (--nodes)."""
+    tasks_per_node: int = Field(default=1, ge=1)
+    """Processes on each machine (--ntasks-per-node)."""
+    gpus_per_node: int = Field(default=0, ge=0)
+    """GPUs on each machine (--gpus-per-node)."""
+    cpus_per_task: int = Field(default=1, ge=1)
+    """Cores, and so threads, of each process (--cpus-per-task)."""
+    memory: Line | None = None
+    """Memory of each machine, such as 64G (--mem)."""
+    time_minutes: int = Field(default=24 * 60, ge=1)
+    """Most minutes that the stage may take (--time)."""
+    partition: Line | None = None
+    """Queue to submit to (--partition)."""
+    account: Line | None = None
+    """Account to charge (--account)."""
+    qos: Line | None = None
+    """Quality of service (--qos)."""
+    constraint: Line | None = None
+    """Features that the nodes must have (--constraint)."""
+    exclude: Line | None = None
+    """Nodes to keep away from (--exclude)."""
+    reservation: Line | None = None
+    """Reservation to run in (--reservation)."""
+    gres: Line | None = None
+    """Generic resources such as gpu:h200:8, where --gpus-per-node will not do (--gres)."""
+    shards: int = Field(default=1, ge=1)
+    """Jobs that share out a stage's work as an array; rollout and score only (--array)."""
+    array_parallelism: int = Field(default=16, ge=1)
+    """Array tasks that run at once (the % in --array)."""
+    requeues: int = Field(default=3, ge=0)
+    """Restarts after preemption, time limit or node failure, from scratch (--requeue)."""
+    signal_lead_seconds: int = Field(default=90, ge=1)
+    """How long before the end of its time the stage is told to save (--signal)."""
+    setup: list[str] = Field(default_factory=list)
+    """Shell lines before the stage (modules, venv); a failing line fails the job (no flag)."""
+    container: Words | None = None
+    """Words put before the job's command, such as `apptainer exec --nv image.sif` (no flag)."""
+    extra: Flags = Field(default_factory=dict)
+    """Any other flag, by its long name without dashes: {mail-type: END}."""
+    python: Words | None = None
+    """The job's Python; without it, the one that submits."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    """Where tensors live: cpu or cuda (no flag)."""
+    micro_tokens: int = Field(default=8192, ge=1)
+    """Tokens in one forward pass; a longer sequence is alone. Changes rounding (no flag)."""
+    compile: bool = False
+    """Whether torch compiles models: a minute or so more to start with, then faster (no flag)."""
+    checkpoint_activations: bool = False
+    """Whether training computes activations twice instead of keeping them in memory (no flag)."""
+    sharding: Sharding = Field(default=Sharding.NONE, strict=False)
+    """What training ranks share out (none, zero1: optimizer, zero2: gradients, zero3: weights)."""
+    offload: Offload = Field(default=Offload.NONE, strict=False)
+    """What of a sharded model waits in host memory: none, optimizer, or all (zero3 only)."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs that vLLM spreads each matrix over; changes no result beyond rounding (no flag)."""
+    generator_memory: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that vLLM may take, for weights and cache (no flag)."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Ranks that share each row of tokens, for long sequences (DeepSpeed Ulysses)."""
+    deterministic: bool = True
+    """On a GPU only algorithms that repeat; what has none fails. The CPU repeats anyway."""
+    checkpoint_seconds: float = Field(default=30.0, gt=0)
+    """Most seconds of work that a kill may cost (no flag)."""
+    collective_seconds: float = Field(default=600.0, gt=0)
+    """How long ranks wait for one that does not come before they end the job (no flag)."""
+
+
+def bytes_of(memory: str | None) -> int:
+    """As Slurm reads it: megabytes where no unit is named; 0: nobody says, or it makes no sense."""
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", (memory or "").upper())
+    return int(found[1]) << 10 * (1 + "KMGT".index(found[2] or "M")) if found else 0
+
+
+ResourceOverrides = create_model(
+    "ResourceOverrides",
+    __base__=Section,
+    **{
+        # The same limits as in the defaults; what is not written is not overridden.
+        name: (
+            info.annotation,
+            FieldInfo.merge_field_infos(info, default=None, default_factory=None),
+        )
+        for name, info in Resources.model_fields.items()
+    },  # type: ignore[call-overload]
+)
+
+
+class Profile(Section):
+    """One file of slurm_profiles/."""
+
+    executor: ExecutorKind = Field(strict=False)
+    """`local`: a process of its own; `debug`: this process, breakpoints work; `slurm`: sbatch."""
+    description: str = ""
+    """One line that says what the profile is for."""
+    parallel: int = Field(default=1, ge=1)
+    """How many stages `lockstep run` and the Prefect flow keep running at once (no flag)."""
+    defaults: Resources = Resources()
+    """What every stage gets."""
+    stages: dict[str, ResourceOverrides] = Field(default_factory=dict)  # type: ignore[valid-type]
+    """What single stages get instead, by stage name without `@iteration`."""
+
+    def resources(self, stage: str) -> Resources:
+        """The defaults with this stage's overrides laid over them."""
+        override = self.stages.get(stage)
+        if override is None:
+            return self.defaults
+        changed: dict[str, Any] = override.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
+        return Resources.model_validate({**self.defaults.model_dump(), **changed})
+
+
+def check_launch(name: str, resources: Resources, stage: Stage) -> None:
+    """LockstepError where a profile does not fit a stage that is about to run.
+
+    Others may leave the profile's defaults to stages that they do not run.
+    """
+    if stage is ONLINE and resources.sharding is not Sharding.NONE:
+        raise LockstepError(
+            f"slurm_profiles/{name}.yaml spreads the model of online over ranks (`sharding` "
+            f"{resources.sharding}), and online trains in one process: set "
+            "`stages.online.sharding` to none, or take the staged loop (rl.iterations)"
+        )
+
+
+def profile_name(chosen: str | None = None) -> str:
+    """The profile in force: the one chosen, else the environment's, else `local`."""
+    return chosen or os.environ.get(PROFILE_VARIABLE) or DEFAULT_PROFILE
+
+
+def load_profile(root: Path, name: str) -> Profile:
+    """Read slurm_profiles/NAME.yaml strictly."""
+    folder = root / "slurm_profiles"
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(file.stem for file in folder.glob("*.yaml"))
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
+        raise LockstepError(f"{path}: there is no profile {name!r}; {hint}")
+    profile = load_model(path, Profile)
+    if profile.executor is ExecutorKind.SESSION:
+        raise LockstepError(
+            f"{path}: `executor`: a profile is local, debug or slurm; `lockstep session up "
+            f"--profile {name}` then has its stages served by a session"
+        )
+    for stage in profile.stages:
+        if stage not in STAGES:
+            close = difflib.get_close_matches(stage, STAGES, n=1)
+            hint = f"did you mean `stages.{close[0]}`?" if close else f"stages: {', '.join(STAGES)}"
+            raise LockstepError(f"{path}: unknown key `stages.{stage}`; {hint}")
+    for known_stage in STAGES.values():
+        _check(path, profile, known_stage)
+    return profile
+
+
+def _check(path: Path, profile: Profile, stage: Stage) -> None:
+    """What single fields cannot know of one another."""
+    resources = profile.resources(stage.name)
+    override = profile.stages.get(stage.name)
+    key = f"stages.{stage.name}" if override else "defaults"
+    wrong = ""
+    if profile.executor is ExecutorKind.SLURM:
+        if 60 * resources.time_minutes <= resources.signal_lead_seconds + EARLIEST_SIGNAL_S:
+            wrong = (
+                f"`time_minutes` {resources.time_minutes} leaves no time before the warning of "
+                f"`signal_lead_seconds` {resources.signal_lead_seconds}, which Slurm may send "
+                f"{EARLIEST_SIGNAL_S} s early: raise the one or lower the other"
+            )
+    elif resources.nodes * resources.tasks_per_node > 1:
+        wrong = "without Slurm a stage is one process: set `nodes` and `tasks_per_node` to 1"
+    named = getattr(override, "shards", None) or 1
+    if named > 1 and stage.processes is not Processes.SHARDS:
+        able = ", ".join(s.name for s in STAGES.values() if s.processes is Processes.SHARDS)
+        wrong = f"`shards` {named}: {stage.name} cannot be cut into shards, only {able} can"
+    if resources.offload is not Offload.NONE and resources.sharding is Sharding.NONE:
+        wrong = (
+            f"`offload` {resources.offload} is of a model that is spread over ranks: set `sharding`"
+        )
+    elif resources.offload is Offload.ALL and resources.sharding is not Sharding.ZERO3:
+        wrong = (
+            f"`offload` all moves weights, but with `sharding` {resources.sharding} every rank "
+            "computes with all of them: set `sharding` to zero3 or `offload` to optimizer"
+        )
+    world, sharing = resources.nodes * resources.tasks_per_node, resources.sequence_parallel
+    if sharing > 1 and stage.processes is Processes.TOGETHER and world % sharing:
+        wrong = (
+            f"`sequence_parallel` {sharing}: the {world} ranks (`nodes` times `tasks_per_node`) "
+            "cannot be divided into groups of as many"
+        )
+    if wrong:
+        raise LockstepError(f"{path}: `{key}`: {wrong}")

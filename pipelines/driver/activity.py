@@ -1,0 +1,51 @@
+"""What a stage is doing at this moment, for the line that changes in place."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pipelines.base import atomic
+from pipelines.base.console import describe_warnings
+from pipelines.ledger.entry import Attempt, Entry, State
+from pipelines.slurm.queue import why_they_wait
+from stages.progress import describe
+
+if TYPE_CHECKING:
+    from stages.health import Symptom
+
+
+def activity(entry: Entry, state: State, warnings: "Iterable[Symptom]" = ()) -> str:
+    """Progress with its warnings, why Slurm has not started it, or what comes after the job."""
+    match state:
+        case State.QUEUED:
+            reason = why_it_waits(entry.attempts()[-1])
+            return f"queued ({reason})" if reason else "queued"
+        case State.RUNNING:
+            # Warnings come first: a narrow terminal cuts the end.
+            marks, progress = describe_warnings(warnings), progress_of(entry) or "starting"
+            return f"{marks}  {progress}" if marks else progress
+        case State.NEW:
+            return "starting"
+        case State.COMPLETED:
+            return "done; publishing its outputs"
+        case State.PUBLISHED:
+            return "done; DVC records it"
+        case State.SUSPENDED:
+            return "  ".join(filter(None, ["suspended by Slurm", progress_of(entry)]))
+        case _:
+            return state.value
+
+
+def progress_of(entry: Entry) -> str:
+    """How far its job is; nothing before the job has said so, since it was last started."""
+    report = atomic.read_json(entry.folder / "progress.json")
+    return describe(report) if report else ""
+
+
+def why_it_waits(attempt: Attempt) -> str:
+    """Slurm's reason, with what to do about it where something is to be done."""
+    return why_they_wait(slurm_jobs(attempt))
+
+
+def slurm_jobs(attempt: Attempt) -> list[dict[str, Any]]:
+    """The jobs of an attempt as Slurm last showed them."""
+    return list((attempt.scheduler or {}).get("jobs", {}).values())

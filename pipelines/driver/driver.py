@@ -1,0 +1,346 @@
+"""The driver brings one entry of the ledger to its end: find its job or submit one, wait, publish.
+
+It may be killed at any moment: it keeps nothing that the ledger does not have. Run again, it finds
+the job by its fingerprint and goes on from there. A job that Slurm took away from its stage, by
+preemption, at its time limit or with its node, is followed into its next life, or by a new job.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.base import atomic
+from pipelines.base.console import Console, describe_metrics, seconds
+from pipelines.base.errors import LockstepError
+from pipelines.base.interrupts import Interrupts
+from pipelines.base.processes import lives
+from pipelines.base.repository import Repository
+from pipelines.config.profiles import ExecutorKind
+from pipelines.driver.activity import activity, slurm_jobs, why_it_waits
+from pipelines.driver.executors import Executor
+from pipelines.driver.session_watch import SessionWatch
+from pipelines.ledger.entry import Attempt, Entry, State
+from pipelines.ledger.invocation import Invocation, dvc_ancestor
+from pipelines.ledger.publish import publish
+from pipelines.ledger.shards import shares
+from pipelines.ledger.stop_requests import Wish, wish_of
+from pipelines.slurm.outcome import Verdict, tail, verdict_here, verdict_in_session, verdict_on
+from pipelines.slurm.submit import SUBMIT_AGAIN_S
+from pipelines.tracking.health import Health
+from pipelines.tracking.rounds import ship_all
+from pipelines.tracking.shipper import start_shipper
+from pipelines.worker.session import serving
+
+POLL_S, SLURM_POLL_S = 0.1, 0.3
+SHIP_TIMEOUT_S = 15.0
+LEASE_PATIENCE_S = 30.0
+"""How long an earlier driver may take to end its job after its own command was killed."""
+SECOND_THOUGHTS_S = 4.0
+"""How long after Ctrl-C a second one still saves the job."""
+
+
+class Cancelled(Exception):
+    """Somebody asked for the end of the job; the message says who."""
+
+
+class Detached(LockstepError):
+    """The job goes on without a driver."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Waits for one stage on behalf of one command."""
+
+    repository: Repository
+    entry: Entry
+    executors: Callable[[ExecutorKind], Executor]
+    launch: dict[str, Any]
+    """How the job is started: what the worker reads as launch.json."""
+    invocation: Invocation
+    console: Console
+    identity: Callable[[], str]
+    """The fingerprint of the stage as the workspace has it now."""
+    health: Health
+    said: dict[str, Any] = field(default_factory=dict)
+
+    def submit_only(self) -> None:
+        """See to it that the stage has a job, and leave it at that."""
+        with self.entry.lease(LEASE_PATIENCE_S):
+            if self._state(now=True).alive:
+                self._say(f"its job {self.entry.attempts()[-1].job} still runs")
+            elif self.entry.state() in (State.COMPLETED, State.PUBLISHED):
+                self._say("found finished; `lockstep record` has DVC record it")
+            else:
+                self._submit(0, Interrupts())
+
+    def run(self) -> None:
+        """Publish the entry's outputs, or raise with what went wrong and what to do."""
+        try:
+            with self.entry.lease(LEASE_PATIENCE_S):
+                self._complete()
+                self._check_identity()
+                record = publish(self.repository.root, self.entry)
+        finally:
+            self._ship()
+        self._say_end(record)
+
+    def _complete(self) -> None:
+        interrupts = Interrupts()
+        if self.launch["executor"] is not ExecutorKind.DEBUG:
+            # In this process, Ctrl-C belongs to the debugger.
+            interrupts.catch()
+        if self._state(now=True) in (State.COMPLETED, State.PUBLISHED):
+            self._say("found finished; publishing")
+            return
+        start_shipper(self.repository)
+        restarts = 0
+        while True:
+            if self._state().alive:
+                attempt = self.entry.attempts()[-1]
+                self._say(f"its job still runs; waiting for it (log: {attempt.folder})")
+            else:
+                attempt = self._submit(restarts, interrupts)
+            self._wait(attempt, interrupts)
+            if self.entry.state() is State.COMPLETED:
+                return
+            if attempt.never_started:
+                who = "its session ended" if attempt.session else "an earlier command died"
+                self._say(f"{who} before its job was there; submitting it now")
+                continue
+            verdict = self._verdict(attempt)
+            restarts = (attempt.launch or {}).get("restarts_before", 0) + attempt.restarts + 1
+            most = self.launch["resources"]["requeues"]
+            if not (verdict.try_again and restarts <= most):
+                self._give_up(attempt, verdict)
+            self._say(f"{verdict.what}; going on in a new job (restart {restarts} of {most})")
+
+    def _submit(self, restarts: int, interrupts: Interrupts) -> Attempt:
+        """The worker reads launch.json, so it comes before the job; the job's id comes after."""
+        for earlier in self.entry.attempts():
+            self._see_gone(earlier)
+        launch = {**self.launch, "time": time.time(), "restarts_before": restarts}
+        session = serving(self.repository, self.entry.spec.name, launch, self._say)
+        if session is not None:
+            launch |= {"executor": ExecutorKind.SESSION, "session": str(session.folder)}
+        else:
+            launch |= shares(self.entry, launch)
+        attempt = self.entry.new_attempt(launch)
+        again = f", attempt {attempt.number}" if attempt.number > 1 else ""
+        executor = self._executor(attempt)
+
+        def pause(said: str) -> None:
+            self._say_once("trouble", said, "Slurm does not take the job yet ({}); trying again")
+            if attempt.was_cancelled:
+                raise Cancelled("cancelled")
+            self._heed(attempt, interrupts)
+            time.sleep(SUBMIT_AGAIN_S)
+
+        try:
+            submitted = executor.submit(attempt, pause)
+        except (Cancelled, Detached):
+            self._note_end(attempt, State.CANCELLED, "told to end before Slurm took its job")
+            raise LockstepError(
+                f"{self.entry.stage}: told to end before Slurm took its job; run the same command "
+                "to go on"
+            ) from None
+        except BaseException as error:
+            self._note_end(attempt, State.FAILED, str(error) or type(error).__name__)
+            raise
+        atomic.write_json(attempt.folder / "launch.json", {**launch, **submitted})
+        if session is not None:
+            what = f"posted to session {session.label}{again}"
+        else:
+            job = f" as job {submitted['job']}" if executor.leaves_jobs(attempt) else ""
+            what = f"submitted to {launch['profile']}{again}{job}"
+        self._say(f"{what} (log: {attempt.folder})")
+        return attempt
+
+    def _note_end(self, attempt: Attempt, state: State, error: str) -> None:
+        """The word of a worker that will not be there; should its job come yet, it does nothing."""
+        attempt.mark_cancelled()
+        word = {"state": state, "error": error, "retryable": False}
+        atomic.write_json(attempt.folder / "result.json", word)
+
+    def _see_gone(self, earlier: Attempt) -> None:
+        """Two jobs must not work at one stage: end what is left of an attempt given up."""
+        if earlier.on_slurm and earlier.jobs and not earlier.left_slurm:
+            jobs = ",".join(earlier.jobs)
+            self._say(f"waiting for the end of job {jobs}, which was given up")
+            if not self._executor(earlier).cancel(earlier):
+                raise LockstepError(
+                    f"{self.entry.stage}: job {jobs} of an earlier attempt does not end, and two "
+                    "jobs must not work at one stage; see `squeue` and run the same command later"
+                )
+
+    def _wait(self, attempt: Attempt, interrupts: Interrupts) -> None:
+        """Until the job has ended, or its end is asked for, or nobody is left to wait for it."""
+        dvc = dvc_ancestor()
+        executor = self._executor(attempt)
+        watch = SessionWatch(self.repository, attempt, self._say) if attempt.session else None
+        try:
+            while (state := self._state()).alive:
+                self._heed(attempt, interrupts)
+                # Asked first: where both are one process, DVC's end is what is seen and said.
+                pipeline_lives = self.invocation.lives()
+                if dvc is not None and not lives(dvc):
+                    self._alone(attempt, "the dvc process that started this stage is gone")
+                if not pipeline_lives:
+                    # Only kill -9 ends a runner without its telling us: leave the job to the next.
+                    raise self._detached(attempt, "the pipeline is gone")
+                if watch:
+                    watch.look()
+                self._say_changes(attempt, state, executor)
+                if self.console.is_terminal:
+                    self._show_progress(state)
+                time.sleep(SLURM_POLL_S if executor.leaves_jobs(attempt) else POLL_S)
+        except Cancelled as reason:
+            self._say(f"{reason}; cancelling job {attempt.job}")
+            self._cancel(attempt)
+        self.console.clear()
+
+    def _heed(self, attempt: Attempt, interrupts: Interrupts) -> None:
+        """Do what signals, or the command behind this stage, ask for."""
+        wish = wish_of(self.repository, self.invocation.id)
+        if wish is Wish.CANCEL:
+            raise Cancelled("the command that waits for this stage was told to end")
+        if wish is Wish.DETACH:
+            raise self._detached(attempt, "as asked")
+        if not interrupts.received:
+            return
+        first = interrupts.received[0]
+        if first.name == "SIGHUP":
+            self._alone(attempt, "the terminal is gone")
+        if first.name != "SIGINT" or not self._executor(attempt).leaves_jobs(attempt):
+            raise Cancelled(f"{first.name} received")
+        if len(interrupts.received) > 1:
+            raise self._detached(attempt, "interrupted twice")
+        if not self.said.get("interrupt"):
+            self.said["interrupt"] = True
+            self._say(
+                f"SIGINT received; cancelling job {attempt.job} in {SECOND_THOUGHTS_S:.0f} s: "
+                "press Ctrl-C again to leave it running"
+            )
+        if time.monotonic() - first.time >= SECOND_THOUGHTS_S:
+            raise Cancelled("SIGINT received")
+
+    def _alone(self, attempt: Attempt, why: str) -> None:
+        """Nobody waits any more: a job on this machine ends, one on Slurm does not."""
+        if self._executor(attempt).leaves_jobs(attempt):
+            raise self._detached(attempt, why)
+        raise Cancelled(why)
+
+    def _detached(self, attempt: Attempt, why: str) -> Detached:
+        return Detached(
+            f"{self.entry.stage}: detached ({why}); job {attempt.job} goes on. The same command "
+            f"waits for it again; `lockstep cancel {self.entry.stage}` ends it"
+        )
+
+    def _cancel(self, attempt: Attempt) -> None:
+        attempt.mark_cancelled()
+        if not self._executor(attempt).cancel(attempt):
+            self._say(f"Slurm has not ended job {attempt.job} yet: `lockstep cancel` tries again")
+
+    def _verdict(self, attempt: Attempt) -> Verdict:
+        state = self.entry.state()
+        if state is State.CANCELLED and (attempt.was_cancelled or not attempt.on_slurm):
+            raise LockstepError(
+                f"{self.entry.stage}: cancelled; run the same command to go on from there"
+            )
+        if attempt.on_slurm and attempt.result is None:
+            return verdict_on(attempt)
+        if attempt.session is not None:
+            return verdict_in_session(attempt)
+        return verdict_here(attempt)
+
+    def _give_up(self, attempt: Attempt, verdict: Verdict) -> None:
+        state, stage = self.entry.state(), self.entry.stage
+        if attempt.on_slurm:
+            # One process has failed; the others must not wait for it, nor work on in vain.
+            with suppress(LockstepError):  # the next submission insists on it
+                self._see_gone(attempt)
+        raise LockstepError(
+            f"{stage}: {state}: {verdict.what}\n{tail(attempt, verdict)}"
+            f"full log: lockstep logs {stage}\n{verdict.advice}"
+        )
+
+    def _check_identity(self) -> None:
+        """DVC would record the outputs under what the workspace holds now, whatever made them."""
+        if self.identity() != self.entry.spec.fingerprint:
+            raise LockstepError(
+                f"{self.entry.stage}: its code, params or inputs changed while its job ran, so its "
+                "outputs are not published: DVC would record them as made from the new ones. They "
+                f"are kept in {self.entry.out}; undo the change and run the same command to have "
+                "them, or just run it to compute the stage anew"
+            )
+
+    def _state(self, *, now: bool = False) -> State:
+        if now:
+            # Somebody may have submitted by hand what a dry run has written down.
+            self.executors(self.launch["executor"]).look(now=True)
+        attempts = self.entry.attempts()
+        if attempts:
+            executor = self._executor(attempts[-1])
+            if now and executor.never_had(attempts[-1]):
+                self._note_end(attempts[-1], State.FAILED, "its driver died before it submitted it")
+            executor.look()
+        return self.entry.state()
+
+    def _executor(self, attempt: Attempt) -> Executor:
+        """Whoever has the job: an earlier command may have used another profile."""
+        kind = (attempt.launch or {}).get("executor", self.launch["executor"])
+        return self.executors(ExecutorKind(kind))
+
+    def _say_changes(self, attempt: Attempt, state: State, executor: Executor) -> None:
+        """What is worth a line: the run in MLflow, a warning, where Slurm has the job."""
+        tracking = atomic.read_json(self.entry.folder / "tracking.json") or {}
+        if tracking.get("run_id") and not self.said.get("run"):
+            self.said["run"] = True
+            self._say(f"MLflow run {tracking.get('url') or tracking['run_id']}")
+        for symptom in self.health.of(self.entry.stage, self.entry):
+            if not self.said.get(symptom.kind):
+                self.said[symptom.kind] = True
+                self._say(f"warning: {symptom}")
+        if not executor.leaves_jobs(attempt):
+            return
+        self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
+        reason = why_it_waits(attempt)
+        restart = (attempt.worker or {}).get("restart", 0)
+        if state is State.QUEUED and reason:
+            self._say_once("place", (restart, reason), f"queued ({reason})")
+        elif state is State.RUNNING:
+            nodes = ", ".join(sorted({job["nodes"] for job in slurm_jobs(attempt)} - {""}))
+            again = f", restart {restart}" if restart else ""
+            self._say_once("place", (restart, "runs"), f"running on {nodes}{again}")
+        elif state is State.SUSPENDED:
+            what = f"suspended by Slurm; `scontrol resume {attempt.job}` has it go on"
+            self._say_once("place", (restart, "suspended"), what)
+
+    def _say_once(self, topic: str, value: Any, text: str) -> None:
+        if value != self.said.get(topic):
+            self.said[topic] = value
+            if value is not None:
+                self._say(text.format(value))
+
+    def _show_progress(self, state: State) -> None:
+        warnings = self.health.of(self.entry.stage, self.entry)
+        self.console.progress(f"{self.entry.stage}: {activity(self.entry, state, warnings)}")
+
+    def _ship(self) -> None:
+        """Let MLflow have what is there; in a folder that DVC will delete, wait until it has."""
+        if self.repository.shared_home == self.repository.home:
+            start_shipper(self.repository)
+        else:
+            ship_all(self.repository, timeout=SHIP_TIMEOUT_S)
+
+    def _say_end(self, record: dict[str, Any]) -> None:
+        taken = seconds(record["ended"] - record["started"])
+        self._say(f"done in {taken}: {describe_metrics(record['metrics'])}")
+        for path, digest in record["outs"].items():
+            self._say(f"  {path}  {digest}")
+        for symptom in self.health.of(self.entry.stage, self.entry, now=True):
+            self._say(f"warning: {symptom}")
+
+    def _say(self, text: str) -> None:
+        self.console.line(f"{self.entry.stage}: {text}")

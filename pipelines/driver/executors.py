@@ -1,0 +1,212 @@
+"""Who runs a job: a process of its own, this process, Slurm, or a session that is up.
+
+Only the submission differs. How a job fares is read off the ledger, so a driver that comes back
+after a death waits for a job that another process submitted exactly as for its own.
+"""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from pipelines.base.errors import LockstepError
+from pipelines.base.processes import end_processes, is_being_submitted, start_of
+from pipelines.base.repository import Repository
+from pipelines.config.profiles import ExecutorKind, Resources
+from pipelines.config.threads import thread_variables
+from pipelines.ledger.entry import Attempt
+from pipelines.slurm.queue import SlurmSilent
+from pipelines.slurm.scheduler import Scheduler
+from pipelines.slurm.submit import Pause, submit_batches
+from pipelines.warm.jobs import fork_job
+
+CANCEL_S = 60.0
+
+
+class Executor(Protocol):
+    """Submits attempts and ends them."""
+
+    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:
+        """Start the job; what it returns is added to the attempt's launch.json."""
+        ...
+
+    def cancel(self, attempt: Attempt) -> bool:
+        """End the job and all its processes; whether they are gone when it returns."""
+        ...
+
+    def never_had(self, attempt: Attempt) -> bool:
+        """Whether nobody submitted it, and nobody is about to, though its files do not tell."""
+        ...
+
+    def leaves_jobs(self, attempt: Attempt) -> bool:
+        """Whether the job is at home elsewhere, so that it goes on when its driver's host ends."""
+        ...
+
+    def look(self, *, now: bool = False) -> None:
+        """Bring the attempts' files up to date with what the world knows about their jobs."""
+        ...
+
+    def trouble(self) -> str | None:
+        """What stands in the way of knowing, if anything does."""
+        ...
+
+
+class _OnThisMachine:
+    """Jobs whose own files and locks tell all there is to know."""
+
+    def leaves_jobs(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return False
+
+    def never_had(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return False
+
+    def look(self, *, now: bool = False) -> None:
+        """The files are up to date by themselves."""
+
+    def trouble(self) -> str | None:
+        return None
+
+
+class LocalExecutor(_OnThisMachine):
+    """The job is a process tree of its own that outlives the driver.
+
+    It is forked from one that has imported everything; where none is to be had, or the profile has
+    lines for a shell, submitit's local executor starts it.
+    """
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
+        resources = resources_of(attempt)
+        if forked := fork_job(self._repository, attempt, resources):
+            pid, started = forked.pid, forked.started
+        else:
+            pid = _submit_locally(attempt, resources)
+            started = start_of(pid)
+        return {"job": str(pid), "pid": pid, "pid_started": started}
+
+    def cancel(self, attempt: Attempt) -> bool:
+        roots = [(attempt.launch or {}).get("pid"), (attempt.worker or {}).get("pid")]
+        end_processes([pid for pid in roots if pid])
+        return True
+
+
+def _submit_locally(attempt: Attempt, resources: Resources) -> int:
+    import submitit
+
+    from pipelines.worker.worker import run_attempt
+
+    executor = submitit.LocalExecutor(attempt.folder, python=resources.python)
+    executor.update_parameters(
+        timeout_min=resources.time_minutes,
+        gpus_per_node=resources.gpus_per_node,
+        setup=resources.setup,
+    )
+    # The job imports the code as it is now, and no other: not that of the folder it starts in.
+    code = {"PYTHONPATH": (attempt.launch or {})["code"], "PYTHONSAFEPATH": "1"}
+    with _blocked_interrupts(), _variables(thread_variables(resources) | code):
+        job = executor.submit(run_attempt, str(attempt.folder))
+    return int(job.job_id)
+
+
+class DebugExecutor(_OnThisMachine):
+    """The job is a function call in this process, so breakpoints work."""
+
+    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
+        from pipelines.worker.worker import run_attempt
+
+        with _variables(thread_variables(resources_of(attempt))):
+            run_attempt(str(attempt.folder))
+        return {"job": "in-process"}
+
+    def cancel(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return True  # nothing outlives the process
+
+
+class SlurmExecutor:
+    """submitit's Slurm executor: sbatch, and Slurm does the rest."""
+
+    def leaves_jobs(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return True
+
+    def __init__(self, repository: Repository) -> None:
+        self._scheduler = Scheduler(repository)
+
+    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:
+        return submit_batches(
+            self._scheduler, attempt.entry.stage, attempt.folder, attempt.launch or {}, pause=pause
+        )
+
+    def never_had(self, attempt: Attempt) -> bool:
+        if not attempt.state().alive or attempt.jobs or is_being_submitted(attempt.launch or {}):
+            return False
+        return not self._scheduler.tokens_of([attempt.folder])
+
+    def look(self, *, now: bool = False) -> None:
+        self._scheduler.look(now=now)
+
+    def trouble(self) -> str | None:
+        return self._scheduler.silence()
+
+    def cancel(self, attempt: Attempt) -> bool:
+        """Until the jobs are gone, or Slurm takes longer than anybody wants to wait."""
+        deadline = time.monotonic() + CANCEL_S
+        while time.monotonic() < deadline:
+            with suppress(SlurmSilent):
+                self._scheduler.cancel(attempt.jobs)
+                self._scheduler.look(now=True)
+                if attempt.left_slurm:
+                    return True
+            time.sleep(1.0)
+        return False
+
+
+def resources_of(attempt: Attempt) -> Resources:
+    return Resources.model_validate((attempt.launch or {})["resources"])
+
+
+def make_executor(kind: ExecutorKind, repository: Repository) -> Executor:
+    if kind is ExecutorKind.LOCAL:
+        return LocalExecutor(repository)
+    if kind is ExecutorKind.DEBUG:
+        return DebugExecutor()
+    if kind is ExecutorKind.SESSION:
+        from pipelines.driver.session_executor import SessionExecutor
+
+        return SessionExecutor(repository)
+    if shutil.which("sbatch") is None:
+        raise LockstepError(
+            "there is no sbatch on this machine: profiles with `executor: slurm` need a login node "
+            "of a cluster. `--dry-run` shows the job scripts anywhere; `make slurm-up` starts a "
+            "small cluster on this machine"
+        )
+    return SlurmExecutor(repository)
+
+
+@contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    """Start children that a Ctrl-C in the terminal does not reach; here it waits until after."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that are started in here."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

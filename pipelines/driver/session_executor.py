@@ -1,0 +1,80 @@
+"""A session as one of those who run jobs: an attempt is posted to it instead of being started.
+
+An attempt in it is ended at a step boundary, so that the session lives on with what it keeps in
+memory; one that does not come to such a boundary in time takes the session with it.
+"""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipelines.base.errors import LockstepError
+from pipelines.base.processes import end_processes
+from pipelines.base.repository import Repository
+from pipelines.driver.executors import SlurmExecutor
+from pipelines.ledger import mailbox
+from pipelines.ledger.entry import Attempt
+from pipelines.slurm.scheduler import Scheduler
+from pipelines.slurm.submit import Pause
+from pipelines.worker.session import Session, is_here
+
+STOP_S = 60.0
+"""How long an attempt may take to its next step boundary."""
+POLL_S = 0.1
+
+
+class SessionExecutor:
+    """Posts attempts, and takes them back."""
+
+    def __init__(self, repository: Repository, stop_s: float = STOP_S) -> None:
+        self._repository = repository
+        self._scheduler = Scheduler(repository)
+        self._stop_s = stop_s
+
+    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
+        session = _session_of(attempt)
+        mailbox.post(session.folder, attempt.folder, (attempt.launch or {})["code"])
+        return {"job": session.label}
+
+    def cancel(self, attempt: Attempt) -> bool:
+        session = _session_of(attempt)
+        if mailbox.withdraw(session.folder, attempt.folder):
+            return True
+        deadline = time.monotonic() + self._stop_s
+        while attempt.state().alive and time.monotonic() < deadline:
+            self.look()
+            time.sleep(POLL_S)
+        return not attempt.state().alive or end_host(self._repository, session)
+
+    def never_had(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return False  # the mailbox tells
+
+    def leaves_jobs(self, attempt: Attempt) -> bool:
+        session = attempt.session
+        return session is not None and session.on_slurm
+
+    def look(self, *, now: bool = False) -> None:
+        self._scheduler.look(now=now)
+
+    def trouble(self) -> str | None:
+        return self._scheduler.silence()
+
+
+def end_host(repository: Repository, session: Session) -> bool:
+    """End the process of a session whatever it does; whether it is gone."""
+    if session.host.on_slurm:
+        return SlurmExecutor(repository).cancel(session.host)
+    if not is_here(session):
+        raise LockstepError(
+            f"session {session.label} runs on {(session.host.worker or {})['host']}: end it there"
+        )
+    pids = {(session.host.worker or {}).get("pid"), session.launch.get("pid")}
+    with suppress(ProcessLookupError):
+        if session.host.state().alive:
+            end_processes([pid for pid in pids if pid])
+    return not session.host.state().alive
+
+
+def _session_of(attempt: Attempt) -> Session:
+    return Session(Path((attempt.launch or {})["session"]))

@@ -1,0 +1,76 @@
+"""Taking a stage back from a session that hangs: it lives, and says nothing any more.
+
+A session gives a sign of life every few seconds, whatever it computes. One whose signs do not come
+has its posts taken back: at once where it has not begun with them, and otherwise with its process,
+because two must not work at one stage. Silence is measured by this process's own clock, from the
+last sign that it has seen, so wrong clocks take nothing from a session that works. One that waits
+in Slurm's queue, or that Slurm has suspended, is not silent but idle.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.driver.session_executor import end_host
+from pipelines.ledger import mailbox
+from pipelines.ledger.entry import Attempt, State
+from pipelines.worker.session import STALE_S, Session
+
+HANG_S = 600.0
+"""Silence after which a stage is taken from a session that has begun with it."""
+
+
+class SessionWatch:
+    """One driver's eye on the session that has its attempt."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        attempt: Attempt,
+        say: Callable[[str], None],
+        stale_s: float = STALE_S,
+        hang_s: float = HANG_S,
+    ) -> None:
+        self._repository, self._attempt, self._say = repository, attempt, say
+        self._session = Session(Path((attempt.launch or {})["session"]))
+        self._stale_s, self._hang_s = stale_s, hang_s
+        self._sign: float | None = None
+        self._since = time.monotonic()
+        self._warned = False
+
+    def look(self) -> None:
+        """Take the attempt back from a session that has been silent for too long."""
+        silent_s = self._silence()
+        if silent_s < self._stale_s:
+            self._warned = False
+            return
+        label = self._session.label
+        said = f"session {label} hangs: it has said nothing for {silent_s:.0f} s"
+        if mailbox.withdraw(self._session.folder, self._attempt.folder):
+            self._session.tell_to_end()
+            self._say(f"{said}; taking the stage back")
+        elif silent_s >= self._hang_s:
+            self._say(f"{said}; ending it")
+            self._session.tell_to_end()
+            if not end_host(self._repository, self._session):
+                raise LockstepError(
+                    f"{self._attempt.entry.stage}: session {label} hangs and does not end, and two "
+                    "must not work at one stage; end it (`squeue`, `kill -9`), then run the same "
+                    "command"
+                )
+            if self._session.host.result is None:
+                self._session.note_end(f"it hung: it said nothing for {silent_s:.0f} s")
+        elif not self._warned:
+            self._warned = True
+            self._say(f"{said}; ending it if that lasts for {self._hang_s:.0f} s")
+
+    def _silence(self) -> float:
+        sign, now = self._session.heartbeat.get("time"), time.monotonic()
+        state = self._session.host.state()
+        # What a job does before its Python runs (`setup`, a container) takes as long as it takes.
+        begun = state is State.RUNNING or not self._session.host.on_slurm
+        if sign != self._sign or state in (State.QUEUED, State.SUSPENDED) or not begun:
+            self._sign, self._since = sign, now
+        return now - self._since

@@ -1,0 +1,174 @@
+"""What would run, what would be restored, and why: DVC's status of every stage, in words."""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.base.errors import LockstepError
+from pipelines.config.params import refuse_special_files
+from pipelines.dvc_repo.definitions import Definition, Unusual, read_definitions
+from pipelines.dvc_repo.graph import (
+    address_of,
+    connect,
+    nodes_of,
+    open_repo,
+    refuse_lost_stages,
+    restrict,
+    stages_in_order,
+)
+from pipelines.dvc_repo.staleness import Stage, Workspace
+from stages.contracts.params import Params
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One stage of the plan."""
+
+    address: str
+    upstream: tuple[str, ...]
+    stale: bool
+    reasons: list[str] = field(default_factory=list)
+    cached: bool = False
+    """Whether DVC's cache holds the outputs, so that nothing has to be computed."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_plan(
+    root: Path, targets: list[str] | None = None, params: Params | None = None
+) -> list[PlannedStage]:
+    """Every stage that the targets need, in order, with what is stale about it.
+
+    LockstepError where dvc.yaml lacks a stage that the params ask for, or DVC could not read what
+    they name.
+    """
+    from dvc.lock import LockError
+    from dvc.rwlock import RWLockFileCorruptedError
+
+    logging.getLogger("dvc").setLevel(logging.ERROR)
+    if params is not None:
+        refuse_special_files(root, params)
+    try:
+        with open_repo(root) as repo, repo.lock:
+            try:
+                definitions = read_definitions(repo)
+                if params is not None:
+                    refuse_lost_stages(definitions, params)
+                with _nobody_writing(repo, definitions):
+                    return _plan(repo, definitions, targets)
+            except Unusual:
+                return _plan_of_dvc(repo, targets, params)
+    except (LockError, RWLockFileCorruptedError) as error:
+        raise LockstepError(
+            f"a stage is running, so DVC cannot tell what is stale ({error}); see `lockstep status`"
+        ) from None
+
+
+def look(root: Path) -> list[PlannedStage]:
+    """The plan of all stages as it is just now, whatever is running: for who only shows it."""
+    logging.getLogger("dvc").setLevel(logging.ERROR)
+    with open_repo(root) as repo:
+        try:
+            return _plan(repo, read_definitions(repo), None)
+        except Unusual:
+            return make_plan(root)
+
+
+@contextmanager
+def _nobody_writing(repo: Any, definitions: Mapping[str, Definition]) -> Iterator[None]:
+    """DVC's own lock of every output, to be read."""
+    from dvc.rwlock import rwlock
+
+    paths = [str(Path(repo.root_dir, out.path)) for it in definitions.values() for out in it.outs]
+    hardlink = repo.config["core"].get("hardlink_lock", False)
+    with rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), paths, [], hardlink):
+        yield
+
+
+def _plan(
+    repo: Any, definitions: Mapping[str, Definition], targets: list[str] | None
+) -> list[PlannedStage]:
+    nodes = connect(dict(definitions))
+    if targets:
+        nodes = restrict(nodes, targets)
+    workspace = Workspace.read(repo)
+    workspace.look({address: definitions[address] for address in nodes})
+    planned: dict[str, PlannedStage] = {}
+    for address, node in nodes.items():
+        waits_for = [up for up in node.upstream if planned[up].stale]
+        stage = Stage(definitions[address], workspace)
+        reasons = stage.reasons() or [f"after {up}" for up in waits_for]
+        known = all(planned[up].cached for up in waits_for)
+        cached = bool(reasons) and known and stage.restore()
+        planned[address] = PlannedStage(address, node.upstream, bool(reasons), reasons, cached)
+    return list(planned.values())
+
+
+def _plan_of_dvc(
+    repo: Any, targets: list[str] | None, params: Params | None = None
+) -> list[PlannedStage]:
+    """The same, asked of DVC stage by stage: slow, and blind behind the first that is restored."""
+    stages = {address_of(stage): stage for stage in stages_in_order(repo)}
+    if params is not None:
+        refuse_lost_stages(stages, params)
+    nodes = nodes_of(list(stages.values()), repo.index.graph)
+    planned: dict[str, PlannedStage] = {}
+    for address, node in (restrict(nodes, targets) if targets else nodes).items():
+        waits_for = [up for up in node.upstream if planned[up].stale]
+        stage = stages[address]
+        reasons = _reasons(stage.status().get(stage.addressing, []), stage)
+        cached = bool(reasons) and not waits_for and _in_run_cache(repo, stages[address])
+        reasons = reasons or [f"after {up}" for up in waits_for]
+        planned[address] = PlannedStage(address, node.upstream, bool(reasons), reasons, cached)
+    return list(planned.values())
+
+
+def _reasons(status: list[Any], stage: Any) -> list[str]:
+    """DVC's status entries as short phrases."""
+    never_ran = stage.outs and all(not out.hash_info for out in stage.outs)
+    if never_ran:
+        return ["has not run yet"]
+    reasons = []
+    for item in status:
+        if isinstance(item, str):
+            reasons.append(item)
+            continue
+        for kind, changes in item.items():
+            what = "output" if "outs" in kind else "input"
+            for path, change in changes.items():
+                if isinstance(change, dict):
+                    reasons += [f"param {key} {how}" for key, how in change.items()]
+                else:
+                    reasons.append(f"{_code(path) or what} {path} {change}")
+    return reasons
+
+
+def _code(path: str) -> str | None:
+    return "code" if path.endswith(".py") else None
+
+
+def _in_run_cache(repo: Any, stage: Any) -> bool:
+    """Whether DVC would restore the outputs instead of computing them.
+
+    DVC's own dry restore looks under the hashes that dvc.lock has, not under those of now.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.stage.cache import _can_hash
+
+    try:
+        if not stage.changed_stage() and not stage.changed_deps():
+            return bool(_can_hash(stage) and stage.outs_cached())
+        stage.save_deps()
+        if not _can_hash(stage):
+            return False
+        found = repo.stage_cache._load(stage)
+        if not found:
+            return False
+        return bool(repo.stage_cache._create_stage(found, wdir=stage.wdir).outs_cached())
+    except (DvcException, OSError):  # a look must never stop a plan: an input may be missing
+        return False

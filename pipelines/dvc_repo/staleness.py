@@ -1,0 +1,229 @@
+"""What is stale about a stage, as `dvc status` has it, and whether DVC could restore it.
+
+DVC compares what dvc.lock says a stage read and made with what is there now, and looks for its
+outputs in the cache. A stale stage is restored instead of run when the run cache, or dvc.lock
+itself, has the outputs for exactly its command, params and inputs. Both are answered here from the
+same files that DVC goes by.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml.error import YAMLError
+
+from pipelines.base.repository import Repository
+from pipelines.dvc_repo.contents import Content, Contents
+from pipelines.dvc_repo.definitions import Definition, Unusual, ignored_names
+from pipelines.dvc_repo.lock_file import read_stages
+from pipelines.dvc_repo.lock_text import parse_stage
+from pipelines.identity.hashing import HashCache
+
+_ITEM_KEYS = {"path", "hash", "md5", "size", "nfiles", "isexec"}
+_NOT_IN_THE_KEY = ["size", "nfiles"]
+"""DVC leaves them out wherever they are, even a param of that name."""
+_MISSING = object()
+
+Lock = Mapping[str, Any]
+"""What dvc.lock, or the run cache, has of one stage."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A clone as DVC would find it."""
+
+    root: Path
+    contents: Contents
+    params: Any
+    """params.yaml, or None where there is none."""
+    lock: Mapping[str, Lock]
+    runs: Path
+    """DVC's run cache."""
+    hashes: HashCache
+
+    @classmethod
+    def read(cls, repo: Any) -> "Workspace":
+        """Unusual where DVC's settings, or its lock file, are read by DVC alone."""
+        from dvc.utils.serialize import load_yaml
+
+        root = Path(repo.root_dir)
+        hashes = HashCache(Repository(root).home / "hashes.json", _known_to(repo))
+        params = root / "params.yaml"
+        return cls(
+            root=root,
+            contents=Contents(root, Path(repo.cache.local.path), hashes, ignored_names(root)),
+            params=load_yaml(str(params)) if params.exists() else None,
+            lock=read_stages(root),
+            runs=Path(repo.stage_cache.cache_dir),
+            hashes=hashes,
+        )
+
+    def look(self, definitions: Mapping[str, Definition]) -> None:
+        """Hash all that the stages read and make, at once."""
+        paths = {path for one in definitions.values() for path in one.deps}
+        self.contents.look(
+            paths.union(out.path for one in definitions.values() for out in one.outs)
+        )
+        self.hashes.save()
+
+    def param(self, key: str) -> Any:
+        value = self.params
+        for part in key.split("."):
+            if isinstance(value, list):
+                raise Unusual(f"param {key} goes through a list")
+            value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
+        return value
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage in its workspace."""
+
+    definition: Definition
+    workspace: Workspace
+
+    @cached_property
+    def lock(self) -> Lock:
+        return self.workspace.lock.get(self.definition.address, {})
+
+    def reasons(self) -> list[str]:
+        """What DVC's status says, as short phrases; nothing for a stage that is up to date."""
+        outs = _recorded(self.lock, "outs")
+        if self.definition.outs and not any(out.path in outs for out in self.definition.outs):
+            return ["has not run yet"]
+        said = [*self._changed_deps(), *self._changed_params(), *self._changed_outs(outs)]
+        if self.lock and self.lock.get("cmd") != self.definition.cmd:
+            said.append("changed command")
+        return said
+
+    def restore(self) -> bool:
+        """Whether DVC would bring the outputs from its cache; if so, take them for restored."""
+        found = self._outs_to_restore()
+        if found is None or not all(map(self.workspace.contents.has_object, _md5s(found))):
+            return False
+        for path, content in found.items():
+            self.workspace.contents.restore(path, content)
+        return True
+
+    def _changed_deps(self) -> list[str]:
+        recorded = _recorded(self.lock, "deps")
+        said = []
+        for path in dict.fromkeys(self.definition.deps):
+            there = self.workspace.contents.now(path)
+            if there is None or path not in recorded or there.md5 != recorded[path].md5:
+                what = "code" if path.endswith(".py") else "input"
+                said.append(f"{what} {path} {'deleted' if there is None else 'modified'}")
+        return said
+
+    def _changed_params(self) -> list[str]:
+        if not self.definition.params:
+            return []
+        if self.workspace.params is None:
+            return ["input params.yaml deleted"]
+        recorded = (self.lock.get("params") or {}).get("params.yaml")
+        if recorded is None:
+            return ["input params.yaml new"]
+        said = []
+        for key in dict.fromkeys(self.definition.params):
+            value = self.workspace.param(key)
+            if value is _MISSING:
+                said.append(f"param {key} deleted")
+            elif key not in recorded:
+                said.append(f"param {key} new")
+            elif value != recorded[key]:
+                said.append(f"param {key} modified")
+        return said
+
+    def _changed_outs(self, recorded: Mapping[str, Content]) -> list[str]:
+        said = []
+        for out in self.definition.outs:
+            known, there = recorded.get(out.path), self.workspace.contents.now(out.path)
+            what = _name(out.path, "output")
+            if known and out.in_cache and not self.workspace.contents.has_object(known.md5):
+                said.append(f"{what} {out.path} not in cache")
+            elif there is None:
+                said.append(f"{what} {out.path} deleted")
+            elif known is None or there.md5 != known.md5:
+                said.append(f"{what} {out.path} modified")
+        return said
+
+    def _outs_to_restore(self) -> dict[str, Content] | None:
+        """The outputs that DVC has recorded for what the stage will find, by path."""
+        definition = self.definition
+        if not (definition.cmd and definition.deps and definition.outs):
+            return None
+        if any(out.persist or Path(out.path).is_absolute() for out in definition.outs):
+            return None
+        inputs = {path: self.workspace.contents.later(path) for path in definition.deps}
+        params = {key: self.workspace.param(key) for key in definition.params}
+        if None in inputs.values() or _MISSING in params.values():
+            return None
+        recorded = _recorded(self.lock, "deps")
+        if (
+            self.lock.get("cmd") == definition.cmd
+            and all(content == recorded.get(path) for path, content in inputs.items())
+            and params == ((self.lock.get("params") or {}).get("params.yaml") or {})
+            and {out.path for out in definition.outs} <= _recorded(self.lock, "outs").keys()
+        ):
+            outs = _recorded(self.lock, "outs")
+            return {out.path: outs[out.path] for out in definition.outs}
+        return self._in_run_cache(inputs, params)
+
+    def _in_run_cache(
+        self, inputs: Mapping[str, Content | None], params: Mapping[str, Any]
+    ) -> dict[str, Content] | None:
+        """The newest entry of DVC's run cache for these inputs; DVC's own hash is its name."""
+        from dvc.utils import dict_sha256
+
+        deps = []
+        for path in sorted(self.definition.deps):
+            content = inputs[path]
+            assert content is not None
+            deps.append({"path": path, "hash": "md5", "md5": content.md5})
+            if content.is_executable:
+                deps[-1]["isexec"] = True  # type: ignore[assignment]
+        wanted: dict[str, Any] = {"cmd": self.definition.cmd, "deps": deps}
+        if params:
+            wanted["params"] = {"params.yaml": dict(params)}
+        wanted["outs"] = sorted(out.path for out in self.definition.outs)
+        key = dict_sha256(wanted, exclude=_NOT_IN_THE_KEY)
+        folder = self.workspace.runs / key[:2] / key
+        try:
+            # DVC writes an entry aside, in the same folder.
+            whole = (path for path in folder.iterdir() if path.suffix != ".tmp")
+            newest = max(whole, key=lambda path: path.stat().st_mtime, default=None)
+            entry = parse_stage(newest.read_text(encoding="utf-8")) if newest else {}
+            return _recorded(entry, "outs") or None
+        except (OSError, YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+            return None  # gone since, or damaged
+
+
+def _recorded(entry: Lock, key: str) -> dict[str, Content]:
+    """Paths with the hashes that are recorded; Unusual where they are not as DVC 3 writes them."""
+    found = {}
+    for item in entry.get(key) or ():
+        if item.get("hash") != "md5" or not _ITEM_KEYS.issuperset(item):
+            raise Unusual(f"dvc.lock has {', '.join(item)} of {item['path']}")
+        if "md5" in item:
+            found[item["path"]] = Content(item["md5"], item.get("isexec", False))
+    return found
+
+
+def _md5s(outs: Mapping[str, Content]) -> list[str]:
+    return [content.md5 for content in outs.values()]
+
+
+def _name(path: str, what: str) -> str:
+    return "code" if path.endswith(".py") else what
+
+
+def _known_to(repo: Any) -> Any:
+    """DVC remembers the hashes of what it has read and written itself."""
+
+    def look_up(path: Path) -> str | None:
+        _, found = repo.state.get(str(path), repo.fs)
+        return str(found.value) if found is not None and found.name == "md5" else None
+
+    return look_up

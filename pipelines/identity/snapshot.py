@@ -1,0 +1,64 @@
+"""The code a job runs: a copy of both packages as they were when it was submitted.
+
+Copies are named by a hash over their content, so all jobs of one version share one. What changes in
+the workspace while a job waits in a queue cannot reach it.
+"""
+
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+from pipelines.base import atomic
+from pipelines.base.repository import Repository
+
+_PACKAGES = ("pipelines", "stages")
+LARGEST_DIFF = 1 << 20
+
+
+def take_snapshot(repository: Repository) -> Path:
+    """The folder that holds the code of this moment; put it on PYTHONPATH."""
+    files = _sources(repository.root)
+    digest = hashlib.sha256()
+    for name, data in files.items():
+        digest.update(f"{name} {len(data)}\n".encode() + data)
+    folder = repository.home / "code" / digest.hexdigest()[:16]
+    if not folder.is_dir():
+        aside = atomic.unique(folder)
+        for name, data in files.items():
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            (aside / name).write_bytes(data)
+        _put_in_place(aside, folder)
+    return folder
+
+
+def uncommitted(repository: Repository) -> str:
+    """What the tracked files hold beyond the commit, as a patch; new files are in the snapshot."""
+    done = subprocess.run(
+        ["git", "diff", "HEAD", "--no-color", "--", *_PACKAGES, "params.yaml", "dvc.yaml"],
+        cwd=repository.root,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    return done.stdout[:LARGEST_DIFF] if done.returncode == 0 else ""
+
+
+def _sources(root: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for package in _PACKAGES
+        for path in sorted((root / package).rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def _put_in_place(aside: Path, folder: Path) -> None:
+    """Another command may have made the very same folder in the meantime."""
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(aside)

@@ -1,0 +1,397 @@
+"""The job ledger: a folder under `.lockstep/jobs` for each thing ever asked to be computed.
+
+    <stage>/<fingerprint>-<number>/     an entry: one chain of attempts at one spec
+        spec.json                       what to compute
+        entry.json                      who asked, when, at which commit
+        attempts/001/                   one submission: logs, launch.json, worker.json, result.json
+            tasks/                      a word of each process, where a job has several
+            scheduler.json              what Slurm last said about it
+        scratch/                        what the stage needs to go on, over all attempts
+        metrics.jsonl progress.json tables/       what the stage says, over all attempts
+        out/                            the outputs, complete, until DVC has recorded them
+        record.json                     what came out, with hashes, host and times: the end
+
+The state of a job is never stored, it is read off these files and off the lock that a living worker
+holds; for a job on Slurm, where locks may not reach from node to node, off what Slurm last said.
+Each file has one writer. So nothing has to be repaired after a death, and `status` needs no lock of
+DVC's.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pipelines.base import atomic
+from pipelines.base.errors import LockstepError
+from pipelines.base.locks import hold_lock, is_locked
+from pipelines.base.owners import not_ours
+from pipelines.base.processes import (
+    is_being_submitted,
+    is_named_by_a_process,
+    process_lives,
+    this_process,
+)
+from pipelines.identity.spec import Spec
+from pipelines.ledger import mailbox
+
+FAILURE_PREFIX = "FAILED-"
+"""Begins the name of a mark that a failed process leaves: one listing tells of it."""
+METRICS_OUT = "metrics"
+"""The summary metrics, among the outputs."""
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+"""Slurm's words for a job that has yet to start, or to start again."""
+PAUSED = ("SUSPENDED", "STOPPED")
+"""Slurm's words for a job that keeps its nodes and computes nothing."""
+
+
+class State(StrEnum):
+    """Where an entry stands."""
+
+    NEW = "new"
+    QUEUED = "queued"
+    """Slurm has it and has not started it, or has put it back."""
+    STARTING = "starting"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    """Slurm has halted its processes until somebody has it go on."""
+    COMPLETED = "completed"
+    """The outputs are whole and wait in `out/`."""
+    PUBLISHED = "published"
+    """The outputs are in the workspace."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    DIED = "died"
+    """The worker is gone and left no word."""
+
+    @property
+    def alive(self) -> bool:
+        return self in (State.QUEUED, State.STARTING, State.RUNNING, State.SUSPENDED)
+
+
+class TaskState(StrEnum):
+    """What a process says of itself where the attempt as a whole goes on."""
+
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    """It saved and ended because Slurm wanted it to; the job is to go on later."""
+    LOST_A_RANK = "lost a rank"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One submission of an entry's job, in a folder of its own."""
+
+    folder: Path
+
+    @property
+    def entry(self) -> "Entry":
+        return Entry(self.folder.parent.parent)
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.name)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the worker said at its end: state, error, hashes."""
+        return atomic.read_json(self.folder / "result.json")
+
+    @property
+    def launch(self) -> dict[str, Any] | None:
+        """What the driver said at submission: executor, job id, profile."""
+        return atomic.read_json(self.folder / "launch.json")
+
+    @property
+    def worker(self) -> dict[str, Any] | None:
+        """What the worker said at its start: pid, host."""
+        return atomic.read_json(self.folder / "worker.json")
+
+    @property
+    def session(self) -> "Attempt | None":
+        """The session that it was posted to; its folder has the form of an attempt's."""
+        folder = (self.launch or {}).get("session")
+        return Attempt(Path(folder)) if folder else None
+
+    @property
+    def scheduler(self) -> dict[str, Any] | None:
+        """What Slurm last said: its jobs (in a session, the session's), and whether all ended."""
+        return atomic.read_json((self.session or self).folder / "scheduler.json")
+
+    @property
+    def jobs(self) -> list[str]:
+        """Slurm's numbers of its jobs, as far as they are known."""
+        seen = (self.scheduler or {}).get("jobs", {})
+        noted = (self.launch or {}).get("jobs", [])
+        known = {*noted, *(job.partition("_")[0] for job in seen)}
+        return sorted(job for job in known if job.isdigit())
+
+    @property
+    def job(self) -> str:
+        """The job's name for people."""
+        return str((self.launch or {}).get("job") or ",".join(self.jobs) or "?")
+
+    @property
+    def left_slurm(self) -> bool:
+        """Whether Slurm is known to have none of its jobs any more."""
+        return bool((self.scheduler or {}).get("ended"))
+
+    @property
+    def tasks(self) -> list[dict[str, Any]]:
+        """The last word of each process of the job."""
+        words = [atomic.read_json(path) for path in sorted(self.folder.glob("tasks/*.json"))]
+        return [word for word in words if word]
+
+    @property
+    def restarts(self) -> int:
+        """How often Slurm has started the job again."""
+        return max((task.get("restart", 0) for task in self.tasks), default=0)
+
+    @property
+    def on_slurm(self) -> bool:
+        return (self.launch or {}).get("executor") == "slurm"
+
+    @property
+    def prepared(self) -> bool:
+        """Whether a dry run has written it down and nobody has submitted it."""
+        seen = self.scheduler or {}
+        return bool((self.launch or {}).get("prepared")) and not (self.worker or seen.get("jobs"))
+
+    @property
+    def never_started(self) -> bool:
+        """Whether it died with whoever was to submit it: no process of it was ever seen."""
+        noted = self.worker or self.result or (self.launch or {}).get("pid")
+        return not noted and not self.on_slurm and self.state() is State.DIED
+
+    @property
+    def was_cancelled(self) -> bool:
+        return (self.folder / "cancelled.json").exists()
+
+    def mark_cancelled(self) -> None:
+        atomic.write_json(self.folder / "cancelled.json", {"time": time.time()})
+
+    def state(self) -> State:
+        result = self.result
+        if result is not None:
+            return State(result["state"])
+        if self.on_slurm:
+            return self._state_on_slurm()
+        if (session := self.session) is not None:
+            return self._state_in(session)
+        if is_locked(self.folder / "alive"):
+            return State.RUNNING
+        if (result := self.result) is not None:
+            return State(result["state"])  # written since
+        if self.was_cancelled:
+            return State.CANCELLED
+        return State.STARTING if self.worker is None and self._may_still_start() else State.DIED
+
+    def _state_on_slurm(self) -> State:
+        """A job that was cancelled counts as such at once: nobody waits for it any more."""
+        if self.was_cancelled:
+            return State.CANCELLED
+        if any(self.folder.glob(f"tasks/{FAILURE_PREFIX}*")):
+            return State.FAILED
+        seen = self.scheduler or {}
+        jobs = seen.get("jobs", {}).values()
+        if seen.get("ended"):
+            taken_back = any(job["state"] == "CANCELLED" for job in jobs)
+            return State.CANCELLED if taken_back else State.DIED
+        if not jobs or all(job["state"] in WAITING for job in jobs):
+            return State.QUEUED
+        states = {job["state"] for job in jobs}
+        if states.intersection(PAUSED) and "RUNNING" not in states:
+            return State.SUSPENDED
+        return State.RUNNING if self.worker else State.STARTING
+
+    def _state_in(self, session: "Attempt") -> State:
+        """A session that lives ends no attempt without a word, so only its own end is looked at."""
+        waits = mailbox.is_waiting(session.folder, self.folder)
+        posted = waits or mailbox.is_taken(session.folder, self.folder)
+        if not posted and is_being_submitted(self.launch or {}):
+            return State.STARTING
+        if not (posted and session.state().alive):
+            if (result := self.result) is not None:
+                return State(result["state"])  # written since
+            return State.CANCELLED if self.was_cancelled else State.DIED
+        if waits:
+            return State.QUEUED
+        return State.RUNNING if self.worker else State.STARTING
+
+    def logs(self) -> list[Path]:
+        return sorted(self.folder.glob("*_log.out")) + sorted(self.folder.glob("*_log.err"))
+
+    def _may_still_start(self) -> bool:
+        """Whether the submitted process lives or, where none is noted, there may be one."""
+        launch = self.launch or {}
+        if "pid" in launch:
+            return process_lives(launch["pid"], launch["pid_started"])
+        return is_being_submitted(launch) or is_named_by_a_process(str(self.folder))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One chain of attempts at one spec."""
+
+    folder: Path
+
+    @property
+    def spec(self) -> Spec:
+        return Spec.read(self.folder / "spec.json")
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return atomic.read_json(self.folder / "entry.json") or {}
+
+    @property
+    def asked_for(self) -> float:
+        """When a command last wanted it."""
+        path = self.folder / "entry.json"
+        return path.stat().st_mtime if path.exists() else 0.0
+
+    @property
+    def stage(self) -> str:
+        return self.folder.parent.name
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        return atomic.read_json(self.folder / "record.json")
+
+    @property
+    def outs(self) -> dict[str, str]:
+        """The hashes of what came out, as soon as anybody has said them."""
+        attempts = self.attempts()
+        result = (attempts[-1].result if attempts else None) or {}
+        outs: dict[str, str] = (self.record or result).get("outs") or {}
+        return outs
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    def attempts(self) -> list[Attempt]:
+        """Every submission, oldest first."""
+        return [attempt for attempt in self._folders() if not attempt.prepared]
+
+    def _folders(self) -> list[Attempt]:
+        """The submissions, and perhaps one that a dry run has only written down."""
+        found = sorted((self.folder / "attempts").glob("[0-9]*"))
+        return [Attempt(path) for path in found if path.exists()]
+
+    def new_attempt(self, launch: Mapping[str, Any]) -> Attempt:
+        """The folder for the next submission: a new one, unless a dry run has prepared one.
+
+        It comes with its launch.json, which says who is submitting it: after a kill, one that
+        nobody has submitted is told from one whose job is on its way.
+        """
+        launch = {**launch, "submitter": this_process()}
+        written = self._folders()
+        if written and written[-1].prepared:
+            atomic.write_json(written[-1].folder / "launch.json", launch)
+            return written[-1]
+        folder = self._next_folder()
+        aside = atomic.unique(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        atomic.write_json(aside / "launch.json", launch)
+        aside.rename(folder)
+        return Attempt(folder)
+
+    def adopt_attempt(self, folder: Path) -> Attempt:
+        """Take a submission that was made before it was known what it would compute."""
+        written = self._folders()
+        if written and written[-1].prepared:
+            shutil.rmtree(written[-1].folder)
+        link = self._next_folder()
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder)
+        return Attempt(link)
+
+    def _next_folder(self) -> Path:
+        used = [int(path.name) for path in (self.folder / "attempts").glob("[0-9]*")]
+        return self.folder / "attempts" / f"{max(used, default=0) + 1:03}"
+
+    def state(self) -> State:
+        if self.record is not None:
+            return State.PUBLISHED
+        attempts = self.attempts()
+        state = attempts[-1].state() if attempts else State.NEW
+        return State.COMPLETED if self.out.exists() and not state.alive else state
+
+    @contextmanager
+    def lease(self, patience: float = 0.0) -> Iterator[None]:
+        """One driver at a time for one entry.
+
+        With patience: the driver of a command that was killed may still be ending its job, and
+        whoever asks `has_driver` has the lock for a moment.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            with hold_lock(self.folder / "driver") as held:
+                if held:
+                    yield
+                    return
+            if time.monotonic() > deadline:
+                raise LockstepError(
+                    f"{self.stage}: another command in this clone is already waiting for this job; "
+                    "see `lockstep status`"
+                )
+            time.sleep(0.05)
+
+    def has_driver(self) -> bool:
+        """Whether a command waits for it."""
+        return is_locked(self.folder / "driver")
+
+
+class Ledger:
+    """All entries of a clone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find_or_create(self, spec: Spec, info: dict[str, Any]) -> Entry:
+        """The entry for this very spec whose outputs DVC has not recorded yet, or a new one."""
+        stem = spec.fingerprint[:12]
+        numbers = [0]
+        for path in sorted((self.folder / spec.stage).glob(f"{stem}-*")):
+            entry = Entry(path)
+            if entry.state() is not State.PUBLISHED or entry.out.exists():
+                self._make_newest(spec.stage, path / "entry.json")  # asked for again
+                return entry
+            numbers.append(int(path.name.rsplit("-", 1)[1]))
+        entry = Entry(self.folder / spec.stage / f"{stem}-{max(numbers) + 1:03}")
+        aside = atomic.unique(entry.folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        atomic.write_json(aside / "entry.json", {**info, "created": time.time()})
+        spec.write(aside / "spec.json")
+        self._make_newest(spec.stage, aside / "entry.json")
+        try:
+            aside.rename(entry.folder)
+        except OSError:
+            if not entry.folder.is_dir():
+                raise
+            shutil.rmtree(aside)  # another command has made the same at this moment
+        return entry
+
+    def _make_newest(self, stage: str, mark: Path) -> None:
+        """Date it after all others of its stage, even those from before the clock was set back."""
+        newest = max((entry.asked_for for entry in self.entries(stage)), default=0.0)
+        now = max(time.time(), newest + 0.001)
+        try:
+            os.utime(mark, (now, now))
+        except PermissionError:
+            raise not_ours(mark) from None
+
+    def entries(self, stage: str = "*") -> list[Entry]:
+        """Every entry, or every one of a stage, by when it was last asked for."""
+        found = [Entry(path.parent) for path in self.folder.glob(f"{stage}/[!.]*/spec.json")]
+        return sorted(found, key=lambda entry: (entry.asked_for, entry.folder.name))
+
+    def latest(self, stage: str = "*") -> dict[str, Entry]:
+        """The newest entry of each stage, or of one."""
+        return {entry.stage: entry for entry in self.entries(stage)}

@@ -1,0 +1,134 @@
+"""From a finished job into the workspace, and out of the ledger once DVC has recorded it.
+
+The workspace gets a second name (a hard link; on another disk a copy) for what lies in the entry's
+`out`, put in place by a rename. The entry keeps its own until dvc.lock names the same hashes. So a
+death at any moment, even between the stage's end and DVC's bookkeeping, costs no computation.
+"""
+
+import errno
+import glob
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipelines.base import atomic
+from pipelines.dvc_repo.lock_file import read_stages
+from pipelines.identity.hashing import HashCache
+from pipelines.ledger.entry import METRICS_OUT, Entry, Ledger
+from pipelines.ledger.environments import earlier_environments
+
+_BESIDE = ".publishing"
+"""In the name of what is written beside an output that lies on another disk than the ledger."""
+
+
+def publish(root: Path, entry: Entry) -> dict[str, Any]:
+    """Put the outputs where DVC expects them and close the entry; returns its record."""
+    spec = entry.spec
+    place_outputs(entry, root, entry.folder / "publishing")
+    words = [attempt.result or {} for attempt in reversed(entry.attempts())]
+    result = next((word for word in words if "outs" in word), None) or _reconstructed(entry)
+    record = {
+        "stage": spec.stage,
+        "fingerprint": spec.fingerprint,
+        "inputs": {item.path: item.hash for item in spec.inputs.values()},
+        "outs": result["outs"],
+        "metrics": result["metrics"],
+        "attempts": len(entry.attempts()),
+        "started": result["started"],
+        "ended": result["ended"],
+        "published": time.time(),
+        "environment": result["environment"],
+        **{key: entry.info.get(key) for key in ("git_commit", "experiment", "invocation")},
+    }
+    if earlier := earlier_environments(entry, result["environment"]):
+        record["earlier_environments"] = earlier
+    atomic.write_json(entry.folder / "record.json", record)
+    # Not before: a process that shares the work may still be looking through it.
+    shutil.rmtree(entry.folder / "scratch", ignore_errors=True)
+    return record
+
+
+def place_outputs(entry: Entry, root: Path, aside: Path) -> None:
+    """Give the outputs their names below `root`."""
+    places = {path: entry.out / name for name, path in entry.spec.outs.items()}
+    places[entry.spec.metrics] = entry.out / METRICS_OUT
+    for target, source in places.items():
+        _place(source, root / target, aside)
+
+
+def _reconstructed(entry: Entry) -> dict[str, Any]:
+    """The result of a worker that was stopped after its last rename and before its last word."""
+    hashes = HashCache()
+    ended = entry.out.stat().st_mtime
+    # An attempt that found all done, or that never got far, does not know what made it.
+    words = [attempt.worker or {} for attempt in reversed(entry.attempts())]
+    worker: dict[str, Any] = next((word for word in words if word.get("environment")), {})
+    return {
+        "outs": {path: hashes.of(entry.out / name) for name, path in entry.spec.outs.items()},
+        "metrics": atomic.read_json(entry.out / METRICS_OUT),
+        "started": min(worker.get("time", ended), ended),
+        "ended": ended,
+        "environment": worker.get("environment", {}),
+    }
+
+
+def drop_recorded(root: Path, ledger: Ledger) -> None:
+    """Remove the ledger's copy of outputs that dvc.lock names by now."""
+    recorded = recorded_outs(root)
+    for out in ledger.folder.glob("*/*/out"):
+        entry = Entry(out.parent)
+        record = entry.record
+        if record and record["outs"].items() <= recorded.get(entry.stage, {}).items():
+            # Renamed first: half a folder must never pass for the outputs.
+            doomed = atomic.unique(out)
+            shutil.rmtree(doomed, ignore_errors=True)
+            with suppress(FileNotFoundError):  # a stage that starts beside this one was faster
+                os.replace(out, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def recorded_outs(root: Path) -> dict[str, dict[str, str]]:
+    """What dvc.lock says each stage has made: path and hash."""
+    return {stage: hashes_of_outs(values) for stage, values in read_stages(root).items()}
+
+
+def hashes_of_outs(values: Mapping[str, Any]) -> dict[str, str]:
+    """What dvc.lock says one stage has made."""
+    return {out["path"]: out["md5"] for out in values.get("outs", ()) if "md5" in out}
+
+
+def _place(source: Path, target: Path, aside: Path) -> None:
+    """Give `target` the content of `source` in one step; what was there before goes."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}{_BESIDE}.*.tmp"):
+        atomic.remove(left)  # by a process that was killed
+    try:
+        _swap(source, target, aside)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # `artifacts` is a link to another disk: the copy is made there, under a name of its own.
+        _swap(source, target, atomic.unique(target.with_name(target.name + _BESIDE)))
+
+
+def _swap(source: Path, target: Path, aside: Path) -> None:
+    """Whole or not at all, by renames; EXDEV and nothing done where `aside` is on another disk."""
+    new, old = aside / "new", aside / "old"
+    atomic.remove(aside)
+    try:
+        atomic.link_tree(source, new)
+        if aside.parent == target.parent:
+            atomic.sync_tree(new)
+        if target.is_dir() or (new.is_dir() and os.path.lexists(target)):
+            target.rename(old)
+        os.replace(new, target)
+    except BaseException:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        atomic.remove(aside)  # on a full disk, this also makes room
+        raise
+    atomic.remove(aside)

@@ -1,0 +1,253 @@
+"""`lockstep lm-eval`: a finished checkpoint through lm-eval's own package, in a process of its own.
+
+Outside the graph, because its data come from the network and its packages are no part of ours: no
+stage reads what it finds. Results are kept beside the hash of the checkpoint that they are about,
+`artifacts/lm_eval/POLICY/TASKS.json`, with lm-eval's own file beside them. The process has the
+environment of whoever calls: proxies, tokens and offline settings are theirs.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.base import atomic
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.config.params import load_params
+from pipelines.identity.hashing import HashCache
+from stages.contracts.family import ROOT
+from stages.contracts.params import Params
+
+FOLDER = "artifacts/lm_eval"
+_HAS_IT = "import importlib.util, sys; sys.exit(importlib.util.find_spec('lm_eval') is None)"
+_LONGEST_NAME = 100
+Results = dict[str, dict[str, float]]
+
+
+def lm_eval(repository: Repository, arguments: argparse.Namespace) -> str:
+    """Run it, keep the results, and say them."""
+    params = load_params(repository.root)
+    policy = arguments.policy
+    family = [ROOT, *params.rl.family]
+    if policy not in family:
+        raise LockstepError(f"there is no policy {policy!r}; there are {', '.join(family)}")
+    tasks = [name.strip() for name in arguments.tasks.split(",") if name.strip()]
+    if not tasks:
+        raise LockstepError("--tasks names none: --tasks gsm8k,ifeval")
+    model = Path("artifacts/policies") / policy / "model"
+    if not (repository.root / model / "tokenizer_config.json").is_file():
+        raise LockstepError(
+            f"{model} is not there: `lockstep run` makes it, and `dvc pull {model}` fetches it "
+            "where somebody else has"
+        )
+    python = arguments.python or sys.executable
+    _refuse_without_lm_eval(python)
+    digest = HashCache(repository.home / "hashes.json").of(repository.root / model)
+    kept = repository.root / FOLDER / policy / f"{_file_name(tasks, arguments)}.json"
+    raw = _run(repository, command(python, model, tasks, params, arguments, repository.root), kept)
+    found = {
+        "policy": policy,
+        "model": {"path": str(model), "hash": digest},
+        "tasks": tasks,
+        "limit": arguments.limit,
+        "num_fewshot": arguments.num_fewshot,
+        "chat": arguments.chat,
+        "versions": {name: raw.get(f"{name}_version") for name in ("lm_eval", "transformers")},
+        "num_samples": {
+            name: count["effective"] for name, count in raw.get("n-samples", {}).items()
+        },
+        "results": results_of(raw),
+    }
+    atomic.write_json(kept, found)
+    url = (
+        log_results(repository, params, policy, digest, found["results"], suffix_of(arguments))
+        if arguments.mlflow
+        else None
+    )
+    if arguments.json:
+        return json.dumps(found, indent=2)
+    where = kept.relative_to(repository.root)
+    lines = [render(found["results"]), "", f"kept in {where}"]
+    if arguments.limit:
+        lines.insert(1, f"of the first {arguments.limit} only: not a number to publish")
+    return "\n".join([*lines, *([f"in MLflow: {url}"] if url else [])])
+
+
+def command(
+    python: str,
+    model: Path,
+    tasks: list[str],
+    params: Params,
+    arguments: argparse.Namespace,
+    root: Path,
+) -> list[str]:
+    """What is run, in the repository: relative paths have no comma that would split them."""
+    weights = f"pretrained={model}"
+    if (root / model / "adapter_config.json").is_file():
+        weights = f"pretrained={model / 'base'},peft={model}"
+    words = [python, "-m", "lm_eval", "run", "--model", "hf", "--tasks", ",".join(tasks)]
+    words += ["--model_args", f"{weights},dtype={params.precision.value}"]
+    for option, value in (
+        ("--limit", arguments.limit),
+        ("--num_fewshot", arguments.num_fewshot),
+        ("--batch_size", arguments.batch_size),
+        ("--device", arguments.device),
+    ):
+        if value is not None:
+            words += [option, str(value)]
+    if arguments.include_path:
+        words += ["--include_path", str(Path(arguments.include_path).absolute())]
+    if arguments.chat:
+        words.append("--apply_chat_template")
+    if params.model.trust_remote_code:
+        words.append("--trust_remote_code")
+    return words
+
+
+def results_of(raw: Mapping[str, Any]) -> Results:
+    """The numbers of each task: `exact_match`, or `exact_match/strict-match` where it filters."""
+    return {
+        task: {
+            metric if name == "none" else f"{metric}/{name}": float(value)
+            for key, value in values.items()
+            if isinstance(value, int | float)
+            for metric, comma, name in [key.partition(",")]
+            if comma
+        }
+        for task, values in raw["results"].items()
+    }
+
+
+def render(results: Results) -> str:
+    """A line for each number, with its standard error."""
+    rows = [
+        (task, metric, f"{value:.4f}", _error(metrics, metric))
+        for task, metrics in results.items()
+        for metric, value in metrics.items()
+        if "_stderr" not in metric
+    ]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+    return "\n".join(
+        f"{task:<{widths[0]}}  {metric:<{widths[1]}}  {value:>{widths[2]}}{error}"
+        for task, metric, value, error in rows
+    )
+
+
+def _error(metrics: Mapping[str, float], metric: str) -> str:
+    name, slash, kind = metric.partition("/")
+    error = metrics.get(f"{name}_stderr{slash}{kind}")
+    return "" if error is None else f" ± {error:.4f}"
+
+
+def _refuse_without_lm_eval(python: str) -> None:
+    try:
+        has_it = subprocess.run([python, "-c", _HAS_IT], check=False).returncode == 0
+    except OSError as error:
+        raise LockstepError(f"--python {python}: {error.strerror}") from None
+    if not has_it:
+        raise LockstepError(
+            f"lm-eval is not installed for {python}: `pip install -c constraints.txt -e "
+            "'.[lm-eval]'`, or name an interpreter that has it by --python"
+        )
+
+
+def _run(repository: Repository, words: list[str], kept: Path) -> dict[str, Any]:
+    """Its results file, which it names after the time; moved beside ours."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".") as aside:
+        # What it prints is for people: our own output may be read by programs.
+        done = subprocess.run(
+            [*words, "--output_path", aside], cwd=repository.root, stdout=sys.stderr, check=False
+        )
+        if done.returncode:
+            raise LockstepError(f"lm-eval ended with status {done.returncode}; it says why above")
+        found = sorted(Path(aside).rglob("results*.json"))
+        if len(found) != 1:
+            raise LockstepError(f"lm-eval left {len(found)} files of results where one was due")
+        raw: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
+        shutil.move(found[0], kept.with_suffix(".raw.json"))
+    return raw
+
+
+def _file_name(tasks: list[str], arguments: argparse.Namespace) -> str:
+    name = "+".join(re.sub(r"[^\w.-]", "_", task) for task in tasks)
+    if name != "+".join(tasks) or len(name) > _LONGEST_NAME:
+        digest = hashlib.sha256(",".join(tasks).encode()).hexdigest()[:8]
+        name = f"{name[:_LONGEST_NAME]}-{digest}"
+    return name + suffix_of(arguments)
+
+
+def suffix_of(arguments: argparse.Namespace) -> str:
+    """What was asked for otherwise has another name: a short look replaces no long one.
+
+    In files and in MLflow alike, so only with characters that both take.
+    """
+    shots = f".{arguments.num_fewshot}-shot" if arguments.num_fewshot is not None else ""
+    chat = ".chat" if arguments.chat else ""
+    return shots + chat + (f".first-{arguments.limit}" if arguments.limit else "")
+
+
+def evaluation_of(policy: str, params: Params) -> str:
+    """The stage that evaluates a policy."""
+    if policy == ROOT:
+        return "evaluate_sft"
+    if policy in params.rl.preferences:
+        return f"evaluate_preference@{policy}"
+    return f"evaluate_online@{policy}" if policy in params.rl.online else f"evaluate@{policy}"
+
+
+def log_results(
+    repository: Repository,
+    params: Params,
+    policy: str,
+    digest: str,
+    results: Results,
+    suffix: str,
+) -> str:
+    """Log the numbers to the run of the policy's evaluation, and say where that is.
+
+    `suffix`: behind the name of each task, as in the names of the files.
+    """
+    from pipelines.ledger.entry import Ledger
+    from pipelines.tracking.cursor import StageCursor, store_address
+    from pipelines.tracking.metrics import Point, safe_name
+    from pipelines.tracking.rounds import Tracker
+
+    stage = evaluation_of(policy, params)
+    entry = Ledger(repository.jobs).latest(stage).get(stage)
+    run = StageCursor.of(entry, store_address(repository)).run_id if entry else None
+    if entry is None or run is None:
+        raise LockstepError(
+            f"the results are kept, but MLflow has no run of {stage} from this clone: `lockstep "
+            "run` makes one, and `lockstep sync` ships it"
+        )
+    if entry.spec.inputs["policy"].hash != digest:
+        raise LockstepError(
+            f"the results are kept, but the last run of {stage} evaluated other weights than "
+            f"{policy} has now: `lockstep run` evaluates these"
+        )
+    Tracker(repository)  # sets how long to wait for a server that is down
+    from pipelines.tracking.store import RefusedError, Store, UnreachableError
+
+    points = [
+        Point(safe_name(f"lm_eval/{task}{suffix}/{metric}"), value, time.time(), 0)
+        for task, metrics in results.items()
+        for metric, value in metrics.items()
+    ]
+    try:
+        store = Store(repository)
+        store.log(run, points)
+        return store.url(run) or run
+    except (UnreachableError, RefusedError) as error:
+        raise LockstepError(
+            f"the results are kept, but MLflow did not take them: {error}"
+        ) from None

@@ -1,0 +1,243 @@
+"""`lockstep samples`: a policy's answers to the held-out prompts, to read rather than to count.
+
+Reads the folders of two evaluations and nothing else: no job, no MLflow. Those of another commit,
+`REV:POLICY`, come out of DVC's cache. What is asked for is filtered first and then ordered; wins
+and losses come with the largest change of reward first.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.base.errors import LockstepError
+from pipelines.config.params import load_params
+from pipelines.lineage.content import NEEDS_PYARROW
+from stages.contracts.family import ROOT
+from stages.reporting.markup import printable
+
+if TYPE_CHECKING:
+    from stages.evaluation.answers import Answer, Answered
+    from stages.evaluation.contest import Contest
+
+EVALUATIONS = "artifacts/evaluations"
+_MARKS = {True: "right", False: "wrong", None: ""}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt with two policies' answers."""
+
+    mine: "Answered"
+    theirs: "Answered | None"
+    won: float | None
+
+    @property
+    def gain(self) -> float:
+        return self.mine.greedy.reward - self.theirs.greedy.reward if self.theirs else 0.0
+
+    def as_json(self, *, sampled: bool) -> dict[str, Any]:
+        item = self.mine
+        found = {
+            "prompt_id": item.prompt_id,
+            "prompt": item.prompt,
+            "answer": item.answer,
+            "task": item.task,
+            **asdict(item.greedy),
+            "pass_rate": item.pass_rate,
+            "reference_response": self.theirs.greedy.response if self.theirs else None,
+            "reference_reward": self.theirs.greedy.reward if self.theirs else None,
+            "won": self.won,
+        }
+        del found["vote"]
+        return {**found, **({"sampled": [asdict(a) for a in item.sampled]} if sampled else {})}
+
+
+_FILTERS: dict[str, Callable[[Sample], bool]] = {
+    "wrong": lambda sample: sample.mine.greedy.correct is False,
+    "right": lambda sample: sample.mine.greedy.correct is True,
+    "lost": lambda sample: sample.won == 0.0,
+    "won": lambda sample: sample.won == 1.0,
+}
+
+
+def samples(root: Path, arguments: argparse.Namespace) -> str:
+    """What the command prints."""
+    family = [ROOT, *load_params(root).rl.family]
+    policy = _known(arguments.policy or family[-1], family)
+    revision, colon, _ = policy.rpartition(":")
+    against = _known(arguments.against or f"{revision}{colon}{ROOT}", family)
+    if arguments.limit < 0:
+        raise LockstepError("-n takes a number of prompts, 0 for all of them")
+    if against == policy:
+        if arguments.against or arguments.which in ("lost", "won"):
+            raise LockstepError(
+                f"{policy} would be compared with itself: name another policy by --against"
+            )
+        against = ""
+    everything = _all(root, policy, against)
+    chosen = _select(everything, arguments.which, arguments.task)
+    shown = chosen[: arguments.limit or None]
+    if arguments.json:
+        return json.dumps(
+            {
+                "policy": policy,
+                "against": against or None,
+                "num_prompts": len(everything),
+                "num_chosen": len(chosen),
+                "samples": [sample.as_json(sampled=arguments.sampled) for sample in shown],
+            },
+            indent=2,
+            ensure_ascii=False,
+        )
+    return _render(policy, against, everything, chosen, shown, arguments)
+
+
+def _known(policy: str, family: list[str]) -> str:
+    """A policy of the workspace; one of another revision is looked for in its dvc.lock."""
+    if ":" not in policy and policy not in family:
+        raise LockstepError(f"there is no policy {policy!r}; there are {', '.join(family)}")
+    return policy
+
+
+def _all(root: Path, policy: str, against: str) -> list[Sample]:
+    mine = _answers(root, policy)
+    if not against:
+        return [Sample(item, None, None) for item in mine]
+    from stages.evaluation.contest import contest
+
+    theirs = _answers(root, against)
+    try:
+        compared: Contest = contest(mine, theirs)
+    except ValueError as error:
+        raise LockstepError(
+            f"{policy} and {against}: {error}; `lockstep run` brings both up to date"
+        ) from None
+    rows = zip(mine, theirs, compared.won, strict=True)
+    return [Sample(one, other, won) for one, other, won in rows]
+
+
+def _answers(root: Path, policy: str) -> "list[Answered]":
+    try:
+        from stages.evaluation import folder
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        raise LockstepError(NEEDS_PYARROW) from None
+    if ":" in policy:
+        return _recorded_answers(root, policy)
+    path = root / EVALUATIONS / policy
+    for name in (folder.GREEDY, folder.SAMPLED):
+        if not (path / name).is_file():
+            raise LockstepError(
+                f"{path / name} is not there: `lockstep run` evaluates {policy}, and `dvc pull "
+                f"artifacts/evaluations/{policy}` fetches it where somebody else has"
+            )
+    try:
+        return folder.read(path)
+    except (KeyError, ValueError, OSError) as error:
+        raise LockstepError(
+            f"{path} is not an evaluation that can be read ({error}): `lockstep verify` says "
+            "whether it is damaged, and `lockstep run` makes it again"
+        ) from None
+
+
+def _recorded_answers(root: Path, policy: str) -> "list[Answered]":
+    """Those of an evaluation as the dvc.lock of a commit, tag or experiment records it."""
+    from pipelines.base.repository import Repository
+    from pipelines.lineage.content import Content
+    from pipelines.lineage.evidence import Artifact, gather
+    from pipelines.lineage.history import History
+    from pipelines.lineage.target import Resolver
+    from stages.evaluation import folder
+
+    repository = Repository(root)
+    evidence = gather(repository)
+    lock, name = Resolver(evidence, root, History(root)).revision(policy)
+    assert lock is not None
+    outs = [out for making in lock.stages.values() for out in making.outs.items()]
+    recorded = {Path(path).name: Artifact(path, digest) for path, digest in outs if _is_one(path)}
+    if name not in recorded:
+        known = ", ".join(sorted(recorded)) or "none"
+        raise LockstepError(f"{policy}: no such policy was evaluated there; there are {known}")
+    files = Content(repository, evidence).files(recorded[name])
+    with tempfile.TemporaryDirectory() as named:
+        # In the cache, files are called by their hashes.
+        for file in (folder.GREEDY, folder.SAMPLED):
+            (Path(named) / file).symlink_to(files[file].resolve())
+        return folder.read(Path(named))
+
+
+def _is_one(path: str) -> bool:
+    return Path(path).parent == Path(EVALUATIONS)
+
+
+def _select(everything: list[Sample], which: str | None, task: str | None) -> list[Sample]:
+    if task is not None and not any(sample.mine.task == task for sample in everything):
+        names = sorted({s.mine.task for s in everything if s.mine.task is not None})
+        known = f"there are {', '.join(names)}" if names else "no prompt has a task"
+        raise LockstepError(f"there is no task {task!r}; {known}")
+    if which in ("wrong", "right") and not any(s.mine.is_judged for s in everything):
+        raise LockstepError(
+            f"--{which}: the data do not say which answers are right; --won and --lost compare "
+            "rewards"
+        )
+    keep = _FILTERS.get(which or "")
+    chosen = [s for s in everything if task in (None, s.mine.task) and (not keep or keep(s))]
+    if which in ("lost", "won"):
+        chosen.sort(key=lambda sample: -abs(sample.gain))
+    return chosen
+
+
+def _render(
+    policy: str,
+    against: str,
+    everything: list[Sample],
+    chosen: list[Sample],
+    shown: list[Sample],
+    arguments: argparse.Namespace,
+) -> str:
+    what = " ".join(
+        filter(None, (arguments.which, f"of task {arguments.task}" if arguments.task else ""))
+    )
+    lines = [
+        f"{policy}: {len(shown)} of {len(chosen)} {f'prompts ({what})' if what else 'prompts'}"
+        + ("" if len(chosen) == len(everything) else f", of {len(everything)} in all")
+    ]
+    if against and everything:
+        rate = statistics.fmean(s.won for s in everything if s.won is not None)
+        lines[0] += f"; by reward it wins {rate:.1%} against {against}"
+    width = max(len(policy), len(against), len("expected"))
+    for sample in shown:
+        item = sample.mine
+        task = f"  [{item.task}]" if item.task else ""
+        lines += ["", f"{item.prompt_id}{task}", *_field("prompt", item.prompt, width)]
+        if item.answer is not None:
+            lines += _field("expected", item.answer, width)
+        lines += _answer(policy, item.greedy, width, item.pass_rate)
+        if sample.theirs:
+            lines += _answer(against, sample.theirs.greedy, width, sample.theirs.pass_rate)
+        if arguments.sampled:
+            for index, answer in enumerate(item.sampled):
+                lines += _answer(f"sample {index}", answer, width, None)
+    left = len(chosen) - len(shown)
+    if left:
+        lines += ["", f"{left} more: -n N, or -n 0 for all"]
+    return "\n".join(lines)
+
+
+def _answer(name: str, answer: "Answer", width: int, pass_rate: float | None) -> list[str]:
+    cut = "cut off" if answer.finish_reason == "length" else ""
+    often = "" if pass_rate is None else f"{pass_rate:.0%} of samples right"
+    said = (_MARKS[answer.correct], f"reward {answer.reward:.4g}", f"{answer.length} tokens", cut)
+    notes = ", ".join(filter(None, (*said, often)))
+    return [*_field(name, answer.response or "(empty)", width), f"{'':{width + 4}}({notes})"]
+
+
+def _field(name: str, text: str, width: int) -> list[str]:
+    first, *rest = printable(text).split("\n")
+    return [f"  {name:<{width}}  {first}", *(f"{'':{width + 4}}{line}" for line in rest)]

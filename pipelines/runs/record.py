@@ -1,0 +1,96 @@
+"""`lockstep record`: have DVC record what jobs have finished with nobody waiting for them.
+
+Nothing is computed: a stage is handed to DVC only where the ledger has its outputs, or DVC's own
+cache does.
+"""
+
+import shutil
+import subprocess
+
+from pipelines.base.console import Console
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.config.params import load_params
+from pipelines.config.profiles import profile_name
+from pipelines.driver.dvc_process import dvc_command, dvc_environment
+from pipelines.driver.stage import fingerprint
+from pipelines.dvc_repo.lock_order import order_lock
+from pipelines.dvc_repo.plan import PlannedStage, make_plan
+from pipelines.dvc_repo.repair import mend_dvc_files
+from pipelines.ledger.cleanup import clear_debris
+from pipelines.ledger.entry import Attempt, Ledger, State
+from pipelines.ledger.invocation import new_invocation
+from pipelines.ledger.leftovers import remove_leftovers
+from pipelines.ledger.publish import drop_recorded
+from pipelines.runs.exclusive import PASSING, only_pipeline
+from pipelines.slurm.scheduler import Scheduler
+
+
+def record(targets: list[str]) -> None:
+    """Have DVC record what jobs have finished with nobody waiting for them."""
+    repository, console = Repository.find(), Console()
+    with only_pipeline(repository, PASSING, console.line):
+        plan = record_finished(repository, targets, profile_name(), console)
+    left = sum(stage.stale for stage in plan)
+    console.line(f"{len(plan) - left} of {len(plan)} stages are up to date")
+
+
+def record_finished(
+    repository: Repository, targets: list[str], profile: str, console: Console
+) -> list[PlannedStage]:
+    """Record every stage that only waits for that; the plan as it is afterwards."""
+    params = load_params(repository.root)
+    remove_leftovers(repository, params)
+    mend_dvc_files(repository, console.line)
+    clear_debris(repository)
+    Scheduler(repository).look(now=True)
+    environment = dvc_environment(profile, new_invocation("lockstep record"))
+    while True:
+        plan = make_plan(repository.root, targets, params)
+        fresh = {stage.address for stage in plan if not stage.stale}
+        finished = [
+            stage
+            for stage in plan
+            if stage.cached
+            or (
+                stage.stale and fresh.issuperset(stage.upstream) and _is_finished(repository, stage)
+            )
+        ]
+        if not finished:
+            drop_recorded(repository.root, Ledger(repository.jobs))
+            order_lock(repository.root)
+            _clear_chains(repository)
+            return plan
+        names = [stage.address for stage in finished]
+        done = subprocess.run(
+            dvc_command(*names),
+            cwd=repository.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+        if done.returncode:
+            raise LockstepError(f"DVC could not record {', '.join(names)}:\n{done.stdout}")
+        console.line(f"recorded: {', '.join(names)}")
+
+
+def _clear_chains(repository: Repository) -> None:
+    """Remove the workspaces of chains that are over; their links' logs and words are kept."""
+    for chain in (repository.home / "chains").glob("*"):
+        if not any(Attempt(link).state().alive for link in chain.glob("links/*")):
+            shutil.rmtree(chain / "workspace", ignore_errors=True)
+
+
+def _is_finished(repository: Repository, stage: PlannedStage) -> bool:
+    """Whether the ledger has the outputs of exactly what the stage is now."""
+    wanted = fingerprint(repository, stage.address)
+    return any(
+        entry.spec.fingerprint == wanted
+        and entry.out.exists()
+        and entry.state() in (State.COMPLETED, State.PUBLISHED)
+        for entry in Ledger(repository.jobs).entries(stage.address)
+    )

@@ -1,0 +1,383 @@
+"""`lockstep run`: the stale stages, in parallel where the graph allows it, each through DVC.
+
+Each stage is `dvc repro --single-item`, so DVC alone decides what is computed, restored or left,
+and records it. What DVC will restore, by the plan, goes first, all in one process: a process for
+each would take minutes. A stage starts when all before it are done. The first failure stops further
+starts; what runs is waited for. Ctrl-C and SIGTERM cancel what runs.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import psutil
+
+from pipelines.base.console import Console, describe_metrics, seconds
+from pipelines.base.errors import LockstepError
+from pipelines.base.interrupts import Interrupts
+from pipelines.base.processes import end_processes
+from pipelines.base.repository import Repository
+from pipelines.config.params import load_params
+from pipelines.config.profiles import (
+    ExecutorKind,
+    Profile,
+    load_profile,
+    profile_name,
+)
+from pipelines.driver.activity import activity
+from pipelines.driver.driver import SECOND_THOUGHTS_S
+from pipelines.driver.dvc_process import dvc_command, dvc_environment, prepare_dvc, start_dvc
+from pipelines.driver.stage import describe_command, render_stage
+from pipelines.dvc_repo.lock_file import keep_lock
+from pipelines.dvc_repo.lock_order import order_lock
+from pipelines.dvc_repo.plan import PlannedStage, make_plan
+from pipelines.dvc_repo.repair import mend_dvc_files
+from pipelines.ledger.cleanup import clear_debris
+from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.ledger.invocation import new_invocation
+from pipelines.ledger.leftovers import remove_leftovers
+from pipelines.ledger.publish import drop_recorded
+from pipelines.ledger.stop_requests import Wish, make_wish
+from pipelines.runs.chain import submit_chain
+from pipelines.runs.detach import submit_ready
+from pipelines.runs.exclusive import only_pipeline
+from pipelines.runs.record import record_finished
+from pipelines.tracking.cursor import note_restored
+from pipelines.tracking.health import Health
+from pipelines.tracking.rounds import ship_all
+from pipelines.tracking.shipper import problem, start_shipper
+from pipelines.warm.client import Forked
+from pipelines.warm.jobs import prepare_jobs
+from stages.contracts.params import Params
+from stages.health import Symptom
+
+POLL_S = 0.1
+OUTPUT_TAIL = 30
+SHIP_TIMEOUT_S = 30.0
+
+
+def run_pipeline(
+    targets: list[str],
+    chosen_profile: str | None,
+    *,
+    dry_run: bool = False,
+    detach: bool = False,
+    chain: bool = False,
+) -> None:
+    """Bring the targets and all before them up to date, or say that they are.
+
+    With `detach` or `chain`, jobs are submitted and not waited for: those that can start at once,
+    or all.
+    """
+    repository = Repository.find()
+    console = Console()
+    params = load_params(repository.root)
+    name = profile_name(chosen_profile)
+    profile = load_profile(repository.root, name)
+    if dry_run:
+        for stage in make_plan(repository.root, targets, params):
+            if stage.stale:
+                console.line(render_stage(stage.address, name))
+        return
+    with only_pipeline(repository, "lockstep run", console.line) as lock:
+        for path in remove_leftovers(repository, params):
+            console.line(f"removed {path}: params.yaml no longer names it")
+        mend_dvc_files(repository, console.line)
+        clear_debris(repository)
+        plan = make_plan(repository.root, targets, params)
+        stale = sum(stage.stale for stage in plan)
+        cached = sum(stage.cached for stage in plan)
+        if not stale:
+            order_lock(repository.root)  # an earlier command may have been killed just before
+            start_shipper(repository)
+            console.line(f"nothing to do: all {len(plan)} stages are up to date")
+            return
+        if detach or chain:
+            plan = record_finished(repository, targets, name, console)
+            if chain:
+                submit_chain(repository, profile, name, plan, console)
+            else:
+                submit_ready(repository, name, plan, console)
+            start_shipper(repository)
+            return
+        restore = f", {cached} to restore" if cached else ""
+        console.line(
+            f"{stale - cached} of {len(plan)} stages to run{restore}, profile {name}: "
+            f"{profile.description}"
+        )
+        started = time.monotonic()
+        run = PipelineRun(repository, name, profile, console, lock)
+        run.prepare(plan)
+        try:
+            if cached:
+                plan = run.restore(plan, params, targets)
+            run.run(plan)
+        finally:
+            ship_all(repository, timeout=SHIP_TIMEOUT_S, ended=run.invocation.id)
+            trouble = problem(repository)
+            if trouble:
+                console.line(trouble)
+        found = [symptom for stage in plan for symptom in run.warnings(stage.address)]
+        count = "1 warning" if len(found) == 1 else f"{len(found)} warnings"
+        see = f"; {count}, see `lockstep status`" if found else ""
+        taken = seconds(time.monotonic() - started)
+        console.line(f"all {len(plan)} stages are up to date, after {taken}{see}")
+
+
+@dataclass
+class _Running:
+    process: Forked | subprocess.Popen[bytes]
+    output: Path | None
+    before: set[float]
+    """When what the ledger has of the stage was published, as it was at the start."""
+    began: float = field(default_factory=time.monotonic)
+
+
+class PipelineRun:
+    """One invocation of `lockstep run`."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        profile_name: str,
+        profile: Profile,
+        console: Console,
+        lock: int,
+    ) -> None:
+        self.repository = repository
+        self.profile = profile
+        self.console = console
+        self.lock = lock
+        self.invocation = new_invocation("lockstep run")
+        self.environment = dvc_environment(profile_name, self.invocation)
+        self.ledger = Ledger(repository.jobs)
+        self.health = Health(repository.root)
+        self.running: dict[str, _Running] = {}
+        self.interrupts = Interrupts()
+        self.wish: Wish | None = None
+        self.warned = False
+        self.finished = 0
+
+    def prepare(self, plan: list[PlannedStage]) -> None:
+        """Have the processes started that are forked for the stages, before the first one asks."""
+        if self.profile.executor is ExecutorKind.DEBUG:
+            return
+        prepare_dvc(self.repository, self.environment)
+        first = next((stage for stage in plan if stage.stale and not stage.cached), None)
+        if self.profile.executor is ExecutorKind.LOCAL and first:
+            resources = self.profile.resources(first.address.split("@")[0])
+            prepare_jobs(self.repository, resources, self.environment)
+
+    def restore(
+        self, plan: list[PlannedStage], params: Params, targets: list[str]
+    ) -> list[PlannedStage]:
+        """Have DVC bring back what its cache has; the plan of what is left.
+
+        Should an object of the cache turn out to be gone, its stage is computed like any other.
+        """
+        names = [stage.address for stage in plan if stage.cached]
+        began = time.monotonic()
+        output = self.repository.home / "runs" / self.invocation.id / "restored.log"
+        before = self.interrupts.catch()
+        try:
+            process = start_dvc(
+                names, self.repository, self.environment, output, self.lock, only_restore=True
+            )
+            told = False
+            while process.poll() is None:
+                if self.interrupts.received and not told:
+                    told = True
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGINT)
+                self.console.progress(f"restoring {len(names)} stages from DVC's cache")
+                time.sleep(POLL_S)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.console.clear()
+        mend_dvc_files(self.repository, self.console.line)
+        left = make_plan(self.repository.root, targets)
+        stale = {stage.address for stage in left if stage.stale}
+        done = [name for name in names if name not in stale]
+        taken = seconds(time.monotonic() - began)
+        if done:
+            info = describe_command(self.repository, params, self.invocation)
+            note_restored(self.repository, info, done)
+            self.console.line(f"restored from DVC's cache ({taken}): {', '.join(done)}")
+            for name in done:
+                for symptom in self.warnings(name):
+                    self.console.line(f"    warning: {name}: {symptom}")
+        if self.interrupts.received:
+            raise LockstepError(
+                f"{self.interrupts.received[0].name} received; run the same command to go on"
+            )
+        return left
+
+    def run(self, plan: list[PlannedStage]) -> None:
+        """Bring every stale stage of the plan up to date, or raise with what failed."""
+        stale = {stage.address: stage for stage in plan if stage.stale}
+        sorter = TopologicalSorter(
+            {
+                address: [up for up in stage.upstream if up in stale]
+                for address, stage in stale.items()
+            }
+        )
+        sorter.prepare()
+        ready: list[str] = []
+        failed: list[str] = []
+        before = self.interrupts.catch()
+        try:
+            while sorter.is_active() or self.running:
+                ready += sorter.get_ready()
+                while (
+                    ready and len(self.running) < self.profile.parallel and not self._ending(failed)
+                ):
+                    self._start(ready.pop(0))
+                if not self.running:
+                    break
+                self._heed_interrupts()
+                for address in self._poll():
+                    if self._succeeded(address, len(stale)):
+                        sorter.done(address)
+                    else:
+                        failed.append(address)
+                self._show_progress()
+                time.sleep(POLL_S)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        mend_dvc_files(self.repository, self.console.line)
+        drop_recorded(self.repository.root, self.ledger)
+        keep_lock(self.repository)
+        order_lock(self.repository.root)
+        if self.wish is Wish.DETACH:
+            raise LockstepError(
+                "detached: the jobs go on; the same command waits for them again, "
+                "`lockstep status` shows them, `lockstep cancel` ends them"
+            )
+        if self.interrupts.received:
+            raise LockstepError(
+                f"{self.interrupts.received[0].name} received: the running stages were cancelled; "
+                "run the same command to go on from there"
+            )
+        if failed:
+            raise LockstepError(
+                f"failed: {', '.join(failed)}; mend the cause and run the same command"
+            )
+
+    def warnings(self, address: str) -> tuple[Symptom, ...]:
+        """What there is to warn of at a stage that has ended."""
+        return self.health.of(address, self.ledger.latest(address).get(address), now=True)
+
+    def _ending(self, failed: list[str]) -> bool:
+        return bool(failed or self.interrupts.received)
+
+    def _start(self, address: str) -> None:
+        records = [entry.record for entry in self.ledger.entries(address)]
+        before = {record["published"] for record in records if record}
+        if self.profile.executor is ExecutorKind.DEBUG:
+            # One process, this terminal: a breakpoint in a stage must reach the user.
+            here = subprocess.Popen(
+                dvc_command(address), cwd=self.repository.root, env=self.environment
+            )
+            self.running[address] = _Running(here, None, before)
+            return
+        output = self.repository.home / "runs" / self.invocation.id / f"{address}.log"
+        process = start_dvc([address], self.repository, self.environment, output, self.lock)
+        self.running[address] = _Running(process, output, before)
+
+    def _poll(self) -> list[str]:
+        return [name for name, job in self.running.items() if job.process.poll() is not None]
+
+    def _succeeded(self, address: str, total: int) -> bool:
+        job = self.running.pop(address)
+        taken = seconds(time.monotonic() - job.began)
+        entry = self.ledger.latest(address).get(address)
+        if job.process.returncode == 0:
+            self.finished += 1
+            count = f"[{self.finished:>{len(str(total))}}/{total}]"
+            self.console.line(f"{count} {address}: {self._outcome(entry, job)} ({taken})")
+            for symptom in self.warnings(address):
+                self.console.line(f"    warning: {symptom}")
+            return True
+        state = entry.state() if entry else None
+        if self.wish is Wish.DETACH and state is not None and state.alive:
+            self.console.line(f"{address}: left running")
+            return False
+        if self.interrupts.received:
+            self.console.line(f"{address}: cancelled")
+            return False
+        if state is State.CANCELLED and entry and entry.attempts()[-1].was_cancelled:
+            self.console.line(f"{address}: cancelled by another command, such as `lockstep cancel`")
+            return False
+        self.console.line(f"{address}: FAILED after {taken}")
+        if job.output:
+            lines = job.output.read_text(errors="replace", encoding="utf-8").splitlines()
+            for line in lines[-OUTPUT_TAIL:]:
+                self.console.line(f"    {line}")
+        return False
+
+    def _outcome(self, entry: Entry | None, job: _Running) -> str:
+        record = entry.record if entry else None
+        if entry is None or record is None or record["published"] in job.before:
+            return "unchanged or restored from the cache"
+        return describe_metrics(record["metrics"])
+
+    def _show_progress(self) -> None:
+        if not self.console.is_terminal:
+            return
+        shown = []
+        for address, job in self.running.items():
+            shown.append(f"{address} {self._activity(address, job)}")
+        self.console.progress(" | ".join(shown))
+
+    def _activity(self, address: str, job: _Running) -> str:
+        entry = self.ledger.latest(address).get(address)
+        record = entry.record if entry else None
+        if entry is None or (record and record["published"] in job.before):
+            return "starting"
+        return activity(entry, entry.state(), self.health.of(address, entry))
+
+    def _heed_interrupts(self) -> None:
+        """The first Ctrl-C cancels the jobs; a second one soon after leaves those on Slurm be."""
+        received = self.interrupts.received
+        if not received or self.wish:
+            return
+        on_slurm = self.profile.executor is ExecutorKind.SLURM
+        first, waited = received[0].name, time.monotonic() - received[0].time
+        if on_slurm and (first == "SIGHUP" or len(received) > 1):
+            self._wish(Wish.DETACH)
+        elif not on_slurm or first != "SIGINT" or waited >= SECOND_THOUGHTS_S:
+            self._wish(Wish.CANCEL)
+        elif not self.warned:
+            self.warned = True
+            names = ", ".join(f"{name} (job {self._job(name)})" for name in self.running)
+            self.console.line(
+                f"{first} received; cancelling {names} in {SECOND_THOUGHTS_S:.0f} s: "
+                "press Ctrl-C again to leave them running"
+            )
+
+    def _wish(self, wish: Wish) -> None:
+        """Tell the drivers; and what is no stage of ours, but a command in somebody's dvc.yaml."""
+        self.wish = wish
+        make_wish(self.repository, self.invocation.id, wish)
+        for job in self.running.values():
+            if wish is Wish.DETACH or job.process.poll() is not None:
+                continue
+            # One that ends meanwhile needs no telling.
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if job.output:
+                    os.killpg(job.process.pid, signal.SIGINT)  # dvc itself ignores it
+                else:
+                    below = psutil.Process(job.process.pid).children()
+                    end_processes([child.pid for child in below])
+
+    def _job(self, address: str) -> str:
+        entry = self.ledger.latest(address).get(address)
+        attempts = entry.attempts() if entry else []
+        return ",".join(attempts[-1].jobs) if attempts and attempts[-1].jobs else "not submitted"

@@ -1,0 +1,233 @@
+"""How every stage of the workspace stands, read without DVC's locks, so at any time.
+
+A stage is up to date or not by what is in the workspace now. A job of the ledger is shown where it
+belongs to that: with the same params, code and inputs. What earlier params left behind, numbers and
+warnings as well, is not shown beside what is new.
+"""
+
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pipelines.base import atomic
+from pipelines.base.console import describe_warnings, seconds
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.config.params import load_params
+from pipelines.driver.activity import progress_of, slurm_jobs, why_it_waits
+from pipelines.dvc_repo.plan import look
+from pipelines.ledger.entry import PAUSED, Attempt, Entry, Ledger, State
+from pipelines.runs.current_jobs import CurrentJobs, Standing
+from pipelines.slurm.link import Link, unstarted_links
+from pipelines.slurm.outcome import verdict_in_session, verdict_on
+from pipelines.slurm.scheduler import Scheduler
+from pipelines.tracking.health import Health
+from stages.contracts.catalog import bind_all
+from stages.health import Symptom
+
+UP_TO_DATE = "up to date"
+RESTORED = "restored"
+"""Up to date by DVC's cache: not what the last job of the stage in this clone has made."""
+STALE = "stale"
+"""It would run now."""
+WAITING = "waiting"
+"""It would run after others."""
+UNKNOWN = "-"
+AT_WORK = (State.RUNNING, State.SUSPENDED)
+LIVE = ("RUNNING", "COMPLETING", *PAUSED)
+"""Slurm's words for a job that has its nodes."""
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """One line of `lockstep status`."""
+
+    stage: str
+    state: str
+    iteration: str | None = None
+    reason: str = ""
+    """Why it is not up to date, or why Slurm has not started it."""
+    elapsed: float | None = None
+    limit: float | None = None
+    progress: str = ""
+    error: str | None = None
+    attempts: int = 0
+    restarts: int = 0
+    """How often it was started again, by Slurm or in a new job."""
+    job: str | None = None
+    host: str | None = None
+    nodes: str | None = None
+    gpus: int = 0
+    mlflow_run: str | None = None
+    mlflow_url: str | None = None
+    log: str | None = None
+    warnings: tuple[Symptom, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def stage_statuses(repository: Repository) -> list[StageStatus]:
+    """Every stage of the graph under the current params, in order."""
+    Scheduler(repository).look()
+    nodes = {bound.address: bound for bound in bind_all(load_params(repository.root))}
+    try:
+        plan = look(repository.root)
+    except LockstepError:
+        found = _newest_jobs(repository, list(nodes))
+    else:
+        jobs = CurrentJobs(repository, nodes)
+        links = unstarted_links(repository)
+        fresh = {planned.address for planned in plan if not planned.stale}
+        found = {}
+        for standing in jobs.of(plan):
+            name = standing.planned.address
+            link = links.get(name)
+            if link and not jobs.is_wanted(name, *link.computes()):
+                link = None
+            found[name] = (standing.entry, _of_standing(standing, link, fresh))
+    health = Health(repository.root)
+    statuses = []
+    for name in nodes:
+        entry, status = found.get(name, (None, StageStatus(name, UNKNOWN)))
+        shown = status.state not in (STALE, WAITING, UNKNOWN)
+        warnings = health.of(name, entry) if shown else ()
+        iteration = name.partition("@")[2] or None
+        statuses.append(replace(status, iteration=iteration, warnings=warnings))
+    return statuses
+
+
+def _newest_jobs(
+    repository: Repository, names: list[str]
+) -> dict[str, tuple[Entry | None, StageStatus]]:
+    """Where DVC cannot tell what the workspace is: the last job of each stage."""
+    latest = Ledger(repository.jobs).latest()
+    return {name: (latest[name], _of_entry(latest[name])) for name in names if name in latest}
+
+
+def _of_standing(standing: Standing, link: Link | None, fresh: set[str]) -> StageStatus:
+    planned, entry = standing.planned, standing.entry
+    state = entry.state() if entry else State.NEW
+    if entry and state.alive:
+        return _of_entry(entry)
+    if not planned.stale:
+        made = _of_entry(entry) if entry and state is State.PUBLISHED else None
+        made_here = made is not None and standing.is_last
+        base = made or StageStatus(planned.address, RESTORED)
+        return replace(base, state=UP_TO_DATE if made_here else RESTORED)
+    if link and _is_newer(link.attempt, entry):
+        return _of_attempt(planned.address, link.attempt, link.attempt.state())
+    # Published, and still in the ledger: DVC is about to record it.
+    if entry and state is not State.NEW and (state is not State.PUBLISHED or entry.out.exists()):
+        return _of_entry(entry)
+    waits_for = [up for up in planned.upstream if up not in fresh]
+    reasons = waits_for or planned.reasons
+    reason = ", ".join(reasons[:2]) + (", ..." if len(reasons) > 2 else "")
+    if waits_for:
+        reason = f"after {reason}"
+    if planned.cached:
+        reason += "; DVC's cache has it"
+    if standing.other:
+        job = standing.other.attempts()[-1].job
+        reason += f"; job {job} computes it from other params, code or inputs"
+    return StageStatus(planned.address, WAITING if waits_for else STALE, reason=reason)
+
+
+def _is_newer(link: Attempt, entry: Entry | None) -> bool:
+    submitted: float = (link.launch or {}).get("time", 0.0)
+    return entry is None or submitted > entry.asked_for
+
+
+def _of_entry(entry: Entry) -> StageStatus:
+    attempts, state = entry.attempts(), entry.state()
+    if not attempts:
+        return StageStatus(entry.stage, state.value)
+    tracking = atomic.read_json(entry.folder / "tracking.json") or {}
+    before = (attempts[-1].launch or {}).get("restarts_before", 0)
+    return replace(
+        _of_attempt(entry.stage, attempts[-1], state),
+        progress=progress_of(entry) if state in AT_WORK else "",
+        attempts=len(attempts),
+        restarts=before + attempts[-1].restarts,
+        mlflow_run=tracking.get("run_id"),
+        mlflow_url=tracking.get("url"),
+    )
+
+
+def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
+    launch, worker = attempt.launch or {}, attempt.worker or {}
+    resources = launch.get("resources", {})
+    hosts = sorted({job["nodes"] for job in slurm_jobs(attempt)} - {""})
+    limit = 60.0 * resources["time_minutes"] if attempt.on_slurm else None
+    return StageStatus(
+        stage=stage,
+        state=state.value,
+        reason=why_it_waits(attempt) if state is State.QUEUED else "",
+        elapsed=_elapsed(attempt, state),
+        limit=limit,
+        error=_error(attempt, state),
+        attempts=1,
+        job=launch.get("job") or ",".join(attempt.jobs) or None,
+        host=worker.get("host"),
+        nodes=", ".join(hosts) or None,
+        gpus=resources.get("nodes", 1) * resources.get("gpus_per_node", 0),
+        log=str(attempt.folder),
+    )
+
+
+def _elapsed(attempt: Attempt, state: State) -> float | None:
+    """Of a job on Slurm that runs, by Slurm's clock: its node's may be another than this host's."""
+    worker, result = attempt.worker or {}, attempt.result or {}
+    if state in AT_WORK and attempt.on_slurm:
+        used = [job.get("used") for job in slurm_jobs(attempt) if job["state"] in LIVE]
+        return max((value for value in used if value is not None), default=None)
+    started = result.get("started") or worker.get("time")
+    ended = result.get("ended") or (time.time() if state is State.RUNNING else None)
+    return max(ended - started, 0.0) if started and ended else None
+
+
+def _error(attempt: Attempt, state: State) -> str | None:
+    if state not in (State.FAILED, State.CANCELLED, State.DIED):
+        return None
+    if attempt.on_slurm and attempt.result is None and not attempt.was_cancelled:
+        return verdict_on(attempt).what
+    if attempt.session and attempt.result is None and not attempt.was_cancelled:
+        return verdict_in_session(attempt).what
+    error: str | None = (attempt.result or {}).get("error")
+    return error
+
+
+def render(statuses: list[StageStatus]) -> str:
+    """A table for people; below it, where to look at what runs and what went wrong."""
+    head = ("stage", "state", "elapsed", "nodes", "gpus", "restarts", "job", "note")
+    rows = [head, *(_row(status) for status in statuses)]
+    shown = [i for i in range(len(head)) if i == 1 or any(row[i] for row in rows[1:])]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(row[i].ljust(widths[i]) for i in shown).rstrip() for row in rows]
+    states = (State.QUEUED, State.STARTING, *AT_WORK, State.FAILED, State.DIED)
+    for status in statuses:
+        if status.state in states:
+            lines.append(f"{status.stage}: log {status.log}")
+            if status.mlflow_url or status.mlflow_run:
+                lines.append(f"{status.stage}: MLflow {status.mlflow_url or status.mlflow_run}")
+        lines += [f"{status.stage}: warning: {symptom}" for symptom in status.warnings]
+    return "\n".join(lines)
+
+
+def _row(status: StageStatus) -> tuple[str, ...]:
+    elapsed = seconds(status.elapsed) if status.elapsed is not None else ""
+    if elapsed and status.limit and status.state in AT_WORK:
+        elapsed += f" of {seconds(status.limit)}"
+    again = f"attempt {status.attempts}" if status.attempts > 1 else ""
+    first_line = (status.error or "").split("\n", 1)[0]
+    marks = describe_warnings(status.warnings)
+    return (
+        status.stage,
+        status.state,
+        elapsed,
+        status.nodes or "",
+        str(status.gpus or ""),
+        str(status.restarts or ""),
+        (status.job or "") if status.limit else "",
+        "  ".join(filter(None, [status.reason, status.progress, again, first_line, marks])),
+    )

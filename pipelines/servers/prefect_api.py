@@ -1,0 +1,125 @@
+"""The few questions that `lockstep up` and `down` ask of a Prefect server on this machine.
+
+Over HTTP with the standard library: importing Prefect's own client takes seconds.
+"""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from pipelines.base.errors import LockstepError
+
+WORK_POOL = "lockstep"
+BUSY_TRIES = 20
+BUSY_PAUSE_S = 1.0
+
+# Loopback is never reached through a proxy, whatever the environment says.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Api:
+    """Where Prefect's server is asked, and the password that it wants to hear."""
+
+    url: str
+    password: str = field(repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Basic {b64encode(self.password.encode()).decode()}"}
+
+
+def answers(url: str) -> bool:
+    """Whether a server is there and well."""
+    try:
+        with _opener.open(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def make_work_pool(api: Api) -> None:
+    """Make sure that the pool is there."""
+    try:
+        _post(api, "/work_pools/", {"name": WORK_POOL, "type": "process"})
+    except urllib.error.HTTPError as error:
+        if error.code != 409:
+            raise
+
+
+def worker_is_online(api: Api) -> bool:
+    workers = _post(api, f"/work_pools/{WORK_POOL}/workers/filter", {})
+    return any(worker["status"] == "ONLINE" for worker in workers)
+
+
+def deployments(api: Api) -> list[dict[str, Any]]:
+    return list(_post(api, "/deployments/filter", {}))
+
+
+def set_schedules(api: Api, *, active: bool) -> None:
+    """Start all schedules afresh, or stop them."""
+    for deployment in deployments(api):
+        # Pausing drops the runs that came due while nothing ran: they would all start now.
+        _post(api, f"/deployments/{deployment['id']}/pause_deployment", {})
+        if active:
+            _post(api, f"/deployments/{deployment['id']}/resume_deployment", {})
+
+
+def open_flow_runs(api: Api) -> list[dict[str, Any]]:
+    """Flow runs of the pool that a worker has taken and not brought to an end."""
+    types = {"any_": ["PENDING", "RUNNING", "CANCELLING"]}
+    pools = {"name": {"any_": [WORK_POOL]}}
+    query = {"flow_runs": {"state": {"type": types}}, "work_pools": pools}
+    return list(_post(api, "/flow_runs/filter", query))
+
+
+def cancel_flow_run(api: Api, run: str) -> None:
+    """Ask for the run's end; its worker sees to it."""
+    state = {"type": "CANCELLING", "name": "Cancelling"}
+    _post(api, f"/flow_runs/{run}/set_state", {"state": state})
+
+
+def close_lost_flow_runs(api: Api) -> None:
+    """End, in Prefect's books, the runs whose process was killed together with its worker."""
+    for run in open_flow_runs(api):
+        if not _is_flow_process(run["infrastructure_pid"]):
+            state = {"type": "CRASHED", "name": "Crashed", "message": "its process is gone"}
+            _post(api, f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+
+
+def _is_flow_process(pid: str | None) -> bool:
+    try:
+        return "prefect.engine" in psutil.Process(int(pid or "")).cmdline()
+    except (ValueError, psutil.Error):
+        return False
+
+
+def _post(api: Api, path: str, body: Any) -> Any:
+    request = urllib.request.Request(
+        api.url + path,
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", **api.headers},
+        method="POST",
+    )
+    for left in reversed(range(BUSY_TRIES)):
+        try:
+            with _opener.open(request, timeout=30) as response:
+                text = response.read()
+            return json.loads(text) if text else None
+        except urllib.error.HTTPError as error:
+            if error.code == 401:
+                raise LockstepError(
+                    f"Prefect at {api.url} was started with another password than the clone has "
+                    "now: `lockstep down`, then `lockstep up`"
+                ) from error
+            # What the server says while another writer has its database.
+            if error.code != 503 or not left:
+                raise
+        time.sleep(BUSY_PAUSE_S)
+    raise AssertionError("the last try returns or raises")

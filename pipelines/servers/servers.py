@@ -1,0 +1,379 @@
+"""`lockstep up` and `lockstep down`: MLflow, Prefect and a Prefect worker on this machine.
+
+All three are processes of their own that outlive the command and listen on loopback only, where
+both servers ask for the clone's password. Their databases are SQLite files under `.lockstep`, their
+logs lie in `.lockstep/servers`. What runs is noted in `.lockstep/servers.json`; a process counts
+only while it lives. Schedules fire only while they run.
+
+Stages go on writing to MLflow's database file, whether its server runs or not: one store, one
+address, so that no run is ever shipped twice.
+"""
+
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from pipelines.base import atomic
+from pipelines.base.console import Console, seconds
+from pipelines.base.errors import LockstepError
+from pipelines.base.locks import hold_lock
+from pipelines.base.processes import end_processes, process_lives, start_of
+from pipelines.base.redact import redact
+from pipelines.base.redacted_log import open_log
+from pipelines.base.repository import Repository
+from pipelines.config.strict_yaml import load_yaml
+from pipelines.servers import prefect_api
+from pipelines.servers.password import USER, password_file, password_of
+from pipelines.servers.prefect_api import Api
+from pipelines.servers.settings import (
+    HOST,
+    client_settings,
+    no_proxy,
+    prefect_settings,
+    server_environment,
+)
+from pipelines.tracking.cursor import runs_page
+from pipelines.warm.client import end_servers
+
+NAMES = ("mlflow", "prefect", "worker")
+MLFLOW_PORT = 5050
+PREFECT_PORT = 4250
+PREFECT_FILE = "pipelines/prefect.yaml"
+START_LIMIT_S = 600.0
+CANCEL_LIMIT_S = 40.0
+POLL_S = 0.25
+LOG_TAIL = 20
+
+
+@dataclass(frozen=True)
+class Server:
+    """One process that `up` started."""
+
+    name: str
+    url: str
+    pid: int
+    pid_started: str
+    log: str
+
+    @property
+    def api(self) -> str:
+        """Of Prefect's server, and of the worker that polls it."""
+        return f"{self.url}/api"
+
+    @property
+    def lives(self) -> bool:
+        return process_lives(self.pid, self.pid_started)
+
+
+def up(
+    repository: Repository,
+    console: Console,
+    mlflow_port: int | None = None,
+    prefect_port: int | None = None,
+    schedules: bool = True,
+) -> None:
+    """Start what does not run yet, deploy the schedules, and say where everything is."""
+    with hold_lock(_home(repository) / "servers.lock") as held:
+        if not held:
+            raise LockstepError("another `lockstep up` or `down` is at work in this clone")
+        before = running(repository)
+        if before.keys() == set(NAMES):
+            console.line("already running:")
+        else:
+            _start_missing(repository, console, before, mlflow_port, prefect_port, schedules)
+    _say_addresses(repository, console)
+
+
+def down(repository: Repository, console: Console) -> None:
+    """Cancel the flow runs in progress and stop every process that `up` started."""
+    with hold_lock(_home(repository) / "servers.lock") as held:
+        if not held:
+            raise LockstepError("another `lockstep up` or `down` is at work in this clone")
+        servers = running(repository)
+        if "worker" in servers and "prefect" in servers:
+            _cancel_flow_runs(_api(repository, servers["prefect"]), servers["worker"], console)
+        # The worker first, so that nobody misses the server.
+        for name in reversed(NAMES):
+            if name in servers:
+                console.progress(f"stopping {name}")
+                end_processes([servers[name].pid])
+                console.line(f"stopped {name} (process {servers[name].pid})")
+        _note(repository).unlink(missing_ok=True)
+        ready = end_servers(repository)
+        if ready:
+            console.line(f"stopped {len(ready)} processes that were ready for stages")
+        if not (servers or ready):
+            console.line("nothing to stop: neither MLflow nor Prefect was started here")
+
+
+def running(repository: Repository) -> dict[str, Server]:
+    """The servers of this clone that live, by name: mlflow, prefect, worker."""
+    noted = atomic.read_json(_note(repository)) or {}
+    servers = {
+        name: Server(name, **{key: values[key] for key in ("url", "pid", "pid_started", "log")})
+        for name, values in noted.items()
+    }
+    return {name: server for name, server in servers.items() if server.lives}
+
+
+def runtime_environment(repository: Repository) -> dict[str, str]:
+    """Variables that point Prefect's client at the server that runs here, if one does."""
+    prefect = running(repository).get("prefect")
+    if prefect is None:
+        return {}
+    return {**client_settings(repository, prefect.url), **no_proxy()}
+
+
+def _start_missing(
+    repository: Repository,
+    console: Console,
+    servers: dict[str, Server],
+    mlflow_port: int | None,
+    prefect_port: int | None,
+    schedules: bool,
+) -> None:
+    """Bring up what is not in `servers`. If one fails, those started here are stopped again."""
+    servers = dict(servers)
+    started: list[Server] = []
+    begun = time.monotonic()
+
+    def start(name: str, url: str, words: list[str]) -> Server:
+        environment = server_environment(repository)
+        if name != "mlflow":
+            environment |= prefect_settings(repository, url)
+        servers[name] = _spawn(repository, name, url, words, environment)
+        started.append(servers[name])
+        _write_note(repository, servers)
+        return servers[name]
+
+    try:
+        if "mlflow" not in servers:
+            port = _port(console, "MLflow", mlflow_port, MLFLOW_PORT)
+            words = [sys.executable, "-m", "pipelines.servers.mlflow_server", str(repository.root)]
+            start("mlflow", f"http://{HOST}:{port}", [*words, str(port)])
+        if "prefect" not in servers:
+            if "worker" in servers:
+                end_processes([servers.pop("worker").pid])
+            port = _port(console, "Prefect", prefect_port, PREFECT_PORT)
+            words = _prefect("server", "start", "--host", HOST, "--port", str(port))
+            start("prefect", f"http://{HOST}:{port}", words)
+        _wait(console, [servers["mlflow"], servers["prefect"]], begun, is_well)
+        if "worker" not in servers:
+            api = _api(repository, servers["prefect"])
+            prefect_api.make_work_pool(api)
+            prefect_api.close_lost_flow_runs(api)
+            console.line(f"deploying {PREFECT_FILE}")
+            _deploy(repository, servers["prefect"], schedules)
+            # One at a time over all deployments: they share the clone.
+            where = ["--pool", prefect_api.WORK_POOL, "--type", "process", "--name", "lockstep"]
+            words = _prefect("worker", "start", "--limit", "1", *where)
+            worker = start("worker", servers["prefect"].url, words)
+            _wait(console, [worker], begun, lambda _: prefect_api.worker_is_online(api))
+    except BaseException:
+        end_processes([server.pid for server in reversed(started)])
+        raise
+
+
+def _prefect(*words: str) -> list[str]:
+    return [sys.executable, "-m", "prefect", "--no-prompt", *words]
+
+
+def _spawn(
+    repository: Repository, name: str, url: str, words: list[str], environment: dict[str, str]
+) -> Server:
+    """Start a process that outlives this one and whose output goes to its log."""
+    log = _home(repository) / "servers" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    with open_log(log) as stream:
+        process = subprocess.Popen(
+            words,
+            cwd=repository.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Server(name, url, process.pid, start_of(process.pid), str(log))
+
+
+def _port(console: Console, what: str, asked: int | None, default: int) -> int:
+    """The port asked for, which must be free, or the default one, or any that is free."""
+    if asked is not None:
+        if not _is_free(asked):
+            raise LockstepError(f"port {asked} for {what} is taken; choose another one")
+        return asked
+    if _is_free(default):
+        return default
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = int(probe.getsockname()[1])
+    console.line(f"port {default} is taken, so {what} uses {port}")
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _wait(
+    console: Console, starting: list[Server], begun: float, ready: Callable[[Server], bool]
+) -> None:
+    """Until all of them answer; the log is the error of one that does not."""
+    logs = " ".join(server.log for server in starting)
+    console.line(f"waiting for {_names(starting)} to answer (log: {logs})")
+    while starting := [server for server in starting if not ready(server)]:
+        taken = time.monotonic() - begun
+        console.progress(f"waiting for {_names(starting)} ({seconds(taken)})")
+        for server in starting:
+            if not server.lives:
+                raise LockstepError(f"{server.name} did not start:\n{_tail(server)}")
+        if taken > START_LIMIT_S:
+            raise LockstepError(
+                f"{starting[0].name} does not answer after {seconds(taken)}:\n{_tail(starting[0])}"
+            )
+        time.sleep(POLL_S)
+
+
+def _names(servers: list[Server]) -> str:
+    return " and ".join(server.name for server in servers)
+
+
+def is_well(server: Server) -> bool:
+    """Whether it answers, and not somebody else who took its port."""
+    path = "/api/health" if server.name == "prefect" else "/health"
+    return _listens(server) and prefect_api.answers(server.url + path)
+
+
+def _listens(server: Server) -> bool:
+    """Otherwise the port belongs to somebody who would be told the password next."""
+    port = urlsplit(server.url).port
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(server.pid)
+        return any(
+            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            for each in (process, *process.children(recursive=True))
+            for connection in each.net_connections("tcp")
+        )
+    return False
+
+
+def _is_open_to_all(server: Server) -> bool:
+    """Whether it asks for no password, as one of an older version."""
+    path = "/api/admin/version" if server.name == "prefect" else "/version"
+    return prefect_api.answers(server.url + path)
+
+
+def _tail(server: Server) -> str:
+    lines = redact(Path(server.log).read_text(errors="replace", encoding="utf-8")).splitlines()[
+        -LOG_TAIL:
+    ]
+    return "".join(f"  | {line}\n" for line in lines) + f"full log: {server.log}"
+
+
+def _deploy(repository: Repository, prefect: Server, schedules: bool) -> None:
+    done = subprocess.run(
+        _prefect("deploy", "--all", "--prefect-file", PREFECT_FILE),
+        cwd=repository.root,
+        env=server_environment(repository) | prefect_settings(repository, prefect.url),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        raise LockstepError(
+            f"{PREFECT_FILE} cannot be deployed:\n{redact(done.stdout + done.stderr)}"
+        )
+    prefect_api.set_schedules(_api(repository, prefect), active=schedules)
+
+
+def _cancel_flow_runs(api: Api, worker: Server, console: Console) -> None:
+    """Ask Prefect to cancel what runs, so that it ends as Cancelled with its jobs gone."""
+    try:
+        runs = prefect_api.open_flow_runs(api)
+        for run in runs:
+            console.line(f"cancelling flow run {run['name']}")
+            prefect_api.cancel_flow_run(api, run["id"])
+        deadline = time.monotonic() + CANCEL_LIMIT_S
+        while runs and psutil.Process(worker.pid).children() and time.monotonic() < deadline:
+            console.progress("waiting for its jobs to end")
+            time.sleep(POLL_S)
+    except (OSError, LockstepError, psutil.NoSuchProcess):
+        console.line("the Prefect server does not answer; ending its flow runs without it")
+
+
+def _say_addresses(repository: Repository, console: Console) -> None:
+    servers = running(repository)
+    if gone := [name for name in ("mlflow", "prefect") if name not in servers]:
+        raise LockstepError(
+            f"{' and '.join(gone)} ended right after the start; see "
+            f"{_home(repository)}/servers/*.log, then run `lockstep up` again"
+        )
+    page = runs_page(repository)
+    console.line(f"MLflow   {servers['mlflow'].url}{page}   runs, metrics, comparison")
+    console.line(
+        f"Prefect  {servers['prefect'].url}   flow runs that it starts, their logs, schedules"
+    )
+    password = f"cat {shlex.quote(str(password_file(repository)))}"
+    console.line(f"both ask for a password:  {password}   (in MLflow the user is {USER})")
+    if open_to_all := [name for name in ("mlflow", "prefect") if _is_open_to_all(servers[name])]:
+        console.line(
+            f"but every user of this machine can use {' and '.join(open_to_all)}, started without "
+            "one:  lockstep down, then lockstep up"
+        )
+    api = _api(repository, servers["prefect"])
+    active = [item for item in prefect_api.deployments(api) if not item["paused"]]
+    console.line(
+        "schedules (they fire only while these servers run):" if active else "no schedules"
+    )
+    for deployment in active:
+        for item in deployment["schedules"]:
+            when = item["schedule"]
+            console.line(
+                f"  lockstep/{deployment['name']}: {when.get('cron')} {when.get('timezone')}"
+            )
+    first = load_yaml(repository.root / PREFECT_FILE)["deployments"][0]["name"]
+    console.line(
+        f"run one now:  PREFECT_API_URL={api.url} PREFECT_API_AUTH_STRING=$({password}) "
+        f"prefect deployment run lockstep/{first}"
+    )
+    console.line("stop them:    lockstep down")
+
+
+def _api(repository: Repository, prefect: Server) -> Api:
+    return Api(prefect.api, password_of(repository))
+
+
+def _note(repository: Repository) -> Path:
+    return _home(repository) / "servers.json"
+
+
+def _write_note(repository: Repository, servers: dict[str, Server]) -> None:
+    """At each start, so that a killed `up` leaves nothing that `down` does not know of."""
+    noted = {name: asdict(server) for name, server in servers.items()}
+    if "prefect" in noted:
+        noted["prefect"]["api_url"] = servers["prefect"].api
+    atomic.write_json(_note(repository), noted)
+
+
+def _home(repository: Repository) -> Path:
+    """Shared by the clones that `dvc exp run --temp` makes inside this one."""
+    return repository.shared_home

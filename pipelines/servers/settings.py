@@ -1,0 +1,55 @@
+"""The variables that the processes of `lockstep up` and the clients of its Prefect are given."""
+
+import os
+
+from pipelines.base.repository import Repository
+from pipelines.servers.password import password_of
+
+HOST = "127.0.0.1"
+
+
+def server_environment(repository: Repository) -> dict[str, str]:
+    """What all of them get. The user's own Prefect settings may name another server, so they go."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return {
+        **kept,
+        **no_proxy(),
+        "PREFECT_HOME": str(repository.shared_home / "prefect"),
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        # The flow runs with the code of this clone, whichever one the environment was made from.
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(repository.root), os.environ.get("PYTHONPATH")])
+        ),
+    }
+
+
+def prefect_settings(repository: Repository, url: str) -> dict[str, str]:
+    """Of Prefect's server, its worker and its command line."""
+    return {
+        **client_settings(repository, url),
+        "PREFECT_SERVER_API_AUTH_STRING": password_of(repository),
+        # The pages ask the server that they came from, by whichever name and port a tunnel gives
+        # it; the pages of other servers may not.
+        "PREFECT_UI_API_URL": "/api",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # SQLite has one writer at a time; on a busy machine the others wait longer than 10 s.
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        "PREFECT_WORKER_QUERY_SECONDS": "3",
+    }
+
+
+def client_settings(repository: Repository, url: str) -> dict[str, str]:
+    return {
+        "PREFECT_HOME": str(repository.shared_home / "prefect"),
+        "PREFECT_API_URL": f"{url}/api",
+        "PREFECT_API_AUTH_STRING": password_of(repository),
+    }
+
+
+def no_proxy() -> dict[str, str]:
+    """A proxy of the network knows nothing of this machine's loopback."""
+    hosts = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST, "localhost"]))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}

@@ -1,0 +1,166 @@
+"""One link of a chain: a job whose stage waits for others, and so for what it will compute.
+
+A chain has a workspace of its own, where each link puts its outputs and finds its inputs; the
+clone's workspace is left alone. The folder in which the link was submitted becomes an attempt of
+the ledger's entry for what it computes, so that any later command finds it there.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipelines.base import atomic
+from pipelines.base.console import Console
+from pipelines.base.errors import LockstepError
+from pipelines.base.locks import hold_lock
+from pipelines.base.processes import lives
+from pipelines.base.repository import Repository
+from pipelines.config.params import load_params
+from pipelines.identity.code import code_version
+from pipelines.identity.hashing import HashCache
+from pipelines.identity.spec import make_spec
+from pipelines.ledger.entry import Attempt, Entry, Ledger
+from pipelines.ledger.invocation import current_invocation, dvc_ancestor
+from pipelines.ledger.publish import place_outputs, recorded_outs
+from pipelines.ledger.stop_requests import wish_of
+from pipelines.ledger.upstream import upstream_graph
+from pipelines.slurm.scheduler import Scheduler
+from stages.contracts.catalog import bind
+
+LINK_FILE = "link.json"
+"""In the folder of a submission: its stage, and the chain it belongs to."""
+
+
+def is_link(folder: Path) -> bool:
+    return (folder / LINK_FILE).exists()
+
+
+def resolve(folder: Path) -> Attempt:
+    """Find out what the link computes; every process of its jobs comes to the same answer."""
+    with hold_lock(folder / "resolve.lock", wait=True):
+        known = atomic.read_json(folder / "entry.json")
+        if known is None:
+            known = {"attempt": str(_resolve(folder).folder)}
+            atomic.write_json(folder / "entry.json", known)
+    return Attempt(Path(known["attempt"]))
+
+
+def resolved(folder: Path) -> Entry | None:
+    """The entry that a link's job has found to be its own, once it has started."""
+    known = atomic.read_json(folder / "entry.json")
+    return Attempt(Path(known["attempt"])).entry if known else None
+
+
+def hand_on(folder: Path, attempt: Attempt) -> None:
+    """Put the outputs where the next links look for them."""
+    with hold_lock(folder / "resolve.lock", wait=True):
+        place_outputs(attempt.entry, folder.parent.parent / "workspace", folder / "placing")
+
+
+def _resolve(folder: Path) -> Attempt:
+    chain, link = folder.parent.parent, atomic.load_json(folder / LINK_FILE)
+    launch = atomic.load_json(folder / "launch.json")
+    repository = Repository(Path(link["root"]))
+    params = load_params(chain)
+    bound = bind(link["stage"], params)
+    workspace = chain / "workspace"
+    hashes = HashCache(chain / "hashes.json")
+    spec = make_spec(workspace, bound, hashes, Path(launch["code"]))
+    hashes.save()
+    entry = Ledger(repository.jobs).find_or_create(spec, link["info"])
+    if bound.stage.wants_graph:
+        recorded = {**recorded_outs(repository.root), **_made_by(chain)}
+        atomic.write_json(folder / "graph.json", upstream_graph(recorded, params, bound))
+    return entry.adopt_attempt(folder)
+
+
+def _made_by(chain: Path) -> dict[str, dict[str, str]]:
+    """The hashes of what the links before this one have made."""
+    made: dict[str, dict[str, str]] = {}
+    for other in sorted((chain / "links").iterdir()):
+        entry = resolved(other)
+        if entry is not None and entry.out.exists():
+            hashes = HashCache()
+            outs: dict[str, Any] = entry.spec.outs
+            made[entry.stage] = {path: hashes.of(entry.out / name) for name, path in outs.items()}
+    return made
+
+
+@dataclass(frozen=True)
+class Link:
+    """One stage of a chain, in the folder that it was submitted in."""
+
+    folder: Path
+
+    @property
+    def stage(self) -> str:
+        return self.folder.name
+
+    @property
+    def chain(self) -> str:
+        return self.folder.parent.parent.name
+
+    @property
+    def attempt(self) -> Attempt:
+        return Attempt(self.folder)
+
+    def computes(self) -> tuple[dict[str, Any], str]:
+        """The params of its stage and the version of the code, as they were submitted."""
+        bound = bind(self.stage, _params_of(self.folder.parent.parent))
+        code = Path(atomic.load_json(self.folder / "launch.json")["code"])
+        return bound.config.values(bound.key), _version_of(code, bound.stage.module)
+
+
+# What was submitted does not change, and the links of a chain have it in common.
+_params_of = cache(load_params)
+_version_of = cache(code_version)
+
+
+def unstarted_links(repository: Repository) -> dict[str, Link]:
+    """By stage: the links of the newest chain whose jobs have not got as far as their stage."""
+    chains = sorted((repository.home / "chains").glob("*/links"))
+    links = map(Link, sorted(chains[-1].iterdir())) if chains else ()
+    return {
+        found.stage: found
+        for found in links
+        if found.attempt.launch and resolved(found.folder) is None
+    }
+
+
+def waiting_links(repository: Repository) -> dict[str, Link]:
+    """Those of them that are still in the queue."""
+    return {
+        stage: found
+        for stage, found in unstarted_links(repository).items()
+        if found.attempt.state().alive
+    }
+
+
+def wait_for_link(repository: Repository, address: str, console: Console) -> None:
+    """Where a chain has this very stage in the queue: until its job has started, or is gone."""
+    scheduler, invocation, dvc = Scheduler(repository), current_invocation(), dvc_ancestor()
+    said = False
+    while (found := waiting_links(repository).get(address)) is not None:
+        if not _is_what_is_wanted(repository, found):
+            return
+        scheduler.look()
+        job = ",".join(found.attempt.jobs)
+        if not said:
+            said = True
+            console.line(f"{address}: job {job} of chain {found.chain} is in the queue; waiting")
+        gone = dvc is not None and not lives(dvc)
+        if gone or not invocation.lives() or wish_of(repository, invocation.id):
+            raise LockstepError(
+                f"{address}: no longer waited for; job {job} of the chain goes on. "
+                f"`lockstep cancel {address}` ends it"
+            )
+        time.sleep(0.5)
+
+
+def _is_what_is_wanted(repository: Repository, found: Link) -> bool:
+    """Whether the link's params and code of the stage are those of the workspace."""
+    ours = bind(found.stage, load_params(repository.root))
+    code = code_version(repository.root, ours.stage.module)
+    return found.computes() == (ours.config.values(ours.key), code)

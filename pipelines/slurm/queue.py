@@ -1,0 +1,194 @@
+"""What Slurm knows about jobs: squeue first, scontrol for one it left out, sacct for the old ones.
+
+squeue tells the truth about a job that was requeued, where accounting calls it failed; and it needs
+no accounting database. slurmctld forgets an ended job after a few minutes (MinJobAge).
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipelines.base.errors import LockstepError
+from pipelines.base.owners import user_name
+
+TIMEOUT_S = 30.0
+DEFAULT_MAX_ARRAY_SIZE = 1001
+VANISHED = "VANISHED"
+"""Our word for a job that no command of Slurm's knows any more."""
+
+_ENDED = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "REVOKED",
+    VANISHED,
+}
+_FIELDS = ("%i", "%T", "%r", "%N", "%M", "%j", "%k")
+"""A comment may hold anything, so it comes last."""
+
+
+class SlurmSilent(LockstepError):
+    """slurmctld does not answer: nothing is known, and nothing has changed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, or one task of an array, as Slurm shows it."""
+
+    id: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    name: str = ""
+    comment: str = ""
+    exit: str = ""
+    """Exit status and signal, `0:9`, where Slurm was asked for it."""
+    used: float | None = None
+    """Seconds that it has run since it was last started, by slurmctld's clock."""
+    by: str = ""
+    """Who has cancelled it, where accounting tells."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in _ENDED
+
+    @property
+    def number(self) -> str:
+        """The number of the job, without the task of an array."""
+        return self.id.partition("_")[0]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def why_they_wait(jobs: Iterable[Mapping[str, Any]]) -> str:
+    """Slurm's own word for it, with what to do about those that wait for ever."""
+    waiting = [job for job in jobs if job["reason"]]
+    held = [job["id"] for job in waiting if "held" in job["reason"].lower()]
+    reasons = ", ".join(sorted({job["reason"] for job in waiting}))
+    return f"{reasons}; scontrol release {held[0]}" if held else reasons
+
+
+def my_jobs() -> list[Job]:
+    """Every job of this user that slurmctld has in memory, the ended ones among them."""
+    command = ["squeue", "--noheader", "--array", "--states=all", "--user", str(os.getuid())]
+    rows = _ask([*command, "--format", "|".join(_FIELDS)]).splitlines()
+    return [_from_squeue(row.split("|", len(_FIELDS) - 1)) for row in rows if row.count("|") > 5]
+
+
+def _from_squeue(values: Sequence[str]) -> Job:
+    identity, state, reason, nodes, used, name, comment = (value.strip() for value in values)
+    return Job(
+        id=identity,
+        state=state,
+        reason="" if reason == "None" else reason,
+        nodes=nodes,
+        name=name,
+        comment=comment,
+        used=duration(used),
+    )
+
+
+def duration(text: str) -> float | None:
+    """Seconds of `1-02:03:04` or `2:03`; None of what is no duration, such as `infinite`."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in found.groups())
+    return 86400.0 * days + 3600 * hours + 60 * minutes + rest
+
+
+def details(job: str) -> Job | None:
+    """What scontrol says about one job; None where it does not know it."""
+    try:
+        text = _ask(["scontrol", "show", "job", "--oneliner", job])
+    except LookupError:
+        return None
+    values = dict(re.findall(r"(\w+)=(\S*)", text.splitlines()[0])) if text.strip() else {}
+    if "JobState" not in values:
+        return None
+    reason, nodes = values.get("Reason", ""), values.get("NodeList", "")
+    return Job(
+        id=job,
+        state=values["JobState"],
+        reason="" if reason == "None" else reason,
+        nodes="" if nodes == "(null)" else nodes,
+        name=values.get("JobName", ""),
+        comment=values.get("Comment", ""),
+        exit=values.get("ExitCode", ""),
+        used=duration(values.get("RunTime", "")),
+    )
+
+
+def accounted(jobs: Iterable[str]) -> dict[str, Job]:
+    """What accounting says about ended jobs; nothing where there is no accounting."""
+    wanted = sorted({job.partition("_")[0] for job in jobs})
+    if not wanted:
+        return {}
+    columns = "JobID,State,Reason,NodeList,ExitCode,JobName"
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format", columns]
+    try:
+        rows = _ask([*command, "--jobs", ",".join(wanted)]).splitlines()
+    except (SlurmSilent, LookupError):
+        return {}
+    found = {}
+    for identity, state, reason, nodes, exit_code, name in (r.split("|") for r in rows):
+        # A job that a crash of slurmctld lost is shown as running for ever, so only an end is
+        # believed.
+        word, _, by = state.partition(" by ")  # `CANCELLED by 1000`
+        job = Job(identity, word, reason, nodes, name=name, exit=exit_code, by=by and user_name(by))
+        if job.ended:
+            found[identity] = job
+    return found
+
+
+def cancel_jobs(jobs: Sequence[str], are_ours: Callable[[Job], bool]) -> None:
+    """Ask Slurm to end these jobs, as far as it has them and they are ours."""
+    if not jobs:
+        return
+    ours = {job.number for job in my_jobs() if not job.ended and are_ours(job)}
+    if wanted := [job for job in jobs if job.partition("_")[0] in ours]:
+        with suppress(LookupError):  # it has just ended
+            _ask(["scancel", "--quiet", *wanted])
+
+
+def max_array_size() -> int:
+    """One more than the largest index of an array task."""
+    try:
+        found = re.search(r"MaxArraySize\s*=\s*(\d+)", _ask(["scontrol", "show", "config"]))
+    except SlurmSilent:
+        found = None
+    return int(found[1]) if found else DEFAULT_MAX_ARRAY_SIZE
+
+
+def _ask(command: list[str]) -> str:
+    """Run one of Slurm's commands. LookupError: it does not know the job."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmSilent(f"{command[0]} gave no answer in {TIMEOUT_S:.0f} s") from None
+    except FileNotFoundError:
+        raise SlurmSilent(f"there is no {command[0]} on this machine") from None
+    if done.returncode == 0:
+        return done.stdout
+    problem = done.stderr.strip() or f"exit status {done.returncode}"
+    if "nvalid job id" in problem:
+        raise LookupError(problem)
+    raise SlurmSilent(f"{command[0]}: {problem}")

@@ -1,0 +1,277 @@
+"""Telling OpenLineage: a run a stage, as a view of the ledger, by a background process of its own.
+
+Like MLflow it is told by nobody but that process; jobs emit nothing. A cursor beside each entry,
+`openlineage.json`, says which event was sent last. It is written after the endpoint has taken the
+event and before the next is sent, so every event arrives at least once and, unless a kill comes
+just between the two, once. A run's id follows from its entry, so an event that comes twice says the
+same thing twice.
+
+Where OpenLineage is not configured, nothing of this is imported or started.
+"""
+
+import hashlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.base import atomic
+from pipelines.base.background import PATIENCE_S, Background, Patience, run_in_background
+from pipelines.base.redact import redact
+from pipelines.base.repository import Repository
+from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.slurm.scheduler import Scheduler
+from pipelines.tracking.cursor import is_young
+
+if TYPE_CHECKING:
+    from pipelines.tracking.openlineage_client import Client
+
+INTERVAL_S = 1.0
+LINGER_S = 5.0
+"""How long to stay after the last work: bridges the gap between two stages."""
+GIVE_UP_S = 25.0
+LONGEST_PAUSE_S = 15.0
+_POLL_S = 0.3
+START, RUNNING, COMPLETE, FAIL, ABORT = "START", "RUNNING", "COMPLETE", "FAIL", "ABORT"
+_LAST_WORD = {
+    State.COMPLETED: COMPLETE,
+    State.PUBLISHED: COMPLETE,
+    State.FAILED: FAIL,
+    State.DIED: FAIL,
+    State.CANCELLED: ABORT,
+}
+
+
+def is_configured(repository: Repository) -> bool:
+    """Whether openlineage-python would find somewhere to send events from this clone."""
+    if os.environ.get("OPENLINEAGE_DISABLED", "").lower().strip() == "true":
+        return False
+    named = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
+    return (
+        any(os.environ.get(name) for name in named)
+        or any(name.startswith("OPENLINEAGE__TRANSPORT") for name in os.environ)
+        or any(path.is_file() for path in _config_files(repository))
+    )
+
+
+def _config_files(repository: Repository) -> list[Path]:
+    named = os.environ.get("OPENLINEAGE_CONFIG")
+    home = Path.home() / ".openlineage"
+    return [
+        *([Path(named)] if named else []),
+        *(f / "openlineage.yml" for f in (repository.root, home)),
+    ]
+
+
+def start_emitter(repository: Repository) -> None:
+    """See to it that events are sent, if anybody wants them; returns at once, never fails."""
+    if not is_configured(repository):
+        return
+    if importlib.util.find_spec("openlineage") is None:
+        remedy = "pip install -c constraints.txt -e '.[openlineage]'"
+        text = f"OpenLineage is configured, but openlineage-python is not installed: {remedy}"
+        note_problem(repository, text)
+        return
+    _process(repository).start()
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """What was sent last about an entry."""
+
+    event: str | None = None
+    attempts: int = 0
+    """How many there were then."""
+    problem: str | None = None
+    """Why the endpoint refused it; it is not sent again."""
+
+    @classmethod
+    def of(cls, entry: Entry) -> "Cursor":
+        return cls(**(atomic.read_json(entry.folder / "openlineage.json") or {}))
+
+    def save(self, entry: Entry) -> None:
+        if entry.folder.is_dir():  # the clone may be gone: do not bring it back
+            atomic.write_json(entry.folder / "openlineage.json", asdict(self))
+
+
+def due(entry: Entry, cursor: Cursor) -> list[str]:
+    """The events that an entry owes, in order.
+
+    A failure counts once nobody is there to try again: a job that Slurm has ended may be followed
+    by another, in the same run. An entry that goes on after it had ended says so with RUNNING.
+    """
+    state, attempts = entry.state(), len(entry.attempts())
+    if cursor.event == COMPLETE or state in (State.NEW, State.QUEUED):
+        return []
+    owed = []
+    if cursor.event is None:
+        owed.append(START)
+    elif cursor.event in (FAIL, ABORT) and attempts > cursor.attempts:
+        owed.append(RUNNING)
+    word = _LAST_WORD.get(state)
+    again = owed or cursor.event != word
+    if word == COMPLETE and entry.outs:
+        return [*owed, COMPLETE]
+    if word in (FAIL, ABORT) and again and not entry.has_driver():
+        return [*owed, word]
+    return owed
+
+
+class Scan:
+    """Looks through the ledger again and again, without reading twice what can no longer change."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._ledger = Ledger(repository.jobs)
+        self._settled: set[Path] = set()
+        self.alive = False
+        """Whether a job lives, or is about to."""
+
+    def owing(self) -> Iterator[tuple[Entry, Cursor, list[str]]]:
+        """Entries with events to send, oldest first."""
+        self.alive = False
+        for entry in self._ledger.entries():
+            if entry.folder in self._settled:
+                continue
+            cursor, state = Cursor.of(entry), entry.state()
+            if cursor.event == COMPLETE:
+                self._settled.add(entry.folder)
+                continue
+            new = state is State.NEW and is_young(entry)
+            self.alive = self.alive or new or state.alive or entry.has_driver()
+            events = due(entry, cursor)
+            if events:
+                yield entry, cursor, events
+
+
+def wait_until_told(repository: Repository, timeout: float | None, before: Any) -> bool:
+    """Wait until nothing is owed; False when it takes too long, or something is in the way.
+
+    Without a timeout nothing takes too long while an emitter is at work. `before` is the problem
+    that was noted before anybody tried, and need not be one any more.
+    """
+    scan, patience = Scan(repository), Patience(_process(repository).works, timeout)
+    while is_configured(repository) and any(scan.owing()):
+        noted = noted_problem(repository)
+        if not patience.lasts() or (noted and noted != before):
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def run_emitter(repository: Repository, patience: float) -> None:
+    """Send events until there are none left to send, unless somebody else does already."""
+    process = _process(repository)
+    while True:
+        with process.alone(patience) as held:
+            if not held or not _emit(repository, process):
+                return
+        # Whoever found the lock taken a moment ago relies on being seen.
+        scan = Scan(repository)
+        if not repository.home.is_dir() or not (any(scan.owing()) or scan.alive):
+            return
+        patience = PATIENCE_S
+
+
+def _emit(repository: Repository, process: Background) -> bool:
+    """Whether it ended because all was told."""
+    scan, client = Scan(repository), None
+    pause = INTERVAL_S
+    worked = progressed = time.monotonic()
+    while process.is_wanted():
+        Scheduler(repository).look()
+        owing = list(scan.owing())
+        if owing:
+            client = client or _make_client(repository)
+            if client is None:
+                return False
+            if _send(repository, client, owing):
+                progressed, pause = time.monotonic(), INTERVAL_S
+            else:
+                pause = min(pause * 2, LONGEST_PAUSE_S)
+                if not scan.alive and time.monotonic() - progressed > GIVE_UP_S:
+                    return False
+        if owing or scan.alive:
+            worked = time.monotonic()
+        elif time.monotonic() - worked > LINGER_S:
+            break
+        process.pause(pause)
+    if client is not None:
+        client.close()
+    return process.is_wanted()
+
+
+def _make_client(repository: Repository) -> "Client | None":
+    try:
+        from pipelines.tracking.openlineage_client import Client
+
+        return Client(repository)
+    except Exception as error:
+        # Whatever openlineage-python thinks of its configuration: said, and nothing else stops.
+        note_problem(repository, f"OpenLineage cannot be told: {error}")
+        return None
+
+
+def _send(
+    repository: Repository, client: "Client", owing: list[tuple[Entry, Cursor, list[str]]]
+) -> bool:
+    from pipelines.tracking.openlineage_client import RefusedError, UnreachableError
+
+    for entry, _, events in owing:
+        for event in events:
+            refusal = None
+            try:
+                client.emit(entry, event)
+            except UnreachableError as error:
+                note_problem(repository, f"OpenLineage does not take events ({error})")
+                return False
+            except RefusedError as error:
+                refusal = redact(str(error))
+                print(f"{entry.stage}: {event} was refused: {refusal}", flush=True)
+            except FileNotFoundError:
+                break  # the entry was removed while we looked at it
+            Cursor(event, len(entry.attempts()), refusal).save(entry)
+    note_problem(repository, None)
+    return True
+
+
+def note_problem(repository: Repository, text: str | None) -> None:
+    """Keep what is in the way for the commands that talk to people, or forget it."""
+    path = _problem_path(repository)
+    if text is None:
+        path.unlink(missing_ok=True)
+        return
+    repository.home.mkdir(exist_ok=True)
+    atomic.write_json(path, {"text": redact(text), "time": time.time()})
+
+
+def noted_problem(repository: Repository) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = atomic.read_json(_problem_path(repository))
+    return found
+
+
+def problem(repository: Repository) -> str | None:
+    """What is in the way of telling OpenLineage, in words for people."""
+    noted = noted_problem(repository)
+    if noted is None or not is_configured(repository):
+        return None
+    return f"{noted['text']}; events are kept here, the next command tries again"
+
+
+def _problem_path(repository: Repository) -> Path:
+    return repository.home / "openlineage_problem.json"
+
+
+def _process(repository: Repository) -> Background:
+    """One for each configuration: a command with another one takes over."""
+    settings = {n: v for n, v in os.environ.items() if n.startswith("OPENLINEAGE_")}
+    files = [path.read_bytes() for path in _config_files(repository) if path.is_file()]
+    address = hashlib.sha256(repr((sorted(settings.items()), files)).encode()).hexdigest()
+    return Background(repository, "openlineage", "pipelines.tracking.openlineage", address)
+
+
+if __name__ == "__main__":
+    run_in_background(run_emitter, sys.argv[1:])

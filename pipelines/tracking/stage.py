@@ -1,0 +1,276 @@
+"""One entry of the ledger as one MLflow run, however many attempts it took.
+
+Sent in an order that leaves a true picture whenever it breaks off: who it is, its metrics, how it
+ended, and only then its files, which may lie elsewhere and be slow.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.base.repository import Repository
+from pipelines.identity.spec import Spec
+from pipelines.ledger.entry import Attempt, Entry, State
+from pipelines.tracking.cursor import StageCursor, entry_name, invocation_of
+from pipelines.tracking.metrics import (
+    STEP_PREFIX,
+    MetricsTail,
+    Point,
+    batches,
+    safe_name,
+    summary_of,
+)
+
+if TYPE_CHECKING:
+    from pipelines.tracking.store import Store
+
+LARGEST_LOG = 4 * 1024 * 1024
+_SHOWN_WHOLE = ("report",)
+"""Stages whose outputs are made to be looked at, and go into the run as they are."""
+
+_STATUS = {
+    State.QUEUED: "SCHEDULED",
+    State.STARTING: "RUNNING",
+    State.RUNNING: "RUNNING",
+    State.SUSPENDED: "RUNNING",
+    State.COMPLETED: "FINISHED",
+    State.PUBLISHED: "FINISHED",
+    State.FAILED: "FAILED",
+    State.DIED: "FAILED",
+    State.CANCELLED: "KILLED",
+}
+
+
+class StageShipper:
+    """Ships entries into their runs."""
+
+    def __init__(self, repository: Repository, store: "Store") -> None:
+        self._repository = repository
+        self._store = store
+        self._tail = MetricsTail()
+        self._known_steps: set[Path] = set()
+        """Entries whose last shipped step this process knows for sure."""
+
+    def ship(self, entry: Entry, state: State, parent: str) -> StageCursor:
+        """Bring the entry's run up to date; raises the store's errors with the cursor saved."""
+        cursor = StageCursor.of(entry, self._store.address)
+        # Read before the files: what the job writes from now on is sent the next time.
+        attempts = entry.attempts()
+        if cursor.run_id is None:
+            self._start(entry, cursor, parent)
+        assert cursor.run_id is not None
+        if not cursor.described:
+            self._describe(entry.spec, cursor)
+        self._ship_steps(entry, cursor)
+        self._ship_state(entry, state, attempts, parent, cursor)
+        self._ship_tables(entry, cursor)
+        ended = attempts if not state.alive else attempts[:-1]
+        self._ship_logs(ended, cursor)
+        if not state.alive and not cursor.done:
+            self._ship_files(entry, cursor)
+            cursor.done = True
+            cursor.save()
+        return cursor
+
+    def _start(self, entry: Entry, cursor: StageCursor, parent: str) -> None:
+        spec = entry.spec
+        created = entry.info.get("created", 0.0)
+        identity = f"{entry_name(entry)}/{created:.6f}"
+        tags = {
+            "mlflow.parentRunId": parent,
+            "mlflow.source.name": "lockstep",
+            "mlflow.source.git.commit": entry.info.get("git_commit"),
+            "lockstep.kind": "stage",
+            "lockstep.stage": spec.name,
+            "lockstep.address": spec.stage,
+            "lockstep.iteration": iteration_of(spec),
+            "lockstep.git_commit": entry.info.get("git_commit"),
+            "lockstep.dvc_experiment": entry.info.get("experiment"),
+            "lockstep.fingerprint": spec.fingerprint,
+            "lockstep.code": spec.code,
+        }
+        run = self._store.find_or_create_run(
+            ("lockstep.entry", identity), spec.stage, tags, started_at(entry)
+        )
+        self._tail.forget(entry.folder / "metrics.jsonl")
+        self._known_steps.discard(entry.folder)
+        cursor.run_id = run
+        cursor.experiment_id = self._store.experiment_id
+        cursor.url = self._store.url(run)
+        cursor.save()
+
+    def _describe(self, spec: Spec, cursor: StageCursor) -> None:
+        assert cursor.run_id is not None
+        self._store.set_params(cursor.run_id, flat_params(spec.config))
+        inputs = [(name, item.path, item.hash) for name, item in spec.inputs.items()]
+        self._store.set_inputs(cursor.run_id, inputs)
+        cursor.described = True
+        cursor.save()
+
+    def _ship_steps(self, entry: Entry, cursor: StageCursor) -> None:
+        """Send the steps past the last one sent; those that a resumed job repeats are equal."""
+        path = entry.folder / "metrics.jsonl"
+        rows, place = self._tail.rows(path)
+        last = cursor.step
+        new = [row for row in rows if last is None or row["step"] > last]
+        seen: dict[str, int] = {}
+        if new and entry.folder not in self._known_steps:
+            # A kill may have come between MLflow's answer and the cursor.
+            assert cursor.run_id is not None
+            seen = self._store.last_steps(cursor.run_id, STEP_PREFIX)
+        for batch in batches(new):
+            self._log(cursor, list(chain.from_iterable(_points(row, seen) for row in batch)))
+            cursor.step = batch[-1]["step"]
+            cursor.save()
+        self._known_steps.add(entry.folder)
+        self._tail.keep(path, place)
+
+    def _ship_state(
+        self, entry: Entry, state: State, attempts: list[Attempt], parent: str, cursor: StageCursor
+    ) -> None:
+        if cursor.state == state and cursor.attempts == len(attempts):
+            return
+        assert cursor.run_id is not None
+        tags = {"mlflow.parentRunId": parent, **_state_tags(entry, state, attempts)}
+        self._store.set_tags(cursor.run_id, tags)
+        ended = None if state.alive else ended_at(entry)
+        if state in (State.COMPLETED, State.PUBLISHED):
+            summary = summary_of(self._repository.root, entry)
+            at = ended or 0.0
+            self._log(cursor, [Point(name, value, at, 0) for name, value in summary.items()])
+        self._store.set_status(cursor.run_id, _STATUS[state], ended)
+        cursor.state, cursor.attempts = state.value, len(attempts)
+        cursor.done, cursor.problem = False, None
+        cursor.save()
+
+    def _log(self, cursor: StageCursor, points: list[Point]) -> None:
+        assert cursor.run_id is not None
+        self._store.log(cursor.run_id, points)
+
+    def _ship_tables(self, entry: Entry, cursor: StageCursor) -> None:
+        assert cursor.run_id is not None
+        stamps = {
+            path.stem: path.stat().st_mtime_ns
+            for path in sorted((entry.folder / "tables").glob("*.json"))
+        }
+        if stamps == cursor.tables:
+            return
+        folder = entry.folder / "tables"
+        changed = {
+            name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            for name, stamp in stamps.items()
+            if cursor.tables.get(name) != stamp
+        }
+        self._store.put_tables(cursor.run_id, changed)
+        self._store.list_tables(cursor.run_id, stamps)
+        cursor.tables = stamps
+        cursor.save()
+
+    def _ship_logs(self, ended: list[Attempt], cursor: StageCursor) -> None:
+        assert cursor.run_id is not None
+        for attempt in ended[cursor.logs :]:
+            for path in attempt.logs():
+                name = f"logs/attempt_{attempt.number:03}/{path.name}"
+                self._store.put_text(cursor.run_id, name, _log_text(path))
+            cursor.logs = attempt.number
+            cursor.save()
+
+    def _ship_files(self, entry: Entry, cursor: StageCursor) -> None:
+        assert cursor.run_id is not None
+        spec = entry.spec
+        self._store.put_yaml(cursor.run_id, "config.yaml", spec.config)
+        for name in ("spec.json", "record.json"):
+            if (entry.folder / name).exists():
+                self._store.put_text(
+                    cursor.run_id, name, (entry.folder / name).read_text(encoding="utf-8")
+                )
+        if spec.name in _SHOWN_WHOLE and entry.record is not None:
+            for name, path in spec.outs.items():
+                kept = entry.out / name
+                folder = kept if kept.exists() else self._repository.root / path
+                if folder.is_dir():
+                    self._store.put_folder(cursor.run_id, name, folder)
+
+
+def _points(row: Mapping[str, Any], seen: Mapping[str, int]) -> list[Point]:
+    named = {STEP_PREFIX + safe_name(name): value for name, value in row["metrics"].items()}
+    return [
+        Point(name, float(value), row["time"], row["step"])
+        for name, value in named.items()
+        if row["step"] > seen.get(name, -1)
+    ]
+
+
+def _state_tags(entry: Entry, state: State, attempts: list[Attempt]) -> dict[str, str | None]:
+    launch = (attempts[-1].launch if attempts else None) or {}
+    worker = (attempts[-1].worker if attempts else None) or {}
+    result = (attempts[-1].result if attempts else None) or {}
+    outs = (entry.record or {}).get("outs") or result.get("outs") or {}
+    return {
+        "lockstep.invocation": invocation_of(entry)["id"],
+        "lockstep.state": state.value,
+        "lockstep.attempts": str(len(attempts)),
+        "lockstep.profile": launch.get("profile"),
+        "lockstep.executor": launch.get("executor"),
+        "lockstep.job": launch.get("job"),
+        "lockstep.host": worker.get("host"),
+        "lockstep.error": result.get("error"),
+        "lockstep.output_hash": " ".join(outs[path] for path in sorted(outs)) or None,
+        **{f"lockstep.out.{path}": digest for path, digest in outs.items()},
+    }
+
+
+def iteration_of(spec: Spec) -> str | None:
+    """The iteration that a stage is bound to, if it is repeated over them."""
+    return spec.key if "@" in spec.stage else None
+
+
+def status_of(state: State) -> str:
+    """MLflow's word for a state."""
+    return _STATUS[state]
+
+
+def started_at(entry: Entry) -> float:
+    """When the first attempt was submitted."""
+    attempts = entry.attempts()
+    launch = (attempts[0].launch if attempts else None) or {}
+    return float(launch.get("time") or entry.info.get("created", 0.0))
+
+
+def ended_at(entry: Entry) -> float:
+    """When the last attempt ended; for one that died without a word, its last sign of life."""
+    attempts = entry.attempts()
+    result = entry.record or (attempts[-1].result if attempts else None) or {}
+    if "ended" in result:
+        return float(result["ended"])
+    paths = [entry.folder / "metrics.jsonl", entry.folder / "progress.json"]
+    paths += attempts[-1].folder.iterdir() if attempts else []
+    signs = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            signs.append(path.stat().st_mtime)
+    return max(signs, default=started_at(entry))
+
+
+def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """A nested configuration under dotted names, as text."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flat_params(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return flat
+
+
+def _log_text(path: Path) -> str:
+    """A log, or the end of a very long one."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - LARGEST_LOG))
+        text = file.read().decode(errors="replace")
+    left_out = max(0, size - LARGEST_LOG)
+    return f"[{left_out} bytes before this left out]\n{text}" if left_out else text

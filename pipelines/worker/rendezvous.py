@@ -1,0 +1,106 @@
+"""How the ranks of a job find each other, once each node has checked what it is about to read.
+
+In a folder of this very start of the job, each rank leaves signs of life from its beginning and a
+mark when it is ready; then rank 0 says where to meet. Always true:
+- A rank is waited for as long as it gives signs of life: its inputs may be large, its disk slow.
+- A rank that is told to stop, or that fails, takes the others with it, whether or not they have
+  been told: nobody waits for one that has left.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipelines.base import atomic
+from pipelines.ledger.task import Seat
+from stages.context import Context, RankLost, Stopped
+from stages.engines.processes.signs_of_life import SignsOfLife
+
+POLL_S = 0.3
+_WORD = "rendezvous.json"
+
+
+@contextmanager
+def among_ranks(seat: Seat, context: Context) -> Iterator[Callable[[], None]]:
+    """Around what comes before the stage; yields what waits until all ranks have come so far."""
+    if seat.world == 1:
+        yield lambda: None
+        return
+    folder = context.signs_of_life
+    assert folder is not None
+    with on_the_way(seat, folder, context.collective_seconds) as signs:
+        yield lambda: os.environ.update(meet(seat, folder, signs, context.should_stop))
+
+
+@contextmanager
+def on_the_way(seat: Seat, folder: Path, patience_s: float) -> Iterator[SignsOfLife]:
+    """Around all that a rank does before it meets the others, with signs of life from the start."""
+    signs = SignsOfLife(folder, seat.rank, seat.world, patience_s)
+    signs.at = "the check of its inputs"
+    signs.begin()
+    try:
+        yield signs
+    except Stopped as error:
+        # The others may be past the point where they would look for their own word to stop.
+        signs.write_failure(f"rank {seat.rank} was told to stop: {error}", stopped=True)
+        raise
+    except RankLost as error:
+        signs.write_failure(str(error))
+        raise
+    except BaseException as error:
+        said = str(error) or repr(error)
+        signs.write_failure(f"rank {seat.rank} failed before the start: {said}")
+        raise
+    finally:
+        signs.end()
+
+
+def meet(
+    seat: Seat, folder: Path, signs: SignsOfLife, should_stop: Callable[[], bool]
+) -> dict[str, str]:
+    """Wait until all are ready; what torch.distributed reads of the environment.
+
+    A port derived from the job's number, as is usual, may be taken by another job on the node.
+    """
+    (folder / f"ready-{seat.rank}").touch()
+    # One rank looks at all, and all look at that one: not each at each.
+    if seat.rank == 0:
+
+        def not_ready() -> list[int]:
+            ranks = range(1, seat.world)
+            return [rank for rank in ranks if not (folder / f"ready-{rank}").exists()]
+
+        _wait(signs, should_stop, not_ready)
+        name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            word = {"address": name, "port": probe.getsockname()[1]}
+        atomic.write_json(folder / _WORD, word)
+    _wait(signs, should_stop, lambda: [] if (folder / _WORD).exists() else [0])
+    found = atomic.load_json(folder / _WORD)
+    return {
+        "RANK": str(seat.rank),
+        "WORLD_SIZE": str(seat.world),
+        "LOCAL_RANK": str(seat.local_rank),
+        "LOCAL_WORLD_SIZE": os.environ.get("SLURM_NTASKS_PER_NODE", str(seat.world)),
+        "MASTER_ADDR": found["address"],
+        "MASTER_PORT": str(found["port"]),
+    }
+
+
+def _wait(
+    signs: SignsOfLife, should_stop: Callable[[], bool], late: Callable[[], list[int]]
+) -> None:
+    """Until nobody is late."""
+    watch = signs.watch()
+    while ranks := late():
+        if left := signs.left():
+            raise (Stopped if left["stopped"] else RankLost)(str(left["error"]))
+        if should_stop():
+            raise Stopped("before the ranks met")
+        if lost := watch.look(ranks, "the start"):
+            raise RankLost(lost)
+        time.sleep(POLL_S)

@@ -1,0 +1,204 @@
+"""A session: one process that stays, and runs one posted attempt after another.
+
+    .lockstep/sessions/<name>/<number>/     one life of a session; the newest is the session
+        launch.json                         profile, resources, which stages it serves, code, job
+        worker.json result.json             where it runs; why it ended
+        mailbox/ taken/                     what is posted to it, and what it has taken on
+        heartbeat.json                      what it does, what it has served and keeps in memory
+        down.json                           it shall end
+
+The folder has the form of an attempt's, and so has its state: on this machine it is read off the
+lock that the process holds, on Slurm off what Slurm says. A session is a shortcut and nothing else:
+whoever finds it gone, or other than a stage wants it, runs the stage as if there were none.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.base import atomic
+from pipelines.base.console import seconds
+from pipelines.base.repository import Repository
+from pipelines.config.profiles import ExecutorKind
+from pipelines.ledger import mailbox
+from pipelines.ledger.entry import Attempt, State
+
+HOST_MODULE = "pipelines.worker.session_host"
+BEAT_S = 5.0
+STALE_S = 120.0
+"""A process that has not said anything for so long hangs. Wrong clocks cost time, no bytes."""
+_ALIKE = ("device", "python", "container", "setup", "cpus_per_task", "deterministic")
+"""What a process has for good: a stage that wants it otherwise needs another one."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One life of a session, in a folder of its own."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.parent.name
+
+    @property
+    def label(self) -> str:
+        """Its name for people, and in the attempts that it ran."""
+        return f"{self.name}-{self.folder.name}"
+
+    @property
+    def host(self) -> Attempt:
+        """Its process, as the ledger sees one."""
+        return Attempt(self.folder)
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        return self.host.launch or {}
+
+    @property
+    def heartbeat(self) -> dict[str, Any]:
+        return atomic.read_json(self.folder / "heartbeat.json") or {}
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since it last said something; none where it has not begun to."""
+        said: float = self.heartbeat.get("time", time.time())
+        return max(time.time() - said, 0.0)
+
+    @property
+    def is_told_to_end(self) -> bool:
+        return (self.folder / "down.json").exists()
+
+    def tell_to_end(self) -> None:
+        atomic.write_json(self.folder / "down.json", {"time": time.time()})
+
+    def why_not(self) -> str | None:
+        """Why nothing should be posted to it, in words; None where it takes posts."""
+        state = self.host.state()
+        if not state.alive:
+            return (self.host.result or {}).get("why") or f"it {state}"
+        if self.is_told_to_end:
+            return "it was told to end"
+        if self.silent_s > STALE_S:
+            return f"it has said nothing for {self.silent_s:.0f} s"
+        return None
+
+    def note_end(self, why: str) -> None:
+        """The last word of a session that could not say it itself."""
+        word = {"state": State.COMPLETED, "why": why, "ended": time.time()}
+        atomic.write_json(self.folder / "result.json", word)
+
+    def as_json(self) -> dict[str, Any]:
+        launch, worker, result = self.launch, self.host.worker or {}, self.host.result or {}
+        beat = self.heartbeat
+        return {
+            "name": self.name,
+            "number": int(self.folder.name),
+            "state": "ended" if result else str(self.host.state()),
+            "why": result.get("why"),
+            "profile": launch.get("profile"),
+            "stages": launch.get("stages", []),
+            "job": launch.get("job"),
+            "host": worker.get("host"),
+            "pid": worker.get("pid"),
+            "doing": beat.get("doing") if not result else None,
+            "served": beat.get("served", 0),
+            "waiting": len(mailbox.waiting(self.folder)) if not result else 0,
+            "resident": beat.get("resident", []) if not result else [],
+            "reused": beat.get("reused", 0),
+            "silent_seconds": round(self.silent_s, 1),
+            "idle_minutes": launch.get("idle_minutes"),
+            "log": str(self.folder),
+        }
+
+
+def describe(session: Session) -> str:
+    """A line for people."""
+    said = session.as_json()
+    where = f" on {said['host']}" if said["host"] else ""
+    head = f"{session.label}: {said['state']}{where}, profile {said['profile']}"
+    if said["state"] == "ended":
+        return f"{head}: {said['why']}"
+    job = f", job {said['job']}" if session.host.on_slurm else f", process {said['job']}"
+    parts = [
+        head + job,
+        f"serves {', '.join(said['stages'])}",
+        said["doing"] or "",
+        f"{said['served']} served, {said['waiting']} waiting",
+        f"{len(said['resident'])} models in memory",
+        f"last heard of {seconds(said['silent_seconds'])} ago"
+        if said["silent_seconds"] > 15
+        else "",
+        f"log {Path(said['log'])}",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def sessions(repository: Repository) -> list[Session]:
+    """The newest life of every session of the clone."""
+    found = {}
+    for path in sorted((repository.home / "sessions").glob("*/[0-9]*/launch.json")):
+        found[path.parent.parent.name] = Session(path.parent)
+    return list(found.values())
+
+
+def living(repository: Repository) -> list[Session]:
+    return [session for session in sessions(repository) if session.host.state().alive]
+
+
+def new_life(repository: Repository, name: str, launch: Mapping[str, Any]) -> Session:
+    """The folder of a session that is about to be started."""
+    home = repository.home / "sessions" / name
+    used = [int(path.name) for path in home.glob("[0-9]*")]
+    folder = home / f"{max(used, default=0) + 1:03}"
+    (folder / "mailbox").mkdir(parents=True)
+    atomic.write_json(folder / "launch.json", dict(launch))
+    return Session(folder)
+
+
+def misfit(has: Mapping[str, Any], wants: Mapping[str, Any], num_shards: int) -> str | None:
+    """Why a process with the one's resources must not run a stage that wants the other's.
+
+    As they are in files: another version may have written the session's.
+    """
+    if wants["nodes"] * wants["tasks_per_node"] > 1:
+        return "it trains with several processes"
+    if num_shards > 1:
+        return f"its work is shared out to {num_shards} jobs (shards)"
+    if wants["gpus_per_node"] > has["gpus_per_node"]:
+        return f"it wants {wants['gpus_per_node']} GPUs, the session has {has['gpus_per_node']}"
+    for key in _ALIKE:
+        if has.get(key) != wants[key]:
+            return f"its `{key}` is {wants[key]}, the session's {has.get(key)}"
+    return None
+
+
+def serving(
+    repository: Repository, stage: str, launch: Mapping[str, Any], say: Callable[[str], None]
+) -> Session | None:
+    """The session of this launch's profile that runs the stage; says so where one cannot."""
+    if launch["executor"] not in (ExecutorKind.LOCAL, ExecutorKind.SLURM):
+        return None
+    for session in sessions(repository):
+        order = session.launch
+        if order["profile"] != launch["profile"] or stage not in order["stages"]:
+            continue
+        ended = session.host.result is not None
+        why = session.why_not() or misfit(
+            order["resources"], launch["resources"], launch["num_shards"]
+        )
+        if why is None:
+            return session
+        if not ended:
+            say(f"session {session.label} does not run it: {why}; going on without")
+    return None
+
+
+def is_here(session: Session) -> bool:
+    """Whether its process, as far as it is known, is one of this machine."""
+    return bool(
+        (session.host.worker or {}).get("host", socket.gethostname()) == socket.gethostname()
+    )
