@@ -8,6 +8,8 @@ import sys
 
 try:
     from pipelines.commands.cli import main
+
+    sys.exit(main())
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] in ("pipelines", "stages"):
         raise
@@ -15,5 +17,3 @@ except ModuleNotFoundError as error:
         f"lockstep: this Python ({sys.executable}) has no {error.name!r}; activate the project's "
         "environment first (source .venv/bin/activate), or make it with `make venv`"
     )
-
-sys.exit(main())

@@ -244,7 +244,7 @@ def _export(arguments: argparse.Namespace) -> None:
     from pathlib import Path
 
     from pipelines.base.repository import Repository
-    from pipelines.commands.export import export
+    from pipelines.export.folder import export
 
     done = export(
         Repository.find(),

@@ -7,23 +7,20 @@ after a death waits for a job that another process submitted exactly as for its 
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from pipelines.base.errors import LockstepError
-from pipelines.base.processes import end_processes, is_being_submitted, start_of
+from pipelines.base.processes import end_processes, start_of
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import ExecutorKind, Resources
 from pipelines.config.threads import thread_variables
+from pipelines.driver.session_executor import SessionExecutor
+from pipelines.driver.slurm_executor import SlurmExecutor
 from pipelines.ledger.entry import Attempt
-from pipelines.slurm.queue import SlurmSilent
-from pipelines.slurm.scheduler import Scheduler
-from pipelines.slurm.submit import Pause, submit_batches
+from pipelines.slurm.submit import Pause
 from pipelines.warm.jobs import fork_job
-
-CANCEL_S = 60.0
 
 
 class Executor(Protocol):
@@ -127,44 +124,6 @@ class DebugExecutor(_OnThisMachine):
         return True  # nothing outlives the process
 
 
-class SlurmExecutor:
-    """submitit's Slurm executor: sbatch, and Slurm does the rest."""
-
-    def leaves_jobs(self, attempt: Attempt) -> bool:  # noqa: ARG002
-        return True
-
-    def __init__(self, repository: Repository) -> None:
-        self._scheduler = Scheduler(repository)
-
-    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:
-        return submit_batches(
-            self._scheduler, attempt.entry.stage, attempt.folder, attempt.launch or {}, pause=pause
-        )
-
-    def never_had(self, attempt: Attempt) -> bool:
-        if not attempt.state().alive or attempt.jobs or is_being_submitted(attempt.launch or {}):
-            return False
-        return not self._scheduler.tokens_of([attempt.folder])
-
-    def look(self, *, now: bool = False) -> None:
-        self._scheduler.look(now=now)
-
-    def trouble(self) -> str | None:
-        return self._scheduler.silence()
-
-    def cancel(self, attempt: Attempt) -> bool:
-        """Until the jobs are gone, or Slurm takes longer than anybody wants to wait."""
-        deadline = time.monotonic() + CANCEL_S
-        while time.monotonic() < deadline:
-            with suppress(SlurmSilent):
-                self._scheduler.cancel(attempt.jobs)
-                self._scheduler.look(now=True)
-                if attempt.left_slurm:
-                    return True
-            time.sleep(1.0)
-        return False
-
-
 def resources_of(attempt: Attempt) -> Resources:
     return Resources.model_validate((attempt.launch or {})["resources"])
 
@@ -175,8 +134,6 @@ def make_executor(kind: ExecutorKind, repository: Repository) -> Executor:
     if kind is ExecutorKind.DEBUG:
         return DebugExecutor()
     if kind is ExecutorKind.SESSION:
-        from pipelines.driver.session_executor import SessionExecutor
-
         return SessionExecutor(repository)
     if shutil.which("sbatch") is None:
         raise LockstepError(

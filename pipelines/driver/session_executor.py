@@ -12,7 +12,7 @@ from typing import Any
 from pipelines.base.errors import LockstepError
 from pipelines.base.processes import end_processes
 from pipelines.base.repository import Repository
-from pipelines.driver.executors import SlurmExecutor
+from pipelines.driver.slurm_executor import SlurmExecutor
 from pipelines.ledger import mailbox
 from pipelines.ledger.entry import Attempt
 from pipelines.slurm.scheduler import Scheduler

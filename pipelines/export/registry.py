@@ -22,9 +22,9 @@ from urllib.parse import unquote, urlparse
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
-from pipelines.commands.export import compose, describe_anew, is_adapter
 from pipelines.config.params import load_params
 from pipelines.export import card
+from pipelines.export.folder import compose, describe_anew, is_adapter
 from pipelines.export.provenance import Provenance, find_policy
 from pipelines.tracking.cursor import store_address
 from pipelines.tracking.metrics import HEADLINE

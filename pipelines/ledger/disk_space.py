@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipelines.ledger.entry import Attempt
-from pipelines.slurm.logs import lines_of
+from pipelines.ledger.logs import lines_of
 
 _PROBE = ".room"
 _FULL = {

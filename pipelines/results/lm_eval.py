@@ -9,6 +9,7 @@ environment of whoever calls: proxies, tokens and offline settings are theirs.
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -220,7 +221,7 @@ def log_results(
     from pipelines.ledger.entry import Ledger
     from pipelines.tracking.cursor import StageCursor, store_address
     from pipelines.tracking.metrics import Point, safe_name
-    from pipelines.tracking.rounds import Tracker
+    from pipelines.tracking.rounds import SETTINGS
 
     stage = evaluation_of(policy, params)
     entry = Ledger(repository.jobs).latest(stage).get(stage)
@@ -235,7 +236,7 @@ def log_results(
             f"the results are kept, but the last run of {stage} evaluated other weights than "
             f"{policy} has now: `lockstep run` evaluates these"
         )
-    Tracker(repository)  # sets how long to wait for a server that is down
+    os.environ.update(SETTINGS)
     from pipelines.tracking.store import RefusedError, Store, UnreachableError
 
     points = [

@@ -2,18 +2,16 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Attempt, Ledger
+from pipelines.ledger.logs import is_launchers
 from pipelines.slurm.link import unstarted_links, waiting_links
 from pipelines.slurm.scheduler import Scheduler
 from stages.contracts.catalog import STAGES
 
 POLL_S = 0.3
-LAUNCHER_PREFIX = "submitit "
-"""What submitit says of itself, which nobody who looks for a stage's words wants to read."""
 
 
 def show_logs(
@@ -44,19 +42,11 @@ def show_logs(
         time.sleep(POLL_S)
 
 
-def lines_of(path: Path) -> list[str]:
-    """What a log says, without what the launcher says of itself."""
-    text = path.read_text(errors="replace", encoding="utf-8")
-    return [line for line in text.splitlines() if not line.startswith(LAUNCHER_PREFIX)]
-
-
 def _write_new(attempt: Attempt, written: dict[str, int], write: Callable[[str], object]) -> None:
     for path in attempt.logs():
         with path.open(errors="replace", encoding="utf-8") as file:
             file.seek(written.get(str(path), 0))
             if str(path) not in written:
                 write(f"==> attempt {attempt.folder.name}, {path.name}\n")
-            write(
-                "".join(line for line in file.readlines() if not line.startswith(LAUNCHER_PREFIX))
-            )
+            write("".join(line for line in file.readlines() if not is_launchers(line)))
             written[str(path)] = file.tell()

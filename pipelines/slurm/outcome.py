@@ -7,7 +7,7 @@ from typing import Any
 from pipelines.base import atomic
 from pipelines.ledger.disk_space import no_room
 from pipelines.ledger.entry import Attempt, State, TaskState
-from pipelines.slurm.logs import lines_of
+from pipelines.ledger.logs import lines_of
 from pipelines.slurm.queue import VANISHED
 
 LOG_TAIL = 20

@@ -14,8 +14,6 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +21,9 @@ from pipelines.base import atomic
 from pipelines.base.background import PATIENCE_S, Background, Patience, run_in_background
 from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
-from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.ledger.entry import Entry
 from pipelines.slurm.scheduler import Scheduler
-from pipelines.tracking.cursor import is_young
+from pipelines.tracking.openlineage_events import Cursor, Scan
 
 if TYPE_CHECKING:
     from pipelines.tracking.openlineage_client import Client
@@ -36,14 +34,6 @@ LINGER_S = 5.0
 GIVE_UP_S = 25.0
 LONGEST_PAUSE_S = 15.0
 _POLL_S = 0.3
-START, RUNNING, COMPLETE, FAIL, ABORT = "START", "RUNNING", "COMPLETE", "FAIL", "ABORT"
-_LAST_WORD = {
-    State.COMPLETED: COMPLETE,
-    State.PUBLISHED: COMPLETE,
-    State.FAILED: FAIL,
-    State.DIED: FAIL,
-    State.CANCELLED: ABORT,
-}
 
 
 def is_configured(repository: Repository) -> bool:
@@ -77,74 +67,6 @@ def start_emitter(repository: Repository) -> None:
         note_problem(repository, text)
         return
     _process(repository).start()
-
-
-@dataclass(frozen=True)
-class Cursor:
-    """What was sent last about an entry."""
-
-    event: str | None = None
-    attempts: int = 0
-    """How many there were then."""
-    problem: str | None = None
-    """Why the endpoint refused it; it is not sent again."""
-
-    @classmethod
-    def of(cls, entry: Entry) -> "Cursor":
-        return cls(**(atomic.read_json(entry.folder / "openlineage.json") or {}))
-
-    def save(self, entry: Entry) -> None:
-        if entry.folder.is_dir():  # the clone may be gone: do not bring it back
-            atomic.write_json(entry.folder / "openlineage.json", asdict(self))
-
-
-def due(entry: Entry, cursor: Cursor) -> list[str]:
-    """The events that an entry owes, in order.
-
-    A failure counts once nobody is there to try again: a job that Slurm has ended may be followed
-    by another, in the same run. An entry that goes on after it had ended says so with RUNNING.
-    """
-    state, attempts = entry.state(), len(entry.attempts())
-    if cursor.event == COMPLETE or state in (State.NEW, State.QUEUED):
-        return []
-    owed = []
-    if cursor.event is None:
-        owed.append(START)
-    elif cursor.event in (FAIL, ABORT) and attempts > cursor.attempts:
-        owed.append(RUNNING)
-    word = _LAST_WORD.get(state)
-    again = owed or cursor.event != word
-    if word == COMPLETE and entry.outs:
-        return [*owed, COMPLETE]
-    if word in (FAIL, ABORT) and again and not entry.has_driver():
-        return [*owed, word]
-    return owed
-
-
-class Scan:
-    """Looks through the ledger again and again, without reading twice what can no longer change."""
-
-    def __init__(self, repository: Repository) -> None:
-        self._ledger = Ledger(repository.jobs)
-        self._settled: set[Path] = set()
-        self.alive = False
-        """Whether a job lives, or is about to."""
-
-    def owing(self) -> Iterator[tuple[Entry, Cursor, list[str]]]:
-        """Entries with events to send, oldest first."""
-        self.alive = False
-        for entry in self._ledger.entries():
-            if entry.folder in self._settled:
-                continue
-            cursor, state = Cursor.of(entry), entry.state()
-            if cursor.event == COMPLETE:
-                self._settled.add(entry.folder)
-                continue
-            new = state is State.NEW and is_young(entry)
-            self.alive = self.alive or new or state.alive or entry.has_driver()
-            events = due(entry, cursor)
-            if events:
-                yield entry, cursor, events
 
 
 def wait_until_told(repository: Repository, timeout: float | None, before: Any) -> bool:

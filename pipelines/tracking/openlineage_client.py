@@ -37,7 +37,7 @@ from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Entry
 from pipelines.slurm.outcome import verdict_on
 from pipelines.tracking.cursor import entry_name, invocation_of
-from pipelines.tracking.openlineage import COMPLETE, FAIL, START
+from pipelines.tracking.openlineage_events import COMPLETE, FAIL, START
 from pipelines.tracking.stage import ended_at, flat_params, iteration_of, started_at
 
 _REFUSED = (400, 409, 413, 422)

@@ -8,6 +8,7 @@ next one begins where it broke off.
 import os
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pipelines.base.background import Patience
@@ -45,15 +46,19 @@ SETTINGS = {
 }
 _POLL_S = 0.1
 
+Register = Callable[["Store", Repository], object]
+"""Puts the policies of a pipeline that has ended into the model registry."""
+
 
 class Tracker:
     """Ships a clone's ledger. Its owner holds the shipper's lock."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, register: Register) -> None:
         os.environ.update(SETTINGS)
         import pipelines.tracking.store  # noqa: F401  (takes seconds; fails here if not installed)
 
         self.repository = repository
+        self._register_policies = register
         self.jobs_alive = False
         self._scanner = Scanner(repository)
         self._store: Store | None = None
@@ -134,10 +139,8 @@ class Tracker:
         reported = any(e.stage == "report" and e.state() in ended for e in group.entries)
         if not (group.over and reported) or cursor.final or cursor.registered:
             return
-        from pipelines.export.registry import register_last
-
         assert self._store is not None
-        register_last(self._store, self.repository)
+        self._register_policies(self._store, self.repository)
         cursor.registered = True
         cursor.save()
 

@@ -2,5 +2,4 @@
 
 Always true: warmth is only a cache. What runs in a forked process ends with the same bytes as in a
 fresh one, and where no server can be had, a fresh process is started instead.
-May import: the files, locks and processes of this machine; its server also the worker and DVC.
 """

@@ -7,6 +7,7 @@ there are no comments to keep, for which DVC takes a loader that is twenty times
 """
 
 import os
+import runpy
 import signal
 import sys
 import traceback
@@ -89,9 +90,10 @@ def _be_driver(words: list[str], folder: str, environment: dict[str, str]) -> No
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
-        from pipelines.commands.cli import main
-
-        status = main(words[3:])
+        sys.argv = words[2:]
+        runpy.run_module(words[2], run_name="__main__")
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:

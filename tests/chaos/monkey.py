@@ -88,7 +88,7 @@ def role_of(process: psutil.Process) -> str | None:
     line = " ".join(words)
     if "pipelines.warm.server" in line:
         return "warm"
-    if "pipelines.tracking.shipper" in line:
+    if "pipelines.export.shipping" in line:
         return "shipper"
     if "submitit" in line or "pipelines.worker.worker" in line:
         return "worker"

@@ -1,6 +1,8 @@
 """What a newcomer meets: help, doctor, logs, and commands in the wrong place."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,13 @@ def test_outside_a_repository_the_error_says_so(
     monkeypatch.chdir(tmp_path)
     assert main(["status"]) == 2
     assert "run lockstep inside its repository" in capsys.readouterr().err
+
+
+def test_a_python_without_the_packages_is_told_what_to_do() -> None:
+    bare = [sys.executable, "-S", "-m", "pipelines", "plan"]
+    done = subprocess.run(bare, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "activate the project's environment first" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_stage_that_does_not_exist_is_named(clone: Any) -> None:

@@ -18,7 +18,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.processes import this_process
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import Resources, load_profile
-from pipelines.driver.executors import SlurmExecutor
+from pipelines.driver.slurm_executor import SlurmExecutor
 from pipelines.identity.spec import Spec
 from pipelines.ledger.entry import Attempt, Ledger, State
 from pipelines.ledger.shards import shares

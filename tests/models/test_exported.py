@@ -9,8 +9,8 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 from pipelines.base.errors import LockstepError
-from pipelines.commands.export import compose
 from pipelines.export import card
+from pipelines.export.folder import compose
 from pipelines.export.provenance import Provenance
 from pipelines.lineage.evidence import Artifact
 from pipelines.lineage.making import Making

@@ -70,7 +70,7 @@ def training(clone: Any) -> dict[str, Any]:
 def workers(clone: Any) -> list[psutil.Process]:
     """Processes of jobs and of their drivers; the shipper of metrics ends by itself."""
     return [
-        p for p, words in clone.command_lines().items() if "pipelines.tracking.shipper" not in words
+        p for p, words in clone.command_lines().items() if "pipelines.export.shipping" not in words
     ]
 
 

@@ -16,6 +16,7 @@ from pipelines.base.locks import hold_lock
 from pipelines.base.processes import start_of
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
+from pipelines.export.registry import register_last
 from pipelines.identity.spec import Artifact, Spec
 from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.publish import publish
@@ -118,14 +119,14 @@ class FakeClone:
 
     def sync(self) -> str | None:
         """One round of a shipper that has just been started."""
-        return Tracker(self.repository).sync()
+        return Tracker(self.repository, register_last).sync()
 
     def cursor(self, entry: Entry) -> dict[str, Any]:
         return atomic.read_json(entry.folder / "tracking.json") or {}
 
     def shippers(self) -> list[psutil.Process]:
         """The shippers of this clone that live."""
-        return self.processes_of("pipelines.tracking.shipper")
+        return self.processes_of("pipelines.export.shipping")
 
     def processes_of(self, module: str) -> list[psutil.Process]:
         """The living processes that run a module for this clone."""

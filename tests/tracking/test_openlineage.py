@@ -14,8 +14,9 @@ import pytest
 from fake_clone import DIGEST, FakeClone
 
 from pipelines.tracking import openlineage
-from pipelines.tracking.openlineage import Cursor, is_configured, run_emitter, start_emitter
+from pipelines.tracking.openlineage import is_configured, run_emitter, start_emitter
 from pipelines.tracking.openlineage_client import run_id
+from pipelines.tracking.openlineage_events import Cursor, due
 from pipelines.tracking.rounds import ship_all
 from tests.conftest import kill_each
 from tests.waiting import until
@@ -204,10 +205,10 @@ def test_an_entry_that_fails_and_goes_on_is_one_run(
     clone.end(entry, "failed", error="row 7 of demonstrations.parquet: no prompt")
     with entry.lease():
         # A driver is at work, which may try again: nothing has failed yet.
-        assert openlineage.due(entry, Cursor("START", 1)) == []
+        assert due(entry, Cursor("START", 1)) == []
     emit(clone, monkeypatch)
     clone.start(entry)
-    assert openlineage.due(entry, Cursor.of(entry)) == ["RUNNING"]
+    assert due(entry, Cursor.of(entry)) == ["RUNNING"]
     clone.finish(entry)
     emit(clone, monkeypatch)
     events = told(to_file)

@@ -101,7 +101,7 @@ def test_a_command_does_not_wait_for_a_shipper_that_never_comes(
 def test_one_that_pauses_makes_room_at_once(clone: FakeClone) -> None:
     """As a shipper does whose MLflow does not answer."""
     process = Background(
-        clone.repository, "shipper", "pipelines.tracking.shipper", "http://127.0.0.1:9"
+        clone.repository, "shipper", "pipelines.export.shipping", "http://127.0.0.1:9"
     )
     pause = threading.Thread(target=process.pause, args=(10 * PATIENCE_S,), daemon=True)
     pause.start()
@@ -124,7 +124,7 @@ def test_a_command_is_not_stopped_by_what_is_in_the_way_of_another_mlflow(clone:
 
 def test_mlflow_is_imported_only_when_there_is_something_to_ship(clone: FakeClone) -> None:
     script = (
-        "import sys, pipelines.tracking.shipper as shipper, pipelines.tracking.rounds\n"
+        "import sys, pipelines.export.shipping as shipper\n"
         "from pipelines.base.repository import Repository\n"
         "shipper.LINGER_S = 0.1\n"
         f"shipper.run_shipper(Repository(__import__('pathlib').Path({str(clone.root)!r})), 0.3)\n"
