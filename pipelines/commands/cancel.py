@@ -21,7 +21,7 @@ from stages.contracts.params import Params
 
 def cancel(repository: Repository, stages: list[str], console: Console) -> None:
     """End the jobs of these stages (of all without any) and of every stage that needs theirs."""
-    Scheduler(repository).look(now=True)
+    Scheduler(repository).refresh(now=True)
     live = {**_dying(repository), **live_attempts(repository)}
     wanted = _with_dependents(load_params(repository.root), stages) if stages else set(live)
     unknown = [stage for stage in stages if stage not in live]

@@ -39,7 +39,7 @@ from pipelines.worker.session import (
     describe,
     living,
     misfit,
-    new_life,
+    new_session,
     sessions,
 )
 from stages.contracts.base import Processes
@@ -51,7 +51,7 @@ def session_command(arguments: argparse.Namespace) -> None:
     if arguments.what == "down":
         down(repository, arguments.names, console)
     elif arguments.what == "status":
-        Scheduler(repository).look()
+        Scheduler(repository).refresh()
         found = sessions(repository)
         as_json = [session.as_json() for session in found]
         text = (
@@ -138,14 +138,14 @@ def _need(resources: Resources) -> tuple[int, int, int]:
 
 def up(repository: Repository, name: str, launch: dict[str, Any]) -> Session:
     """Start the process, or submit the job, of a new session."""
-    Scheduler(repository).look(now=True)
+    Scheduler(repository).refresh(now=True)
     for other in living(repository):
         if other.name == name:
             raise LockstepError(
                 f"session {other.label} is up already; `lockstep session down {name}` ends it, "
                 "--name gives this one another name"
             )
-    session = new_life(repository, name, {**launch, "submitter": this_process()})
+    session = new_session(repository, name, {**launch, "submitter": this_process()})
     try:
         if launch["executor"] == ExecutorKind.SLURM:
             make_executor(ExecutorKind.SLURM, repository)  # says so where there is no Slurm
@@ -201,7 +201,7 @@ def _script(repository: Repository, name: str, launch: dict[str, Any]) -> str:
 
 def down(repository: Repository, names: list[str], console: Console) -> None:
     """End these sessions, or all: at once if they are idle, else at a step boundary."""
-    Scheduler(repository).look(now=True)
+    Scheduler(repository).refresh(now=True)
     found = [session for session in sessions(repository) if session.host.result is None]
     if unknown := set(names) - {session.name for session in found}:
         known = ", ".join(session.name for session in found) or "none"
@@ -225,6 +225,6 @@ def _wait_for_end(repository: Repository, session: Session) -> bool:
     while session.host.state().alive and time.monotonic() < deadline:
         if session.host.worker is None:
             return False
-        Scheduler(repository).look()
+        Scheduler(repository).refresh()
         time.sleep(0.1)
     return not session.host.state().alive

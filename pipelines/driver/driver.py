@@ -2,7 +2,7 @@
 
 It may be killed at any moment: it keeps nothing that the ledger does not have. Run again, it finds
 the job by its fingerprint and goes on from there. A job that Slurm took away from its stage, by
-preemption, at its time limit or with its node, is followed into its next life, or by a new job.
+preemption, at its time limit or with its node, is followed through its restarts, or by a new job.
 """
 
 import time
@@ -25,8 +25,8 @@ from pipelines.ledger.entry import Attempt, Entry, State
 from pipelines.ledger.invocation import Invocation, dvc_ancestor
 from pipelines.ledger.publish import publish
 from pipelines.ledger.shards import shares
-from pipelines.ledger.stop_requests import Wish, wish_of
-from pipelines.slurm.outcome import Verdict, tail, verdict_here, verdict_in_session, verdict_on
+from pipelines.ledger.stop_requests import StopRequest, stop_request_of
+from pipelines.slurm.outcome import Outcome, outcome_here, outcome_in_session, outcome_of, tail
 from pipelines.slurm.submit import SUBMIT_AGAIN_S
 from pipelines.tracking.health import Health
 from pipelines.tracking.rounds import ship_all
@@ -63,7 +63,7 @@ class Driver:
     identity: Callable[[], str]
     """The fingerprint of the stage as the workspace has it now."""
     health: Health
-    said: dict[str, Any] = field(default_factory=dict)
+    announced: dict[str, Any] = field(default_factory=dict)
 
     def submit_only(self) -> None:
         """See to it that the stage has a job, and leave it at that."""
@@ -109,12 +109,12 @@ class Driver:
                 who = "its session ended" if attempt.session else "an earlier command died"
                 self._say(f"{who} before its job was there; submitting it now")
                 continue
-            verdict = self._verdict(attempt)
+            outcome = self._outcome(attempt)
             restarts = (attempt.launch or {}).get("restarts_before", 0) + attempt.restarts + 1
             most = self.launch["resources"]["requeues"]
-            if not (verdict.try_again and restarts <= most):
-                self._give_up(attempt, verdict)
-            self._say(f"{verdict.what}; going on in a new job (restart {restarts} of {most})")
+            if not (outcome.try_again and restarts <= most):
+                self._give_up(attempt, outcome)
+            self._say(f"{outcome.what}; going on in a new job (restart {restarts} of {most})")
 
     def _submit(self, restarts: int, interrupts: Interrupts) -> Attempt:
         """The worker reads launch.json, so it comes before the job; the job's id comes after."""
@@ -130,8 +130,8 @@ class Driver:
         again = f", attempt {attempt.number}" if attempt.number > 1 else ""
         executor = self._executor(attempt)
 
-        def pause(said: str) -> None:
-            self._say_once("trouble", said, "Slurm does not take the job yet ({}); trying again")
+        def pause(answer: str) -> None:
+            self._say_once("trouble", answer, "Slurm does not take the job yet ({}); trying again")
             if attempt.was_cancelled:
                 raise Cancelled("cancelled")
             self._heed(attempt, interrupts)
@@ -190,7 +190,7 @@ class Driver:
                     # Only kill -9 ends a runner without its telling us: leave the job to the next.
                     raise self._detached(attempt, "the pipeline is gone")
                 if watch:
-                    watch.look()
+                    watch.check()
                 self._say_changes(attempt, state, executor)
                 if self.console.is_terminal:
                     self._show_progress(state)
@@ -202,10 +202,10 @@ class Driver:
 
     def _heed(self, attempt: Attempt, interrupts: Interrupts) -> None:
         """Do what signals, or the command behind this stage, ask for."""
-        wish = wish_of(self.repository, self.invocation.id)
-        if wish is Wish.CANCEL:
+        request = stop_request_of(self.repository, self.invocation.id)
+        if request is StopRequest.CANCEL:
             raise Cancelled("the command that waits for this stage was told to end")
-        if wish is Wish.DETACH:
+        if request is StopRequest.DETACH:
             raise self._detached(attempt, "as asked")
         if not interrupts.received:
             return
@@ -216,8 +216,8 @@ class Driver:
             raise Cancelled(f"{first.name} received")
         if len(interrupts.received) > 1:
             raise self._detached(attempt, "interrupted twice")
-        if not self.said.get("interrupt"):
-            self.said["interrupt"] = True
+        if not self.announced.get("interrupt"):
+            self.announced["interrupt"] = True
             self._say(
                 f"SIGINT received; cancelling job {attempt.job} in {SECOND_THOUGHTS_S:.0f} s: "
                 "press Ctrl-C again to leave it running"
@@ -242,27 +242,27 @@ class Driver:
         if not self._executor(attempt).cancel(attempt):
             self._say(f"Slurm has not ended job {attempt.job} yet: `lockstep cancel` tries again")
 
-    def _verdict(self, attempt: Attempt) -> Verdict:
+    def _outcome(self, attempt: Attempt) -> Outcome:
         state = self.entry.state()
         if state is State.CANCELLED and (attempt.was_cancelled or not attempt.on_slurm):
             raise LockstepError(
                 f"{self.entry.stage}: cancelled; run the same command to go on from there"
             )
         if attempt.on_slurm and attempt.result is None:
-            return verdict_on(attempt)
+            return outcome_of(attempt)
         if attempt.session is not None:
-            return verdict_in_session(attempt)
-        return verdict_here(attempt)
+            return outcome_in_session(attempt)
+        return outcome_here(attempt)
 
-    def _give_up(self, attempt: Attempt, verdict: Verdict) -> None:
+    def _give_up(self, attempt: Attempt, outcome: Outcome) -> None:
         state, stage = self.entry.state(), self.entry.stage
         if attempt.on_slurm:
             # One process has failed; the others must not wait for it, nor work on in vain.
             with suppress(LockstepError):  # the next submission insists on it
                 self._see_gone(attempt)
         raise LockstepError(
-            f"{stage}: {state}: {verdict.what}\n{tail(attempt, verdict)}"
-            f"full log: lockstep logs {stage}\n{verdict.advice}"
+            f"{stage}: {state}: {outcome.what}\n{tail(attempt, outcome)}"
+            f"full log: lockstep logs {stage}\n{outcome.advice}"
         )
 
     def _check_identity(self) -> None:
@@ -278,13 +278,13 @@ class Driver:
     def _state(self, *, now: bool = False) -> State:
         if now:
             # Somebody may have submitted by hand what a dry run has written down.
-            self.executors(self.launch["executor"]).look(now=True)
+            self.executors(self.launch["executor"]).refresh(now=True)
         attempts = self.entry.attempts()
         if attempts:
             executor = self._executor(attempts[-1])
             if now and executor.never_had(attempts[-1]):
                 self._note_end(attempts[-1], State.FAILED, "its driver died before it submitted it")
-            executor.look()
+            executor.refresh()
         return self.entry.state()
 
     def _executor(self, attempt: Attempt) -> Executor:
@@ -295,12 +295,12 @@ class Driver:
     def _say_changes(self, attempt: Attempt, state: State, executor: Executor) -> None:
         """What is worth a line: the run in MLflow, a warning, where Slurm has the job."""
         tracking = atomic.read_json(self.entry.folder / "tracking.json") or {}
-        if tracking.get("run_id") and not self.said.get("run"):
-            self.said["run"] = True
+        if tracking.get("run_id") and not self.announced.get("run"):
+            self.announced["run"] = True
             self._say(f"MLflow run {tracking.get('url') or tracking['run_id']}")
         for symptom in self.health.of(self.entry.stage, self.entry):
-            if not self.said.get(symptom.kind):
-                self.said[symptom.kind] = True
+            if not self.announced.get(symptom.kind):
+                self.announced[symptom.kind] = True
                 self._say(f"warning: {symptom}")
         if not executor.leaves_jobs(attempt):
             return
@@ -318,8 +318,8 @@ class Driver:
             self._say_once("place", (restart, "suspended"), what)
 
     def _say_once(self, topic: str, value: Any, text: str) -> None:
-        if value != self.said.get(topic):
-            self.said[topic] = value
+        if value != self.announced.get(topic):
+            self.announced[topic] = value
             if value is not None:
                 self._say(text.format(value))
 

@@ -42,7 +42,7 @@ class Executor(Protocol):
         """Whether the job is at home elsewhere, so that it goes on when its driver's host ends."""
         ...
 
-    def look(self, *, now: bool = False) -> None:
+    def refresh(self, *, now: bool = False) -> None:
         """Bring the attempts' files up to date with what the world knows about their jobs."""
         ...
 
@@ -60,7 +60,7 @@ class _OnThisMachine:
     def never_had(self, attempt: Attempt) -> bool:  # noqa: ARG002
         return False
 
-    def look(self, *, now: bool = False) -> None:
+    def refresh(self, *, now: bool = False) -> None:
         """The files are up to date by themselves."""
 
     def trouble(self) -> str | None:

@@ -43,7 +43,7 @@ def live_attempts(repository: Repository) -> dict[str, Attempt]:
 def find_orphans(repository: Repository) -> list[Orphan]:
     """Live jobs of this clone that are not what a stage of the graph last asked for."""
     wanted = live_attempts(repository)
-    found = [
+    orphans = [
         Orphan(
             job=attempt.job,
             what=f"{entry.stage}, superseded",
@@ -61,5 +61,5 @@ def find_orphans(repository: Repository) -> list[Orphan]:
     for job in scheduler.live_jobs() if shutil.which("squeue") else ():
         recorder = job.name == f"{NAME_PREFIX}{RECORDER}"
         if job.comment.removeprefix(COMMENT_PREFIX) not in tokens and not recorder:
-            found.append(Orphan(job.id, f"{job.name}, {job.state}", job.nodes))
-    return found
+            orphans.append(Orphan(job.id, f"{job.name}, {job.state}", job.nodes))
+    return orphans

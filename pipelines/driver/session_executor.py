@@ -43,7 +43,7 @@ class SessionExecutor:
             return True
         deadline = time.monotonic() + self._stop_s
         while attempt.state().alive and time.monotonic() < deadline:
-            self.look()
+            self.refresh()
             time.sleep(POLL_S)
         return not attempt.state().alive or end_host(self._repository, session)
 
@@ -54,8 +54,8 @@ class SessionExecutor:
         session = attempt.session
         return session is not None and session.on_slurm
 
-    def look(self, *, now: bool = False) -> None:
-        self._scheduler.look(now=now)
+    def refresh(self, *, now: bool = False) -> None:
+        self._scheduler.refresh(now=now)
 
     def trouble(self) -> str | None:
         return self._scheduler.silence()

@@ -40,19 +40,19 @@ class SessionWatch:
         self._since = time.monotonic()
         self._warned = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Take the attempt back from a session that has been silent for too long."""
         silent_s = self._silence()
         if silent_s < self._stale_s:
             self._warned = False
             return
         label = self._session.label
-        said = f"session {label} hangs: it has said nothing for {silent_s:.0f} s"
+        problem = f"session {label} hangs: it has said nothing for {silent_s:.0f} s"
         if mailbox.withdraw(self._session.folder, self._attempt.folder):
             self._session.tell_to_end()
-            self._say(f"{said}; taking the stage back")
+            self._say(f"{problem}; taking the stage back")
         elif silent_s >= self._hang_s:
-            self._say(f"{said}; ending it")
+            self._say(f"{problem}; ending it")
             self._session.tell_to_end()
             if not end_host(self._repository, self._session):
                 raise LockstepError(
@@ -64,7 +64,7 @@ class SessionWatch:
                 self._session.note_end(f"it hung: it said nothing for {silent_s:.0f} s")
         elif not self._warned:
             self._warned = True
-            self._say(f"{said}; ending it if that lasts for {self._hang_s:.0f} s")
+            self._say(f"{problem}; ending it if that lasts for {self._hang_s:.0f} s")
 
     def _silence(self) -> float:
         sign, now = self._session.heartbeat.get("time"), time.monotonic()

@@ -33,8 +33,8 @@ class SlurmExecutor:
             return False
         return not self._scheduler.tokens_of([attempt.folder])
 
-    def look(self, *, now: bool = False) -> None:
-        self._scheduler.look(now=now)
+    def refresh(self, *, now: bool = False) -> None:
+        self._scheduler.refresh(now=now)
 
     def trouble(self) -> str | None:
         return self._scheduler.silence()
@@ -45,7 +45,7 @@ class SlurmExecutor:
         while time.monotonic() < deadline:
             with suppress(SlurmSilent):
                 self._scheduler.cancel(attempt.jobs)
-                self._scheduler.look(now=True)
+                self._scheduler.refresh(now=True)
                 if attempt.left_slurm:
                     return True
             time.sleep(1.0)

@@ -23,7 +23,7 @@ from pipelines.dvc_repo.repair import mend_dvc_files
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.snapshot import take_snapshot, uncommitted
 from pipelines.identity.spec import make_spec
-from pipelines.ledger.cleanup import clear_debris
+from pipelines.ledger.cleanup import remove_stale_files
 from pipelines.ledger.entry import Entry, Ledger, State
 from pipelines.ledger.invocation import Invocation, current_invocation
 from pipelines.ledger.publish import drop_recorded, recorded_outs
@@ -78,7 +78,7 @@ def make_order(
     mend_dvc_files(repository, Console().line, Wait.NO)
     keep_lock(repository)
     drop_recorded(repository.root, ledger)
-    clear_debris(repository)
+    remove_stale_files(repository)
     code = take_snapshot(repository)
     hashes = HashCache(repository.home / "hashes.json")
     spec = make_spec(repository.root, bound, hashes, code)
@@ -176,7 +176,7 @@ def _prepare(repository: Repository, address: str, profile: str) -> tuple[Path, 
     entry, launch = make_order(repository, address, profile)
     if shutil.which("squeue"):
         # Somebody may have submitted by hand what an earlier dry run has written down.
-        Scheduler(repository).look(now=True)
+        Scheduler(repository).refresh(now=True)
     if entry.state().alive:
         raise LockstepError(f"its job {','.join(entry.attempts()[-1].jobs)} runs already")
     if entry.state() in (State.COMPLETED, State.PUBLISHED):

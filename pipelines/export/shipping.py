@@ -11,7 +11,7 @@ from pipelines.base.background import PATIENCE_S, Background, run_in_background
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo.repair import Watch
 from pipelines.export.registry import register_last
-from pipelines.ledger.cleanup import clear_debris
+from pipelines.ledger.cleanup import remove_stale_files
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.tracking.cursor import Scanner, note_problem
 from pipelines.tracking.rounds import Tracker
@@ -40,7 +40,7 @@ def run_shipper(repository: Repository, patience: float) -> None:
         with process.alone(patience) as held:
             if not held:
                 return
-            clear_debris(repository)
+            remove_stale_files(repository)
             end = _ship(repository, process)
         if end is not End.IDLE or not repository.home.is_dir() or not _busy(Scanner(repository)):
             return
@@ -53,7 +53,7 @@ def _ship(repository: Repository, process: Background) -> End:
     pause = INTERVAL_S
     worked = progressed = time.monotonic()
     while process.is_wanted():
-        Scheduler(repository).look()
+        Scheduler(repository).refresh()
         watch.look()
         if _busy(scanner):
             worked = time.monotonic()

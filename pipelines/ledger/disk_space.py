@@ -16,8 +16,8 @@ _FULL = {
 
 def no_room(attempt: Attempt) -> str | None:
     """That the disk is full, and where, if it is or the job's log says that it was."""
-    if said := _refused(attempt.folder / _PROBE):
-        return f"{said}: {attempt.folder}"
+    if refusal := _refused(attempt.folder / _PROBE):
+        return f"{refusal}: {attempt.folder}"
     for path in attempt.logs():
         for line in reversed(lines_of(path)):
             if any(words in line for words in _FULL.values()):

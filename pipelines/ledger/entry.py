@@ -281,8 +281,8 @@ class Entry:
 
     def _folders(self) -> list[Attempt]:
         """The submissions, and perhaps one that a dry run has only written down."""
-        found = sorted((self.folder / "attempts").glob("[0-9]*"))
-        return [Attempt(path) for path in found if path.exists()]
+        paths = sorted((self.folder / "attempts").glob("[0-9]*"))
+        return [Attempt(path) for path in paths if path.exists()]
 
     def new_attempt(self, launch: Mapping[str, Any]) -> Attempt:
         """The folder for the next submission: a new one, unless a dry run has prepared one.
@@ -389,8 +389,8 @@ class Ledger:
 
     def entries(self, stage: str = "*") -> list[Entry]:
         """Every entry, or every one of a stage, by when it was last asked for."""
-        found = [Entry(path.parent) for path in self.folder.glob(f"{stage}/[!.]*/spec.json")]
-        return sorted(found, key=lambda entry: (entry.asked_for, entry.folder.name))
+        entries = [Entry(path.parent) for path in self.folder.glob(f"{stage}/[!.]*/spec.json")]
+        return sorted(entries, key=lambda entry: (entry.asked_for, entry.folder.name))
 
     def latest(self, stage: str = "*") -> dict[str, Entry]:
         """The newest entry of each stage, or of one."""

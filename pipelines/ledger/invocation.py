@@ -66,8 +66,8 @@ def current_invocation() -> Invocation:
 
 def dvc_ancestor(*, outermost: bool = False) -> psutil.Process | None:
     """The nearest (or outermost) dvc process above this one."""
-    found = [process for process in psutil.Process().parents() if _is_dvc(process)]
-    return found[-1 if outermost else 0] if found else None
+    above = [process for process in psutil.Process().parents() if _is_dvc(process)]
+    return above[-1 if outermost else 0] if above else None
 
 
 def _is_dvc(process: psutil.Process) -> bool:

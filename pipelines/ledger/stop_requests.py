@@ -1,4 +1,4 @@
-"""What a command wants done with its running stages: a file that their drivers look at.
+"""How a command asks to stop waiting for its running stages: a file that their drivers look at.
 
 A signal can come before its receiver listens, and dvc stands between the command and the drivers.
 A file waits until it is read.
@@ -11,7 +11,7 @@ from pipelines.base import atomic
 from pipelines.base.repository import Repository
 
 
-class Wish(StrEnum):
+class StopRequest(StrEnum):
     """How the jobs of an invocation shall end for it."""
 
     CANCEL = "cancel"
@@ -19,15 +19,15 @@ class Wish(StrEnum):
     """The drivers let go and the jobs go on."""
 
 
-def make_wish(repository: Repository, invocation: str, wish: Wish) -> None:
-    atomic.write_json(_path(repository, invocation), {"wish": wish})
+def request_stop(repository: Repository, invocation: str, request: StopRequest) -> None:
+    atomic.write_json(_path(repository, invocation), {"request": request})
 
 
-def wish_of(repository: Repository, invocation: str) -> Wish | None:
-    """What the command behind this invocation wants, if it wants anything but the results."""
-    found = atomic.read_json(_path(repository, invocation))
-    return Wish(found["wish"]) if found else None
+def stop_request_of(repository: Repository, invocation: str) -> StopRequest | None:
+    """How the command behind this invocation asks to be left, if it does."""
+    written = atomic.read_json(_path(repository, invocation))
+    return StopRequest(written["request"]) if written else None
 
 
 def _path(repository: Repository, invocation: str) -> Path:
-    return repository.home / "runs" / invocation / "wish.json"
+    return repository.home / "runs" / invocation / "stop_request.json"

@@ -11,7 +11,7 @@ from stages.contracts.base import Processes
 
 
 @dataclass(frozen=True)
-class Seat:
+class Task:
     """One process of a job."""
 
     rank: int = 0
@@ -51,24 +51,24 @@ class Seat:
         return f"shard {self.shard} of {self.num_shards}" if self.num_shards > 1 else ""
 
 
-def find_seat(
+def find_task(
     processes: Processes,
     num_array_tasks: int,
     first_shard: int = 0,
     environment: Mapping[str, str] = os.environ,
-) -> Seat:
+) -> Task:
     """This process's place, from Slurm's variables."""
     if "SLURM_PROCID" not in environment:
-        return Seat()
-    task, tasks = int(environment["SLURM_PROCID"]), int(environment["SLURM_NTASKS"])
+        return Task()
+    number, count = int(environment["SLURM_PROCID"]), int(environment["SLURM_NTASKS"])
     local_rank = int(environment["SLURM_LOCALID"])
     restart = int(environment.get("SLURM_RESTART_COUNT", 0))
     array = environment.get("SLURM_ARRAY_JOB_ID")
     job = f"{array}_{environment['SLURM_ARRAY_TASK_ID']}" if array else environment["SLURM_JOB_ID"]
-    seat = Seat(local_rank=local_rank, restart=restart, job=job, log=f"{job}_{task}_log")
+    task = Task(local_rank=local_rank, restart=restart, job=job, log=f"{job}_{number}_log")
     if processes is Processes.TOGETHER:
-        return replace(seat, rank=task, world=tasks)
+        return replace(task, rank=number, world=count)
     if processes is Processes.SHARDS:
         array_task = first_shard + int(environment.get("SLURM_ARRAY_TASK_ID", 0))
-        return replace(seat, shard=array_task * tasks + task, num_shards=num_array_tasks * tasks)
-    return replace(seat, idle=task > 0)
+        return replace(task, shard=array_task * count + number, num_shards=num_array_tasks * count)
+    return replace(task, idle=number > 0)

@@ -39,12 +39,11 @@ from pipelines.dvc_repo.lock_file import keep_lock
 from pipelines.dvc_repo.lock_order import order_lock
 from pipelines.dvc_repo.plan import PlannedStage, make_plan
 from pipelines.dvc_repo.repair import mend_dvc_files
-from pipelines.ledger.cleanup import clear_debris
+from pipelines.ledger.cleanup import remove_stale_files, remove_stale_outputs
 from pipelines.ledger.entry import Attempt, Ledger, State
 from pipelines.ledger.invocation import new_invocation
-from pipelines.ledger.leftovers import remove_leftovers
 from pipelines.ledger.publish import drop_recorded
-from pipelines.ledger.stop_requests import Wish, make_wish
+from pipelines.ledger.stop_requests import StopRequest, request_stop
 from pipelines.runs.exclusive import only_pipeline
 from pipelines.servers.servers import running as running_servers
 from pipelines.tracking.cursor import end_invocation, note_restored, runs_page
@@ -75,9 +74,9 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
     name = " ".join(filter(None, ["prefect", deployment.name, flow_run.name]))
     invocation = new_invocation(name)
     with only_pipeline(repository, name, logger.info) as lock:
-        remove_leftovers(repository, params)
+        remove_stale_outputs(repository, params)
         mend_dvc_files(repository, logger.info)
-        clear_debris(repository)
+        remove_stale_files(repository)
         plan = make_plan(repository.root, targets, params)
         stale = [stage for stage in plan if stage.stale]
         if not stale:
@@ -257,7 +256,7 @@ class StageProcesses:
         with self.guard:
             self.stopping = True
             left = list(self.running.values())
-        make_wish(self.repository, self.invocation, Wish.CANCEL)
+        request_stop(self.repository, self.invocation, StopRequest.CANCEL)
         for process in left:
             if process.poll() is None:
                 # For what is no stage of ours; dvc ignores it while a command runs.

@@ -17,10 +17,9 @@ from pipelines.driver.stage import fingerprint
 from pipelines.dvc_repo.lock_order import order_lock
 from pipelines.dvc_repo.plan import PlannedStage, make_plan
 from pipelines.dvc_repo.repair import mend_dvc_files
-from pipelines.ledger.cleanup import clear_debris
+from pipelines.ledger.cleanup import remove_stale_files, remove_stale_outputs
 from pipelines.ledger.entry import Attempt, Ledger, State
 from pipelines.ledger.invocation import new_invocation
-from pipelines.ledger.leftovers import remove_leftovers
 from pipelines.ledger.publish import drop_recorded
 from pipelines.runs.exclusive import PASSING, only_pipeline
 from pipelines.slurm.scheduler import Scheduler
@@ -40,10 +39,10 @@ def record_finished(
 ) -> list[PlannedStage]:
     """Record every stage that only waits for that; the plan as it is afterwards."""
     params = load_params(repository.root)
-    remove_leftovers(repository, params)
+    remove_stale_outputs(repository, params)
     mend_dvc_files(repository, console.line)
-    clear_debris(repository)
-    Scheduler(repository).look(now=True)
+    remove_stale_files(repository)
+    Scheduler(repository).refresh(now=True)
     environment = dvc_environment(profile, new_invocation("lockstep record"))
     while True:
         plan = make_plan(repository.root, targets, params)

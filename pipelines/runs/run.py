@@ -37,12 +37,11 @@ from pipelines.dvc_repo.lock_file import keep_lock
 from pipelines.dvc_repo.lock_order import order_lock
 from pipelines.dvc_repo.plan import PlannedStage, make_plan
 from pipelines.dvc_repo.repair import mend_dvc_files
-from pipelines.ledger.cleanup import clear_debris
+from pipelines.ledger.cleanup import remove_stale_files, remove_stale_outputs
 from pipelines.ledger.entry import Entry, Ledger, State
 from pipelines.ledger.invocation import new_invocation
-from pipelines.ledger.leftovers import remove_leftovers
 from pipelines.ledger.publish import drop_recorded
-from pipelines.ledger.stop_requests import Wish, make_wish
+from pipelines.ledger.stop_requests import StopRequest, request_stop
 from pipelines.runs.chain import submit_chain
 from pipelines.runs.detach import submit_ready
 from pipelines.runs.exclusive import only_pipeline
@@ -85,10 +84,10 @@ def run_pipeline(
                 console.line(render_stage(stage.address, name))
         return
     with only_pipeline(repository, "lockstep run", console.line) as lock:
-        for path in remove_leftovers(repository, params):
+        for path in remove_stale_outputs(repository, params):
             console.line(f"removed {path}: params.yaml no longer names it")
         mend_dvc_files(repository, console.line)
-        clear_debris(repository)
+        remove_stale_files(repository)
         plan = make_plan(repository.root, targets, params)
         stale = sum(stage.stale for stage in plan)
         cached = sum(stage.cached for stage in plan)
@@ -159,7 +158,7 @@ class PipelineRun:
         self.health = Health(repository.root)
         self.running: dict[str, _Running] = {}
         self.interrupts = Interrupts()
-        self.wish: Wish | None = None
+        self.stop_request: StopRequest | None = None
         self.warned = False
         self.finished = 0
 
@@ -255,7 +254,7 @@ class PipelineRun:
         drop_recorded(self.repository.root, self.ledger)
         keep_lock(self.repository)
         order_lock(self.repository.root)
-        if self.wish is Wish.DETACH:
+        if self.stop_request is StopRequest.DETACH:
             raise LockstepError(
                 "detached: the jobs go on; the same command waits for them again, "
                 "`lockstep status` shows them, `lockstep cancel` ends them"
@@ -306,7 +305,7 @@ class PipelineRun:
                 self.console.line(f"    warning: {symptom}")
             return True
         state = entry.state() if entry else None
-        if self.wish is Wish.DETACH and state is not None and state.alive:
+        if self.stop_request is StopRequest.DETACH and state is not None and state.alive:
             self.console.line(f"{address}: left running")
             return False
         if self.interrupts.received:
@@ -346,14 +345,14 @@ class PipelineRun:
     def _heed_interrupts(self) -> None:
         """The first Ctrl-C cancels the jobs; a second one soon after leaves those on Slurm be."""
         received = self.interrupts.received
-        if not received or self.wish:
+        if not received or self.stop_request:
             return
         on_slurm = self.profile.executor is ExecutorKind.SLURM
         first, waited = received[0].name, time.monotonic() - received[0].time
         if on_slurm and (first == "SIGHUP" or len(received) > 1):
-            self._wish(Wish.DETACH)
+            self._request_stop(StopRequest.DETACH)
         elif not on_slurm or first != "SIGINT" or waited >= SECOND_THOUGHTS_S:
-            self._wish(Wish.CANCEL)
+            self._request_stop(StopRequest.CANCEL)
         elif not self.warned:
             self.warned = True
             names = ", ".join(f"{name} (job {self._job(name)})" for name in self.running)
@@ -362,12 +361,12 @@ class PipelineRun:
                 "press Ctrl-C again to leave them running"
             )
 
-    def _wish(self, wish: Wish) -> None:
+    def _request_stop(self, request: StopRequest) -> None:
         """Tell the drivers; and what is no stage of ours, but a command in somebody's dvc.yaml."""
-        self.wish = wish
-        make_wish(self.repository, self.invocation.id, wish)
+        self.stop_request = request
+        request_stop(self.repository, self.invocation.id, request)
         for job in self.running.values():
-            if wish is Wish.DETACH or job.process.poll() is not None:
+            if request is StopRequest.DETACH or job.process.poll() is not None:
                 continue
             # One that ends meanwhile needs no telling.
             with suppress(ProcessLookupError, psutil.NoSuchProcess):

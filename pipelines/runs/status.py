@@ -19,7 +19,7 @@ from pipelines.dvc_repo.plan import look
 from pipelines.ledger.entry import PAUSED, Attempt, Entry, Ledger, State
 from pipelines.runs.current_jobs import CurrentJobs, Standing
 from pipelines.slurm.link import Link, unstarted_links
-from pipelines.slurm.outcome import verdict_in_session, verdict_on
+from pipelines.slurm.outcome import outcome_in_session, outcome_of
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.tracking.health import Health
 from stages.contracts.catalog import bind_all
@@ -69,7 +69,7 @@ class StageStatus:
 
 def stage_statuses(repository: Repository) -> list[StageStatus]:
     """Every stage of the graph under the current params, in order."""
-    Scheduler(repository).look()
+    Scheduler(repository).refresh()
     nodes = {bound.address: bound for bound in bind_all(load_params(repository.root))}
     try:
         plan = look(repository.root)
@@ -190,9 +190,9 @@ def _error(attempt: Attempt, state: State) -> str | None:
     if state not in (State.FAILED, State.CANCELLED, State.DIED):
         return None
     if attempt.on_slurm and attempt.result is None and not attempt.was_cancelled:
-        return verdict_on(attempt).what
+        return outcome_of(attempt).what
     if attempt.session and attempt.result is None and not attempt.was_cancelled:
-        return verdict_in_session(attempt).what
+        return outcome_in_session(attempt).what
     error: str | None = (attempt.result or {}).get("error")
     return error
 

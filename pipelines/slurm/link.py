@@ -24,7 +24,7 @@ from pipelines.identity.spec import make_spec
 from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.invocation import current_invocation, dvc_ancestor
 from pipelines.ledger.publish import place_outputs, recorded_outs
-from pipelines.ledger.stop_requests import wish_of
+from pipelines.ledger.stop_requests import stop_request_of
 from pipelines.ledger.upstream import upstream_graph
 from pipelines.slurm.scheduler import Scheduler
 from stages.contracts.catalog import bind
@@ -123,35 +123,33 @@ def unstarted_links(repository: Repository) -> dict[str, Link]:
     chains = sorted((repository.home / "chains").glob("*/links"))
     links = map(Link, sorted(chains[-1].iterdir())) if chains else ()
     return {
-        found.stage: found
-        for found in links
-        if found.attempt.launch and resolved(found.folder) is None
+        link.stage: link for link in links if link.attempt.launch and resolved(link.folder) is None
     }
 
 
 def waiting_links(repository: Repository) -> dict[str, Link]:
     """Those of them that are still in the queue."""
     return {
-        stage: found
-        for stage, found in unstarted_links(repository).items()
-        if found.attempt.state().alive
+        stage: link
+        for stage, link in unstarted_links(repository).items()
+        if link.attempt.state().alive
     }
 
 
 def wait_for_link(repository: Repository, address: str, console: Console) -> None:
     """Where a chain has this very stage in the queue: until its job has started, or is gone."""
     scheduler, invocation, dvc = Scheduler(repository), current_invocation(), dvc_ancestor()
-    said = False
-    while (found := waiting_links(repository).get(address)) is not None:
-        if not _is_what_is_wanted(repository, found):
+    announced = False
+    while (link := waiting_links(repository).get(address)) is not None:
+        if not _is_what_is_wanted(repository, link):
             return
-        scheduler.look()
-        job = ",".join(found.attempt.jobs)
-        if not said:
-            said = True
-            console.line(f"{address}: job {job} of chain {found.chain} is in the queue; waiting")
+        scheduler.refresh()
+        job = ",".join(link.attempt.jobs)
+        if not announced:
+            announced = True
+            console.line(f"{address}: job {job} of chain {link.chain} is in the queue; waiting")
         gone = dvc is not None and not lives(dvc)
-        if gone or not invocation.lives() or wish_of(repository, invocation.id):
+        if gone or not invocation.lives() or stop_request_of(repository, invocation.id):
             raise LockstepError(
                 f"{address}: no longer waited for; job {job} of the chain goes on. "
                 f"`lockstep cancel {address}` ends it"
@@ -159,8 +157,8 @@ def wait_for_link(repository: Repository, address: str, console: Console) -> Non
         time.sleep(0.5)
 
 
-def _is_what_is_wanted(repository: Repository, found: Link) -> bool:
+def _is_what_is_wanted(repository: Repository, link: Link) -> bool:
     """Whether the link's params and code of the stage are those of the workspace."""
-    ours = bind(found.stage, load_params(repository.root))
+    ours = bind(link.stage, load_params(repository.root))
     code = code_version(repository.root, ours.stage.module)
-    return found.computes() == (ours.config.values(ours.key), code)
+    return link.computes() == (ours.config.values(ours.key), code)

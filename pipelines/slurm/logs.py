@@ -20,7 +20,7 @@ def show_logs(
     """Write the logs of the stage's newest job; with `follow`, go on until it has ended."""
     entry = Ledger(repository.jobs).latest(stage).get(stage)
     while follow and stage in waiting_links(repository):
-        Scheduler(repository).look()
+        Scheduler(repository).refresh()
         time.sleep(POLL_S)
         entry = Ledger(repository.jobs).latest(stage).get(stage)
     links = unstarted_links(repository)
@@ -32,7 +32,7 @@ def show_logs(
         raise LockstepError(f"no job of {stage!r} is known here; known: {known}")
     written: dict[str, int] = {}
     while True:
-        Scheduler(repository).look()
+        Scheduler(repository).refresh()
         # A driver that is there may submit again what Slurm has taken away.
         alive = entry.state().alive or (entry.record is None and entry.has_driver())
         for attempt in entry.attempts():

@@ -12,7 +12,7 @@ from pipelines.slurm.queue import VANISHED
 
 LOG_TAIL = 20
 _SRUN = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
-_LIFE_ENDS = re.compile(r"JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE)")
+_RESTARTED = re.compile(r"JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE)")
 _GO_ON = "what is done is kept: run the same command to go on"
 _MEND = "what is done is kept: mend the cause and run the same command again"
 _MAKE_ROOM = "free some space, or move the clone; what is done is kept: run the same command again"
@@ -20,7 +20,7 @@ _KILLED = "if nobody killed it, it ran out of memory: raise `memory` or lower `m
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """Why an attempt ended without its outputs."""
 
     what: str
@@ -31,7 +31,7 @@ class Verdict:
     """How the name of the log begins that shows it."""
 
 
-def verdict_on(attempt: Attempt) -> Verdict:
+def outcome_of(attempt: Attempt) -> Outcome:
     """What became of an attempt that Slurm has no more jobs of, or that one of its jobs failed."""
     failed = sorted(
         (task for task in attempt.tasks if task["state"] == State.FAILED),
@@ -45,41 +45,41 @@ def verdict_on(attempt: Attempt) -> Verdict:
     bad.sort(key=lambda job: job["state"] == "CANCELLED")
     if not bad:
         if any(task["state"] == TaskState.STOPPED for task in attempt.tasks):
-            return Verdict("Slurm ended it early", _GO_ON, try_again=True)
+            return Outcome("Slurm ended it early", _GO_ON, try_again=True)
         if attempt.tasks and all(task["state"] == TaskState.DONE for task in attempt.tasks):
-            return Verdict("its shards are done, but not all is there", _GO_ON, try_again=True)
-        return Verdict("its job ended without a word", _GO_ON)
+            return Outcome("its shards are done, but not all is there", _GO_ON, try_again=True)
+        return Outcome("its job ended without a word", _GO_ON)
     return _of_job(attempt, bad[0], attempt.launch or {})
 
 
-def verdict_in_session(attempt: Attempt) -> Verdict:
+def outcome_in_session(attempt: Attempt) -> Outcome:
     """What became of an attempt that a session had: without the session, it goes on by itself."""
     result, label = attempt.result, attempt.job
     if result is None:
         if full := no_room(attempt):
-            return Verdict(full, _MAKE_ROOM)
+            return Outcome(full, _MAKE_ROOM)
         why = (attempt.session.result or {}).get("why") if attempt.session else None
         gone = "is gone without a word: killed, or out of memory?"
         what = f"session {label} ended: {why}" if why else f"session {label} {gone}"
-        return Verdict(what, _GO_ON, try_again=True)
-    return Verdict(result["error"], _MEND, try_again=bool(result.get("retryable")))
+        return Outcome(what, _GO_ON, try_again=True)
+    return Outcome(result["error"], _MEND, try_again=bool(result.get("retryable")))
 
 
-def verdict_here(attempt: Attempt) -> Verdict:
+def outcome_here(attempt: Attempt) -> Outcome:
     """What became of an attempt that was a process of this machine."""
     if error := (attempt.result or {}).get("error"):
-        return Verdict(error, _MEND)
+        return Outcome(error, _MEND)
     if full := no_room(attempt):
-        return Verdict(full, _MAKE_ROOM)
-    return Verdict("its process is gone without a word: killed, or out of memory?", _MEND)
+        return Outcome(full, _MAKE_ROOM)
+    return Outcome("its process is gone without a word: killed, or out of memory?", _MEND)
 
 
-def _of_exception(task: dict[str, Any]) -> Verdict:
+def _of_exception(task: dict[str, Any]) -> Outcome:
     who = f"{task['what']} on {task['host']}: " if task["what"] else ""
-    return Verdict(f"{who}{task['error']}", _MEND, log=task["log"])
+    return Outcome(f"{who}{task['error']}", _MEND, log=task["log"])
 
 
-def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Verdict:
+def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Outcome:
     name, state, nodes = job["id"], job["state"], job["nodes"]
     profile, resources = launch.get("profile"), launch.get("resources", {})
     where = f" on {nodes}" if nodes else ""
@@ -90,50 +90,50 @@ def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Ve
             limit = resources.get("time_minutes")
             advice = f"raise `time_minutes` or lower `checkpoint_seconds` in {file}"
             what = f"job {name} passed its time limit of {limit} minutes"
-            return Verdict(what, advice, try_again=True, log=log)
+            return Outcome(what, advice, try_again=True, log=log)
         case "NODE_FAIL" | "BOOT_FAIL":
-            return Verdict(f"job {name} lost its node{where}", _GO_ON, try_again=True, log=log)
+            return Outcome(f"job {name} lost its node{where}", _GO_ON, try_again=True, log=log)
         case "PREEMPTED":
-            return Verdict(f"job {name} was preempted{where}", _GO_ON, try_again=True, log=log)
+            return Outcome(f"job {name} was preempted{where}", _GO_ON, try_again=True, log=log)
         case "OUT_OF_MEMORY":
             advice = f"raise `memory` ({resources.get('memory')}) or lower `micro_tokens` in {file}"
-            return Verdict(f"job {name} ran out of memory{where}", advice, log=log)
+            return Outcome(f"job {name} ran out of memory{where}", advice, log=log)
         case "CANCELLED":
             if job["reason"].startswith("Dependency"):
                 what = f"Slurm took job {name} out of the queue: a job that it waits for has failed"
-                return Verdict(what, _GO_ON)
+                return Outcome(what, _GO_ON)
             who = f" by {job['by']}" if job.get("by") else ""
             what = f"job {name} was cancelled from outside{who} (scancel), not by lockstep"
-            return Verdict(what, _GO_ON)
+            return Outcome(what, _GO_ON)
         case _ if state == VANISHED:
             lost = "its job" if name == "?" else f"job {name}"
             what = f"{lost} has vanished: Slurm no longer knows it"
-            return Verdict(what, _GO_ON, try_again=True)
+            return Outcome(what, _GO_ON, try_again=True)
     if any(task["state"] == TaskState.STOPPED for task in attempt.tasks):
         what = f"job {name} was ended early by Slurm{where}"
-        return Verdict(what, _GO_ON, try_again=True, log=log)
+        return Outcome(what, _GO_ON, try_again=True, log=log)
     return _of_process(attempt, job, where)
 
 
-def _of_process(attempt: Attempt, job: dict[str, Any], where: str) -> Verdict:
+def _of_process(attempt: Attempt, job: dict[str, Any], where: str) -> Outcome:
     """A job that failed although no process of it said why: who went first, as srun saw it."""
     name = job["id"]
     if full := no_room(attempt):
-        return Verdict(f"job {name}{where}: {full}", _MAKE_ROOM)
+        return Outcome(f"job {name}{where}: {full}", _MAKE_ROOM)
     lost = [task["error"] for task in attempt.tasks if task["state"] == TaskState.LOST_A_RANK]
     lost += [
         word["error"]
-        for path in sorted(attempt.folder.glob(f"lives/{attempt.restarts:03}/failure-*.json"))
+        for path in sorted(attempt.folder.glob(f"restarts/{attempt.restarts:03}/failure-*.json"))
         if (word := atomic.read_json(path))
     ]
-    for line in _last_life(attempt, name):
-        found = _SRUN.search(line)
-        if found and not (lost and "Exited with exit code 1" in found["how"]):
-            first = re.split(r"[,\-]", found["tasks"])[0]
-            how = found["how"].strip()
-            what = f"job {name}: rank {first} on {found['node']}: {how}"
+    for line in _since_restart(attempt, name):
+        match = _SRUN.search(line)
+        if match and not (lost and "Exited with exit code 1" in match["how"]):
+            first = re.split(r"[,\-]", match["tasks"])[0]
+            how = match["how"].strip()
+            what = f"job {name}: rank {first} on {match['node']}: {how}"
             advice = _KILLED if "Killed" in how else _GO_ON
-            return Verdict(
+            return Outcome(
                 "; ".join([what, *lost[:1]]),
                 advice,
                 # Nobody cancelled it, so Slurm has: its warning came before the worker listened.
@@ -141,27 +141,27 @@ def _of_process(attempt: Attempt, job: dict[str, Any], where: str) -> Verdict:
                 log=f"{name}_{first}_log",
             )
     if lost:
-        return Verdict(f"job {name}: {lost[0]}", _GO_ON)
+        return Outcome(f"job {name}: {lost[0]}", _GO_ON)
     code, _, signal = (job["exit"] or "").partition(":")
     how = f"signal {signal}" if signal not in ("", "0") else f"exit status {code or '?'}"
     advice = _KILLED if signal == "9" or code == "137" else _GO_ON
     if attempt.worker is None:
         advice = "the worker never started: see `setup`, `container` and `python` in the profile"
-    return Verdict(f"job {name} ended with {how}{where}", advice)
+    return Outcome(f"job {name} ended with {how}{where}", advice)
 
 
-def _last_life(attempt: Attempt, job: str) -> list[str]:
+def _since_restart(attempt: Attempt, job: str) -> list[str]:
     """What the job's logs say since Slurm last started it."""
     logs = [path for path in attempt.logs() if path.name.startswith(f"{job}_")]
     lines = [line for path in logs for line in lines_of(path)]
-    ends = [number for number, line in enumerate(lines) if _LIFE_ENDS.search(line)]
+    ends = [number for number, line in enumerate(lines) if _RESTARTED.search(line)]
     return lines[ends[-1] + 1 :] if ends else lines
 
 
-def tail(attempt: Attempt, verdict: Verdict | None = None, lines: int = LOG_TAIL) -> str:
-    """The last lines of the error log of the process that the verdict is about, or of all."""
+def tail(attempt: Attempt, outcome: Outcome | None = None, lines: int = LOG_TAIL) -> str:
+    """The last lines of the error log of the process that the outcome is about, or of all."""
     logs = [path for path in attempt.logs() if path.name.endswith(".err")]
-    if verdict and verdict.log is not None:
-        logs = [path for path in logs if path.name.startswith(verdict.log)] or logs
+    if outcome and outcome.log is not None:
+        logs = [path for path in logs if path.name.startswith(outcome.log)] or logs
     written = [line for path in logs for line in lines_of(path)]
     return "".join(f"  | {line}\n" for line in written[-lines:])

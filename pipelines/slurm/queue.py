@@ -101,10 +101,10 @@ def _from_squeue(values: Sequence[str]) -> Job:
 
 def duration(text: str) -> float | None:
     """Seconds of `1-02:03:04` or `2:03`; None of what is no duration, such as `infinite`."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:
         return None
-    days, hours, minutes, rest = (int(part or 0) for part in found.groups())
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
     return 86400.0 * days + 3600 * hours + 60 * minutes + rest
 
 
@@ -141,15 +141,15 @@ def accounted(jobs: Iterable[str]) -> dict[str, Job]:
         rows = _ask([*command, "--jobs", ",".join(wanted)]).splitlines()
     except (SlurmSilent, LookupError):
         return {}
-    found = {}
+    ended = {}
     for identity, state, reason, nodes, exit_code, name in (r.split("|") for r in rows):
         # A job that a crash of slurmctld lost is shown as running for ever, so only an end is
         # believed.
         word, _, by = state.partition(" by ")  # `CANCELLED by 1000`
         job = Job(identity, word, reason, nodes, name=name, exit=exit_code, by=by and user_name(by))
         if job.ended:
-            found[identity] = job
-    return found
+            ended[identity] = job
+    return ended
 
 
 def cancel_jobs(jobs: Sequence[str], are_ours: Callable[[Job], bool]) -> None:
@@ -165,10 +165,10 @@ def cancel_jobs(jobs: Sequence[str], are_ours: Callable[[Job], bool]) -> None:
 def max_array_size() -> int:
     """One more than the largest index of an array task."""
     try:
-        found = re.search(r"MaxArraySize\s*=\s*(\d+)", _ask(["scontrol", "show", "config"]))
+        match = re.search(r"MaxArraySize\s*=\s*(\d+)", _ask(["scontrol", "show", "config"]))
     except SlurmSilent:
-        found = None
-    return int(found[1]) if found else DEFAULT_MAX_ARRAY_SIZE
+        match = None
+    return int(match[1]) if match else DEFAULT_MAX_ARRAY_SIZE
 
 
 def _ask(command: list[str]) -> str:

@@ -7,30 +7,30 @@ script puts the job back into the queue. Restarts are counted over all attempts 
 from typing import Any
 
 from pipelines.ledger.entry import Attempt, State, TaskState
-from pipelines.ledger.task import Seat
+from pipelines.ledger.task import Task
 from pipelines.slurm.script import REQUEUE_MARK
 from stages.context import StageError
 
 
-def refuse_endless_restarts(launch: dict[str, Any], seat: Seat) -> None:
-    restarts, most = _restarts(launch, seat), launch["resources"]["requeues"]
-    if seat.job is not None and restarts > most:
+def refuse_endless_restarts(launch: dict[str, Any], task: Task) -> None:
+    restarts, most = _restarts(launch, task), launch["resources"]["requeues"]
+    if task.job is not None and restarts > most:
         raise StageError(
             f"Slurm has started this job again {restarts} times, and its profile allows {most} "
             "(requeues); what is done is kept: run the same command to go on"
         )
 
 
-def stop_or_requeue(attempt: Attempt, launch: dict[str, Any], seat: Seat) -> dict[str, Any]:
+def stop_or_requeue(attempt: Attempt, launch: dict[str, Any], task: Task) -> dict[str, Any]:
     """What becomes of a stage that was told to stop, and did."""
     if attempt.session is not None and not attempt.was_cancelled:
         error = "its session ended; it stopped at a step boundary"
         return {"state": State.FAILED, "error": error, "retryable": True}
-    if seat.job is None or attempt.was_cancelled:
+    if task.job is None or attempt.was_cancelled:
         error = "stopped at a step boundary"
         return {"state": State.CANCELLED, "error": error, "retryable": True}
     resources = launch["resources"]
-    if _restarts(launch, seat) >= resources["requeues"]:
+    if _restarts(launch, task) >= resources["requeues"]:
         return {
             "state": State.FAILED,
             "error": (
@@ -41,10 +41,10 @@ def stop_or_requeue(attempt: Attempt, launch: dict[str, Any], seat: Seat) -> dic
             ),
             "retryable": False,
         }
-    (attempt.folder / f"{REQUEUE_MARK}{seat.job}.{seat.restart}").touch()
+    (attempt.folder / f"{REQUEUE_MARK}{task.job}.{task.restart}").touch()
     print("stopped at a step boundary, to go on after a restart", flush=True)
     return {"state": TaskState.STOPPED}
 
 
-def _restarts(launch: dict[str, Any], seat: Seat) -> int:
-    return int(launch.get("restarts_before", 0)) + seat.restart
+def _restarts(launch: dict[str, Any], task: Task) -> int:
+    return int(launch.get("restarts_before", 0)) + task.restart

@@ -1,6 +1,6 @@
 """One look at Slurm for all jobs of a clone, shared by all commands that wait for one.
 
-Whoever wants to know calls `look`. If nobody has asked Slurm lately, the caller does, for every
+Whoever wants to know calls `refresh`. If nobody has asked Slurm lately, the caller does, for every
 live submission at once, and leaves what it heard as `scheduler.json` in each attempt. Looks become
 rarer while nothing changes, and rarer still while slurmctld does not answer.
 
@@ -71,10 +71,10 @@ class Scheduler:
         """The tokens of these submissions, as far as their jobs are not known to have ended."""
         wanted = {str(folder.resolve()) for folder in folders}
         places = (self._folder / "live").glob("*.json")
-        found = {place.stem: atomic.read_json(place) for place in places}
+        notes = {place.stem: atomic.read_json(place) for place in places}
         return {
             token
-            for token, noted in found.items()
+            for token, noted in notes.items()
             if noted and str(Path(noted["folder"]).resolve()) in wanted
         }
 
@@ -87,14 +87,14 @@ class Scheduler:
 
     def hurry(self) -> None:
         """Look again at once: something is about to change."""
-        (self._folder / "look.json").unlink(missing_ok=True)
+        (self._folder / "last_query.json").unlink(missing_ok=True)
 
     def silence(self) -> str | None:
         """Why Slurm gives no answer, if it gives none."""
-        said = (atomic.read_json(self._folder / "look.json") or {}).get("silence")
-        return str(said) if said else None
+        silence = (atomic.read_json(self._folder / "last_query.json") or {}).get("silence")
+        return str(silence) if silence else None
 
-    def look(self, *, now: bool = False) -> None:
+    def refresh(self, *, now: bool = False) -> None:
         """See to it that what the attempts say about Slurm is of late, or of this moment."""
         if not any((self._folder / "live").glob("*.json")) or not (now or self._due()):
             return
@@ -120,11 +120,11 @@ class Scheduler:
         return job.name.startswith(NAME_PREFIX)
 
     def _due(self) -> bool:
-        last = atomic.read_json(self._folder / "look.json")
+        last = atomic.read_json(self._folder / "last_query.json")
         return last is None or not 0 <= time.time() - last["time"] < last["interval"]
 
     def _ask_slurm(self) -> None:
-        last = atomic.read_json(self._folder / "look.json") or {}
+        last = atomic.read_json(self._folder / "last_query.json") or {}
         interval, silence, changed = last.get("interval", SHORTEST_S), None, False
         try:
             jobs = slurm_queue.my_jobs()
@@ -134,8 +134,8 @@ class Scheduler:
         except SlurmSilent as reason:
             silence = str(reason)
             interval = min(interval * 2, LONGEST_SILENCE_S)
-        look = {"time": time.time(), "interval": interval, "silence": silence}
-        atomic.write_json(self._folder / "look.json", look)
+        query = {"time": time.time(), "interval": interval, "silence": silence}
+        atomic.write_json(self._folder / "last_query.json", query)
 
     def _note(self, place: Path, jobs: list[Job]) -> bool:
         """Write down what Slurm says about one submission; whether that is news."""
@@ -145,7 +145,7 @@ class Scheduler:
             return False
         attempt = Attempt(Path(noted["folder"]))
         before = attempt.scheduler or {}
-        seen = self._found(place.stem, attempt, jobs)
+        seen = self._jobs_of(place.stem, attempt, jobs)
         # sbatch may take minutes while slurmctld is away.
         if not seen and (attempt.prepared or is_being_submitted(noted)):
             return False
@@ -177,11 +177,11 @@ class Scheduler:
             place.unlink(missing_ok=True)
         return over or _gist(news) != _gist(before)
 
-    def _found(self, token: str, attempt: Attempt, jobs: list[Job]) -> dict[str, Job]:
+    def _jobs_of(self, token: str, attempt: Attempt, jobs: list[Job]) -> dict[str, Job]:
         """The jobs of a submission: by its token, else by numbers under which no other is known."""
-        found = {job.id: job for job in jobs if job.comment == f"{COMMENT_PREFIX}{token}"}
-        if found:
-            return found
+        ours = {job.id: job for job in jobs if job.comment == f"{COMMENT_PREFIX}{token}"}
+        if ours:
+            return ours
         numbers = set(attempt.jobs)
         return {
             job.id: job
@@ -195,13 +195,13 @@ class Scheduler:
 
 def _remembered(jobs: set[str], token: str) -> dict[str, Job]:
     """What scontrol, and then accounting, say about jobs that squeue left out."""
-    found: dict[str, Job] = {}
+    remembered: dict[str, Job] = {}
     for job in sorted(jobs)[:MOST_DETAILS]:
         known = slurm_queue.details(job)
         if known and known.comment in ("", "(null)", f"{COMMENT_PREFIX}{token}"):
-            found[job] = known
-    old = slurm_queue.accounted(jobs - set(found))
-    return found | {job: old[job] for job in jobs - set(found) if job in old}
+            remembered[job] = known
+    old = slurm_queue.accounted(jobs - set(remembered))
+    return remembered | {job: old[job] for job in jobs - set(remembered) if job in old}
 
 
 def _with_exit(job: Job) -> Job:

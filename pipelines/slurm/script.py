@@ -19,7 +19,7 @@ from pipelines.ledger.entry import FAILURE_PREFIX
 COMMENT_PREFIX = "lockstep:"
 NAME_PREFIX = "lockstep-"
 REQUEUE_MARK = "requeue."
-"""A file of the attempt; the job's number follows, `7` or `7_0`, and which life of it left it."""
+"""A file of the attempt; the job's number follows, `7` or `7_0`, and which start of it left it."""
 
 REQUEUE_AGAIN_S = 5
 """Between two tries to put a job back into the queue."""
@@ -163,8 +163,8 @@ def _before(batch: Batch) -> list[str]:
 
 
 def _after(batch: Batch) -> list[str]:
-    life = "${SLURM_RESTART_COUNT:-0}"
-    mark = f"{shlex.quote(str(batch.folder))}/{REQUEUE_MARK}$job.{life}"
+    restart = "${SLURM_RESTART_COUNT:-0}"
+    mark = f"{shlex.quote(str(batch.folder))}/{REQUEUE_MARK}$job.{restart}"
     return [
         "status=$?",
         # SLURM_JOB_ID alone would stand for the whole array in one of its tasks.

@@ -105,15 +105,15 @@ def submit_batch(batch: Batch, *, known: Sequence[str] = (), pause: Pause) -> st
             with _environment_of_jobs(batch):
                 return str(executor._submit_command(command_of(batch)).job_id)
         except (FailedJobError, FailedSubmissionError) as error:
-            said = redact(str(error).strip())
-        gives_up = not _PASSING.search(said) or time.monotonic() > deadline
-        if gives_up and not _FULL.search(said):
+            answer = redact(str(error).strip())
+        gives_up = not _PASSING.search(answer) or time.monotonic() > deadline
+        if gives_up and not _FULL.search(answer):
             raise LockstepError(
-                f"{batch.stage}: sbatch refused the job: {said}\n"
+                f"{batch.stage}: sbatch refused the job: {answer}\n"
                 "see partition, account, qos, time_minutes and the like in the profile, and "
                 "`sinfo`; `--dry-run` shows the script"
             )
-        lines = said.splitlines()
+        lines = answer.splitlines()
         pause(next(filter(_FULL.search, lines), lines[-1]))
         with suppress(SlurmSilent):
             arrived = {job.number for job in my_jobs() if job.comment == batch.comment}
@@ -132,8 +132,8 @@ def refusal(batch: Batch) -> str | None:
             errors="replace",
             check=False,
         )
-    said = redact(done.stderr.strip() or done.stdout.strip()).splitlines()
-    return (said or ["sbatch failed"])[-1] if done.returncode else None
+    lines = redact(done.stderr.strip() or done.stdout.strip()).splitlines()
+    return (lines or ["sbatch failed"])[-1] if done.returncode else None
 
 
 def _sbatch(batch: Batch) -> Any:
@@ -188,8 +188,8 @@ def stays_here(variable: str) -> bool:
 def _contradicts(variable: str, batch: Batch) -> bool:
     """Whether sbatch would heed a variable rather than the script."""
     key = variable.removeprefix("SBATCH_").lower()
-    said = getattr(batch.resources, key, None) or key in batch.resources.extra
-    return variable.startswith("SBATCH_") and bool(said or key not in _OPEN)
+    by_profile = getattr(batch.resources, key, None) or key in batch.resources.extra
+    return variable.startswith("SBATCH_") and bool(by_profile or key not in _OPEN)
 
 
 @contextmanager

@@ -240,8 +240,8 @@ def invocation_of(entry: Entry) -> dict[str, Any]:
     """The command that an entry belongs to: the one behind its latest attempt."""
     attempts = entry.attempts()
     launch = (attempts[-1].launch if attempts else None) or {}
-    found = launch.get("invocation") or entry.info.get("invocation") or {}
-    return {"id": "unknown", "command": "?", **found}
+    invocation = launch.get("invocation") or entry.info.get("invocation") or {}
+    return {"id": "unknown", "command": "?", **invocation}
 
 
 def states_of(entries: Iterable[Entry]) -> dict[str, str]:
@@ -279,8 +279,8 @@ def note_problem(repository: Repository, text: str | None) -> None:
 
 
 def noted_problem(repository: Repository) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = atomic.read_json(_problem_path(repository))
-    return found
+    noted: dict[str, Any] | None = atomic.read_json(_problem_path(repository))
+    return noted
 
 
 def problem(repository: Repository) -> str | None:

@@ -64,18 +64,18 @@ class Health:
 
     def of(self, address: str, entry: Entry | None, *, now: bool = False) -> tuple[Symptom, ...]:
         """What to warn of at a stage; `entry` is its latest, whose job may be running."""
-        asked, found = self._kept.get(address, (0.0, ()))
+        asked, symptoms = self._kept.get(address, (0.0, ()))
         clock = time.monotonic()
         if not now and address in self._kept and clock - asked < INTERVAL_S:
-            return found
+            return symptoms
         try:
-            found = self._judge(address, entry)
+            symptoms = self._judge(address, entry)
         except Exception:
             # A file in the middle of its making, or params.yaml of its editing; whatever it is, it
             # is for who runs the stage to meet, and no reason to end a driver.
-            found = ()
-        self._kept[address] = (clock, found)
-        return found
+            symptoms = ()
+        self._kept[address] = (clock, symptoms)
+        return symptoms
 
     def _judge(self, address: str, entry: Entry | None) -> tuple[Symptom, ...]:
         name = address.partition("@")[0]
@@ -110,10 +110,10 @@ class Health:
         return Reading(policy, self._metrics(EVALUATE.metrics.format(key=policy)))
 
     def _metrics(self, path: str) -> Metrics:
-        found = self._read(self._root / path, _numbers)
-        if found is None or found[1] == self._stale_hashes().get(path):
+        summary = self._read(self._root / path, _numbers)
+        if summary is None or summary[1] == self._stale_hashes().get(path):
             return {}
-        return found[0]
+        return summary[0]
 
     def _stale_hashes(self) -> Mapping[str, str]:
         """What dvc.lock has of stages that it does not vouch for any more, by path."""
@@ -126,8 +126,8 @@ class Health:
         return self._judged[2]
 
     def _steps(self, entry: Entry | None) -> Steps:
-        found = self._read(entry.folder / "metrics.jsonl", _ends) if entry is not None else None
-        return found or Steps({}, {})
+        steps = self._read(entry.folder / "metrics.jsonl", _ends) if entry is not None else None
+        return steps or Steps({}, {})
 
     def _read(self, path: Path, reader: Callable[[Path], T]) -> T | None:
         """What the reader makes of the file, from memory while the file is the same."""

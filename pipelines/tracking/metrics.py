@@ -108,13 +108,13 @@ def summary_of(root: Path, entry: Entry) -> dict[str, float]:
 
 def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers of a nested mapping, under dotted names."""
-    found: dict[str, float] = {}
+    flat: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= numbers(value, f"{prefix}{name}.")
+            flat |= numbers(value, f"{prefix}{name}.")
         elif isinstance(value, bool | int | float):
-            found[safe_name(f"{prefix}{name}")] = float(value)
-    return found
+            flat[safe_name(f"{prefix}{name}")] = float(value)
+    return flat
 
 
 def safe_name(name: str) -> str:

@@ -104,7 +104,7 @@ def _emit(repository: Repository, process: Background) -> bool:
     pause = INTERVAL_S
     worked = progressed = time.monotonic()
     while process.is_wanted():
-        Scheduler(repository).look()
+        Scheduler(repository).refresh()
         owing = list(scan.owing())
         if owing:
             client = client or _make_client(repository)
@@ -171,8 +171,8 @@ def note_problem(repository: Repository, text: str | None) -> None:
 
 
 def noted_problem(repository: Repository) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = atomic.read_json(_problem_path(repository))
-    return found
+    noted: dict[str, Any] | None = atomic.read_json(_problem_path(repository))
+    return noted
 
 
 def problem(repository: Repository) -> str | None:

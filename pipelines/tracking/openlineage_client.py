@@ -35,7 +35,7 @@ from openlineage.client.uuid import generate_static_uuid
 from pipelines.base.redact import redact, without_credentials
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Entry
-from pipelines.slurm.outcome import verdict_on
+from pipelines.slurm.outcome import outcome_of
 from pipelines.tracking.cursor import entry_name, invocation_of
 from pipelines.tracking.openlineage_events import COMPLETE, FAIL, START
 from pipelines.tracking.stage import ended_at, flat_params, iteration_of, started_at
@@ -240,7 +240,7 @@ def _error(entry: Entry) -> str:
     error = (attempt.result or {}).get("error")
     if error:
         return str(error)
-    return verdict_on(attempt).what if attempt.on_slurm else "the job ended without a word"
+    return outcome_of(attempt).what if attempt.on_slurm else "the job ended without a word"
 
 
 def _clean(value: Any) -> Any:

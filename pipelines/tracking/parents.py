@@ -246,5 +246,5 @@ def _tags(group: Group, info: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _worst(states: list[State]) -> str:
-    found = {status_of(state) for state in states if state is not State.NEW}
-    return next((s for s in _BY_WEIGHT if s in found), "FINISHED")
+    statuses = {status_of(state) for state in states if state is not State.NEW}
+    return next((s for s in _BY_WEIGHT if s in statuses), "FINISHED")

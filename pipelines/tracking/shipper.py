@@ -41,8 +41,8 @@ def is_shipping(repository: Repository) -> bool:
 
 def problem(repository: Repository) -> str | None:
     """What is in the way of MLflow or OpenLineage, in words for people."""
-    found = [mlflow_problem(repository), openlineage.problem(repository)]
-    return "\n".join(filter(None, found)) or None
+    problems = [mlflow_problem(repository), openlineage.problem(repository)]
+    return "\n".join(filter(None, problems)) or None
 
 
 def shipper_process(repository: Repository) -> Background:

@@ -119,10 +119,10 @@ class Store:
     def find_run(self, tags: Mapping[str, str]) -> str | None:
         """The oldest run with these tags, among those that nobody deleted."""
         wanted = " and ".join(f"tags.`{safe_name(key)}` = '{value}'" for key, value in tags.items())
-        found = self._client.search_runs(
+        runs = self._client.search_runs(
             [self.experiment_id], wanted, ViewType.ACTIVE_ONLY, 1, ["attributes.start_time ASC"]
         )
-        return str(found[0].info.run_id) if found else None
+        return str(runs[0].info.run_id) if runs else None
 
     @_translated(UnreachableError)
     def find_or_create_run(
@@ -130,10 +130,10 @@ class Store:
     ) -> str:
         """The run whose tag has this value, made if there is none."""
         key, value = identity[0], identity[1].replace("'", "_")
-        found = self.find_run({key: value})
-        if found is not None:
-            self._open[found] = "KILLED"
-            return found
+        run = self.find_run({key: value})
+        if run is not None:
+            self._open[run] = "KILLED"
+            return run
         given = {key: value, **_texts(tags)}
         run = self._client.create_run(
             self.experiment_id, _milliseconds(started), given, redact(name)[:250]
@@ -156,8 +156,8 @@ class Store:
     @_translated(UnreachableError)
     def tags(self, run_id: str, prefix: str) -> dict[str, str]:
         """The run's tags whose names begin so."""
-        found = self._client.get_run(run_id).data.tags
-        return {key: value for key, value in found.items() if key.startswith(prefix)}
+        tags = self._client.get_run(run_id).data.tags
+        return {key: value for key, value in tags.items() if key.startswith(prefix)}
 
     @_translated(UnreachableError)
     def drop_tags(self, run_id: str, keys: Iterable[str]) -> None:
@@ -254,12 +254,12 @@ class Store:
     @_translated(UnreachableError)
     def find_version(self, name: str, tags: Mapping[str, str]) -> Version | None:
         """The oldest version of a registered model with these tags."""
-        found = [
+        versions = [
             version
             for version in self._client.search_model_versions(f"name = '{name}'")
             if tags.items() <= version.tags.items()
         ]
-        return _version(min(found, key=lambda each: int(each.version))) if found else None
+        return _version(min(versions, key=lambda each: int(each.version))) if versions else None
 
     @_translated(UnreachableError)
     def create_version(
@@ -326,20 +326,20 @@ class Store:
 
     def _experiment(self) -> str:
         name = self.experiment_name
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             place = None
             if not os.environ.get(URI_VARIABLE):
                 place = str(self._repository.shared_home / "mlartifacts")
             # The kind spares a newcomer a question in MLflow's pages.
             kind = {"mlflow.experimentKind": "custom_model_development"}
             return str(self._client.create_experiment(name, place, kind))
-        if found.lifecycle_stage != "active":
+        if experiment.lifecycle_stage != "active":
             raise UnreachableError(
                 f"its experiment {name!r} was deleted: restore it, or name another by "
                 f"{EXPERIMENT_VARIABLES[0]}"
             )
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
 
 def _version(version: Any) -> Version:

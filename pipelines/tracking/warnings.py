@@ -59,8 +59,8 @@ class WarningTags:
             self._set(run, tags, steady=group.over)
 
     def _judge(self, stage: str, entry: Entry | None) -> Tags:
-        found = self._health.of(stage, entry, now=True)
-        return {PREFIX + symptom.kind: symptom.sentence for symptom in found}
+        symptoms = self._health.of(stage, entry, now=True)
+        return {PREFIX + symptom.kind: symptom.sentence for symptom in symptoms}
 
     def _set(self, run: str, tags: Tags, *, steady: bool) -> None:
         """Send what has changed; of a number that still moves, only whether there is a warning."""

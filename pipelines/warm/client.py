@@ -49,11 +49,11 @@ class Forked:
                 self.connection.setblocking(False)
                 self.connection.recv(1, socket.MSG_PEEK)
                 self.connection.setblocking(True)
-                told = wire.receive(self.connection)
+                answer = wire.receive(self.connection)
                 self.connection.close()
                 self.connection = None
-                if told is not None:
-                    self.returncode = int(told[0]["status"])
+                if answer is not None:
+                    self.returncode = int(answer[0]["status"])
         unknown = self.returncode is None and self.connection is None
         if unknown and not process_lives(self.pid, self.started):
             self.returncode = 1  # how it ended, only the server knew, which is gone
@@ -131,7 +131,7 @@ def _reach(repository: Repository, identity: Identity) -> socket.socket | None:
     process = None
     if wire.is_refused(folder):
         return None
-    before = wire.said(folder)
+    before = wire.address_of(folder)
     if is_locked(folder / wire.LOCK):
         before = None
     else:
@@ -141,7 +141,7 @@ def _reach(repository: Repository, identity: Identity) -> socket.socket | None:
             return None  # a full disk, or no process to be had: the job itself says so better
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        where = wire.said(folder)
+        where = wire.address_of(folder)
         if where == before:
             where = None  # said by one that has ended
         if where and (connection := wire.connect(where)):
@@ -198,7 +198,7 @@ def _make_room(repository: Repository, identity: Identity) -> None:
 
 def _end(folder: Path, why: str) -> bool:
     """Tell a server to end; False where none listens yet."""
-    if (where := wire.said(folder)) and (connection := wire.connect(where)):
+    if (where := wire.address_of(folder)) and (connection := wire.connect(where)):
         with connection, suppress(OSError):
             wire.send(connection, {"end": why})
         return True

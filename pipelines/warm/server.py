@@ -52,7 +52,7 @@ class Child:
     deadline: float
     waiting: socket.socket | None
     """Who is told how it ended."""
-    told: bool = False
+    asked_to_end: bool = False
 
 
 @dataclass
@@ -150,9 +150,9 @@ class Server:
                     child.waiting.close()
             elif time.monotonic() > child.deadline:
                 # Its whole group: what it has started for itself must not outlive its time.
-                os.killpg(pid, signal.SIGKILL if child.told else signal.SIGTERM)
+                os.killpg(pid, signal.SIGKILL if child.asked_to_end else signal.SIGTERM)
                 print(f"process {pid}: its time is over", flush=True)
-                child.told, child.deadline = True, time.monotonic() + GRACE_S
+                child.asked_to_end, child.deadline = True, time.monotonic() + GRACE_S
 
     def _is_at_home(self) -> bool:
         """Whether its lock is still the one that commands look at, and its code is still there."""

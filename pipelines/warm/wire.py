@@ -41,7 +41,7 @@ def forget(folder: Path) -> None:
     (folder / _ADDRESS).unlink(missing_ok=True)
 
 
-def said(folder: Path) -> dict[str, Any] | None:
+def address_of(folder: Path) -> dict[str, Any] | None:
     """Where the folder's server says that it listens; in a copy of the folder nobody does."""
     return _of_this_folder(folder, _ADDRESS)
 
@@ -90,8 +90,8 @@ def connect(where: dict[str, Any]) -> socket.socket | None:
 
 def is_same_user(connection: socket.socket) -> bool:
     """Whether the process at the other end belongs to this one's user."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(found)[1] == os.getuid())
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.getuid())
 
 
 def send(

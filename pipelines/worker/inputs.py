@@ -18,7 +18,7 @@ def check_inputs(spec: Spec, root: Path, should_stop: Callable[[], bool]) -> Non
     for name, artifact in spec.inputs.items():
         path = root / artifact.path
         try:
-            found = hash_bytes(path, should_stop)
+            digest = hash_bytes(path, should_stop)
         except FileNotFoundError as error:
             raise StageError(
                 f"{spec.stage}: its input `{name}` at {path} is gone since the stage was "
@@ -26,10 +26,10 @@ def check_inputs(spec: Spec, root: Path, should_stop: Callable[[], bool]) -> Non
             ) from error
         except Interrupted as error:
             raise Stopped(f"stopped {error}") from error
-        if found != artifact.hash:
+        if digest != artifact.hash:
             raise StageError(
                 f"{spec.stage}: its input `{name}` at {path} is not what the stage was submitted "
-                f"for: its hash is {found}, and was {artifact.hash}. `lockstep verify` says what "
+                f"for: its hash is {digest}, and was {artifact.hash}. `lockstep verify` says what "
                 "else is damaged, `dvc checkout` brings recorded files back; if it was changed on "
                 "purpose, run the same command again"
             )

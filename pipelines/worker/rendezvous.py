@@ -15,79 +15,79 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.base import atomic
-from pipelines.ledger.task import Seat
+from pipelines.ledger.task import Task
 from stages.context import Context, RankLost, Stopped
 from stages.engines.processes.signs_of_life import SignsOfLife
 
 POLL_S = 0.3
-_WORD = "rendezvous.json"
+_PLACE = "rendezvous.json"
 
 
 @contextmanager
-def among_ranks(seat: Seat, context: Context) -> Iterator[Callable[[], None]]:
+def among_ranks(task: Task, context: Context) -> Iterator[Callable[[], None]]:
     """Around what comes before the stage; yields what waits until all ranks have come so far."""
-    if seat.world == 1:
+    if task.world == 1:
         yield lambda: None
         return
     folder = context.signs_of_life
     assert folder is not None
-    with on_the_way(seat, folder, context.collective_seconds) as signs:
-        yield lambda: os.environ.update(meet(seat, folder, signs, context.should_stop))
+    with on_the_way(task, folder, context.collective_seconds) as signs:
+        yield lambda: os.environ.update(meet(task, folder, signs, context.should_stop))
 
 
 @contextmanager
-def on_the_way(seat: Seat, folder: Path, patience_s: float) -> Iterator[SignsOfLife]:
+def on_the_way(task: Task, folder: Path, patience_s: float) -> Iterator[SignsOfLife]:
     """Around all that a rank does before it meets the others, with signs of life from the start."""
-    signs = SignsOfLife(folder, seat.rank, seat.world, patience_s)
+    signs = SignsOfLife(folder, task.rank, task.world, patience_s)
     signs.at = "the check of its inputs"
     signs.begin()
     try:
         yield signs
     except Stopped as error:
         # The others may be past the point where they would look for their own word to stop.
-        signs.write_failure(f"rank {seat.rank} was told to stop: {error}", stopped=True)
+        signs.write_failure(f"rank {task.rank} was told to stop: {error}", stopped=True)
         raise
     except RankLost as error:
         signs.write_failure(str(error))
         raise
     except BaseException as error:
-        said = str(error) or repr(error)
-        signs.write_failure(f"rank {seat.rank} failed before the start: {said}")
+        cause = str(error) or repr(error)
+        signs.write_failure(f"rank {task.rank} failed before the start: {cause}")
         raise
     finally:
         signs.end()
 
 
 def meet(
-    seat: Seat, folder: Path, signs: SignsOfLife, should_stop: Callable[[], bool]
+    task: Task, folder: Path, signs: SignsOfLife, should_stop: Callable[[], bool]
 ) -> dict[str, str]:
     """Wait until all are ready; what torch.distributed reads of the environment.
 
     A port derived from the job's number, as is usual, may be taken by another job on the node.
     """
-    (folder / f"ready-{seat.rank}").touch()
+    (folder / f"ready-{task.rank}").touch()
     # One rank looks at all, and all look at that one: not each at each.
-    if seat.rank == 0:
+    if task.rank == 0:
 
         def not_ready() -> list[int]:
-            ranks = range(1, seat.world)
+            ranks = range(1, task.world)
             return [rank for rank in ranks if not (folder / f"ready-{rank}").exists()]
 
         _wait(signs, should_stop, not_ready)
         name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         with socket.socket() as probe:
             probe.bind(("", 0))
-            word = {"address": name, "port": probe.getsockname()[1]}
-        atomic.write_json(folder / _WORD, word)
-    _wait(signs, should_stop, lambda: [] if (folder / _WORD).exists() else [0])
-    found = atomic.load_json(folder / _WORD)
+            place = {"address": name, "port": probe.getsockname()[1]}
+        atomic.write_json(folder / _PLACE, place)
+    _wait(signs, should_stop, lambda: [] if (folder / _PLACE).exists() else [0])
+    place = atomic.load_json(folder / _PLACE)
     return {
-        "RANK": str(seat.rank),
-        "WORLD_SIZE": str(seat.world),
-        "LOCAL_RANK": str(seat.local_rank),
-        "LOCAL_WORLD_SIZE": os.environ.get("SLURM_NTASKS_PER_NODE", str(seat.world)),
-        "MASTER_ADDR": found["address"],
-        "MASTER_PORT": str(found["port"]),
+        "RANK": str(task.rank),
+        "WORLD_SIZE": str(task.world),
+        "LOCAL_RANK": str(task.local_rank),
+        "LOCAL_WORLD_SIZE": os.environ.get("SLURM_NTASKS_PER_NODE", str(task.world)),
+        "MASTER_ADDR": place["address"],
+        "MASTER_PORT": str(place["port"]),
     }
 
 

@@ -1,6 +1,6 @@
 """A session: one process that stays, and runs one posted attempt after another.
 
-    .lockstep/sessions/<name>/<number>/     one life of a session; the newest is the session
+    .lockstep/sessions/<name>/<number>/     one start of a session; the newest is the session
         launch.json                         profile, resources, which stages it serves, code, job
         worker.json result.json             where it runs; why it ended
         mailbox/ taken/                     what is posted to it, and what it has taken on
@@ -36,7 +36,7 @@ _ALIKE = ("device", "python", "container", "setup", "cpus_per_task", "determinis
 
 @dataclass(frozen=True)
 class Session:
-    """One life of a session, in a folder of its own."""
+    """One start of a session, in a folder of its own."""
 
     folder: Path
 
@@ -65,8 +65,8 @@ class Session:
     @property
     def silent_s(self) -> float:
         """Seconds since it last said something; none where it has not begun to."""
-        said: float = self.heartbeat.get("time", time.time())
-        return max(time.time() - said, 0.0)
+        last: float = self.heartbeat.get("time", time.time())
+        return max(time.time() - last, 0.0)
 
     @property
     def is_told_to_end(self) -> bool:
@@ -117,39 +117,37 @@ class Session:
 
 def describe(session: Session) -> str:
     """A line for people."""
-    said = session.as_json()
-    where = f" on {said['host']}" if said["host"] else ""
-    head = f"{session.label}: {said['state']}{where}, profile {said['profile']}"
-    if said["state"] == "ended":
-        return f"{head}: {said['why']}"
-    job = f", job {said['job']}" if session.host.on_slurm else f", process {said['job']}"
+    now = session.as_json()
+    where = f" on {now['host']}" if now["host"] else ""
+    head = f"{session.label}: {now['state']}{where}, profile {now['profile']}"
+    if now["state"] == "ended":
+        return f"{head}: {now['why']}"
+    job = f", job {now['job']}" if session.host.on_slurm else f", process {now['job']}"
     parts = [
         head + job,
-        f"serves {', '.join(said['stages'])}",
-        said["doing"] or "",
-        f"{said['served']} served, {said['waiting']} waiting",
-        f"{len(said['resident'])} models in memory",
-        f"last heard of {seconds(said['silent_seconds'])} ago"
-        if said["silent_seconds"] > 15
-        else "",
-        f"log {Path(said['log'])}",
+        f"serves {', '.join(now['stages'])}",
+        now["doing"] or "",
+        f"{now['served']} served, {now['waiting']} waiting",
+        f"{len(now['resident'])} models in memory",
+        f"last heard of {seconds(now['silent_seconds'])} ago" if now["silent_seconds"] > 15 else "",
+        f"log {Path(now['log'])}",
     ]
     return "; ".join(filter(None, parts))
 
 
 def sessions(repository: Repository) -> list[Session]:
-    """The newest life of every session of the clone."""
-    found = {}
+    """The newest start of every session of the clone."""
+    newest = {}
     for path in sorted((repository.home / "sessions").glob("*/[0-9]*/launch.json")):
-        found[path.parent.parent.name] = Session(path.parent)
-    return list(found.values())
+        newest[path.parent.parent.name] = Session(path.parent)
+    return list(newest.values())
 
 
 def living(repository: Repository) -> list[Session]:
     return [session for session in sessions(repository) if session.host.state().alive]
 
 
-def new_life(repository: Repository, name: str, launch: Mapping[str, Any]) -> Session:
+def new_session(repository: Repository, name: str, launch: Mapping[str, Any]) -> Session:
     """The folder of a session that is about to be started."""
     home = repository.home / "sessions" / name
     used = [int(path.name) for path in home.glob("[0-9]*")]

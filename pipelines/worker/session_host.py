@@ -47,7 +47,7 @@ _SERVED = "LOCKSTEP_SESSION_SERVED"
 
 
 class Host:
-    """One life of a session, from the inside."""
+    """One start of a session, from the inside."""
 
     def __init__(self, session: Session, warning: SlurmWarning) -> None:
         self.session = session
@@ -55,7 +55,7 @@ class Host:
         self.served = int(os.environ.pop(_SERVED, 0))
         self.doing = "importing"
         self.current: tuple[Attempt, SlurmWarning] | None = None
-        self.told: str | None = None
+        self.ending: str | None = None
         """Why it shall end, once it shall."""
         minutes = session.launch["resources"]["time_minutes"]
         started = (session.host.worker or {}).get("time", time.time())
@@ -72,8 +72,8 @@ class Host:
         idle_since = time.monotonic()
         while True:
             self.doing = "idle"
-            if self.told:
-                return self.told
+            if self.ending:
+                return self.ending
             posts = mailbox.waiting(self.session.folder)
             if not posts:
                 if time.monotonic() - idle_since > idle_s:
@@ -117,8 +117,8 @@ class Host:
 
     def _end(self, why: str) -> None:
         """What it runs stops, and whoever goes on with that must not come here again."""
-        if self.told is None:
-            self.told = why
+        if self.ending is None:
+            self.ending = why
             self.session.tell_to_end()
         if current := self.current:
             current[1].come()
@@ -143,7 +143,7 @@ class Host:
         print(f"{attempt.entry.stage}: attempt {attempt.number} in {attempt.folder}", flush=True)
         order = SlurmWarning(listening=True)
         self.current = (attempt, order)
-        if self.told:
+        if self.ending:
             order.come()
         before = {child.pid for child in psutil.Process().children()}
         with suppress(OSError):

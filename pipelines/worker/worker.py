@@ -33,8 +33,8 @@ from pipelines.identity import environment
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import Spec
 from pipelines.ledger.entry import FAILURE_PREFIX, METRICS_OUT, Attempt, Entry, State, TaskState
-from pipelines.ledger.environments import note_life
-from pipelines.ledger.task import Seat, find_seat
+from pipelines.ledger.environments import note_environment
+from pipelines.ledger.task import Task, find_task
 from pipelines.slurm import link
 from pipelines.slurm.restarts import refuse_endless_restarts, stop_or_requeue
 from pipelines.slurm.signals import SlurmWarning
@@ -65,18 +65,18 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
     launch = attempt.launch or {}
     # Slurm's variables also stand around a job of another kind, started inside an allocation.
     on_slurm = attempt.on_slurm
-    seat = find_seat(stage.processes, launch["num_shards"], first_shard) if on_slurm else Seat()
-    if seat.idle:
+    task = find_task(stage.processes, launch["num_shards"], first_shard) if on_slurm else Task()
+    if task.idle:
         return TaskState.DONE
     with (
-        _alive(attempt, seat),
+        _alive(attempt, task),
         # A driver that was killed at the wrong moment may have led to two attempts at once.
-        hold_lock(attempt.entry.folder / f"working.{seat.label}", wait=True),
+        hold_lock(attempt.entry.folder / f"working.{task.label}", wait=True),
     ):
         outcome: dict[str, Any]
         # Slurm may bring back a job that is done, after a node's failure say: its word stands.
         done = attempt.entry.out.exists() or attempt.entry.record is not None
-        _say_hello(attempt, seat, done)
+        _say_hello(attempt, task, done)
         if done:
             outcome = {"state": State.COMPLETED}
         elif attempt.was_cancelled:
@@ -84,8 +84,8 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
             outcome = {"state": State.CANCELLED, "error": "cancelled before it began"}
         else:
             with _redacted(launch):
-                outcome = _run(attempt, launch, seat, warning)
-        _say_goodbye(attempt, seat, outcome, keep=done)
+                outcome = _run(attempt, launch, task, warning)
+        _say_goodbye(attempt, task, outcome, keep=done)
     return str(outcome["state"])
 
 
@@ -104,31 +104,31 @@ def _redacted(launch: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _alive(attempt: Attempt, seat: Seat) -> Iterator[None]:
+def _alive(attempt: Attempt, task: Task) -> Iterator[None]:
     """How a job without Slurm shows that it lives; of others, Slurm tells."""
-    if seat.job is not None:
+    if task.job is not None:
         yield
         return
     with hold_lock(attempt.folder / "alive", wait=True):
         yield
 
 
-def _say_hello(attempt: Attempt, seat: Seat, done: bool) -> None:
+def _say_hello(attempt: Attempt, task: Task, done: bool) -> None:
     me = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
-    if seat.job is not None:
-        _say(attempt, seat, {"state": TaskState.RUNNING})
+    if task.job is not None:
+        _say(attempt, task, {"state": TaskState.RUNNING})
     if done:
         return
-    if seat.job is not None and seat.restart and seat.leads:
-        # The word of an earlier life of the same job no longer holds.
+    if task.job is not None and task.restart and task.leads:
+        # The word of an earlier start of the same job no longer holds.
         (attempt.folder / "result.json").unlink(missing_ok=True)
-    if seat.leads and not (seat.num_shards > 1 and attempt.worker):
+    if task.leads and not (task.num_shards > 1 and attempt.worker):
         # How far an earlier start of the job was is not how far this one is.
         (attempt.entry.folder / "progress.json").unlink(missing_ok=True)
-        atomic.write_json(attempt.folder / "worker.json", {**me, "restart": seat.restart})
+        atomic.write_json(attempt.folder / "worker.json", {**me, "restart": task.restart})
 
 
-def _note_environment(attempt: Attempt, made_by: dict[str, Any]) -> None:
+def _add_environment(attempt: Attempt, made_by: dict[str, Any]) -> None:
     """Kept from the start: whoever finds outputs without a last word still knows what made them."""
     worker = attempt.worker or {}
     if (worker.get("pid"), worker.get("host")) == (os.getpid(), socket.gethostname()):
@@ -136,24 +136,24 @@ def _note_environment(attempt: Attempt, made_by: dict[str, Any]) -> None:
         atomic.write_json(attempt.folder / "worker.json", word)
 
 
-def _say_goodbye(attempt: Attempt, seat: Seat, outcome: dict[str, Any], *, keep: bool) -> None:
+def _say_goodbye(attempt: Attempt, task: Task, outcome: dict[str, Any], *, keep: bool) -> None:
     """With `keep`, a word that is there already stays: it says more than this process knows."""
-    if seat.job is not None:
-        _say(attempt, seat, {key: outcome.get(key) for key in ("state", "error")})
+    if task.job is not None:
+        _say(attempt, task, {key: outcome.get(key) for key in ("state", "error")})
     final = outcome["state"] in (State.COMPLETED, State.CANCELLED, State.FAILED)
-    shares = seat.num_shards > 1 and outcome["state"] != State.COMPLETED
-    if final and seat.leads and not shares and not (keep and attempt.result):
+    shares = task.num_shards > 1 and outcome["state"] != State.COMPLETED
+    if final and task.leads and not shares and not (keep and attempt.result):
         atomic.write_json(attempt.folder / "result.json", outcome)
 
 
-def _say(attempt: Attempt, seat: Seat, word: dict[str, Any]) -> None:
+def _say(attempt: Attempt, task: Task, word: dict[str, Any]) -> None:
     """Leave this process's last word."""
-    me = {"rank": seat.rank, "shard": seat.shard, "num_shards": seat.num_shards, "job": seat.job}
-    me |= {"host": socket.gethostname(), "pid": os.getpid(), "restart": seat.restart}
-    me |= {"log": seat.log, "what": seat.what()}
-    where = attempt.folder / "tasks" / f"{seat.label}.json"
+    me = {"rank": task.rank, "shard": task.shard, "num_shards": task.num_shards, "job": task.job}
+    me |= {"host": socket.gethostname(), "pid": os.getpid(), "restart": task.restart}
+    me |= {"log": task.log, "what": task.what()}
+    where = attempt.folder / "tasks" / f"{task.label}.json"
     atomic.write_json(where, {**me, **word, "time": time.time()})
-    alarm = attempt.folder / "tasks" / f"{FAILURE_PREFIX}{seat.label}"
+    alarm = attempt.folder / "tasks" / f"{FAILURE_PREFIX}{task.label}"
     if word["state"] == State.FAILED:
         alarm.touch()
     else:
@@ -161,45 +161,45 @@ def _say(attempt: Attempt, seat: Seat, word: dict[str, Any]) -> None:
 
 
 def _run(
-    attempt: Attempt, launch: dict[str, Any], seat: Seat, warning: SlurmWarning
+    attempt: Attempt, launch: dict[str, Any], task: Task, warning: SlurmWarning
 ) -> dict[str, Any]:
     started = time.time()
     entry = attempt.entry
     spec = entry.spec
-    context = _context(attempt, spec, launch, seat)
+    context = _context(attempt, spec, launch, task)
     warning.answer(context.request_stop)
-    again = f", restart {seat.restart}" if seat.restart else ""
-    who = " ".join(filter(None, [seat.what(), f"on {socket.gethostname()}"]))
+    again = f", restart {task.restart}" if task.restart else ""
+    who = " ".join(filter(None, [task.what(), f"on {socket.gethostname()}"]))
     print(f"{spec.stage}: attempt {attempt.number}{again}, {who}", flush=True)
     made_by: dict[str, Any] = {}
     outcome: dict[str, Any]
     try:
         _check_code(launch)
         made_by = environment.describe(context, launch["resources"])
-        _note_environment(attempt, made_by)
-        refuse_endless_restarts(launch, seat)
-        with _on_terminate(_stop_at_once, seat, warning), among_ranks(seat, context) as meet_all:
+        _add_environment(attempt, made_by)
+        refuse_endless_restarts(launch, task)
+        with _on_terminate(_stop_at_once, task, warning), among_ranks(task, context) as meet_all:
             if launch["resources"]["deterministic"]:
                 determinism.before_import()
             run = importlib.import_module(STAGES[spec.name].module).run
             if launch["resources"]["deterministic"]:
                 determinism.after_import()
             made_by = environment.describe(context, launch["resources"])
-            _note_environment(attempt, made_by)
-            if seat.leads:
-                note_life(attempt, seat, made_by)
-            if seat.reads_for_its_node:
+            _add_environment(attempt, made_by)
+            if task.leads:
+                note_environment(attempt, task, made_by)
+            if task.reads_for_its_node:
                 check_inputs(spec, Path(launch["root"]), context.should_stop)
             meet_all()
         root = Path(launch["root"])
         hashes = {root / artifact.path: artifact.hash for artifact in spec.inputs.values()}
-        with _on_terminate(context.request_stop, seat, warning), resident.among(hashes):
-            outs, metrics = _compute(run, entry, spec, context, root, seat.label)
+        with _on_terminate(context.request_stop, task, warning), resident.among(hashes):
+            outs, metrics = _compute(run, entry, spec, context, root, task.label)
         outcome = {"state": State.COMPLETED, "outs": outs, "metrics": metrics}
     except ShareDone:
         outcome = {"state": TaskState.DONE}
     except (Stopped, KeyboardInterrupt):
-        outcome = stop_or_requeue(attempt, launch, seat)
+        outcome = stop_or_requeue(attempt, launch, task)
     except RankLost as error:
         # The rank that is gone, or its node, is what failed; Slurm knows how and what comes next.
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -211,7 +211,7 @@ def _run(
         traceback.print_exc()
         if context.should_stop():
             # What was told to stop with the worker, a helper process, may go first.
-            outcome = stop_or_requeue(attempt, launch, seat)
+            outcome = stop_or_requeue(attempt, launch, task)
         else:
             outcome = {
                 "state": State.FAILED,
@@ -246,25 +246,25 @@ def _in_words(error: Exception, entry: Entry) -> str:
     return f"{text}, at work in {entry.folder}" if nameless else text
 
 
-def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], seat: Seat) -> Context:
+def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], task: Task) -> Context:
     resources = launch["resources"]
-    one_gpu_each = resources["device"] == "cuda" and seat.job is not None
+    one_gpu_each = resources["device"] == "cuda" and task.job is not None
     together = STAGES[spec.name].processes is Processes.TOGETHER
-    life = attempt.folder / "lives" / f"{seat.restart:03}"
-    if seat.world > 1:
-        life.mkdir(parents=True, exist_ok=True)
+    signs = attempt.folder / "restarts" / f"{task.restart:03}"
+    if task.world > 1:
+        signs.mkdir(parents=True, exist_ok=True)
     return Context(
         stage=spec.stage,
         key=spec.key,
         seed=spec.config.get("seed", 0),
         folder=attempt.entry.folder,
-        device=f"cuda:{seat.local_rank}" if one_gpu_each else resources["device"],
-        rank=seat.rank,
-        world=seat.world,
+        device=f"cuda:{task.local_rank}" if one_gpu_each else resources["device"],
+        rank=task.rank,
+        world=task.world,
         collective_seconds=resources["collective_seconds"],
-        signs_of_life=life if seat.world > 1 else None,
-        shard=seat.shard,
-        num_shards=seat.num_shards,
+        signs_of_life=signs if task.world > 1 else None,
+        shard=task.shard,
+        num_shards=task.num_shards,
         micro_tokens=resources["micro_tokens"],
         compile=resources["compile"],
         checkpoint_activations=resources["checkpoint_activations"],
@@ -306,15 +306,15 @@ def _compute(
     )
     atomic.sync_tree(aside)
     hashes = HashCache()
-    found = {path: hashes.of(aside / name) for name, path in spec.outs.items()}
-    resident.keep({aside / name: found[path] for name, path in spec.outs.items()})
+    digests = {path: hashes.of(aside / name) for name, path in spec.outs.items()}
+    resident.keep({aside / name: digests[path] for name, path in spec.outs.items()})
     try:
         os.replace(aside, entry.out)
     except OSError:
         if not entry.out.exists():
             raise
         atomic.remove(aside)  # another shard found all done at the same moment: equal bytes
-    return found, metrics
+    return digests, metrics
 
 
 def _stop_at_once() -> None:
@@ -322,9 +322,9 @@ def _stop_at_once() -> None:
 
 
 @contextmanager
-def _on_terminate(stop: Callable[[], None], seat: Seat, warning: SlurmWarning) -> Iterator[None]:
+def _on_terminate(stop: Callable[[], None], task: Task, warning: SlurmWarning) -> Iterator[None]:
     """What SIGTERM does in a job without Slurm: a stage saves its scratch and ends."""
-    if seat.job is not None or warning.listening:
+    if task.job is not None or warning.listening:
         yield
         return
     before = signal.signal(signal.SIGTERM, lambda *_: stop())

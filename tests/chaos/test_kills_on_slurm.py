@@ -103,7 +103,7 @@ def somebody_who_releases(cluster: Any) -> Iterator[None]:
     """Does what `lockstep status` asks for where Slurm holds a job.
 
     It does so with one that a node refuses to start twice: a controller that was killed before it
-    wrote down that a job runs starts it again, while its first life is still ending.
+    wrote down that a job runs starts it again, while its first start is still ending.
     """
     over = threading.Event()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.ledger.task import Seat
+from pipelines.ledger.task import Task
 from pipelines.worker.rendezvous import meet, on_the_way
 from stages.context import RankLost, Stopped
 from stages.engines.processes.signs_of_life import SignsOfLife
@@ -24,10 +24,10 @@ def come(
     patience_s: float = FOR_EVER_S,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
-    seat = Seat(rank=rank, world=3)
-    with on_the_way(seat, folder, patience_s) as signs:
+    task = Task(rank=rank, world=3)
+    with on_the_way(task, folder, patience_s) as signs:
         check()
-        return meet(seat, folder, signs, should_stop)
+        return meet(task, folder, signs, should_stop)
 
 
 def all_come(

@@ -25,7 +25,7 @@ from pipelines.ledger.shards import shares
 from pipelines.runs.run import PipelineRun, _Running
 from pipelines.runs.status import render, stage_statuses
 from pipelines.slurm import scheduler
-from pipelines.slurm.outcome import tail, verdict_here, verdict_in_session, verdict_on
+from pipelines.slurm.outcome import outcome_here, outcome_in_session, outcome_of, tail
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.submit import just_wait, slurm_batches, submit_batches
 
@@ -95,8 +95,8 @@ def submit(repository: Repository, stage: str = "sft", jobs: list[str] | None = 
     return attempt, token
 
 
-def look(repository: Repository) -> None:
-    Scheduler(repository).look(now=True)
+def refresh(repository: Repository) -> None:
+    Scheduler(repository).refresh(now=True)
 
 
 def test_how_long_a_job_has_run_is_by_slurms_clock(
@@ -109,7 +109,7 @@ def test_how_long_a_job_has_run_is_by_slurms_clock(
     for state, used in (("RUNNING", "4:05"), ("SUSPENDED", "0-00:04:05")):
         slurm.used = used
         slurm.queue(("7", state, "None", token))
-        look(repository)
+        refresh(repository)
         [status] = [row for row in stage_statuses(repository) if row.stage == "sft"]
         assert status.state == state.lower()
         assert "4 min 05 s of 30 min 00 s" in render([status])
@@ -121,16 +121,16 @@ def test_a_job_is_followed_from_the_queue_to_its_end(
     attempt, token = submit(repository, jobs=["7"])
     assert attempt.state() is State.QUEUED
     slurm.queue(("7", "PENDING", "Priority", token))
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.QUEUED
     assert attempt.scheduler["jobs"]["7"]["reason"] == "Priority"
     slurm.queue(("7", "RUNNING", "None", token))
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.STARTING
     atomic.write_json(attempt.folder / "worker.json", {"pid": 1})
     assert attempt.state() is State.RUNNING
     slurm.queue(("7", "FAILED", "NonZeroExitCode", token))
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.DIED
 
 
@@ -147,7 +147,7 @@ def test_every_end_that_slurm_knows_is_one(
 ) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", state, "None", token))
-    look(repository)
+    refresh(repository)
     assert attempt.left_slurm
     assert attempt.state() is expected
 
@@ -160,7 +160,7 @@ def test_states_that_are_no_end_are_not_taken_for_one(
 ) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", state, "None", token))
-    look(repository)
+    refresh(repository)
     assert attempt.state().alive
 
 
@@ -170,7 +170,7 @@ def test_a_job_that_slurm_put_back_is_queued(
 ) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", state, "job requeued in held state", token))
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.QUEUED
 
 
@@ -179,7 +179,7 @@ def test_a_job_whose_number_nobody_wrote_down_is_found_by_its_token(
 ) -> None:
     attempt, token = submit(repository, jobs=None)
     slurm.queue(("8", "RUNNING", "None", "somebody-else"), ("9", "RUNNING", "None", token))
-    look(repository)
+    refresh(repository)
     assert attempt.jobs == ["9"]
 
 
@@ -189,11 +189,11 @@ def test_a_number_that_slurm_used_twice_does_not_deceive(
     """After a crash slurmctld may give a lost job's number to another job."""
     attempt, _ = submit(repository, jobs=["7"])
     slurm.queue(("7", "RUNNING", "None", "another-token"))
-    look(repository)
+    refresh(repository)
     time.sleep(0.4)
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.DIED
-    assert "vanished" in verdict_on(attempt).what
+    assert "vanished" in outcome_of(attempt).what
 
 
 def test_a_job_that_vanishes_is_given_up_only_after_a_while(
@@ -201,27 +201,27 @@ def test_a_job_that_vanishes_is_given_up_only_after_a_while(
 ) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", "RUNNING", "None", token))
-    look(repository)
+    refresh(repository)
     slurm.queue()
-    look(repository)
+    refresh(repository)
     assert attempt.state().alive, "slurmctld may only have been restarted"
     time.sleep(0.4)
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.DIED
-    verdict = verdict_on(attempt)
-    assert "job 7 has vanished" in verdict.what
-    assert verdict.try_again
+    outcome = outcome_of(attempt)
+    assert "job 7 has vanished" in outcome.what
+    assert outcome.try_again
 
 
 def test_a_job_that_comes_back_has_not_vanished(slurm: FakeSlurm, repository: Repository) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue()
-    look(repository)
+    refresh(repository)
     slurm.queue(("7", "RUNNING", "None", token))
-    look(repository)
+    refresh(repository)
     slurm.queue()
     time.sleep(0.4)
-    look(repository)
+    refresh(repository)
     assert attempt.state().alive, "the clock starts anew"
 
 
@@ -232,9 +232,9 @@ def test_scontrol_knows_a_job_that_squeue_left_out(
     line = f"JobId=7 JobState=TIMEOUT Reason=TimeLimit NodeList=n1 Comment=lockstep:{token}"
     (slurm.folder / "job-7").write_text(line)
     slurm.queue()
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.DIED
-    assert "time limit of 30 minutes" in verdict_on(attempt).what
+    assert "time limit of 30 minutes" in outcome_of(attempt).what
 
 
 def test_accounting_knows_a_job_that_slurmctld_has_forgotten(
@@ -243,12 +243,12 @@ def test_accounting_knows_a_job_that_slurmctld_has_forgotten(
     attempt, _ = submit(repository, jobs=["7"])
     slurm.queue()
     (slurm.folder / "sacct").write_text("7|OUT_OF_MEMORY|None|n1|0:125|lockstep-sft\n")
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.DIED
-    verdict = verdict_on(attempt)
-    assert "ran out of memory" in verdict.what
-    assert "raise `memory` (1G)" in verdict.advice
-    assert not verdict.try_again
+    outcome = outcome_of(attempt)
+    assert "ran out of memory" in outcome.what
+    assert "raise `memory` (1G)" in outcome.advice
+    assert not outcome.try_again
 
 
 def test_accounting_that_calls_a_lost_job_running_is_not_believed(
@@ -257,9 +257,9 @@ def test_accounting_that_calls_a_lost_job_running_is_not_believed(
     attempt, _ = submit(repository, jobs=["7"])
     slurm.queue()
     (slurm.folder / "sacct").write_text("7|RUNNING|None|n1|0:0|lockstep-sft\n")
-    look(repository)
+    refresh(repository)
     time.sleep(0.4)
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.DIED
 
 
@@ -267,9 +267,9 @@ def test_cancelled_by_somebody_is_cancelled(slurm: FakeSlurm, repository: Reposi
     attempt, _ = submit(repository, jobs=["7"])
     slurm.queue()
     (slurm.folder / "sacct").write_text("7|CANCELLED by 1000|None|n1|0:15|lockstep-sft\n")
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.CANCELLED
-    assert "job 7 was cancelled from outside by 1000 (scancel)" in verdict_on(attempt).what
+    assert "job 7 was cancelled from outside by 1000 (scancel)" in outcome_of(attempt).what
 
 
 def test_a_job_that_slurm_still_has_is_looked_up_for_who_cancelled_it(
@@ -279,8 +279,8 @@ def test_a_job_that_slurm_still_has_is_looked_up_for_who_cancelled_it(
     slurm.queue(("7", "CANCELLED", "None", token))
     (slurm.folder / "job-7").write_text("JobId=7 JobState=CANCELLED Reason=None ExitCode=0:15\n")
     (slurm.folder / "sacct").write_text("7|CANCELLED by 0|None|n1|0:15|lockstep-sft\n")
-    look(repository)
-    assert "was cancelled from outside by root (scancel)" in verdict_on(attempt).what
+    refresh(repository)
+    assert "was cancelled from outside by root (scancel)" in outcome_of(attempt).what
 
 
 def test_a_run_says_who_ended_a_stage_that_it_did_not_cancel(
@@ -288,7 +288,7 @@ def test_a_run_says_who_ended_a_stage_that_it_did_not_cancel(
 ) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", "CANCELLED", "None", token))
-    look(repository)
+    refresh(repository)
     said = io.StringIO()
     run = PipelineRun(repository, "slurm", load_profile(ROOT, "slurm"), Console(said), -1)
     output = tmp_path / "sft.log"
@@ -312,23 +312,23 @@ def test_a_link_after_a_failed_one_was_cancelled_by_nobody(
 ) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", "CANCELLED", "DependencyNeverSatisfied", token))
-    look(repository)
-    assert "a job that it waits for has failed" in verdict_on(attempt).what
+    refresh(repository)
+    assert "a job that it waits for has failed" in outcome_of(attempt).what
 
 
 def test_a_full_disk_is_called_by_its_name(slurm: FakeSlurm, repository: Repository) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", "FAILED", "NonZeroExitCode", token))
-    look(repository)
-    assert "exit status" in verdict_on(attempt).what
+    refresh(repository)
+    assert "exit status" in outcome_of(attempt).what
     log = attempt.folder / "7_0_log.err"
     log.write_text("OSError: [Errno 28] No space left on device: '/scratch/x'\nsrun: error: ...\n")
-    assert "No space left on device: '/scratch/x'" in verdict_on(attempt).what
+    assert "No space left on device: '/scratch/x'" in outcome_of(attempt).what
     log.unlink()
-    for verdict in (verdict_on, verdict_here, verdict_in_session):
+    for outcome in (outcome_of, outcome_here, outcome_in_session):
         # The kernel's own answer, in the place where it is asked.
         (attempt.folder / ".room").symlink_to("/dev/full")
-        said = verdict(attempt)
+        said = outcome(attempt)
         assert f"No space left on device: {attempt.folder}" in said.what
         assert said.advice.startswith("free some space")
 
@@ -336,15 +336,15 @@ def test_a_full_disk_is_called_by_its_name(slurm: FakeSlurm, repository: Reposit
 def test_no_answer_changes_nothing_and_is_named(slurm: FakeSlurm, repository: Repository) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", "RUNNING", "None", token))
-    look(repository)
+    refresh(repository)
     (slurm.folder / "silent").touch()
     for _ in range(3):
-        look(repository)
+        refresh(repository)
         time.sleep(0.2)
     assert attempt.state().alive
     assert "Unable to contact" in (Scheduler(repository).silence() or "")
     (slurm.folder / "silent").unlink()
-    look(repository)
+    refresh(repository)
     assert Scheduler(repository).silence() is None
 
 
@@ -355,7 +355,7 @@ def test_one_question_serves_all_jobs_and_all_commands(
     tokens = [submit(repository, stage)[1] for stage in ("sft", "reward_model", "evaluate")]
     slurm.queue(*((str(i), "RUNNING", "None", token) for i, token in enumerate(tokens)))
     for _ in range(20):
-        Scheduler(repository).look()
+        Scheduler(repository).refresh()
     assert slurm.calls("squeue") == 1
 
 
@@ -366,30 +366,30 @@ def test_questions_become_rarer_while_nothing_changes(
     slurm.queue(("7", "RUNNING", "None", token))
     intervals = []
     for _ in range(15):
-        look(repository)
-        intervals.append(atomic.load_json(repository.home / "slurm/look.json")["interval"])
+        refresh(repository)
+        intervals.append(atomic.load_json(repository.home / "slurm/last_query.json")["interval"])
     assert intervals == sorted(intervals)
     assert intervals[-1] == scheduler.LONGEST_S
     slurm.queue(("7", "COMPLETED", "None", token))
-    look(repository)
-    assert atomic.load_json(repository.home / "slurm/look.json")["interval"] < intervals[-1]
+    refresh(repository)
+    assert atomic.load_json(repository.home / "slurm/last_query.json")["interval"] < intervals[-1]
 
 
 def test_nobody_asks_slurm_where_no_job_is_live(slurm: FakeSlurm, repository: Repository) -> None:
-    look(repository)
+    refresh(repository)
     assert slurm.calls("squeue") == 0
 
 
 def test_an_array_is_over_when_all_its_tasks_are(slurm: FakeSlurm, repository: Repository) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7_0", "COMPLETED", "None", token), ("7_1", "RUNNING", "None", token))
-    look(repository)
+    refresh(repository)
     assert attempt.state().alive
     # slurmctld forgets ended tasks one by one.
     slurm.queue(("7_1", "NODE_FAIL", "None", token))
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.DIED
-    assert "lost its node" in verdict_on(attempt).what
+    assert "lost its node" in outcome_of(attempt).what
     assert sorted(attempt.scheduler["jobs"]) == ["7_0", "7_1"]
 
 
@@ -399,14 +399,14 @@ def test_a_site_that_writes_comments_of_its_own_is_survived(
     attempt, _ = submit(repository, jobs=["7"])
     row = "7|RUNNING|None|n1|0:05|lockstep-sft|billed to physics\n"
     (slurm.folder / "squeue").write_text(row)
-    look(repository)
+    refresh(repository)
     assert attempt.scheduler["jobs"]["7"]["state"] == "RUNNING"
 
 
 def test_a_cancelled_attempt_is_nobodys_any_more(slurm: FakeSlurm, repository: Repository) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", "RUNNING", "None", token))
-    look(repository)
+    refresh(repository)
     attempt.mark_cancelled()
     assert Attempt(attempt.folder).state() is State.CANCELLED
 
@@ -418,13 +418,13 @@ def test_a_submission_that_takes_its_time_has_not_vanished(
     attempt, _ = submit(repository)
     token = Scheduler(repository).register(attempt.folder)
     slurm.queue()
-    look(repository)
+    refresh(repository)
     time.sleep(0.4)
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.QUEUED
     Scheduler(repository).submitted(token, attempt.folder)
     slurm.queue(("7", "RUNNING", "None", token))
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.STARTING
 
 
@@ -439,10 +439,10 @@ def test_the_death_of_one_array_task_is_not_taken_for_anothers(
         "slurmstepd: error: *** JOB 8 ON nodeA CANCELLED AT 2026-01-01 DUE TO JOB REQUEUE ***\n"
         "srun: error: nodeB: task 0: Killed\n"
     )
-    look(repository)
-    verdict = verdict_on(attempt)
-    assert "job 7_1: rank 0 on nodeB: Killed" in verdict.what
-    assert not verdict.try_again
+    refresh(repository)
+    outcome = outcome_of(attempt)
+    assert "job 7_1: rank 0 on nodeB: Killed" in outcome.what
+    assert not outcome.try_again
 
 
 def test_shards_are_done_one_by_one(repository: Repository) -> None:
@@ -462,9 +462,9 @@ def test_the_log_of_another_task_is_not_looked_at(slurm: FakeSlurm, repository: 
     slurm.queue(("7_0", "COMPLETED", "None", token), ("7_1", "FAILED", "NonZeroExitCode", token))
     (attempt.folder / "7_0_0_log.err").write_text("srun: error: nodeA: task 0: Terminated\n")
     (attempt.folder / "7_1_0_log.err").write_text("srun: error: nodeB: task 0: Killed\n")
-    look(repository)
-    assert "nodeB: Killed" in verdict_on(attempt).what
-    assert tail(attempt, verdict_on(attempt)) == "  | srun: error: nodeB: task 0: Killed\n"
+    refresh(repository)
+    assert "nodeB: Killed" in outcome_of(attempt).what
+    assert tail(attempt, outcome_of(attempt)) == "  | srun: error: nodeB: task 0: Killed\n"
 
 
 def test_a_submission_that_slurm_refused_is_over_soon(
@@ -481,9 +481,9 @@ def test_a_submission_that_slurm_refused_is_over_soon(
     slurm.queue()
     with pytest.raises(LockstepError, match=r"sbatch refused the job.*invalid partition"):
         submit_batches(Scheduler(repository), "sft", attempt.folder, launch, pause=just_wait)
-    look(repository)
+    refresh(repository)
     time.sleep(0.4)
-    look(repository)
+    refresh(repository)
     assert attempt.scheduler["ended"]
     assert not list((repository.home / "slurm/live").iterdir())
 
@@ -507,7 +507,7 @@ def test_a_job_that_slurm_took_unheard_is_cancelled_with_its_submission(
     with pytest.raises(KeyboardInterrupt):
         submit_batches(Scheduler(repository), "sft", attempt.folder, launch, pause=told_to_end)
     assert "scancel --quiet 7" in (slurm.folder / "calls").read_text()
-    look(repository)
+    refresh(repository)
     assert attempt.jobs == ["7"], "and followed until it is gone"
 
 
@@ -516,16 +516,16 @@ def test_a_job_vanishes_even_when_the_clock_was_set_back_meanwhile(
 ) -> None:
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", "RUNNING", "None", token))
-    look(repository)
+    refresh(repository)
     slurm.queue()
-    look(repository)
+    refresh(repository)
     noted = attempt.folder / "scheduler.json"
     word = atomic.load_json(noted)
     atomic.write_json(noted, {**word, "missing_since": word["missing_since"] + 86400})
-    look(repository)
+    refresh(repository)
     assert attempt.state().alive
     time.sleep(0.4)
-    look(repository)
+    refresh(repository)
     assert attempt.state() is State.DIED
 
 

@@ -20,10 +20,10 @@ from pipelines.config.profiles import Profile, Resources, load_profile
 from pipelines.driver.session_watch import HANG_S, SessionWatch
 from pipelines.ledger import mailbox
 from pipelines.ledger.entry import Attempt, Ledger
-from pipelines.ledger.task import Seat
-from pipelines.slurm.outcome import verdict_in_session
+from pipelines.ledger.task import Task
+from pipelines.slurm.outcome import outcome_in_session
 from pipelines.slurm.restarts import stop_or_requeue
-from pipelines.worker.session import STALE_S, Session, new_life, serving, sessions
+from pipelines.worker.session import STALE_S, Session, new_session, serving, sessions
 from pipelines.worker.session_host import memory_to_keep
 from tests.clock import Clock
 from tests.control.made_up import SPEC
@@ -43,7 +43,7 @@ def session(repository: Repository) -> Session:
     """One whose process has begun; whether it lives is up to who holds its lock."""
     resources = Resources().model_dump(mode="json")
     launch = {"executor": "local", "profile": "local", "stages": ["sft"], "resources": resources}
-    session = new_life(repository, "main", {**launch, "idle_minutes": 1.0})
+    session = new_session(repository, "main", {**launch, "idle_minutes": 1.0})
     atomic.write_json(session.folder / "worker.json", {"pid": 1, "host": "here", "time": 1.0})
     return session
 
@@ -98,14 +98,14 @@ def test_a_withdrawn_attempt_is_cancelled(session: Session, attempt: Attempt) ->
 
 
 def test_an_attempt_goes_on_elsewhere_unless_it_was_cancelled(attempt: Attempt) -> None:
-    stopped = stop_or_requeue(attempt, {}, Seat())
+    stopped = stop_or_requeue(attempt, {}, Task())
     assert (stopped["state"], stopped["retryable"]) == ("failed", True)
     atomic.write_json(attempt.folder / "result.json", stopped)
-    assert verdict_in_session(attempt).try_again
+    assert outcome_in_session(attempt).try_again
     atomic.write_json(attempt.folder / "result.json", {**stopped, "retryable": False})
-    assert not verdict_in_session(attempt).try_again
+    assert not outcome_in_session(attempt).try_again
     attempt.mark_cancelled()
-    assert stop_or_requeue(attempt, {}, Seat())["state"] == "cancelled"
+    assert stop_or_requeue(attempt, {}, Task())["state"] == "cancelled"
 
 
 @pytest.fixture
@@ -128,13 +128,13 @@ def test_what_waits_in_a_session_that_hangs_is_taken_back(
         watch = SessionWatch(repository, attempt, said.append)
         for when in (3.0, 9e12):  # whatever the clock of its machine says
             beat(session, when)
-            watch.look()
+            watch.check()
             clock.now += STALE_S - 1
-            watch.look()
+            watch.check()
         assert said == []
         assert attempt.state() == "queued"
         clock.now += 2
-        watch.look()
+        watch.check()
         [line] = said
         assert line.endswith("hangs: it has said nothing for 121 s; taking the stage back")
         assert attempt.never_started, "so that its driver submits it again"
@@ -172,18 +172,18 @@ def test_a_stage_is_taken_from_a_session_that_hangs_with_its_process(
     watch = SessionWatch(repository, attempt, said.append)
     for _ in range(4):
         clock.now += HANG_S / 4 - 1
-        watch.look()
+        watch.check()
     assert said == [
         "session main-001 hangs: it has said nothing for 149 s; ending it if that lasts for 600 s"
     ]
     assert attempt.state() == "running"
     clock.now += 5
-    watch.look()
+    watch.check()
     assert stopped_process.wait() == -signal.SIGKILL
     assert attempt.state() == "died"
-    verdict = verdict_in_session(attempt)
-    assert "ended: it hung: it said nothing for 601 s" in verdict.what
-    assert verdict.try_again, "in a job"
+    outcome = outcome_in_session(attempt)
+    assert "ended: it hung: it said nothing for 601 s" in outcome.what
+    assert outcome.try_again, "in a job"
 
 
 LAUNCH = {"executor": "local", "profile": "local", "num_shards": 1}
@@ -254,9 +254,9 @@ def test_a_session_that_died_hangs_or_ends_gets_no_posts(
     assert len(said) == 3, "one that ended as it should is nothing to speak of"
 
 
-def test_the_newest_life_is_the_session(repository: Repository, session: Session) -> None:
-    again = new_life(repository, "main", session.launch)
-    other = new_life(repository, "other", session.launch)
+def test_the_newest_start_is_the_session(repository: Repository, session: Session) -> None:
+    again = new_session(repository, "main", session.launch)
+    other = new_session(repository, "other", session.launch)
     assert again.label == "main-002"
     assert sessions(repository) == [again, other]
 

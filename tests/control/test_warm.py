@@ -286,7 +286,7 @@ def test_a_copy_of_the_clone_does_not_reach_the_server_of_the_original(
     copy = Repository(tmp_path / "copy")
     subprocess.run(["cp", "-a", repository.root, copy.root], check=True)
     (folder,) = (copy.home / "warm").iterdir()
-    assert wire.said(folder) is None, "what the original's server said is not said here"
+    assert wire.address_of(folder) is None, "what the original's server said is not said here"
     # Even one that asks for the very same: it has a folder of its own, and no server lives there.
     identity, path = identity_of(repository), copy.root / "it"
     request = Request.from_here("describe", [str(path)], dict(os.environ), str(copy.root))
@@ -338,7 +338,7 @@ def test_a_server_that_gets_ready_between_two_looks_is_found(
     def look_late(path: Path) -> bool:
         looks.append(path)
         if len(looks) > 1:
-            until(lambda: wire.said(path.parent), "the server is ready")
+            until(lambda: wire.address_of(path.parent), "the server is ready")
         return is_locked(path)
 
     monkeypatch.setattr(client, "is_locked", look_late)
@@ -382,7 +382,7 @@ def test_rubbish_ends_no_server(repository: Repository) -> None:
     described(repository)
     folder = servers(repository)[0]
     for message in ({"module": "describe"}, {"waits": True, "module": 3}, {}):
-        connection = wire.connect(wire.said(folder) or {})
+        connection = wire.connect(wire.address_of(folder) or {})
         assert connection is not None
         wire.send(connection, message)
         connection.settimeout(30)

@@ -12,9 +12,9 @@ from pipelines.base.locks import hold_lock
 from pipelines.config.profiles import Resources
 from pipelines.driver.activity import activity
 from pipelines.ledger.entry import Attempt, Entry, Ledger, State
-from pipelines.ledger.environments import note_life
+from pipelines.ledger.environments import note_environment
 from pipelines.ledger.publish import publish
-from pipelines.ledger.task import Seat
+from pipelines.ledger.task import Task
 from pipelines.slurm.restarts import stop_or_requeue
 from pipelines.worker.worker import CODE, run_attempt
 from stages.context import StageError
@@ -85,10 +85,10 @@ def test_the_record_names_every_kind_of_machine_that_had_a_hand_in_it(
     entry: Entry, tmp_path: Path
 ) -> None:
     first, second = new_attempt(entry), new_attempt(entry)
-    note_life(first, Seat(), {"host": "node1", "cpu": "A"})
-    note_life(first, Seat(restart=1), {"host": "node2", "cpu": "A"})
-    note_life(first, Seat(restart=2), {"host": "node3", "cpu": "B"})
-    note_life(second, Seat(), {"host": "node4", "cpu": "B"})
+    note_environment(first, Task(), {"host": "node1", "cpu": "A"})
+    note_environment(first, Task(restart=1), {"host": "node2", "cpu": "A"})
+    note_environment(first, Task(restart=2), {"host": "node3", "cpu": "B"})
+    note_environment(second, Task(), {"host": "node4", "cpu": "B"})
     made_by = {"host": "node4", "cpu": "B"}
     atomic.write_json(second.folder / "worker.json", {"time": 1.0, "environment": made_by})
     record = publish(tmp_path, entry)
@@ -99,12 +99,12 @@ def test_the_record_names_every_kind_of_machine_that_had_a_hand_in_it(
 def test_one_kind_of_machine_is_named_once(entry: Entry, tmp_path: Path) -> None:
     attempt = new_attempt(entry)
     for restart, host in enumerate(("node1", "node2")):
-        note_life(attempt, Seat(restart=restart), {**MADE_BY, "host": host})
+        note_environment(attempt, Task(restart=restart), {**MADE_BY, "host": host})
     atomic.write_json(attempt.folder / "worker.json", {"time": 1.0, "environment": MADE_BY})
     assert "earlier_environments" not in publish(tmp_path, entry)
 
 
-def test_each_life_of_a_job_notes_its_machine(
+def test_each_start_of_a_job_notes_its_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its input is gone, so each ends before it has begun to compute."""
@@ -184,7 +184,7 @@ def test_a_job_that_is_told_to_stop_asks_for_as_many_restarts_as_its_profile_all
 ) -> None:
     attempt = new_attempt(Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {}))
     launch = {"resources": {"requeues": 2, "time_minutes": 30}, "restarts_before": 1}
-    ends = [stop_or_requeue(attempt, launch, Seat(job="7", restart=n)) for n in (0, 1)]
+    ends = [stop_or_requeue(attempt, launch, Task(job="7", restart=n)) for n in (0, 1)]
     assert [end["state"] for end in ends] == ["stopped", "failed"]
     assert "allows no more restarts" in ends[1]["error"]
     assert [path.name for path in attempt.folder.glob("requeue.*")] == ["requeue.7.0"]

@@ -131,7 +131,7 @@ def test_only_missing_shards_are_submitted_again_and_progress_is_of_all(
 
 def test_a_requeued_task_of_an_array_goes_on_alone(trained: Any, by_one_process: Any) -> None:
     trained.set_profile(rollout={"shards": 2, "array_parallelism": 2})
-    # Shard 1 is told to stop as soon as it begins, in its first life only.
+    # Shard 1 is told to stop as soon as it begins, in its first start only.
     stop = (
         "    import os\n"
         "    if ctx.shard == 1 and not os.environ.get('SLURM_RESTART_COUNT'):\n"

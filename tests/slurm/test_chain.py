@@ -129,7 +129,7 @@ def test_logs_follow_across_attempts(long_sft: Any) -> None:
     row = long_sft.training()
     follower = long_sft.start("lockstep", "logs", "-f", "sft")
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
-    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
+    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
     long_sft.until(
         lambda: "restart 1, on" in long_sft.run("lockstep", "logs", "sft").stdout, "at work"
     )

@@ -106,7 +106,7 @@ def test_ranks_find_one_another_across_nodes(undisturbed: Any) -> None:
     words = [json.loads(path.read_text()) for path in sorted((attempt / "tasks").iterdir())]
     assert [word["rank"] for word in words] == [0, 1]
     assert [word["state"] for word in words] == ["completed", "done"]
-    where = json.loads((attempt / "lives/000/rendezvous.json").read_text())
+    where = json.loads((attempt / "restarts/000/rendezvous.json").read_text())
     assert where["address"] == "127.0.0.11"
     row = undisturbed.status()
     assert (row["gpus"], row["nodes"]) == (2, "127.0.0.[11-12]")

@@ -108,7 +108,7 @@ def test_a_time_limit_is_survived_by_going_on(long_sft: Any) -> None:
     driver = start(slurm_clone)
     row = slurm_clone.training()
     slurm_clone.cluster.run("scontrol", "update", f"JobId={row['job']}", "EndTime=now+45")
-    slurm_clone.until(lambda: slurm_clone.status()["restarts"] == 1, "a second life")
+    slurm_clone.until(lambda: slurm_clone.status()["restarts"] == 1, "a restart")
     second = slurm_clone.training()
     assert second["job"] == row["job"]
     resumed = slurm_clone.steps()
@@ -133,7 +133,7 @@ def test_the_warning_reaches_the_worker_and_not_its_helpers(long_sft: Any) -> No
     driver = start(long_sft)
     row = long_sft.training()
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
-    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
+    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
     assert (long_sft.root / "helper").read_text() == "None ", "it lived when the stage saved"
     os.killpg(driver.pid, signal.SIGTERM)
     driver.communicate(timeout=PATIENCE_S)
@@ -155,7 +155,7 @@ def test_a_command_of_slurm_that_fails_once_does_not_end_the_job(
     driver = start(medium_sft)
     row = medium_sft.training()
     medium_sft.cluster.run("scancel", "--signal=USR2", row["job"])
-    medium_sft.until(lambda: medium_sft.status()["restarts"] == 1, "a second life")
+    medium_sft.until(lambda: medium_sft.status()["restarts"] == 1, "a restart")
     medium_sft.release()
     finish(medium_sft, driver, undisturbed_lock)
     assert len(list(folder.glob("*-failed"))) == 2
@@ -166,7 +166,7 @@ def test_restarts_are_bounded(long_sft: Any) -> None:
     driver = start(long_sft)
     row = long_sft.training()
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
-    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a second life")
+    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
     long_sft.training()
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
     output, _ = driver.communicate(timeout=PATIENCE_S)
@@ -183,7 +183,7 @@ def test_a_finished_job_that_is_requeued_by_hand_does_nothing(quick_sft: Any) ->
     quick_sft.cluster.run("scontrol", "requeue", row["job"])
     record = next(quick_sft.root.glob(".lockstep/jobs/sft/*/record.json"))
     before = record.read_text()
-    quick_sft.until(lambda: quick_sft.jobs(), "a second life")
+    quick_sft.until(lambda: quick_sft.jobs(), "a restart")
     quick_sft.until(lambda: not quick_sft.jobs(), "its end")
     assert quick_sft.lock() == lock
     assert quick_sft.status()["state"] == "up to date"

@@ -11,7 +11,7 @@ import pytest
 from pipelines.base import atomic
 from pipelines.base.locks import hold_lock
 from pipelines.base.repository import Repository
-from pipelines.ledger.cleanup import clear_debris
+from pipelines.ledger.cleanup import remove_stale_files
 
 DAYS_S = 2 * 86400.0
 
@@ -47,7 +47,7 @@ def write(path: Path, age_s: float = 0.0) -> Path:
     return path
 
 
-def test_debris_of_the_dead_goes_and_what_the_living_write_stays(
+def test_stale_files_of_the_dead_go_and_what_the_living_write_stays(
     repository: Repository, dead: int
 ) -> None:
     host = atomic.here()
@@ -65,12 +65,12 @@ def test_debris_of_the_dead_goes_and_what_the_living_write_stays(
         path.write_text("")
     scratch = entry / "scratch"
     scratch.mkdir()
-    clear_debris(repository)
+    remove_stale_files(repository)
     assert mine.exists()
     assert scratch.exists(), "the stage is not over"
     assert not any(path.exists() for path in theirs)
     (entry / "record.json").write_text("{}")
-    clear_debris(repository)
+    remove_stale_files(repository)
     assert not scratch.exists()
 
 
@@ -81,7 +81,7 @@ def test_half_written_outputs_of_the_dead_go_though_nobody_runs_the_stage_again(
     of_the_living = write(entry / f"out.00001.{atomic.here()}.{os.getpid()}", DAYS_S)
     on_another_host = write(entry / f"out.00002.elsewhere.{dead}")
     long_ago_there = write(entry / f"out.00003.elsewhere.{dead}", DAYS_S)
-    clear_debris(repository)
+    remove_stale_files(repository)
     assert not of_the_dead.exists()
     assert of_the_living.exists()
     assert on_another_host.exists(), "nobody here can tell"
@@ -93,7 +93,7 @@ def test_another_hosts_outputs_stay_while_its_attempt_goes_on(
 ) -> None:
     atomic.write_json(entry / "attempts/002/launch.json", {"executor": "slurm", "jobs": ["7"]})
     out = write(entry / "out.00000.elsewhere.7", DAYS_S)
-    clear_debris(repository)
+    remove_stale_files(repository)
     assert out.exists()
 
 
@@ -104,9 +104,9 @@ def test_a_published_stage_leaves_nothing_at_once(
     left.append(write(entry / "publishing"))
     (entry / "record.json").write_text("{}")
     with hold_lock(entry / "working.00000"), hold_lock(entry / "driver"):
-        clear_debris(repository)
+        remove_stale_files(repository)
         assert all(path.exists() for path in left), "a second worker and a second publisher"
-    clear_debris(repository)
+    remove_stale_files(repository)
     assert not any(path.exists() for path in left)
 
 
@@ -114,11 +114,11 @@ def test_what_was_being_published_by_the_dead_goes_after_some_minutes(
     repository: Repository, entry: Path
 ) -> None:
     publishing = write(entry / "publishing")
-    clear_debris(repository)
+    remove_stale_files(repository)
     assert publishing.exists()
     os.utime(publishing / "weights", (0, 0))
     os.utime(publishing, (0, 0))
-    clear_debris(repository)
+    remove_stale_files(repository)
     assert not publishing.exists()
 
 
@@ -129,7 +129,7 @@ def test_files_aside_of_another_container_or_host_go_after_a_day(
     names = [f"{atomic.here()}~4026532999", "elsewhere"]
     young = [write(repository.home / f".young.{name}.{dead}.tmp") for name in names]
     old = [write(repository.home / f".old.{name}.{dead}.tmp", DAYS_S) for name in names]
-    clear_debris(repository)
+    remove_stale_files(repository)
     assert all(path.exists() for path in young)
     assert not any(path.exists() for path in old)
 
@@ -148,11 +148,11 @@ def test_a_chain_that_is_over_gives_its_copies_back_and_one_that_is_not_keeps_th
             for path in (chain / "links/sft", chain):
                 os.utime(path, (0, 0))
     with hold_lock(chains["fresh"] / "links/sft/resolve.lock"):
-        clear_debris(repository)
+        remove_stale_files(repository)
         assert (chains["fresh"] / "links/sft/placing").exists(), "it is being handed on"
     for chain in chains.values():
         os.utime(chain / "links/sft", None if chain.name == "fresh" else (0, 0))
-    clear_debris(repository)
+    remove_stale_files(repository)
     assert not list(repository.home.glob("chains/*/links/*/placing"))
     left = sorted(path.parent.name for path in repository.home.glob("chains/*/workspace"))
     assert left == ["fresh", "queued"]

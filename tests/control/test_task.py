@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.ledger.task import find_seat
+from pipelines.ledger.task import find_task
 from stages.contracts.base import Processes
 
 
@@ -21,43 +21,43 @@ def array(index: int) -> dict[str, str]:
 
 
 def test_ranks_are_numbered_over_all_nodes() -> None:
-    seat = find_seat(Processes.TOGETHER, 1, environment=variables(5, 8))
-    assert (seat.rank, seat.world, seat.shard, seat.num_shards) == (5, 8, 0, 1)
-    assert not seat.leads
-    assert seat.what() == "rank 5 of 8"
+    task = find_task(Processes.TOGETHER, 1, environment=variables(5, 8))
+    assert (task.rank, task.world, task.shard, task.num_shards) == (5, 8, 0, 1)
+    assert not task.leads
+    assert task.what() == "rank 5 of 8"
 
 
 def test_every_process_of_every_array_task_is_a_shard_of_its_own() -> None:
-    seats = [
-        find_seat(Processes.SHARDS, 3, environment=variables(task, 2, **array(index)))
+    tasks = [
+        find_task(Processes.SHARDS, 3, environment=variables(number, 2, **array(index)))
         for index in range(3)
-        for task in range(2)
+        for number in range(2)
     ]
-    assert [seat.shard for seat in seats] == [0, 1, 2, 3, 4, 5]
-    assert {seat.num_shards for seat in seats} == {6}
-    assert len({seat.label for seat in seats}) == 6
-    assert all(seat.leads for seat in seats), "whoever finds all done may write"
+    assert [task.shard for task in tasks] == [0, 1, 2, 3, 4, 5]
+    assert {task.num_shards for task in tasks} == {6}
+    assert len({task.label for task in tasks}) == 6
+    assert all(task.leads for task in tasks), "whoever finds all done may write"
 
 
 def test_an_array_in_chunks_counts_on() -> None:
-    seat = find_seat(Processes.SHARDS, 9, first_shard=4, environment=variables(**array(2)))
-    assert (seat.shard, seat.num_shards) == (6, 9)
+    task = find_task(Processes.SHARDS, 9, first_shard=4, environment=variables(**array(2)))
+    assert (task.shard, task.num_shards) == (6, 9)
 
 
 def test_a_task_of_an_array_is_known_by_the_arrays_number() -> None:
     """Its own SLURM_JOB_ID may be that of the whole array."""
-    seat = find_seat(Processes.SHARDS, 3, environment=variables(1, 2, **array(2)))
-    assert (seat.job, seat.log) == ("60_2", "60_2_1_log")
+    task = find_task(Processes.SHARDS, 3, environment=variables(1, 2, **array(2)))
+    assert (task.job, task.log) == ("60_2", "60_2_1_log")
 
 
 @pytest.mark.parametrize("task", [0, 1])
 def test_a_stage_for_one_process_leaves_the_others_idle(task: int) -> None:
-    assert find_seat(Processes.ONE, 1, environment=variables(task, 2)).idle == bool(task)
+    assert find_task(Processes.ONE, 1, environment=variables(task, 2)).idle == bool(task)
 
 
 def test_restarts_are_counted() -> None:
-    seat = find_seat(Processes.ONE, 1, environment=variables(SLURM_RESTART_COUNT="2"))
-    assert seat.restart == 2
+    task = find_task(Processes.ONE, 1, environment=variables(SLURM_RESTART_COUNT="2"))
+    assert task.restart == 2
 
 
 def test_inputs_are_checked_once_a_node_by_ranks_and_by_every_shard() -> None:
@@ -66,5 +66,5 @@ def test_inputs_are_checked_once_a_node_by_ranks_and_by_every_shard() -> None:
         (Processes.TOGETHER, [True, False]),
         (Processes.SHARDS, [True] * 2),
     ):
-        seats = [find_seat(processes, 1, environment=of_node(local)) for local in "01"]
-        assert [seat.reads_for_its_node for seat in seats] == expected
+        tasks = [find_task(processes, 1, environment=of_node(local)) for local in "01"]
+        assert [task.reads_for_its_node for task in tasks] == expected
