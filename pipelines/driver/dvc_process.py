@@ -4,6 +4,7 @@ DVC alone decides what is computed, restored or left, and records it.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -68,6 +69,12 @@ def start_dvc(
             start_new_session=True,
             pass_fds=(lock,),
         )
+
+
+def interrupt(process: "Forked | subprocess.Popen[bytes]") -> None:
+    """Ctrl-C for all that such a process has started; dvc ignores it while a command runs."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
 
 
 def prepare_dvc(repository: Repository, environment: dict[str, str]) -> None:

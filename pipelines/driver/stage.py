@@ -17,16 +17,13 @@ from pipelines.config.profiles import ExecutorKind, check_launch, load_profile, 
 from pipelines.driver.driver import Driver
 from pipelines.driver.dvc_process import ONLY_RESTORE
 from pipelines.driver.executors import make_executor
-from pipelines.dvc_repo.lock_file import keep_lock
-from pipelines.dvc_repo.locks import Wait
-from pipelines.dvc_repo.repair import mend_dvc_files
+from pipelines.driver.upkeep import before_a_stage
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.snapshot import take_snapshot, uncommitted
 from pipelines.identity.spec import make_spec
-from pipelines.ledger.cleanup import remove_stale_files
 from pipelines.ledger.entry import Entry, Ledger, State
 from pipelines.ledger.invocation import Invocation, current_invocation
-from pipelines.ledger.publish import drop_recorded, recorded_outs
+from pipelines.ledger.publish import recorded_outs
 from pipelines.ledger.shards import shares
 from pipelines.ledger.upstream import upstream_graph
 from pipelines.slurm.link import wait_for_link
@@ -75,10 +72,7 @@ def make_order(
     params = load_params(repository.root)
     bound = bind_stage(address, params)
     ledger = Ledger(repository.jobs)
-    mend_dvc_files(repository, Console().line, Wait.NO)
-    keep_lock(repository)
-    drop_recorded(repository.root, ledger)
-    remove_stale_files(repository)
+    before_a_stage(repository, Console().line)
     code = take_snapshot(repository)
     hashes = HashCache(repository.home / "hashes.json")
     spec = make_spec(repository.root, bound, hashes, code)

@@ -6,14 +6,12 @@ while other branches finish. Only failures that another try can mend are tried a
 the flow run, a cancellation above all, cancels the jobs of its stages first.
 """
 
-import os
 import signal
 import subprocess
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +31,16 @@ from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.config.profiles import load_profile, profile_name
-from pipelines.driver.dvc_process import dvc_environment, start_dvc
+from pipelines.driver.dvc_process import dvc_environment, interrupt, start_dvc
 from pipelines.driver.stage import describe_command
-from pipelines.dvc_repo.lock_file import keep_lock
+from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.lock_order import order_lock
-from pipelines.dvc_repo.plan import PlannedStage, make_plan
-from pipelines.dvc_repo.repair import mend_dvc_files
-from pipelines.ledger.cleanup import remove_stale_files, remove_stale_outputs
+from pipelines.dvc_repo.plan import make_plan
 from pipelines.ledger.entry import Attempt, Ledger, State
 from pipelines.ledger.invocation import new_invocation
-from pipelines.ledger.publish import drop_recorded
 from pipelines.ledger.stop_requests import StopRequest, request_stop
 from pipelines.runs.exclusive import only_pipeline
+from pipelines.runs.schedule import Schedule
 from pipelines.servers.servers import running as running_servers
 from pipelines.tracking.cursor import end_invocation, note_restored, runs_page
 from pipelines.tracking.shipper import start_shipper
@@ -74,9 +70,7 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
     name = " ".join(filter(None, ["prefect", deployment.name, flow_run.name]))
     invocation = new_invocation(name)
     with only_pipeline(repository, name, logger.info) as lock:
-        remove_stale_outputs(repository, params)
-        mend_dvc_files(repository, logger.info)
-        remove_stale_files(repository)
+        before_a_run(repository, params, logger.info)
         plan = make_plan(repository.root, targets, params)
         stale = [stage for stage in plan if stage.stale]
         if not stale:
@@ -92,7 +86,7 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
             lock=lock,
         )
         try:
-            ended = _run_graph(stale, stages, parallel)
+            ended = _run_graph(Schedule(stale, parallel), stages)
             restored = [
                 it.address for it in stale if it.cached and ended[it.address].is_completed()
             ]
@@ -101,10 +95,7 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
                 note_restored(repository, info, restored)
         finally:
             stages.stop()
-            mend_dvc_files(repository, logger.info)
-            drop_recorded(repository.root, Ledger(repository.jobs))
-            keep_lock(repository)
-            order_lock(repository.root)
+            after_a_run(repository, logger.info)
             end_invocation(repository, invocation.id)
             start_shipper(repository)
     _show_report(repository)
@@ -127,29 +118,20 @@ def _show_report(repository: Repository) -> None:
     )
 
 
-def _run_graph(
-    stale: list[PlannedStage], stages: "StageProcesses", parallel: int
-) -> dict[str, PrefectState]:
+def _run_graph(schedule: Schedule, stages: "StageProcesses") -> dict[str, PrefectState]:
     """Submit each stage when those before it have ended; how each ended, by address."""
-    upstream = {stage.address: set(stage.upstream) for stage in stale}
-    for address in upstream:
-        upstream[address] &= upstream.keys()
-    sorter = TopologicalSorter(upstream)
-    sorter.prepare()
-    ready: list[str] = []
     futures: dict[str, PrefectFuture[Any]] = {}
     running: dict[PrefectFuture[Any], str] = {}
     ended: dict[str, PrefectState] = {}
     failures: dict[str, set[str]] = {}
     """The stages above each one because of which it does not run."""
-    while sorter.is_active():
-        ready += sorter.get_ready()
-        while ready and len(running) < parallel:
-            address = ready.pop(0)
-            lost = {name for name in upstream[address] if not ended[name].is_completed()}
+    while not schedule.is_over:
+        for address in schedule.start():
+            upstream = schedule.upstream[address]
+            lost = {name for name in upstream if not ended[name].is_completed()}
             failures[address] = set().union(*(failures[name] or {name} for name in lost))
             # Prefect draws the graph from wait_for.
-            before = (upstream[address] - lost) | failures[address]
+            before = (upstream - lost) | failures[address]
             links = [allow_failure(futures[name]) for name in sorted(before)]
             futures[address] = _task(address, stages, failures[address]).submit(
                 return_state=False, wait_for=links
@@ -159,7 +141,7 @@ def _run_graph(
         future.wait()
         address = running.pop(future)
         ended[address] = future.state
-        sorter.done(address)
+        schedule.end(address)
     return ended
 
 
@@ -260,8 +242,7 @@ class StageProcesses:
         for process in left:
             if process.poll() is None:
                 # For what is no stage of ours; dvc ignores it while a command runs.
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGINT)
+                interrupt(process)
         deadline = time.monotonic() + CANCEL_GRACE_S
         while any(process.poll() is None for process in left) and time.monotonic() < deadline:
             time.sleep(POLL_S)

@@ -14,13 +14,10 @@ from pipelines.config.params import load_params
 from pipelines.config.profiles import profile_name
 from pipelines.driver.dvc_process import dvc_command, dvc_environment
 from pipelines.driver.stage import fingerprint
-from pipelines.dvc_repo.lock_order import order_lock
+from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.plan import PlannedStage, make_plan
-from pipelines.dvc_repo.repair import mend_dvc_files
-from pipelines.ledger.cleanup import remove_stale_files, remove_stale_outputs
 from pipelines.ledger.entry import Attempt, Ledger, State
 from pipelines.ledger.invocation import new_invocation
-from pipelines.ledger.publish import drop_recorded
 from pipelines.runs.exclusive import PASSING, only_pipeline
 from pipelines.slurm.scheduler import Scheduler
 
@@ -39,9 +36,7 @@ def record_finished(
 ) -> list[PlannedStage]:
     """Record every stage that only waits for that; the plan as it is afterwards."""
     params = load_params(repository.root)
-    remove_stale_outputs(repository, params)
-    mend_dvc_files(repository, console.line)
-    remove_stale_files(repository)
+    before_a_run(repository, params, console.line)
     Scheduler(repository).refresh(now=True)
     environment = dvc_environment(profile, new_invocation("lockstep record"))
     while True:
@@ -56,8 +51,7 @@ def record_finished(
             )
         ]
         if not finished:
-            drop_recorded(repository.root, Ledger(repository.jobs))
-            order_lock(repository.root)
+            after_a_run(repository, console.line)
             _clear_chains(repository)
             return plan
         names = [stage.address for stage in finished]

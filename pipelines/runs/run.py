@@ -6,13 +6,11 @@ each would take minutes. A stage starts when all before it are done. The first f
 starts; what runs is waited for. Ctrl-C and SIGTERM cancel what runs.
 """
 
-import os
 import signal
 import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import psutil
@@ -31,21 +29,26 @@ from pipelines.config.profiles import (
 )
 from pipelines.driver.activity import activity
 from pipelines.driver.driver import SECOND_THOUGHTS_S
-from pipelines.driver.dvc_process import dvc_command, dvc_environment, prepare_dvc, start_dvc
+from pipelines.driver.dvc_process import (
+    dvc_command,
+    dvc_environment,
+    interrupt,
+    prepare_dvc,
+    start_dvc,
+)
 from pipelines.driver.stage import describe_command, render_stage
-from pipelines.dvc_repo.lock_file import keep_lock
+from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.lock_order import order_lock
 from pipelines.dvc_repo.plan import PlannedStage, make_plan
 from pipelines.dvc_repo.repair import mend_dvc_files
-from pipelines.ledger.cleanup import remove_stale_files, remove_stale_outputs
 from pipelines.ledger.entry import Entry, Ledger, State
 from pipelines.ledger.invocation import new_invocation
-from pipelines.ledger.publish import drop_recorded
 from pipelines.ledger.stop_requests import StopRequest, request_stop
 from pipelines.runs.chain import submit_chain
 from pipelines.runs.detach import submit_ready
 from pipelines.runs.exclusive import only_pipeline
 from pipelines.runs.record import record_finished
+from pipelines.runs.schedule import Schedule
 from pipelines.tracking.cursor import note_restored
 from pipelines.tracking.health import Health
 from pipelines.tracking.rounds import ship_all
@@ -84,10 +87,7 @@ def run_pipeline(
                 console.line(render_stage(stage.address, name))
         return
     with only_pipeline(repository, "lockstep run", console.line) as lock:
-        for path in remove_stale_outputs(repository, params):
-            console.line(f"removed {path}: params.yaml no longer names it")
-        mend_dvc_files(repository, console.line)
-        remove_stale_files(repository)
+        before_a_run(repository, params, console.line)
         plan = make_plan(repository.root, targets, params)
         stale = sum(stage.stale for stage in plan)
         cached = sum(stage.cached for stage in plan)
@@ -191,8 +191,7 @@ class PipelineRun:
             while process.poll() is None:
                 if self.interrupts.received and not told:
                     told = True
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGINT)
+                    interrupt(process)
                 self.console.progress(f"restoring {len(names)} stages from DVC's cache")
                 time.sleep(POLL_S)
         finally:
@@ -219,30 +218,20 @@ class PipelineRun:
 
     def run(self, plan: list[PlannedStage]) -> None:
         """Bring every stale stage of the plan up to date, or raise with what failed."""
-        stale = {stage.address: stage for stage in plan if stage.stale}
-        sorter = TopologicalSorter(
-            {
-                address: [up for up in stage.upstream if up in stale]
-                for address, stage in stale.items()
-            }
-        )
-        sorter.prepare()
-        ready: list[str] = []
+        schedule = Schedule(plan, self.profile.parallel)
         failed: list[str] = []
         before = self.interrupts.catch()
         try:
-            while sorter.is_active() or self.running:
-                ready += sorter.get_ready()
-                while (
-                    ready and len(self.running) < self.profile.parallel and not self._ending(failed)
-                ):
-                    self._start(ready.pop(0))
+            while not schedule.is_over:
+                if not failed and not self.interrupts.received:
+                    for address in schedule.start():
+                        self._start(address)
                 if not self.running:
                     break
                 self._heed_interrupts()
                 for address in self._poll():
-                    if self._succeeded(address, len(stale)):
-                        sorter.done(address)
+                    if self._succeeded(address, len(schedule)):
+                        schedule.end(address)
                     else:
                         failed.append(address)
                 self._show_progress()
@@ -250,10 +239,7 @@ class PipelineRun:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        mend_dvc_files(self.repository, self.console.line)
-        drop_recorded(self.repository.root, self.ledger)
-        keep_lock(self.repository)
-        order_lock(self.repository.root)
+        after_a_run(self.repository, self.console.line)
         if self.stop_request is StopRequest.DETACH:
             raise LockstepError(
                 "detached: the jobs go on; the same command waits for them again, "
@@ -272,9 +258,6 @@ class PipelineRun:
     def warnings(self, address: str) -> tuple[Symptom, ...]:
         """What there is to warn of at a stage that has ended."""
         return self.health.of(address, self.ledger.latest(address).get(address), now=True)
-
-    def _ending(self, failed: list[str]) -> bool:
-        return bool(failed or self.interrupts.received)
 
     def _start(self, address: str) -> None:
         records = [entry.record for entry in self.ledger.entries(address)]
@@ -369,9 +352,9 @@ class PipelineRun:
             if request is StopRequest.DETACH or job.process.poll() is not None:
                 continue
             # One that ends meanwhile needs no telling.
-            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess):
                 if job.output:
-                    os.killpg(job.process.pid, signal.SIGINT)  # dvc itself ignores it
+                    interrupt(job.process)
                 else:
                     below = psutil.Process(job.process.pid).children()
                     end_processes([child.pid for child in below])
