@@ -38,13 +38,8 @@ from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, row_name
 from stages.data.tokenizer import Decoder
 from stages.engines.forward.packing import pack
-from stages.engines.models.folders import (
-    pad_id,
-    save_model,
-    sequence_rewards,
-    start_scalar_model,
-    token_scores,
-)
+from stages.engines.forward.scalars import sequence_rewards, token_scores
+from stages.engines.models.folders import pad_id, save_model, start_scalar_model
 from stages.engines.models.lora import open_for_training, unwrapped
 from stages.engines.models.precision import round_weights
 from stages.engines.models.scalar_start import Start, is_classifier, start_of

@@ -32,7 +32,7 @@ from stages.contracts.rl import Algorithm
 from stages.data.batching import loss_masks_of, pad, to_device
 from stages.engines.forward.inference import kept_over_responses
 from stages.engines.forward.logprobs import response_logprobs
-from stages.engines.models.folders import response_values
+from stages.engines.forward.scalars import response_values
 from stages.learning.update import Rollouts, Update
 
 

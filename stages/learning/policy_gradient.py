@@ -33,7 +33,8 @@ from stages.data.batching import Batch, collate, loss_mask
 from stages.data.finite import sample_name
 from stages.engines.forward.inference import row_length
 from stages.engines.forward.logprobs import response_logprobs
-from stages.engines.models.folders import pad_id, response_values
+from stages.engines.forward.scalars import response_values
+from stages.engines.models.folders import pad_id
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.loop import Rows, Step, Work, counted, train
 from stages.engines.training.resume import Metrics

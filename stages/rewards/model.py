@@ -18,7 +18,7 @@ from stages.algorithms.reward_loss import step_reward
 from stages.contracts.objectives import StepReward
 from stages.data.artifacts import write_json
 from stages.data.batching import Batch
-from stages.engines.models.folders import sequence_rewards, token_scores
+from stages.engines.forward.scalars import sequence_rewards, token_scores
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from stages.contracts.model import ModelParams
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.forward.scalars import sequence_rewards
 from stages.engines.generation.generator import Request, Sampling
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models.base_folder import take_base_model
@@ -22,7 +23,6 @@ from stages.engines.models.folders import (
     load_scalar_model,
     pad_id,
     save_model,
-    sequence_rewards,
     start_scalar_model,
 )
 from stages.engines.training.learner import Optimization

@@ -10,13 +10,13 @@ import triton.language as tl
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from triton.runtime import interpreter
 
-from stages.engines.generation import kernels, torch_ops
-from stages.engines.generation.cuda_steps import KernelDecoder
 from stages.engines.generation.decoding import decode
 from stages.engines.generation.generator import Request, Sampling
-from stages.engines.generation.llama_decoder import LlamaDecoder
-from stages.engines.generation.llama_family import Layer, Shape
-from stages.engines.generation.slots import COUNT, LENGTH, REQUEST, TOKEN, Slots
+from stages.engines.generation.llama import kernels, torch_ops
+from stages.engines.generation.llama.cuda_graphs import KernelDecoder
+from stages.engines.generation.llama.decoder import LlamaDecoder
+from stages.engines.generation.llama.slots import COUNT, LENGTH, REQUEST, TOKEN, Slots
+from stages.engines.generation.llama.weights import Layer, Shape
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -73,10 +73,10 @@ def _compiled(shape_name, dtype_name, arch):
     from triton.compiler import ASTSource
 
     from benchmarks.workloads import SHAPES
-    from stages.engines.generation import kernels, prompt_kernels
     from stages.engines.generation.generator import Request, Sampling
-    from stages.engines.generation.llama_family import Layer, Shape
-    from stages.engines.generation.slots import Slots
+    from stages.engines.generation.llama import kernels, prompt_kernels
+    from stages.engines.generation.llama.slots import Slots
+    from stages.engines.generation.llama.weights import Layer, Shape
 
     dtype = getattr(torch, dtype_name)
     names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}

@@ -22,6 +22,7 @@ from stages.context import StageError
 from stages.contracts.lora import LoraParams, LoraSave
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.forward.scalars import response_values, sequence_rewards
 from stages.engines.generation.generator import Request, Sampling
 from stages.engines.generation.padded import generate
 from stages.engines.models.folders import (
@@ -30,9 +31,7 @@ from stages.engines.models.folders import (
     load_policy,
     load_scalar_model,
     pad_id,
-    response_values,
     save_model,
-    sequence_rewards,
     start_scalar_model,
 )
 from stages.engines.models.lora import carries_moments, is_adapter_folder, open_for_training

@@ -20,8 +20,9 @@ from stages.data.batching import collate
 from stages.engines.forward import attention, packed
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.packed import Pace, hidden_states, set_pace
+from stages.engines.forward.scalars import token_scores
 from stages.engines.forward.ulysses import share_rows
-from stages.engines.models.folders import load_policy, load_scalar_model, token_scores
+from stages.engines.models.folders import load_policy, load_scalar_model
 from stages.engines.models.lora import open_for_training
 from stages.engines.models.precision import round_weights
 from stages.engines.processes.ranks import ALONE

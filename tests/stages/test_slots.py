@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stages.engines.generation.generator import Request, Sampling
-from stages.engines.generation.slots import Slots
+from stages.engines.generation.llama.slots import Slots
 
 VOCABULARY = 5
 REQUESTS = [Request([1, 2, 3], seed=7), Request([4], seed=8), Request([2, 2], seed=9)]

@@ -18,12 +18,8 @@ from stages.context import StageError, Stopped
 from stages.data.batching import collate
 from stages.data.seeds import stable_hash
 from stages.engines.forward.logprobs import response_logprobs
-from stages.engines.models.folders import (
-    content_hash,
-    load_policy,
-    load_scalar_model,
-    sequence_rewards,
-)
+from stages.engines.forward.scalars import sequence_rewards
+from stages.engines.models.folders import content_hash, load_policy, load_scalar_model
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLLOUTS = "artifacts/rollouts/iter_001.parquet"

@@ -22,7 +22,7 @@ from stages.contracts.precision import Precision
 from stages.contracts.rollout import Engine
 from stages.engines.generation import generators
 from stages.engines.generation.generator import Request, Sampling
-from stages.engines.generation.llama_family import is_known
+from stages.engines.generation.llama.weights import is_known
 from stages.engines.generation.padded import generate as generate_padded
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models.folders import content_hash, load_policy

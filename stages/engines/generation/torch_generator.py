@@ -19,8 +19,8 @@ from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.packed import not_compiled
 from stages.engines.generation.decoding import decode
 from stages.engines.generation.generator import Completion, Request, Sampling, check_context
-from stages.engines.generation.llama_decoder import LlamaDecoder
-from stages.engines.generation.llama_family import hold_once, is_known
+from stages.engines.generation.llama.decoder import LlamaDecoder
+from stages.engines.generation.llama.weights import hold_once, is_known
 from stages.engines.generation.padded import generate as generate_padded
 from stages.engines.models.folders import content_hash, load_policy, pad_id
 from stages.engines.models.lora import unwrapped
@@ -122,7 +122,7 @@ class TorchGenerator:
         if not is_known(self._model):
             return
         if self._device.startswith("cuda"):
-            from stages.engines.generation.cuda_steps import (
+            from stages.engines.generation.llama.cuda_graphs import (
                 GraphDecoder,  # Triton comes with torch for CUDA
             )
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out, and what a reward model or a critic says: a number a token.
+"""Models from Hugging Face folders and back into them, and hashes of their weights.
 
 A folder may hold an adapter beside its base; it is loaded merged. Whatever is loaded is checked
 against the files, tensor by tensor (weights.py).
@@ -16,13 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from stages.contracts.lora import ALL_WEIGHTS, LoraParams, LoraSave
 from stages.contracts.precision import Precision
 from stages.data.artifacts import set_modes
-from stages.data.batching import Batch
-from stages.engines.forward.packed import hidden_states
 from stages.engines.models import resident
 from stages.engines.models.lean_transformers import (
     AutoConfig,
@@ -191,30 +188,6 @@ def pad_id(model: Any) -> int:
     """What to pad with. Padding is masked everywhere, so any token does."""
     value = model.config.pad_token_id
     return int(value) if value is not None else min(end_ids(model), default=0)
-
-
-def token_scores(model: Any, batch: Batch) -> Tensor:
-    """[B, L] the scalar head's number at every token."""
-    hidden = hidden_states(model, batch)
-    head = unwrapped(model).score
-    weights = {name: value.float() for name, value in head.named_parameters()}
-    if hidden.dtype in (torch.float16, torch.bfloat16):
-        # A reward that is rounded to 16 bits has two or three digits.
-        scores: Tensor = functional_call(head, weights, hidden.float())
-    else:
-        scores = head(hidden)
-    spread = scores.new_zeros(batch.ids.numel()).index_copy(0, batch.packed.at, scores.squeeze(-1))
-    return spread.view(batch.ids.shape)
-
-
-def response_values(critic: Any, batch: Batch) -> Tensor:
-    """[B, T] what the critic expects before each learnt token."""
-    return token_scores(critic, batch).gather(1, batch.before) * batch.loss_mask
-
-
-def sequence_rewards(reward_model: Any, batch: Batch) -> Tensor:
-    """[B] the reward of each response: the head's number at its last token."""
-    return token_scores(reward_model, batch).gather(1, batch.last[:, None]).squeeze(1)
 
 
 def _load(

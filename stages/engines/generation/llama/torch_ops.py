@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.engines.generation.llama_family import Layer, Shape
-from stages.engines.generation.slots import LENGTH
+from stages.engines.generation.llama.slots import LENGTH
+from stages.engines.generation.llama.weights import Layer, Shape
 
 Attend = Callable[[Tensor, Layer, Tensor, Tensor], Tensor]
 """(qkv [R, (H + 2K) * D], the layer, its caches) -> [R, H * D]; writes the caches."""

@@ -1,7 +1,7 @@
 """Decoding with a Llama-like model: a static cache, prefill, and the decode step.
 
 The step is the same on every device but for its arithmetic: plain torch on the CPU, Triton kernels
-in CUDA graphs on a GPU (cuda_steps.py). Everything is in the type of the weights but for the
+in CUDA graphs on a GPU (cuda_graphs.py). Everything is in the type of the weights but for the
 logits, which are float32.
 """
 
@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stages.context import StageError
-from stages.engines.generation import torch_ops
 from stages.engines.generation.decoding import Look
 from stages.engines.generation.generator import Completion, Request, Sampling
-from stages.engines.generation.llama_family import Layer, Weights, read_weights, renew, rope_tables
-from stages.engines.generation.slots import NUM_ENDS, REQUEST, TOKEN, Slots
+from stages.engines.generation.llama import torch_ops
+from stages.engines.generation.llama.slots import NUM_ENDS, REQUEST, TOKEN, Slots
+from stages.engines.generation.llama.weights import Layer, Weights, read_weights, renew, rope_tables
 from stages.engines.models.folders import end_ids
 
 PREFILL_TOKENS = 16_384

@@ -11,10 +11,18 @@ import triton.language as tl
 from torch import Tensor
 
 from stages.engines.generation.drawing import MASS
-from stages.engines.generation.llama_family import Layer, Shape
-from stages.engines.generation.prompt_kernels import prompts as prompts
-from stages.engines.generation.slots import COUNT, LENGTH, LIMIT, NUM_FIELDS, REQUEST, TOKEN, Slots
-from stages.engines.generation.torch_ops import Attend
+from stages.engines.generation.llama.prompt_kernels import prompts as prompts
+from stages.engines.generation.llama.slots import (
+    COUNT,
+    LENGTH,
+    LIMIT,
+    NUM_FIELDS,
+    REQUEST,
+    TOKEN,
+    Slots,
+)
+from stages.engines.generation.llama.torch_ops import Attend
+from stages.engines.generation.llama.weights import Layer, Shape
 
 BLOCK_TOKENS = 64
 """Cached tokens that attention reads at a time, of 16 bits a number; of 32, half as many."""

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stages.engines.generation.llama_family import Layer, Shape
-from stages.engines.generation.torch_ops import Enter
+from stages.engines.generation.llama.torch_ops import Enter
+from stages.engines.generation.llama.weights import Layer, Shape
 
 BLOCK_TOKENS = 16
 

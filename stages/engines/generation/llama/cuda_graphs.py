@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.engines.generation import kernels
 from stages.engines.generation.decoding import Look
-from stages.engines.generation.llama_decoder import LlamaDecoder
-from stages.engines.generation.slots import REQUEST
+from stages.engines.generation.llama import kernels
+from stages.engines.generation.llama.decoder import LlamaDecoder
+from stages.engines.generation.llama.slots import REQUEST
 
 
 class KernelDecoder(LlamaDecoder):
