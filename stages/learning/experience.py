@@ -38,7 +38,7 @@ from stages.learning.update import Rollouts, Update
 
 @dataclass(frozen=True)
 class Measured:
-    """Log-probs of the responses, and how far those who computed them are apart."""
+    """Log-probs of the responses by trainer and reference, and how far the sampler's are apart."""
 
     mask: Tensor
     logprobs: Tensor
@@ -87,7 +87,7 @@ class Experience:
     values: Tensor
     """Of the critic before the update (PPO)."""
     returns: Tensor
-    """What the critic should have said (PPO)."""
+    """The critic's targets (PPO)."""
 
     def select(self, rows: Sequence[int], num_steps: int, device: str) -> "Experience":
         """Some rows, cut to the longest response among them."""
@@ -141,7 +141,7 @@ def compare(logprobs: Tensor, rollouts: Rollouts, config: PolicyUpdateConfig) ->
 
 
 def as_sampled(rollouts: Rollouts) -> Measured:
-    """What there is to say before the trainer has been asked: its log-probs are the sampler's."""
+    """Before the trainer has evaluated its policy (old_logprobs.py): the sampler's log-probs."""
     mask = loss_masks_of(rollouts)
     equal = Mismatched(
         weights=torch.ones_like(mask),
@@ -186,7 +186,7 @@ def experience_of(
 def _advantages(
     update: Update, measured: Measured, kl_coef: float, values: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """[N, T] advantages, and for PPO what the critic should have said."""
+    """[N, T] advantages, and for PPO the critic's targets."""
     params, mask = update.config.policy_update, measured.mask
     rewards = torch.tensor([row["reward"] for row in update.rollouts])
     groups = group_numbers(update.rollouts)
@@ -236,11 +236,11 @@ def token_penalties(measured: Measured, params: PolicyUpdateParams, kl_coef: flo
 
 
 def critic_values(ctx: Context, critic: Any, rollouts: Rollouts) -> Tensor:
-    """[N, T] what the critic expects before each token."""
-    said = kept_over_responses(
+    """[N, T] the critic's value before each token."""
+    values = kept_over_responses(
         ctx, "critic", rollouts, lambda: critic, response_values, "the critic's value"
     )
-    return pad(said, 0.0)
+    return pad(values, 0.0)
 
 
 def how_well_explained(experience: Experience) -> float:

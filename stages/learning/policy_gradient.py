@@ -8,10 +8,8 @@ Departure: each iteration first fits the critic to its rollouts and only then ta
 it. An iteration is many optimizer steps, and advantages from a critic that is one iteration late
 push probabilities about for no reason, which can undo what the iteration before has learnt.
 
-Probability ratios are taken against log-probs that the trainer itself computed before the first
-step; those of the sampler are compared with them (algorithms/mismatch.py). Where there is one step
-only and nothing else needs them beforehand, they are those of the step's own forward pass, and the
-comparison comes after it, before anything is saved.
+Probability ratios are taken against the old log-probs (learning/old_logprobs.py), which the trainer
+itself computes; the sampler's are compared with them (algorithms/mismatch.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,7 @@ from stages.algorithms.loss import Loss, Metric, Per, Tokens
 from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
 from stages.algorithms.value_loss import value_loss
 from stages.context import StageError
-from stages.contracts.objectives import KlPlace, Mismatch
+from stages.contracts.objectives import KlPlace
 from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
 from stages.data.batching import Batch, collate, loss_mask
@@ -51,16 +49,9 @@ from stages.learning.experience import (
     measure,
     token_penalties,
 )
-from stages.learning.update import (
-    Outcome,
-    Role,
-    Rollouts,
-    Update,
-    trained_on,
-)
+from stages.learning.old_logprobs import OnlyStep, old_logprobs, takes_one_step
+from stages.learning.update import Outcome, Role, Rollouts, Update, trained_on
 
-Said = list[tuple[list[int], torch.Tensor]]
-"""Rows and their log-probs, [rows, T], micro-batch after micro-batch."""
 KL = "kl_to_reference"
 SHOWN = ("policy_loss", KL, "entropy")
 
@@ -68,13 +59,12 @@ SHOWN = ("policy_loss", KL, "entropy")
 def learn_by_policy_gradient(update: Update) -> Outcome:
     """One iteration of any of them."""
     config, params = update.config, update.config.policy_update
-    policy = update.policy.model
     kl_coef = params.kl_coef
     if params.kl_target is not None and update.state.kl_coef is not None:
         kl_coef = update.state.kl_coef
-    said: Said | None = [] if takes_one_step(update, kl_coef) else None
-    if said is None:
-        measured = measure(update.ctx, policy, update.rollouts, config)
+    only_step = OnlyStep() if takes_one_step(update, kl_coef) else None
+    if only_step is None:
+        measured = measure(update.ctx, update.policy.model, update.rollouts, config)
     else:
         measured = as_sampled(update.rollouts)
     metrics: dict[str, float | int] = {"kl_coef": kl_coef}
@@ -87,9 +77,9 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
     else:
         experience = experience_of(update, measured, kl_coef)
     rows = rows_to_learn_from(update)
-    history = ascend(update, rows, experience, kl_coef, said)
-    if said is not None:
-        measured = compare(_together(said, measured.mask.shape), update.rollouts, config)
+    history = ascend(update, rows, experience, kl_coef, only_step)
+    if only_step is not None:
+        measured = compare(only_step.logprobs(measured.mask.shape), update.rollouts, config)
     metrics |= measured.metrics() | experience.metrics()
     if params.kl_target is not None:
         kl_coef = next_kl_coef(
@@ -102,31 +92,6 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
     learnt = [update.rollouts[i] for i in rows]
     used = trained_on(learnt, Role.POLICY_GRADIENT, experience.advantages[rows])
     return Outcome(history, used, metrics, kl_coef)
-
-
-def takes_one_step(update: Update, kl_coef: float) -> bool:
-    """Whether the policy before the update is the one of the only step's forward pass.
-
-    And nobody asks for its log-probs earlier: no critic, no penalty in the reward, no weights that
-    correct for the sampler, no row that is left out, no other rank that has some of them.
-    """
-    params = update.config.policy_update
-    return (
-        update.ranks.world == 1
-        and update.config.algorithm is not Algorithm.PPO
-        and update.plan(len(update.rollouts)).num_steps == 1
-        and params.mismatch is Mismatch.NONE
-        and not params.overlong_filter
-        and (params.kl_in is KlPlace.LOSS or not kl_coef)
-    )
-
-
-def _together(said: Said, shape: torch.Size) -> torch.Tensor:
-    """[N, T] the log-probs that micro-batches have left, where they are."""
-    logprobs = said[0][1].new_zeros(shape)
-    for rows, values in said:
-        logprobs[rows, : values.shape[1]] = values
-    return logprobs
 
 
 def rows_to_learn_from(update: Update) -> list[int]:
@@ -148,15 +113,12 @@ def ascend(
     rows: Sequence[int],
     experience: Experience,
     kl_coef: float,
-    said: Said | None = None,
+    only_step: OnlyStep | None = None,
 ) -> list[Metrics]:
-    """Train on `rows` of the experience; the critic too, where there is one.
-
-    Given a list, the only step's own log-probs are the old ones, and are left in it.
-    """
+    """Train on `rows` of the experience; the critic too, where there is one."""
     config, learners = update.config, update.learners
     device = update.ctx.device
-    work = _work(config, device, learners, update.rollouts, rows, experience, kl_coef, said)
+    work = _work(config, device, learners, update.rollouts, rows, experience, kl_coef, only_step)
     return train(
         update.ctx,
         learners,
@@ -176,7 +138,7 @@ def _work(
     learnt: Sequence[int],
     experience: Experience,
     kl_coef: float,
-    said_now: Said | None,
+    only_step: OnlyStep | None,
 ) -> Work:
     params = config.policy_update
     policy = learners["policy"].model
@@ -196,33 +158,31 @@ def _work(
         rows = [learnt[i] for i in positions]
         batch = response_batch(policy, rollouts, rows, device)
         tokens = Tokens.padded(batch.loss_mask)
-        old = experience.select(rows, num_steps=batch.response_mask.shape[1], device=device)
-        now = response_logprobs(policy, batch, config.temperature)
-        if said_now is not None:
-            old = replace(old, logprobs=now.logprobs.detach())
-            said_now.append((rows, old.logprobs))
+        of_rows = experience.select(rows, num_steps=batch.response_mask.shape[1], device=device)
+        current = response_logprobs(policy, batch, config.temperature)
+        old = old_logprobs(current.logprobs, of_rows.logprobs, rows, only_step)
         total = policy_loss(
-            now.logprobs,
-            old.logprobs,
-            old.advantages,
+            current.logprobs,
+            old,
+            of_rows.advantages,
             tokens,
             step.counts,
             objective,
-            weights=old.weights,
+            weights=of_rows.weights,
         )
-        bonus = entropy_bonus(now.entropies, tokens, step.counts, params.aggregation, scale)
+        bonus = entropy_bonus(current.entropies, tokens, step.counts, params.aggregation, scale)
         metrics = {**total.metrics, **bonus.metrics}
         if measures_kl:
-            divergence = reported_kl(now.logprobs.detach(), old.ref_logprobs, old.logprobs)
+            divergence = reported_kl(current.logprobs.detach(), of_rows.ref_logprobs, old)
             metrics[KL] = Metric(tokens.total(divergence), Per.TOKEN)
         total = replace(total, metrics=metrics)
         if params.entropy_coef:
             total = total.plus(bonus, params.entropy_coef)
         if kl_coef and params.kl_in is KlPlace.LOSS:
             penalty = kl_loss(
-                now.logprobs,
-                old.logprobs,
-                old.ref_logprobs,
+                current.logprobs,
+                old,
+                of_rows.ref_logprobs,
                 tokens,
                 step.counts,
                 estimator=params.kl_estimator,
@@ -232,12 +192,15 @@ def _work(
             total = total.plus(penalty, kl_coef)
         if critic is not None:
             # It has a backbone of its own, so the two losses share no gradient and no weight.
-            said = response_values(critic, batch)
-            total = total.plus(
-                value_loss(
-                    said, old.values, old.returns, tokens, step.counts, clip=params.value_clip
-                )
+            fit = value_loss(
+                response_values(critic, batch),
+                of_rows.values,
+                of_rows.returns,
+                tokens,
+                step.counts,
+                clip=params.value_clip,
             )
+            total = total.plus(fit)
         return total
 
     return Work(
@@ -265,9 +228,9 @@ def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef:
     def loss(rows: Rows, step: Step) -> Loss:
         batch = response_batch(critic.model, rollouts, rows, device)
         target = returns[list(rows), : batch.response_mask.shape[1]].to(device)
-        said = response_values(critic.model, batch)
+        values = response_values(critic.model, batch)
         tokens = Tokens.padded(batch.loss_mask)
-        return value_loss(said, said.detach(), target, tokens, step.counts, clip=None)
+        return value_loss(values, values.detach(), target, tokens, step.counts, clip=None)
 
     train(
         update.ctx,
