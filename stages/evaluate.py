@@ -36,7 +36,7 @@ from stages.environments.episodes import longest_sequence, of_episodes, open_are
 from stages.evaluation import folder, measures, tasks
 from stages.evaluation.answers import Answer, Answered
 from stages.evaluation.contest import Contest, contest
-from stages.rewards.source import needs_answer, reward_pass
+from stages.rewards.source import Source, load_source, needs_answer, rewards_from
 from stages.rewards.verifier import Verifier
 from stages.standard_error import error_metric, standard_error
 
@@ -48,7 +48,8 @@ def run(
     config: EvaluateConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     prompts = read_role(inputs["held_out"], "held_out", "evaluate")
-    _check_answers(prompts, config.reward, inputs["reward"])
+    reward = load_source(config.reward, inputs["reward"])
+    _check_answers(prompts, reward)
     asked = [(row, index) for row in prompts for index in range(config.evaluate.samples)]
     # A greedy answer has no number.
     rows = [*prompts, *({**row, "sample_index": index} for row, index in asked)]
@@ -81,23 +82,18 @@ def run(
         lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
         "the reference's log-prob",
     )
-    rewarding = reward_pass(
-        ctx,
-        f"rewards-of-{generated.policy_hash}",
-        config.reward,
-        inputs["reward"],
-        config.precision,
-        responses,
+    rewarding = rewards_from(
+        reward, ctx, f"rewards-of-{generated.policy_hash}", responses, config.precision
     )
-    source = config.evaluate.correct
-    needs = needs_answer(source, inputs["judge"])
+    judge = load_source(config.evaluate.correct, inputs["judge"])
+    needs = needs_answer(judge)
     can_be_judged = [row["answer"] is not None or not needs for row in responses]
     # A source that is the reward, too, is asked once.
     judging = rewarding
-    if source != config.reward:
+    if judge.name != reward.name:
         judged = list(compress(responses, can_be_judged))
         name = f"verdicts-on-{generated.policy_hash}"
-        judging = reward_pass(ctx, name, source, inputs["judge"], config.precision, judged)
+        judging = rewards_from(judge, ctx, name, judged, config.precision)
     fill(ctx, referring, rewarding, *([judging] if judging is not rewarding else []))
     ref_logprobs, rewards = collect(ctx, referring), collect(ctx, rewarding)
     verdicts = iter(collect(ctx, judging))
@@ -106,7 +102,7 @@ def run(
         for judgeable in can_be_judged
     ]
 
-    verifier = Verifier.load(inputs["judge"]) if source == Reward.VERIFIER else None
+    verifier = Verifier.load(inputs["judge"]) if judge.name == Reward.VERIFIER else None
     answers = [_answer(*parts, verifier) for parts in zip(responses, rewards, correct, strict=True)]
     answered = _by_prompt(prompts, answers, config.evaluate.samples)
     compared = _compare(answered, inputs.get("reference_evaluation"))
@@ -144,14 +140,14 @@ def run(
     }
 
 
-def _check_answers(prompts: Sequence[Mapping[str, Any]], source: str, folder: Path) -> None:
-    """StageError where the reward could not be said of all prompts, before any is answered."""
+def _check_answers(prompts: Sequence[Mapping[str, Any]], reward: Source) -> None:
+    """StageError where the reward needs an answer that a prompt lacks, before any is generated."""
     lacking = [row["prompt"] for row in prompts if row["answer"] is None]
-    if lacking and needs_answer(source, folder):
+    if lacking and needs_answer(reward):
         raise StageError(
             f"the held-out prompt {lacking[0]!r} has no 'answer' ({len(lacking)} of {len(prompts)} "
-            f"have none), and rl.reward ({source}) compares with it: add it to their rows in the "
-            "data, or hold out prompts that have one"
+            f"have none), and rl.reward ({reward.name}) compares with it: add it to their "
+            "rows in the data, or hold out prompts that have one"
         )
 
 

@@ -26,7 +26,6 @@ from stages.algorithms.shaping import (
     whiten_rewards,
 )
 from stages.context import Context
-from stages.contracts.rewards import Model
 from stages.contracts.rl import Reward
 from stages.contracts.score import ScoreConfig
 from stages.data import schema
@@ -37,10 +36,10 @@ from stages.engines.forward.inference import response_pass
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.loaders import FRESH, Loaders
 from stages.engines.processes.beside import Beside
-from stages.engines.processes.parts import Pass, collect, fill
+from stages.engines.processes.parts import collect, fill
 from stages.rewards.isolated import Workers
-from stages.rewards.named import FRESH_WORKERS, NamedSource, named_pass
-from stages.rewards.source import reward_pass
+from stages.rewards.named import FRESH_WORKERS, NamedSource
+from stages.rewards.source import BuiltIn, Source, computes_elsewhere, rewards_from
 from stages.standard_error import error_metric, standard_error
 
 SHOWN = 16
@@ -65,13 +64,20 @@ def score(
 ) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
     """Rows of schema.SCORES beside the rollouts, and their metrics."""
     weights = config.score.weights or {config.reward: 1.0}
+    sources = {name: _source(config, inputs, name) for name in weights}
+    aside = [name for name, source in sources.items() if computes_elsewhere(source)]
     beside = Beside(ctx)
-    aside = [name for name in weights if _computes_elsewhere(config, name)]
     rewarding = {
-        name: _rewarding(
-            config, inputs, name, rollouts, beside.ctx if name in aside else ctx, load, workers
+        name: rewards_from(
+            source,
+            beside.ctx if name in aside else ctx,
+            f"rewards-{name}",
+            rollouts,
+            config.precision,
+            load,
+            workers,
         )
-        for name in weights
+        for name, source in sources.items()
     }
     referring = response_pass(
         ctx,
@@ -98,8 +104,8 @@ def score(
     for row, reward in zip(rollouts, rewards, strict=True):
         check_finite("the reward to learn from", sample_name(row), reward)
 
-    said = [
-        dict(zip(by_source, values, strict=True))
+    of_rows = [
+        list(zip(by_source, values, strict=True))
         for values in zip(*by_source.values(), strict=True)
     ]
     scores = [
@@ -107,11 +113,11 @@ def score(
             "prompt_id": row["prompt_id"],
             "sample_index": row["sample_index"],
             "reward": reward,
-            "by_source": list(sources.items()),
+            "by_source": of_row,
             "ref_logprobs": logprobs,
         }
-        for row, reward, sources, logprobs in zip(
-            rollouts, rewards, said, ref_logprobs, strict=True
+        for row, reward, of_row, logprobs in zip(
+            rollouts, rewards, of_rows, ref_logprobs, strict=True
         )
     ]
     samples = [
@@ -122,28 +128,11 @@ def score(
     return scores, _summary(rollouts, shaped.tolist(), by_source, ref_logprobs)
 
 
-def _computes_elsewhere(config: ScoreConfig, name: str) -> bool:
-    """Whether a source leaves this process's memory and device to the models."""
-    source = config.rewards.get(name)
-    return source is not None and not isinstance(source, Model)
-
-
-def _rewarding(
-    config: ScoreConfig,
-    inputs: Mapping[str, Path],
-    name: str,
-    rollouts: Sequence[Mapping[str, Any]],
-    ctx: Context,
-    load: Loaders,
-    workers: Workers,
-) -> Pass:
-    """What one source says. A named one is its params and the folder: it may not be `rl.reward`."""
-    called = f"rewards-{name}"
+def _source(config: ScoreConfig, inputs: Mapping[str, Path], name: str) -> Source:
+    """One of `score.weights`. A named one need not be `rl.reward`, so it may have no artifact."""
     if name in config.rewards:
-        source = NamedSource(name, config.rewards[name], inputs["functions"])
-        return named_pass(ctx, called, source, rollouts, workers, load)
-    folder = inputs["verifier" if name == Reward.VERIFIER else "reward"]
-    return reward_pass(ctx, called, name, folder, config.precision, rollouts, load)
+        return NamedSource(name, config.rewards[name], inputs["functions"])
+    return BuiltIn(name, inputs["verifier" if name == Reward.VERIFIER else "reward"])
 
 
 def _shaped(

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from stages.context import Context
 from stages.contracts.rewards import AnySource, Code, Function, Http, Judge, Model, Paid
 from stages.data.artifacts import set_modes, write_json
-from stages.engines.processes.parts import Compute, Pass
+from stages.engines.processes.parts import UNIT_ROWS, Compute, Pass
 from stages.rewards.code import CodeScorer
 from stages.rewards.given import Row, given
 from stages.rewards.isolated import Workers
@@ -28,8 +28,6 @@ from stages.rewards.served import HttpScorer
 if TYPE_CHECKING:
     from stages.engines.models.loaders import Loaders
 
-UNIT_ROWS = 256
-"""How many rows a unit has: what a kill may cost, and the least that a shard takes on."""
 FRESH_WORKERS = Workers()
 _PARAMS, _FOLDER = "source.json", "folder"
 

@@ -1,52 +1,80 @@
-"""The reward of each response, from whichever source params.yaml names."""
+"""The one door to rewards, for score and evaluate: a source, and the pass that scores rows by it.
+
+A source is the reward model or the verifier, by its artifact (`BuiltIn`), or one that params.yaml
+names under `rewards` (`NamedSource`). `rewards_from` gives one finite reward per row, whatever the
+source.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
 from stages.contracts.reward_rules import Rule
+from stages.contracts.rewards import Model
 from stages.contracts.rl import Reward
 from stages.data.finite import check_finite, sample_name
-from stages.engines.forward.inference import UNIT_ROWS, response_pass
+from stages.engines.forward.inference import response_pass
 from stages.engines.models.loaders import FRESH, Loaders
-from stages.engines.processes.parts import Compute, Pass
+from stages.engines.processes.parts import UNIT_ROWS, Compute, Pass
+from stages.rewards.isolated import Workers
 from stages.rewards.model import RewardRule
-from stages.rewards.named import NamedSource, named_pass
+from stages.rewards.named import FRESH_WORKERS, NamedSource, named_pass
 from stages.rewards.verifier import Verifier
 
 Rows = Sequence[Mapping[str, Any]]
 
 
-def needs_answer(source: str, folder: Path) -> bool:
-    """Whether the source can say nothing of a row without an `answer`."""
-    if source in (Reward.REWARD_MODEL, Reward.VERIFIER):
-        return source == Reward.VERIFIER
-    params = NamedSource.load(source, folder).params
-    return isinstance(params, Rule) and params.needs_answer
+@dataclass(frozen=True)
+class BuiltIn:
+    """The reward model or the verifier."""
+
+    name: str
+    folder: Path
 
 
-def reward_pass(
+Source = BuiltIn | NamedSource
+
+
+def load_source(name: str, artifact: Path) -> Source:
+    """The source that `rl.reward` or `evaluate.correct` names, from its artifact."""
+    if name in (Reward.REWARD_MODEL, Reward.VERIFIER):
+        return BuiltIn(name, artifact)
+    return NamedSource.load(name, artifact)
+
+
+def needs_answer(source: Source) -> bool:
+    """Whether the source cannot score a row without an `answer`."""
+    if isinstance(source, BuiltIn):
+        return source.name == Reward.VERIFIER
+    return isinstance(source.params, Rule) and source.params.needs_answer
+
+
+def computes_elsewhere(source: Source) -> bool:
+    """Whether a source leaves this process's memory and device to the models."""
+    return isinstance(source, NamedSource) and not isinstance(source.params, Model)
+
+
+def rewards_from(
+    source: Source,
     ctx: Context,
-    name: str,
-    source: str,
-    folder: Path,
-    precision: Precision,
+    pass_name: str,
     rows: Rows,
+    precision: Precision,
     load: Loaders = FRESH,
+    workers: Workers = FRESH_WORKERS,
 ) -> Pass:
-    """One reward for each row of rollouts, or of prompts with a response and a finish_reason.
-
-    `source` is the reward model, the verifier or a name in `rewards`; `folder` its artifact.
-    """
-    if source == Reward.REWARD_MODEL:
+    """One reward for each row of rollouts, or of prompts with a response and a finish_reason."""
+    if isinstance(source, NamedSource):
+        return named_pass(ctx, pass_name, source, rows, workers, load)
+    folder, phase = source.folder, f"rewards from {source.name}"
+    what = f"the reward from {source.name}"
+    if source.name == Reward.REWARD_MODEL:
         rule = RewardRule.load(folder)
         model = lambda: load.scalar(folder, ctx.device, precision)  # noqa: E731
-        what, phase = _what(source), _phase(source)
-        return response_pass(ctx, name, rows, model, rule.rewards, what, phase=phase)
-    if source != Reward.VERIFIER:
-        return named_pass(ctx, name, NamedSource.load(source, folder), rows, load=load)
+        return response_pass(ctx, pass_name, rows, model, rule.rewards, what, phase=phase)
     for row in rows:
         if row["answer"] is None:
             raise StageError(
@@ -54,37 +82,17 @@ def reward_pass(
                 "add it to its row in the data, or take the verifier out of rl.reward and "
                 "score.weights"
             )
-    return Pass(
-        name,
-        len(rows),
-        UNIT_ROWS,
-        lambda: _checked(_verified(Verifier.load(folder), rows), source, rows),
-        phase=_phase(source),
-    )
+    verify = lambda: _verified(Verifier.load(folder), rows, what)  # noqa: E731
+    return Pass(pass_name, len(rows), UNIT_ROWS, verify, phase=phase)
 
 
-def _verified(verifier: Verifier, rows: Rows) -> Compute:
-    return lambda unit: [
-        verifier.reward(row["response"], row["answer"], ended=row["finish_reason"] == "stop")
-        for row in rows[unit.start : unit.stop]
-    ]
-
-
-def _checked(compute: Compute, source: str, rows: Rows) -> Compute:
-    """Refuse a reward that is not a number before it is kept."""
-
-    def of_unit(unit: range) -> Sequence[Any]:
-        rewards = compute(unit)
-        for index, reward in zip(unit, rewards, strict=True):
-            check_finite(_what(source), sample_name(rows[index]), reward)
+def _verified(verifier: Verifier, rows: Rows, what: str) -> Compute:
+    def of_unit(unit: range) -> list[float]:
+        rewards = []
+        for row in rows[unit.start : unit.stop]:
+            ended = row["finish_reason"] == "stop"
+            rewards.append(verifier.reward(row["response"], row["answer"], ended=ended))
+            check_finite(what, sample_name(row), rewards[-1])
         return rewards
 
     return of_unit
-
-
-def _phase(source: str) -> str:
-    return f"rewards from {source}"
-
-
-def _what(source: str) -> str:
-    return f"the reward from {source}"

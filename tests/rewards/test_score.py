@@ -16,7 +16,7 @@ from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.reward_source import run as make_source
 from stages.rewards.paid import PaidScorer
-from stages.rewards.source import reward_pass
+from stages.rewards.source import load_source, rewards_from
 from stages.score import run as run_score
 from tests.waiting import FOR_EVER_S, must_not_wait
 
@@ -174,8 +174,9 @@ def test_a_source_is_kept_with_its_functions_and_scores_from_there(tmp_path) -> 
     ctx = Context(stage="reward_source@mine", key="mine", seed=1, folder=tmp_path)
     make_source(bound.config, {"functions": tmp_path / "rewards"}, {"source": kept}, ctx)
     (tmp_path / "rewards/mine.py").write_text("def level(level):\n    return [9.0] * len(level)\n")
-    work = reward_pass(
-        project.context(), "rewards-mine", "mine", kept, project.config.precision, rollouts()
+    source = load_source("mine", kept)
+    work = rewards_from(
+        source, project.context(), "rewards-mine", rollouts(), project.config.precision
     )
     from stages.engines.processes.parts import collect, fill
 

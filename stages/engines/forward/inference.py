@@ -14,10 +14,8 @@ from stages.data.finite import check_finite, sample_name
 from stages.engines.forward.packed import pace_for, set_pace
 from stages.engines.forward.packing import pack
 from stages.engines.models.folders import pad_id
-from stages.engines.processes.parts import Compute, Pass, collect, fill
+from stages.engines.processes.parts import UNIT_ROWS, Compute, Pass, collect, fill
 
-UNIT_ROWS = 256
-"""How many rows a unit has: what a kill may cost, and the least that a shard takes on."""
 Row = Mapping[str, Any]
 
 
