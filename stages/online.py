@@ -13,7 +13,7 @@ sampler did answer with these weights is seen, as everywhere, by its log-probs (
 
 In memory are the policy and, as the algorithm needs them, critic, reward model, reference and
 teacher; each is loaded when it is first needed. Killed anywhere, the stage goes on from the last
-step that was saved (engines/journal.py).
+step that was saved (engines/training/journal.py).
 """
 
 import time

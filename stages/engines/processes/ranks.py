@@ -83,7 +83,7 @@ class Ranks:
         self._signs = signs
         self._at_end: list[Callable[[], None]] = []
         self.num_sharing = num_sharing
-        """Neighbours that take the same rows, each a part of their tokens (see ulysses.py)."""
+        """Neighbours that share rows, each a part of their tokens (forward/ulysses.py)."""
         self.shared: Any = None
         """The process group of these."""
 

@@ -1,8 +1,8 @@
 """A learner whose weights, moments and gradients are spread over the ranks: DeepSpeed ZeRO.
 
 The ranks are those that were joined; DeepSpeed starts no process of its own. Always true:
-- Gradients are sums over the ranks, as in ranks.py. DeepSpeed takes means, so a loss is multiplied
-  by the number of ranks beforehand.
+- Gradients are sums over the ranks, as in processes/ranks.py. DeepSpeed takes means, so a loss
+  is multiplied by the number of ranks beforehand.
 - All ranks make the same passes through the model: a pass gathers weights (zero3), and a backward
   pass adds gradients up (zero2 and zero3).
 - What a rank holds of a parameter is one run of its numbers, a `Part` (parts of it are gathered bit

@@ -107,7 +107,7 @@ def once(control: int, report: int) -> None:
 
 
 def _run_main(source: bytes) -> None:
-    """As `python main.py` does."""
+    """As python runs a script."""
     import _sitebuiltins
 
     main = ModuleType("__main__")

@@ -18,7 +18,7 @@ class Role(StrEnum):
     """What a sandbox is for."""
 
     PROGRAM = "program"
-    """To run its main.py, as Python would."""
+    """To run it as a script."""
     CANDIDATE = "candidate"
     """To hold a program that is put to the test."""
     JUDGE = "judge"
