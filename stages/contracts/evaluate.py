@@ -16,13 +16,13 @@ class EvaluateParams(Section):
     samples: int = Field(default=4, ge=1)
     """Responses sampled for each held-out prompt, beside the greedy one."""
     pass_at: list[Annotated[int, Field(ge=1)]] = Field(default=[1, 4])
-    """The k of each pass@k: how often one of k samples is right. None is above `samples`."""
+    """The k of each pass@k (one of k samples is right); at most `samples`."""
     correct: str = "verifier"
-    """The source that says what is right: `verifier`, `reward_model` or a name in `rewards`."""
+    """Source that judges correctness: `verifier`, `reward_model` or a name in `rewards`."""
     correct_at: float = 0.5
-    """A response is right where that source gives it at least so much."""
+    """A response is right if that source's reward is at least this."""
     task_metrics: int = Field(default=24, ge=0)
-    """How many tasks have metrics of their own, the largest first; a table has all of them."""
+    """Number of tasks with metrics of their own, largest first; a table has all of them."""
 
 
 class EvaluateConfig(StageConfig):

@@ -20,13 +20,13 @@ class LoraParams(Section):
     """Which weights learn: all of them, or an adapter of low rank beside each linear layer."""
 
     rank: int = Field(default=0, ge=0)
-    """Rank of the adapter's matrices; 0: no adapter, all weights learn."""
+    """Rank of the adapter's matrices; 0: no adapter, all weights are trained."""
     alpha: float = Field(default=32.0, gt=0)
-    """What the adapter adds is scaled by alpha / rank."""
+    """LoRA's alpha: the adapter's output is scaled by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the adapter's inputs that are zeroed in training (SFT and reward model)."""
+    """Dropout of the adapter's inputs in training (SFT and reward model)."""
     targets: list[str] = Field(default=[])
-    """Names of the linear layers that get an adapter; empty: every one but the head."""
+    """Names of the linear layers with an adapter; empty: all but the head."""
     save: LoraSave = Field(default=LoraSave.MERGED, strict=False)
     """Whether to save merged weights or the adapter beside its base."""
 

@@ -11,11 +11,11 @@ class ModelParams(Section):
     """The base model: built small from these numbers, or read from a folder."""
 
     source: Literal["build", "folder"] = "build"
-    """`build` makes a small Llama-style model of the sizes below; `folder` reads `folder`."""
+    """`build`: a new, small Llama-style model of the sizes below. `folder`: one in `folder`."""
     folder: str = "models"
     """A Hugging Face folder with config, safetensors and tokenizer, or a .gguf file (`folder`)."""
     trust_remote_code: bool = False
-    """Whether Python code that comes with the folder may run; such a model is refused otherwise."""
+    """Whether Python code in the folder may run; if not, a model that has some is refused."""
     chat_template: str | None = None
     """`plain`, `chatml`, or a .jinja file in the folder; null: the tokenizer's own (`folder`)."""
     hidden_size: int = 128
@@ -29,7 +29,7 @@ class ModelParams(Section):
     num_kv_heads: int = 1
     """Number of key/value heads of the built model; divides `num_heads`."""
     max_length: int = 48
-    """Context: the most tokens that a prompt and its response have together."""
+    """Context length: largest number of tokens of a prompt and its response together."""
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "ModelParams":

@@ -17,7 +17,7 @@ class OnlineParams(Section):
     """How fused steps follow one another."""
 
     overlap: bool = False
-    """Whether a step's responses are sampled while the step before learns, off-policy by one."""
+    """Whether to sample a step's responses while the step before trains: off-policy by one."""
 
 
 class OnlineConfig(RolloutConfig, ScoreConfig, PolicyUpdateConfig):

@@ -22,7 +22,7 @@ from stages.contracts.warn import WarnParams
 
 
 class ReportParams(Section):
-    """The page at the end."""
+    """The report page."""
 
     samples: int = Field(default=12, ge=1)
     """Held-out prompts shown with their responses before and after."""
@@ -32,9 +32,9 @@ class Params(Section):
     """Everything that bears identity. A change here reruns exactly the stages that read it."""
 
     seed: int = Field(default=17, ge=0)
-    """All randomness is drawn from this number."""
+    """Random seed of the whole pipeline."""
     precision: Precision = Field(default=Precision.FLOAT32, strict=False)
-    """Models compute in `float32`, or in `bfloat16` beside float32 weights that learn."""
+    """Type that models compute in; trained weights stay float32 either way."""
     model: ModelParams = ModelParams()
     """The base model that SFT and the reward model start from."""
     prepare: PrepareParams = PrepareParams()
@@ -62,9 +62,9 @@ class Params(Section):
     evaluate: EvaluateParams = EvaluateParams()
     """Measuring policies on held-out prompts."""
     report: ReportParams = ReportParams()
-    """The page at the end."""
+    """The report page."""
     warn: WarnParams = WarnParams()
-    """From where on a policy's numbers are worth a warning; docs/warnings.md explains each."""
+    """Thresholds of the warnings; docs/warnings.md explains each."""
 
     _sources_have_names = field_validator("rewards", mode="before")(refuse_source_names)
 

@@ -55,25 +55,25 @@ class PolicyUpdateParams(Section):
     critic_learning_rate: float = Field(default=1.0e-3, gt=0)
     """Learning rate of the critic (PPO)."""
     warmup_steps: int = Field(default=5, ge=0)
-    """Optimizer steps, counted over all iterations, in which the learning rates rise."""
+    """Warm-up of the learning rates, in optimizer steps counted over all iterations."""
     schedule: Schedule = Field(default=Schedule.CONSTANT, strict=False)
     """`constant`, or `linear` or `cosine` decay over `decay_steps`."""
     decay_steps: int = Field(default=0, ge=0)
-    """Optimizer steps, counted over all iterations, after which the decay is over."""
+    """End of the decay, in optimizer steps counted over all iterations."""
     min_learning_rate: float = Field(default=0.0, ge=0, le=1)
-    """What is left of the learning rate then, as a share."""
+    """Learning rate after the decay, as a share of the peak."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled weight decay."""
     decay_norms_and_biases: bool = False
     """Whether norms and biases decay like other weights; transformers and TRL spare them."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW's decay of the mean of gradients."""
+    """AdamW's beta1: decay of the mean of gradients."""
     beta2: float = Field(default=0.95, ge=0, lt=1)
-    """AdamW's decay of the mean of squared gradients."""
+    """AdamW's beta2: decay of the mean of squared gradients."""
     adam_epsilon: float = Field(default=1e-8, gt=0)
-    """What AdamW adds to the root of the mean of squared gradients before it divides by it."""
+    """AdamW's epsilon, added to the denominator."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this norm."""
+    """Gradient clipping: largest norm of all gradients together."""
     epochs: int = Field(default=2, ge=1)
     """Passes over the rollouts."""
     batch_size: int = Field(default=128, ge=1)
@@ -82,61 +82,61 @@ class PolicyUpdateParams(Section):
     objective: PolicyObjective = Field(default=PolicyObjective.CLIP, strict=False)
     """`clip` (PPO's surrogate), `gspo`, `cispo` or `gradient` (policy gradient without a ratio)."""
     clip_low: float = Field(default=0.2, gt=0)
-    """The ratio counts no lower than 1 - clip_low; for cispo, 1 or more is no bound."""
+    """Lower clip of the probability ratio, 1 - clip_low; for cispo, 1 or more is no bound."""
     clip_high: float = Field(default=0.2, gt=0)
-    """The probability ratio counts no higher than 1 + clip_high."""
+    """Upper clip of the probability ratio, 1 + clip_high."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """The loss of a bad token counts at most this often, however likely it became; null: off."""
+    """Dual-clip PPO: upper bound of the ratio where the advantage is negative; null: off."""
     aggregation: Aggregation = Field(default=Aggregation.TOKEN_MEAN, strict=False)
     """`token_mean`, `sequence_mean_token_mean` or `sequence_mean_token_sum`."""
     length_scale: float | None = Field(default=None, gt=0)
-    """What `sequence_mean_token_sum` divides by; null: rollout.max_new_tokens."""
+    """Divisor of `sequence_mean_token_sum`; null: rollout.max_new_tokens."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus in the loss."""
     overlong_filter: bool = False
     """Whether truncated responses are left out of the loss."""
 
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount of rewards, token by token (PPO, REINFORCE, REINFORCE++)."""
+    """Discount per token (PPO, REINFORCE, REINFORCE++)."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
-    """GAE's trade of bias against variance (PPO)."""
+    """GAE's lambda: lower has more bias and less variance (PPO)."""
     normalise_by_std: bool = True
     """Whether a group's advantages are divided by its standard deviation (GRPO)."""
     leave_one_out: bool = False
-    """Whether a response is compared with the others of its group only (GRPO)."""
+    """Whether a group's mean and deviation leave out the response itself (GRPO)."""
     whiten_advantages: bool = True
-    """Whether advantages are brought to mean 0 and standard deviation 1 (PPO, REINFORCE)."""
+    """Whether advantages are whitened: mean 0, standard deviation 1 (PPO, REINFORCE)."""
 
     critic: Critic = Field(default=Critic.AUTO, strict=False)
-    """What the first critic starts from: `auto`, `reward_model`, `policy`; `none` without one."""
+    """What the first critic starts from: `auto`, `reward_model` or `policy`; `none`: no critic."""
     critic_warmup_epochs: int = Field(default=2, ge=0)
-    """Passes that fit the critic to the rollouts before the policy learns from it (PPO)."""
+    """Passes that fit the critic to the rollouts before the policy is trained (PPO)."""
     value_clip: float | None = Field(default=0.5, gt=0)
-    """Values move at most this far from the old ones in one iteration's loss; null: off (PPO)."""
+    """Value clipping: largest change from the old value in the loss; null: off (PPO)."""
 
     kl_in: KlPlace = Field(default=KlPlace.REWARD, strict=False)
-    """Whether the distance from the SFT policy is paid in the `reward` or in the `loss`."""
+    """Whether the KL penalty against the SFT policy is part of the `reward` or of the `loss`."""
     kl_estimator: KlEstimator = Field(default=KlEstimator.K1, strict=False)
     """`k1`, `k2`, `k3`, or `k3_unbiased`, whose gradient is that of the KL."""
     kl_coef: float = Field(default=0.3, ge=0)
-    """Weight of the KL term in policy gradients; 0: none."""
+    """KL penalty coefficient of policy gradients; 0: no penalty."""
     kl_target: float | None = Field(default=None, gt=0)
-    """Nats per response that an adaptive kl_coef steers for; null: kl_coef stays as it is."""
+    """Target KL of an adaptive kl_coef, in nats per response; null: kl_coef is fixed."""
     kl_horizon: int = Field(default=10_000, ge=1)
-    """Responses over which an adaptive kl_coef answers to being off its target."""
+    """Horizon of an adaptive kl_coef, in responses: the larger, the slower it adapts."""
     max_kl: float = Field(default=2.0, gt=0)
-    """Most KL from the SFT policy, in nats per response token; past it, the update stops."""
+    """Largest KL to the SFT policy, in nats per token; above it, the update stops with an error."""
 
     mismatch: Mismatch = Field(default=Mismatch.NONE, strict=False)
-    """How losses are corrected for a sampler that differs from the trainer."""
+    """Importance-sampling correction for a sampler whose log-probs differ from the trainer's."""
     mismatch_cap: float = Field(default=2.0, ge=1)
-    """Most weight of a token or response."""
+    """Largest importance weight of a token or response."""
     mismatch_floor: float = Field(default=0.0, ge=0, le=1)
-    """Least weight that a masking correction lets through."""
+    """Smallest importance weight that a masking correction keeps."""
     max_logprob_gap: float = Field(default=0.05, gt=0)
-    """Most mean difference of sampler and trainer log-probs; past it, the update stops."""
+    """Largest mean gap between sampler and trainer log-probs; above it, the update stops."""
     min_effective_samples: float = Field(default=0.5, ge=0, le=1)
-    """Least effective sample size, as a share, that the difference may leave."""
+    """Smallest effective sample size, as a share of the samples; below it, the update stops."""
 
     chosen: Chosen = Field(default=Chosen.BEST, strict=False)
     """`best` against worst of each group, or `demonstrations` against own responses (DPO)."""
@@ -145,9 +145,9 @@ class PolicyUpdateParams(Section):
     dpo_loss: PreferenceLoss = Field(default=PreferenceLoss.SIGMOID, strict=False)
     """Any loss of preference pairs, as `preference.loss` has them (DPO)."""
     dpo_beta: float = Field(default=0.1, gt=0)
-    """How dear it is to leave the reference (DPO)."""
+    """KL penalty coefficient: the beta of DPO (DPO)."""
     dpo_label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """Share of the pairs taken to be the wrong way round (DPO)."""
+    """Label smoothing: assumed share of pairs with swapped labels (DPO)."""
     dpo_margin: float = Field(default=0.0, ge=0)
     """SimPO's target margin (DPO)."""
     dpo_nll_coef: float = Field(default=0.0, ge=0)
@@ -155,7 +155,7 @@ class PolicyUpdateParams(Section):
     keep_best: int = Field(default=1, ge=1)
     """Responses of each group to learn from (best-of-n)."""
     distill_top_k: int = Field(default=0, ge=0)
-    """How many of the teacher's likeliest tokens to match; 0: sampled ones (distillation)."""
+    """Number of the teacher's likeliest tokens to match; 0: the sampled ones (distillation)."""
 
     @model_validator(mode="after")
     def _settings_belong_together(self) -> "PolicyUpdateParams":

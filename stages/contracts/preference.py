@@ -27,9 +27,9 @@ class PreferenceParams(OptimizerParams):
     loss: PreferenceLoss = Field(default=PreferenceLoss.SIGMOID, strict=False)
     """`sigmoid` (DPO), `hinge`, `ipo`, `robust`, `apo_zero`, `apo_down`, `simpo`, `orpo`, `kto`."""
     beta: float = Field(default=0.1, gt=0)
-    """How dear it is to leave the reference; for ORPO, the weight of the odds-ratio term."""
+    """KL penalty coefficient beta; for ORPO, the weight of the odds-ratio term."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """Share of the labels taken to be wrong: cDPO with `sigmoid`, or `robust`."""
+    """Label smoothing: assumed share of wrong labels: cDPO with `sigmoid`, or `robust`."""
     margin: float = Field(default=0.0, ge=0)
     """SimPO's target margin between the rewards of a pair."""
     nll_coef: float = Field(default=0.0, ge=0)

@@ -37,35 +37,35 @@ class PrepareParams(Section):
     """Where prompts, demonstrations and preference pairs come from."""
 
     source: Literal["arithmetic", "files"] = "arithmetic"
-    """`arithmetic` makes a verifiable task from the seed; `files` reads `folder`."""
+    """`arithmetic`: a verifiable task made from the seed. `files`: the data in `folder`."""
     folder: str = "data"
-    """Folder with the data, when `source` is `files`: json, jsonl, csv, tsv, parquet or arrow."""
+    """Folder of the data if `source` is `files`: json, jsonl, csv, tsv, parquet or arrow."""
     files: Sources = Field(default_factory=dict)
-    """The sources of each role; none: files named after their role, such as `prompts.csv`."""
+    """Data sources of each role; empty: files named after their role, such as `prompts.csv`."""
     duplicates: Duplicates = Field(default=Duplicates.EXACT, strict=False)
-    """Rows of a file's role that are dropped: `exact` copies, `normalised` ones too, or none."""
+    """Which duplicate rows of a role are dropped: `exact`, `normalised` ones too, or none."""
     contamination: Unfit = Field(default=Unfit.DROP, strict=False)
-    """What becomes of a training row in the files whose prompt is held out."""
+    """What to do with a training row whose prompt is held out."""
     too_long: Unfit = Field(default=Unfit.DROP, strict=False)
-    """What becomes of a row in the files that does not fit `model.max_length`."""
+    """What to do with a row that is longer than `model.max_length`."""
     bad_rows: Unfit = Field(default=Unfit.REFUSE, strict=False)
-    """What becomes of a row in the files that cannot be read as its format."""
+    """What to do with a row that does not fit its format."""
     turns: Turns = Field(default=Turns.ALL, strict=False)
-    """Which turns of the assistant a demonstration in the files teaches."""
+    """Which assistant turns of a demonstration are learnt."""
     ranked_pairs: int = Field(default=0, ge=0)
-    """Most pairs made of one row of ranked responses, the best one's first; 0: all."""
+    """Largest number of pairs from one row of ranked responses, best ones first; 0: all."""
     digits: int = Field(default=2, ge=1, le=4)
-    """Most digits of a number in the arithmetic task."""
+    """Largest number of digits of a number in the arithmetic task."""
     demonstrations: int = Field(default=3000, ge=1)
     """Number of demonstrations that SFT learns from."""
     demonstration_accuracy: float = Field(default=0.65, ge=0, le=1)
-    """Share of the demonstrations whose answer is right; the rest carry typical slips."""
+    """Share of demonstrations whose answer is right; the others contain typical mistakes."""
     preferences: int = Field(default=3200, ge=1)
     """Number of preference pairs that the reward model learns from."""
     prompts: int = Field(default=2000, ge=1)
     """Number of prompts that rollouts draw from."""
     held_out: int = Field(default=256, ge=0)
-    """Number of prompts, and of preference pairs, kept from every training set for evaluation."""
+    """Number of prompts, and of preference pairs, held out for evaluation."""
 
     @model_validator(mode="after")
     def _prompts_are_there_once(self) -> "PrepareParams":

@@ -29,23 +29,23 @@ class RewardModelParams(OptimizerParams):
     """Reward-model training."""
 
     start: RewardStart = Field(default=RewardStart.BASE, strict=False)
-    """`base`: the base model under a new head. `folder`: the model in `folder`."""
+    """`base`: the base model with a new head. `folder`: the model in `folder`."""
     folder: str = "models"
     """A sequence classifier or causal LM that shares the base's tokenizer (start folder)."""
     label: int | str | None = None
-    """Which label of a classifier is the reward, by number or name; null: its only one."""
+    """Label of the classifier that is the reward, by number or name; null: its only one."""
     learning_rate: float = Field(default=2.0e-3, gt=0)
     """Peak learning rate."""
     epochs: int = Field(default=1, ge=0)
-    """Passes over the data; 0: the classifier in `folder` as it is."""
+    """Passes over the data; 0: use the classifier in `folder` without training."""
     batch_size: int = Field(default=16, ge=1)
     """Pairs (or responses) in one optimizer step, over all ranks."""
     objective: RewardObjective = Field(default=RewardObjective.BRADLEY_TERRY, strict=False)
     """`bradley_terry` from pairs, `regression` from ratings, `process` from labelled steps."""
     compared: Compared = Field(default=Compared.EVERY_TOKEN, strict=False)
-    """Bradley–Terry at `every_token` from the first that differs, or at the `last_token` alone."""
+    """Bradley–Terry at `every_token` from the first that differs, or only at the `last_token`."""
     centre: float = Field(default=0.01, ge=0)
-    """Weight of the term that pulls the sum of a pair's two rewards towards zero."""
+    """Weight of the centring term: the squared sum of a pair's two rewards."""
     step_separator: str = ";"
     """The token that ends a step of a response (process)."""
     step_reward: StepReward = Field(default=StepReward.MIN, strict=False)

@@ -13,9 +13,9 @@ class Rule(Section):
     """What every built-in rule has: it looks at one response at a time, in a process of its own."""
 
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds of CPU time that one response may take."""
+    """CPU time limit of one response, in seconds."""
     concurrency: int = Field(default=1, ge=1)
-    """Processes that look at responses side by side; changes no reward."""
+    """Processes that score responses in parallel; changes no reward."""
 
     @property
     def needs_answer(self) -> bool:
@@ -27,9 +27,9 @@ class Verdict(Rule):
     """A rule that says whether a response is right."""
 
     must_end: bool = True
-    """Whether a response that was cut before it ended is wrong, whatever it says."""
+    """Whether a truncated response counts as wrong."""
     on_timeout: float | None = None
-    """Reward of a response that takes longer than `timeout`; null: the stage fails and names it."""
+    """Reward of a response that takes longer than `timeout`; null: the stage fails."""
 
 
 class Maths(Verdict):
@@ -38,7 +38,7 @@ class Maths(Verdict):
     kind: Literal["maths"]
     """`maths`"""
     on_timeout: float | None = 0.0
-    """Reward of a response that takes longer than `timeout`; null: the stage fails and names it."""
+    """Reward of a response that takes longer than `timeout`; null: the stage fails."""
 
     @property
     def needs_answer(self) -> bool:
@@ -71,9 +71,9 @@ class Pattern(Verdict):
     kind: Literal["pattern"]
     """`pattern`"""
     pattern: str
-    """A Python regular expression; what its group `answer` catches, if any, must be the answer."""
+    """A Python regular expression; its group `answer`, if any, must match the answer."""
     match: Match = Field(default=Match.SEARCH, strict=False)
-    """Whether the `full` response has to match, or it is enough to `search` in it."""
+    """`full`: the whole response has to match. `search`: a part of it."""
 
     @field_validator("pattern")
     @classmethod
@@ -144,9 +144,9 @@ class Instructions(Verdict):
     kind: Literal["instructions"]
     """`instructions`"""
     instructions: list[Instruction] = Field(default_factory=list)
-    """For every row alike; empty: each row's columns `instruction_id_list` and `kwargs` count."""
+    """The same for every row; empty: each row's `instruction_id_list` and `kwargs`."""
     counted: Counted = Field(default=Counted.ALL, strict=False)
-    """`all`: 1 where all are followed, else 0. `share`: the share that is."""
+    """`all`: 1 if all are followed, else 0. `share`: the share that is followed."""
     unsupported: Unsupported = Field(default=Unsupported.ERROR, strict=False)
     """An instruction without a check is an `error`, or left out of the count (`skip`)."""
 
@@ -188,7 +188,7 @@ class Length(Rule):
     shape: LengthShape = Field(default=LengthShape.LINEAR, strict=False)
     """`linear`: a straight line. `cosine`: flat at both ends."""
     side: LengthSide = Field(default=LengthSide.BOTH, strict=False)
-    """Which responses lose: those off the target on `both` sides, the `longer` or the `shorter`."""
+    """Which responses lose reward: `both` sides of the target, `longer` or `shorter` ones."""
 
     @model_validator(mode="after")
     def _has_a_width(self) -> "Length":
@@ -198,7 +198,7 @@ class Length(Rule):
 
 
 class Repetition(Rule):
-    """Minus the share of word sequences that the response has said before; 0 for none."""
+    """Minus the share of repeated word sequences; 0 for none."""
 
     kind: Literal["repetition"]
     """`repetition`"""

@@ -30,9 +30,9 @@ class Batched(Section):
     batch_size: int = Field(default=64, ge=1)
     """Responses in one call."""
     timeout: float = Field(default=30.0, gt=0)
-    """Seconds that one call may take."""
+    """Time limit of one call, in seconds."""
     concurrency: int = Field(default=1, ge=1)
-    """Calls that are under way at once."""
+    """Calls in parallel."""
 
 
 class Function(Batched):
@@ -81,22 +81,22 @@ class Model(Section):
     chat_template: str | None = None
     """`plain`, `chatml`, or a .jinja file in its folder; null: its own (chat)."""
     precision: Precision = Field(default=Precision.FLOAT32, strict=False)
-    """The type of number that it computes in."""
+    """Type that it computes in."""
     batch_size: int = Field(default=16, ge=1)
-    """Texts that go through it together, at most."""
+    """Largest number of texts in one forward pass."""
 
 
 class Remote(Section):
     """What is asked over HTTP."""
 
     url: str
-    """Where; http:// or https://, without a user part."""
+    """The endpoint: http:// or https://, without a user part."""
     timeout: float = Field(default=60.0, gt=0)
-    """Seconds that one request may take."""
+    """Time limit of one request, in seconds."""
     retries: int = Field(default=5, ge=0)
-    """How often a request that met 429, 5xx or no connection is sent again."""
+    """Retries of a request after 429, 5xx or a failed connection."""
     concurrency: int = Field(default=8, ge=1)
-    """Requests that are under way at once."""
+    """Requests in parallel."""
     token_variable: str | None = None
     """Environment variable whose value is sent as bearer token; null: none is sent."""
 
@@ -125,14 +125,14 @@ class Remote(Section):
 
 
 class Http(Remote):
-    """A reward model that somebody serves."""
+    """A reward model behind an HTTP endpoint."""
 
     kind: Literal["http"]
     """`http`"""
     batch_size: int = Field(default=32, ge=1)
     """Responses in one request."""
     columns: list[str] = Field(default=["prompts", "responses", "answers"], min_length=1)
-    """What is sent of each row, by the names that functions have for it."""
+    """Columns that are sent, named as for functions."""
 
 
 class Judge(Remote):
@@ -143,21 +143,21 @@ class Judge(Remote):
     model: str
     """The model's name at the endpoint."""
     template: str | None = None
-    """What it is asked, with {prompt}, {response}, {answer} or any column; null: in `file`."""
+    """The question, with {prompt}, {response}, {answer} or any column; null: in `file`."""
     file: str | None = None
     """A file in `score.folder` that holds the template."""
     system: str | None = None
     """The system message; null: none."""
     low: float = 0.0
-    """The lowest number that counts as an answer."""
+    """Lowest valid number."""
     high: float = 10.0
-    """The highest number that counts as an answer."""
+    """Highest valid number."""
     field: str | None = None
-    """The field of a JSON object that holds the number; null: the last number of the text is it."""
+    """The JSON field that holds the number; null: the last number of the text."""
     on_unparsable: float | None = None
-    """Reward where the answer has no such number; null: the stage fails and shows the answer."""
+    """Reward if the answer has no such number; null: the stage fails and shows the answer."""
     max_tokens: int = Field(default=512, ge=1)
-    """The longest answer that is asked for."""
+    """Largest number of tokens of the answer."""
 
     @model_validator(mode="after")
     def _asks_about_the_response(self) -> "Judge":
@@ -183,25 +183,25 @@ class Code(Section):
     kind: Literal["code"]
     """`code`"""
     counted: Counted = Field(default=Counted.ALL, strict=False)
-    """`all`: 1 where all tests are passed, else 0. `share`: the share that is."""
+    """`all`: 1 if all tests pass, else 0. `share`: the share that passes."""
     must_end: bool = True
-    """Whether a response that was cut before it ended is wrong, whatever it says."""
+    """Whether a truncated response counts as wrong."""
     cpu_s: float = Field(default=10.0, gt=0)
-    """Seconds of CPU time that a program may take: the limit that should bite first."""
+    """CPU time limit of a program, in seconds: the limit to hit first."""
     wall_s: float = Field(default=60.0, gt=0)
-    """Seconds that it may take by the clock; generous, since a loaded machine is slower."""
+    """Wall-clock limit, in seconds; generous, since a loaded machine is slower."""
     memory_mb: int = Field(default=512, ge=64)
-    """Memory of all its processes together."""
+    """Memory limit of all its processes together."""
     processes: int = Field(default=16, ge=1)
-    """Processes and threads that it may have at a time."""
+    """Limit of processes and threads at a time."""
     file_mb: int = Field(default=16, ge=1)
-    """Size of all files that it writes."""
+    """Limit of the size of all files it writes."""
     output_kb: int = Field(default=256, ge=1)
-    """What it may print, and as much again on standard error."""
+    """Limit of its output, and again of its standard error."""
     concurrency: int = Field(default=4, ge=1)
-    """Programs that run side by side."""
+    """Programs in parallel."""
     allow_unisolated: str | None = None
-    """`run hostile code on this machine without isolation`, where it has none; null: an error."""
+    """`run hostile code on this machine without isolation`: without a sandbox; null: an error."""
 
     @field_validator("allow_unisolated")
     @classmethod

@@ -28,39 +28,39 @@ class RolloutParams(Section):
     """Sampling responses to train on."""
 
     source: PromptSource = Field(default=PromptSource.PROMPTS, strict=False)
-    """`prompts`, or `demonstrations`: their prompts, so that both can be compared (SPIN)."""
+    """`prompts`, or the prompts of the `demonstrations` (SPIN compares with these)."""
     prompts: int = Field(default=256, ge=1)
     """Prompts drawn for one iteration."""
     reserve: int = Field(default=0, ge=0)
-    """Prompts drawn to stand in for those whose responses all get the same reward."""
+    """Dynamic sampling: extra prompts that replace those whose responses all score the same."""
     samples: int = Field(default=4, ge=1)
     """Responses sampled for each prompt: the size of a group."""
     greedy_baseline: bool = False
-    """Whether each prompt is answered greedily too, for ReMax to compare with."""
+    """Whether each prompt also gets a greedy response: the baseline of ReMax."""
     max_new_tokens: int = Field(default=28, ge=1)
-    """Most tokens in a response; one that has not ended by then is truncated."""
+    """Largest number of tokens of a response; a longer one is truncated."""
     temperature: float = Field(default=1.0, gt=0)
-    """Logits are divided by this, in sampling and in training alike."""
+    """Sampling temperature; training divides logits by it, too."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Only the likeliest tokens that have this probability together are sampled; 1: all."""
+    """Nucleus sampling: the likeliest tokens up to this total probability; 1: all tokens."""
     top_k: int = Field(default=0, ge=0)
-    """Only so many of the likeliest tokens are sampled; 0: all."""
+    """Top-k sampling: number of the likeliest tokens; 0: all tokens."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Only tokens at least this share as likely as the likeliest are sampled; 0: all."""
+    """Min-p sampling: smallest probability relative to the likeliest token; 0: all tokens."""
     engine: Engine = Field(default=Engine.AUTO, strict=False)
     """`torch`, `vllm`, or `auto`: vllm on a GPU for over 3 billion weights, where installed."""
     batch_size: int = Field(default=256, ge=1)
-    """Sequences decoded together; floating-point rounding depends on it, so it bears identity."""
+    """Sequences decoded together. Rounding depends on it, so changing it reruns the stage."""
     environment: str | None = None
-    """What responses are played with, turn by turn: `calculator`, `guess`, module:Class; null."""
+    """Environment of multi-turn rollouts: `calculator`, `guess` or module:Class; null: none."""
     environments: str = "environments"
     """Folder with the modules of your own environments."""
     max_turns: int = Field(default=8, ge=1)
-    """Most turns of an episode; `max_new_tokens` is for all of them together."""
+    """Largest number of turns of an episode; they share `max_new_tokens`."""
     max_observation_tokens: int = Field(default=64, ge=1)
-    """Most tokens, chat template included, of what an environment answers to one turn."""
+    """Largest number of tokens of one observation, chat template included."""
     environment_timeout: float = Field(default=60.0, gt=0)
-    """Seconds that an environment may take to answer."""
+    """Time limit of one answer of an environment, in seconds."""
 
     @property
     def cuts_support(self) -> bool:

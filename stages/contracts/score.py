@@ -11,21 +11,21 @@ class ScoreParams(Section):
     """Turning responses into rewards."""
 
     weights: dict[str, float] = Field(default_factory=dict)
-    """Weight of each source: `rl.reward`, `verifier`, names in `rewards`; empty: `rl.reward`."""
+    """Weights of the sum of rewards: `rl.reward`, `verifier`, `rewards`; empty: `rl.reward`."""
     folder: str = "rewards"
-    """Where the functions, schemas and templates are that `rewards` names."""
+    """Folder of the functions, schemas and templates that `rewards` names."""
     reference: bool = True
-    """Whether the SFT policy's log-probs are computed; without them, there is no KL to speak of."""
+    """Whether to compute the SFT policy's log-probs; without them there is no KL."""
     clip: float | None = Field(default=None, gt=0)
-    """Rewards count no further than this from zero; null: as they are."""
+    """Rewards are clipped to plus or minus this; null: no clipping."""
     whiten: bool = False
-    """Whether rewards are brought to mean 0 and standard deviation 1 over the rollouts."""
+    """Whether rewards are whitened: mean 0 and standard deviation 1 over the rollouts."""
     missing_eos_penalty: float = Field(default=1.0, ge=0)
-    """Taken off the reward of a response that was cut before it ended."""
+    """Penalty of a truncated response, subtracted from its reward."""
     overlong_buffer: int = Field(default=0, ge=0)
-    """The last so many tokens before rollout.max_new_tokens are penalised, more and more (DAPO)."""
+    """DAPO's soft overlong penalty grows over the last so many tokens; 0: none."""
     overlong_penalty: float = Field(default=1.0, ge=0)
-    """Taken off the reward of a response that fills the whole buffer."""
+    """Penalty of a response that fills the whole buffer, subtracted from its reward."""
 
 
 class ScoreConfig(StageConfig):

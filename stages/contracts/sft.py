@@ -14,7 +14,7 @@ class SftParams(OptimizerParams):
     learning_rate: float = Field(default=3.0e-3, gt=0)
     """Peak learning rate."""
     epochs: int = Field(default=4, ge=0)
-    """Passes over the demonstrations; 0: the base model as it is, if it can chat already."""
+    """Passes over the demonstrations; 0: keep the base model, if it can chat already."""
     batch_size: int = Field(default=32, ge=1)
     """Demonstrations in one optimizer step, over all ranks."""
 

@@ -19,7 +19,7 @@ class WarnParams(Section):
     kl_growth: float | None = Field(default=3.0, gt=1)
     """KL blow-up: more than so many times the KL of the policy that it started from."""
     kl_floor: float = Field(default=0.1, ge=0)
-    """Growth of a KL below this is not judged."""
+    """Growth of a KL below this gives no warning."""
     reward_iterations: int | None = Field(default=3, ge=1)
     """Reward standing still: over so many policies in a row."""
     reward_gain: float = Field(default=0.05, ge=0)
@@ -33,8 +33,8 @@ class WarnParams(Section):
     reward_accuracy: float | None = Field(default=0.6, gt=0.5, lt=1)
     """Reward near chance: the reward source ranks less than this share of held-out pairs right."""
     sft_accuracy: float | None = Field(default=0.01, gt=0, lt=1)
-    """Nothing right to begin with: less than this share of the SFT policy's samples is right."""
+    """SFT policy never right: less than this share of its samples is right."""
     wrong_lead: float | None = Field(default=0.0, ge=0)
     """Wrong rewarded most: a wrong answer's reward is above every right one's by more than this."""
     solved: float | None = Field(default=0.95, gt=0, le=1)
-    """Sampled accuracy from which low entropy, flat groups and a still reward are no trouble."""
+    """Sampled accuracy above which entropy, flat groups and still reward give no warning."""
