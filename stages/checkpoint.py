@@ -2,8 +2,8 @@
 
 A checkpoint is a folder `checkpoint-STEP` with tensors, values and a manifest of their hashes. It
 is written aside, synced and renamed, so a kill leaves either the old state or the new, and a write
-that fails leaves the old one and no debris. One that fails its hashes, or does not fit who wants to
-go on from it, is skipped for the one before it; the last two are kept.
+that fails leaves the old one and no stale files. One that fails its hashes, or does not fit who
+wants to go on from it, is skipped for the one before it; the last two are kept.
 """
 
 import hashlib
@@ -78,9 +78,9 @@ def load_checkpoint(
 ) -> Checkpoint | None:
     """The newest checkpoint that is whole and fits, or None."""
     for folder in _newest_first(scratch):
-        found = _read(folder)
-        if found is not None and fits(found):
-            return found
+        candidate = _read(folder)
+        if candidate is not None and fits(candidate):
+            return candidate
         print(f"{folder.name} is damaged or not of this training: passed over", flush=True)
     return None
 

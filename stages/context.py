@@ -29,7 +29,7 @@ class ShareDone(Exception):
 
 
 class StageError(Exception):
-    """Something a user can mend: the message names the file, key or row and says what to do."""
+    """Something a user can fix: the message names the file, key or row and says what to do."""
 
 
 class RankLost(StageError):

@@ -180,7 +180,7 @@ def _answer(
 def _by_prompt(
     prompts: Sequence[Mapping[str, Any]], answers: Sequence[Answer], samples: int
 ) -> list[Answered]:
-    """The greedy answers come first, one a prompt, then the samples of each prompt together."""
+    """The greedy answers come first, one per prompt, then the samples of each prompt together."""
     sampled = answers[len(prompts) :]
     return [
         Answered(

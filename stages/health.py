@@ -14,7 +14,7 @@ from enum import StrEnum
 from stages.contracts.warn import WarnParams
 
 
-class Kind(StrEnum):
+class WarningKind(StrEnum):
     """What may be wrong."""
 
     ENTROPY_COLLAPSE = "entropy_collapse"
@@ -29,44 +29,44 @@ class Kind(StrEnum):
 
     @property
     def words(self) -> str:
-        return "KL blow-up" if self is Kind.KL_BLOW_UP else self.value.replace("_", " ")
+        return "KL blow-up" if self is WarningKind.KL_BLOW_UP else self.value.replace("_", " ")
 
 
 ADVICE = {
-    Kind.ENTROPY_COLLAPSE: (
+    WarningKind.ENTROPY_COLLAPSE: (
         "raise policy_update.entropy_coef, policy_update.clip_high or rollout.temperature, and go "
         "on from a policy that still explores"
     ),
-    Kind.KL_BLOW_UP: (
+    WarningKind.KL_BLOW_UP: (
         "raise policy_update.kl_coef or lower policy_update.learning_rate, and read samples: the "
         "policy may have found a flaw of the reward"
     ),
-    Kind.REWARD_STANDING_STILL: (
+    WarningKind.REWARD_STANDING_STILL: (
         "look whether the reward still tells good responses from bad ones; then more "
         "rollout.samples, a higher policy_update.learning_rate or harder prompts; or stop here"
     ),
-    Kind.LENGTH_DRIFT: (
+    WarningKind.LENGTH_DRIFT: (
         "read samples: the reward may favour long or short responses as such; against length work "
         "score.overlong_penalty and a policy_update.aggregation that does not weigh by it"
     ),
-    Kind.TRUNCATION: (
+    WarningKind.TRUNCATION: (
         "raise rollout.max_new_tokens (and model.max_length), or have long responses cost "
         "something: score.missing_eos_penalty, score.overlong_buffer"
     ),
-    Kind.FLAT_GROUPS: (
+    WarningKind.FLAT_GROUPS: (
         "choose prompts that are neither too easy nor too hard, raise rollout.samples, or draw a "
         "rollout.reserve so that groups without signal are replaced"
     ),
-    Kind.REWARD_NEAR_CHANCE: (
+    WarningKind.REWARD_NEAR_CHANCE: (
         "more or cleaner preferences, more reward_model.epochs, or another reward source: what is "
         "learnt from this one is mostly noise"
     ),
-    Kind.NOTHING_RIGHT: (
+    WarningKind.NOTHING_RIGHT: (
         "train SFT for longer or on more demonstrations, check that evaluate.correct can find the "
         "answer in a response, or begin with easier prompts"
     ),
-    Kind.WRONG_REWARDED_MOST: (
-        "read that sample: what it has is what the policy will be pushed towards; mend the reward, "
+    WarningKind.WRONG_REWARDED_MOST: (
+        "read that sample: what it has is what the policy will be pushed towards; fix the reward, "
         "or hold the policy closer with policy_update.kl_coef"
     ),
 }
@@ -89,7 +89,7 @@ class Reading:
 class Symptom:
     """A warning: which policy, which number against which threshold, in words."""
 
-    kind: Kind
+    kind: WarningKind
     policy: str
     metric: str
     value: float
@@ -108,8 +108,8 @@ Line = Sequence[Reading]
 
 def judge(line: Line, warn: WarnParams) -> tuple[Symptom, ...]:
     """What to warn of in the last of the line, in the order of the kinds."""
-    found = (rule(line, warn) for rule in RULES)
-    return tuple(symptom for symptom in found if symptom is not None)
+    symptoms = (rule(line, warn) for rule in RULES)
+    return tuple(symptom for symptom in symptoms if symptom is not None)
 
 
 def judge_family(
@@ -143,11 +143,11 @@ def _entropy_collapse(line: Line, warn: WarnParams) -> Symptom | None:
     limit = warn.entropy_share * before
     if value >= limit:
         return None
-    said = (
+    sentence = (
         f"entropy of {line[-1].policy} is {value:.3g}, less than {warn.entropy_share:g} of "
         f"{start.policy}'s {before:.3g}: it hardly explores any more"
     )
-    return _symptom(Kind.ENTROPY_COLLAPSE, line, "entropy", value, limit, said)
+    return _symptom(WarningKind.ENTROPY_COLLAPSE, line, "entropy", value, limit, sentence)
 
 
 def _kl_blow_up(line: Line, warn: WarnParams) -> Symptom | None:
@@ -156,8 +156,8 @@ def _kl_blow_up(line: Line, warn: WarnParams) -> Symptom | None:
         return None
     is_so = f"KL of {line[-1].policy} to the reference is {value:.3g} nats per token"
     if warn.kl is not None and value > warn.kl:
-        said = f"{is_so}, above {warn.kl:g}"
-        return _symptom(Kind.KL_BLOW_UP, line, "kl_to_reference", value, warn.kl, said)
+        sentence = f"{is_so}, above {warn.kl:g}"
+        return _symptom(WarningKind.KL_BLOW_UP, line, "kl_to_reference", value, warn.kl, sentence)
     # The first step away from SFT, where KL is 0, is growth by any factor.
     before = line[-2].get("kl_to_reference") if len(line) > 2 else None
     if warn.kl_growth is None or before is None or value <= warn.kl_floor:
@@ -165,8 +165,8 @@ def _kl_blow_up(line: Line, warn: WarnParams) -> Symptom | None:
     limit = max(warn.kl_growth * before, warn.kl_floor)
     if value <= limit:
         return None
-    said = f"{is_so}, more than {warn.kl_growth:g} times {line[-2].policy}'s {before:.3g}"
-    return _symptom(Kind.KL_BLOW_UP, line, "kl_to_reference", value, limit, said)
+    sentence = f"{is_so}, more than {warn.kl_growth:g} times {line[-2].policy}'s {before:.3g}"
+    return _symptom(WarningKind.KL_BLOW_UP, line, "kl_to_reference", value, limit, sentence)
 
 
 def _reward_standing_still(line: Line, warn: WarnParams) -> Symptom | None:
@@ -183,12 +183,12 @@ def _reward_standing_still(line: Line, warn: WarnParams) -> Symptom | None:
     limit = before + warn.reward_gain * spread
     if best > limit:
         return None
-    said = (
+    sentence = (
         f"the best reward of the last {count} policies up to {line[-1].policy} is {best:.3g}, of "
         f"those before {before:.3g}: no rise by more than {warn.reward_gain:g} of its spread "
         f"{spread:.3g}"
     )
-    return _symptom(Kind.REWARD_STANDING_STILL, line, "reward_mean", best, limit, said)
+    return _symptom(WarningKind.REWARD_STANDING_STILL, line, "reward_mean", best, limit, sentence)
 
 
 def _length_drift(line: Line, warn: WarnParams) -> Symptom | None:
@@ -202,22 +202,24 @@ def _length_drift(line: Line, warn: WarnParams) -> Symptom | None:
         return None
     is_long = value > longest
     how = "more than {:g} times" if is_long else "less than 1/{:g} of"
-    said = (
+    sentence = (
         f"responses of {line[-1].policy} have {value:.3g} tokens, {how.format(warn.length_ratio)} "
         f"{start.policy}'s {before:.3g}"
     )
     limit = longest if is_long else shortest
-    return _symptom(Kind.LENGTH_DRIFT, line, "response_length", value, limit, said)
+    return _symptom(WarningKind.LENGTH_DRIFT, line, "response_length", value, limit, sentence)
 
 
 def _truncation(line: Line, warn: WarnParams) -> Symptom | None:
     value = line[-1].get("truncation_rate")
     if warn.truncation is None or value is None or value <= warn.truncation:
         return None
-    said = (
+    sentence = (
         f"{value:.0%} of {line[-1].policy}'s responses are cut off, more than {warn.truncation:.0%}"
     )
-    return _symptom(Kind.TRUNCATION, line, "truncation_rate", value, warn.truncation, said)
+    return _symptom(
+        WarningKind.TRUNCATION, line, "truncation_rate", value, warn.truncation, sentence
+    )
 
 
 def _flat_groups(line: Line, warn: WarnParams) -> Symptom | None:
@@ -226,11 +228,13 @@ def _flat_groups(line: Line, warn: WarnParams) -> Symptom | None:
         return None
     if _is_solved(line, warn):
         return None
-    said = (
+    sentence = (
         f"{value:.0%} of the prompts that {line[-1].policy} learnt from have responses of one and "
         f"the same reward, more than {warn.flat_groups:.0%}: they teach nothing"
     )
-    return _symptom(Kind.FLAT_GROUPS, line, "zero_variance_share", value, warn.flat_groups, said)
+    return _symptom(
+        WarningKind.FLAT_GROUPS, line, "zero_variance_share", value, warn.flat_groups, sentence
+    )
 
 
 def _reward_near_chance(line: Line, warn: WarnParams) -> Symptom | None:
@@ -238,11 +242,13 @@ def _reward_near_chance(line: Line, warn: WarnParams) -> Symptom | None:
     limit = warn.reward_accuracy
     if limit is None or value is None or value >= limit:
         return None
-    said = (
+    sentence = (
         f"{line[-1].policy} ranks {value:.0%} of the held-out pairs right, less than {limit:.0%}: "
         "a coin toss is right on 50%"
     )
-    return _symptom(Kind.REWARD_NEAR_CHANCE, line, "pairwise_accuracy", value, limit, said)
+    return _symptom(
+        WarningKind.REWARD_NEAR_CHANCE, line, "pairwise_accuracy", value, limit, sentence
+    )
 
 
 def _nothing_right(line: Line, warn: WarnParams) -> Symptom | None:
@@ -251,11 +257,11 @@ def _nothing_right(line: Line, warn: WarnParams) -> Symptom | None:
     limit = warn.sft_accuracy
     if limit is None or value is None or len(line) > 1 or value >= limit:
         return None
-    said = (
+    sentence = (
         f"{value:.1%} of {line[-1].policy}'s samples are right, less than {limit:.1%}: a reward "
         "for right answers has hardly anything to make likelier"
     )
-    return _symptom(Kind.NOTHING_RIGHT, line, "accuracy_sampled", value, limit, said)
+    return _symptom(WarningKind.NOTHING_RIGHT, line, "accuracy_sampled", value, limit, sentence)
 
 
 def _wrong_rewarded_most(line: Line, warn: WarnParams) -> Symptom | None:
@@ -263,11 +269,11 @@ def _wrong_rewarded_most(line: Line, warn: WarnParams) -> Symptom | None:
     limit = warn.wrong_lead
     if limit is None or value is None or value <= limit:
         return None
-    said = (
+    sentence = (
         f"of {line[-1].policy}'s greedy responses a wrong one has the highest reward, {value:.3g} "
         "above every right one"
     )
-    return _symptom(Kind.WRONG_REWARDED_MOST, line, "wrong_lead", value, limit, said)
+    return _symptom(WarningKind.WRONG_REWARDED_MOST, line, "wrong_lead", value, limit, sentence)
 
 
 RULES = (
@@ -300,6 +306,6 @@ def _is_solved(line: Line, warn: WarnParams) -> bool:
 
 
 def _symptom(
-    kind: Kind, line: Line, metric: str, value: float, threshold: float, said: str
+    kind: WarningKind, line: Line, metric: str, value: float, threshold: float, sentence: str
 ) -> Symptom:
-    return Symptom(kind, line[-1].policy, metric, value, threshold, said, ADVICE[kind])
+    return Symptom(kind, line[-1].policy, metric, value, threshold, sentence, ADVICE[kind])

@@ -38,7 +38,7 @@ from stages.learning.distillation import learn_from_a_teacher
 from stages.learning.experience import group_numbers
 from stages.learning.online_pairs import learn_from_own_pairs
 from stages.learning.policy_gradient import learn_by_policy_gradient
-from stages.learning.update import Outcome, Rollouts, Update, continued_learner
+from stages.learning.update import Rollouts, Update, UpdateResult, continued_learner
 from stages.standard_error import error_metric, standard_error
 
 UPDATES = {
@@ -98,7 +98,7 @@ def learn(
     learners: Mapping[str, AnyLearner],
     scored: Rollouts,
     load: Loaders = FRESH,
-) -> tuple[Outcome, dict[str, float | int]]:
+) -> tuple[UpdateResult, dict[str, float | int]]:
     """What an iteration does to its learners, and its metrics."""
     greedy = {row["prompt_id"]: row["reward"] for row in scored if row["greedy"]}
     rollouts: Rollouts = [row for row in scored if not row["greedy"]]
@@ -179,23 +179,23 @@ def scored_rollouts(
 def sampling_hash(policy: AnyLearner, ranks: Ranks = ALONE) -> str:
     """The hash under which a sampler answers that loads the policy as it is now."""
     with policy.full_precision() as whole:
-        found = "" if ranks.rank else content_hash(whole, policy.precision)
-    said: str = ranks.from_first(found, {})[0]
-    return said
+        own_hash = "" if ranks.rank else content_hash(whole, policy.precision)
+    policy_hash: str = ranks.from_first(own_hash, {})[0]
+    return policy_hash
 
 
 def check_sampled_by(expected: str, rollouts: Sequence[Mapping[str, Any]]) -> None:
     """StageError where they come from another policy than the one of that hash."""
     sampled_by = {row["policy_hash"] for row in rollouts}
     if sampled_by != {expected}:
-        found = ", ".join(sorted(name[:12] for name in sampled_by))
+        names = ", ".join(sorted(name[:12] for name in sampled_by))
         raise StageError(
-            f"the rollouts were sampled by policy {found}, but the policy to train is "
+            f"the rollouts were sampled by policy {names}, but the policy to train is "
             f"{expected[:12]}: run rollout again from this policy"
         )
 
 
-def _summary(outcome: Outcome, rollouts: Rollouts) -> dict[str, float | int]:
+def _summary(outcome: UpdateResult, rollouts: Rollouts) -> dict[str, float | int]:
     summary: dict[str, float | int] = {}
     for name in outcome.history[0]:
         values = [step[name] for step in outcome.history]

@@ -60,8 +60,8 @@ def _paired(
     device: str,
 ) -> Work:
     pairs = [
-        {**row, "chosen_ref": said["chosen"], "rejected_ref": said["rejected"]}
-        for row, said in zip(rows, reference, strict=True)
+        {**row, "chosen_ref": logprobs["chosen"], "rejected_ref": logprobs["rejected"]}
+        for row, logprobs in zip(rows, reference, strict=True)
     ]
     return preference(
         policy,
@@ -86,10 +86,10 @@ def _unpaired(
         {
             **row,
             "desirable": row["rating"] > params.desirable_above,
-            "ref": said["completion"],
-            "other_ref": said["other"],
+            "ref": logprobs["completion"],
+            "other_ref": logprobs["other"],
         }
-        for row, said in zip(rows, reference, strict=True)
+        for row, logprobs in zip(rows, reference, strict=True)
     ]
     num_desirable = sum(row["desirable"] for row in data)
     if num_desirable in (0, len(data)):

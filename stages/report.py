@@ -23,22 +23,24 @@ def run(
     config: ReportConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     family = Family(config.rl.family, frozenset(config.rl.preferences), frozenset(config.rl.online))
-    found = evidence.read(inputs, family)
-    pairs = comparison.pair_up(found.answered[ROOT], found.answered[family.final])
-    told = story.tell(config, family, found, pairs)
-    raised = concerns.collect(family, found, config.warn)
+    results = evidence.read(inputs, family)
+    pairs = comparison.pair_up(results.answered[ROOT], results.answered[family.final])
+    findings = story.tell(config, family, results, pairs)
+    raised = concerns.collect(family, results, config.warn)
 
     # The report cannot show its own hash, and an earlier report's must not change this one.
     nodes = [{**node, "outs": {}} if node["stage"] == ctx.stage else node for node in ctx.graph]
 
     folder = out["report"]
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "index.html", page.render(config, family, found, told, raised, pairs, nodes))
-    _write(folder / "summary.md", summary.render(config, family, found, told, raised, pairs))
-    _write(folder / "curves.csv", curves.render(family, found))
+    _write(
+        folder / "index.html", page.render(config, family, results, findings, raised, pairs, nodes)
+    )
+    _write(folder / "summary.md", summary.render(config, family, results, findings, raised, pairs))
+    _write(folder / "curves.csv", curves.render(family, results))
     ctx.progress(1, 1, "pages")
 
-    first, last = found.evaluations[ROOT], found.evaluations[family.final]
+    first, last = results.evaluations[ROOT], results.evaluations[family.final]
     metrics: dict[str, float | int] = {
         "final_reward_mean": last["reward_mean"],
         **error_metric("final_reward_mean", last.get("reward_mean_error")),
@@ -58,8 +60,8 @@ def run(
     for name in ("reward_gain", "reward_gain_error"):
         if name in last:
             metrics[name] = last[name]
-    if found.pairwise_accuracy is not None:
-        metrics["reward_pairwise_accuracy"] = found.pairwise_accuracy
+    if results.pairwise_accuracy is not None:
+        metrics["reward_pairwise_accuracy"] = results.pairwise_accuracy
     return metrics
 
 

@@ -213,8 +213,8 @@ def _check_steps(data: Data, rule: RewardRule) -> None:
     """StageError where steps end elsewhere than scoring will take them to end."""
     for number, row in enumerate(data):
         ids = row["completion_ids"]
-        told = {i for i, token in enumerate(ids) if token == rule.step_token} | {len(ids) - 1}
-        if told != set(row["step_ends"]):
+        step_ends = {i for i, token in enumerate(ids) if token == rule.step_token} | {len(ids) - 1}
+        if step_ends != set(row["step_ends"]):
             raise StageError(
                 f"row {number} of the labelled steps (prompt {row['prompt']!r}) has steps that do "
                 "not end where reward_model.step_separator stands: in a response the model could "

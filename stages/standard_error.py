@@ -17,18 +17,18 @@ def standard_error(
     A value is that of one response. Of two policies' differences on the same prompts, it is the
     error of a paired comparison.
     """
-    found, of_prompt = list(values), list(prompts)
-    weights = [1.0] * len(found) if counts is None else list(counts)
+    numbers, of_prompt = list(values), list(prompts)
+    weights = [1.0] * len(numbers) if counts is None else list(counts)
     sums: dict[Hashable, float] = defaultdict(float)
     sizes: dict[Hashable, float] = defaultdict(float)
-    for value, prompt, weight in zip(found, of_prompt, weights, strict=True):
+    for value, prompt, weight in zip(numbers, of_prompt, weights, strict=True):
         sums[prompt] += value
         sizes[prompt] += weight
     drawn = [prompt for prompt in sums if sizes[prompt] > 0]
     if len(drawn) < 2:
         return None
     total = math.fsum(sizes.values())
-    mean = math.fsum(found) / total
+    mean = math.fsum(numbers) / total
     spread = math.fsum((sums[prompt] - mean * sizes[prompt]) ** 2 for prompt in drawn)
     return math.sqrt(spread * len(drawn) / (len(drawn) - 1)) / total
 

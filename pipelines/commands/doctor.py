@@ -19,7 +19,7 @@ from pipelines.config.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.tracking.openlineage import is_configured
 from stages.contracts.catalog import STAGES
 from stages.rewards.sandbox.isolation import isolation, remedy
-from stages.rewards.sandbox.status import Kind
+from stages.rewards.sandbox.status import IsolationKind
 
 LEAST_FREE_GB = 2.0
 DEVICES = Path("/dev")
@@ -156,7 +156,7 @@ def _lineage(repository: Repository) -> Iterator[Finding]:
 
 def _sandbox(repository: Repository) -> Iterator[Finding]:
     found = isolation()
-    if found.kind is not Kind.NONE:
+    if found.kind is not IsolationKind.NONE:
         yield Finding("code sandbox", True, str(found.kind))
         return
     try:

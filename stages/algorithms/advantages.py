@@ -2,8 +2,8 @@
 
 [B, T] tensors run over response tokens. Tokens that are masked (padding, and what a tool said
 between two turns) are not actions: they are paid nothing, nothing decays through them, and what
-stands there is never looked at. [N] tensors hold a number a response; `groups` [N] says which
-responses answer the same prompt, by any integers in any order.
+stands there is never looked at. [N] tensors hold one value per response; `groups` [N] says
+which responses answer the same prompt, by any integers in any order.
 
 REINFORCE takes the discounted return itself for an advantage. REINFORCE++ (Hu et al. 2025) whitens
 it over the batch, with the KL penalty in the token rewards; its baseline variant puts

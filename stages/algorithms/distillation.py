@@ -8,7 +8,7 @@ tokens that matter most.
 import torch
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens, aggregate
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens, aggregate
 from stages.contracts.objectives import Aggregation
 
 
@@ -38,7 +38,7 @@ def topk_reverse_kl(
     divergence = (student.exp() * (student - teacher)).sum(-1)
     return Loss(
         aggregate(divergence, tokens, counts, aggregation, scale),
-        {"distillation_kl": Metric(tokens.total(divergence), Per.TOKEN)},
+        {"distillation_kl": MetricPart(tokens.total(divergence), Per.TOKEN)},
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens, aggregate
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens, aggregate
 from stages.contracts.objectives import Aggregation, KlEstimator
 from stages.standard_error import standard_error
 
@@ -101,7 +101,7 @@ def kl_loss(
         estimator, tokens.keep(logprobs), tokens.keep(ref_logprobs), tokens.keep(old_logprobs)
     )
     value = aggregate(estimates, tokens, counts, aggregation, scale)
-    return Loss(value, {"kl_loss": Metric(value.detach(), Per.STEP)})
+    return Loss(value, {"kl_loss": MetricPart(value.detach(), Per.STEP)})
 
 
 def next_kl_coef(

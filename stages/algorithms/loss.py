@@ -42,7 +42,7 @@ class Per(StrEnum):
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricPart:
     """A micro-batch's part of a metric."""
 
     value: Tensor
@@ -62,7 +62,7 @@ class Loss:
     """A micro-batch's share of the step's loss, and what it says about the step."""
 
     value: Tensor
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, MetricPart] = field(default_factory=dict)
 
     def plus(self, other: "Loss", weight: float = 1.0) -> "Loss":
         """Both losses, with the metrics of both."""
@@ -108,7 +108,7 @@ class Tokens:
         return (self.by_sequence(values) / self.lengths.clamp(min=1)).to(values.dtype)
 
     def spread(self, of_sequence: Tensor) -> Tensor:
-        """A number a sequence, given to each of its entries."""
+        """One value per sequence, given to each of its entries."""
         return of_sequence[self.sequence]
 
     def counts(self) -> Counts:

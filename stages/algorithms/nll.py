@@ -6,12 +6,12 @@ lengths of its neighbours.
 
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens
 
 
 def nll_loss(logprobs: Tensor, entropies: Tensor, tokens: Tokens, counts: Counts) -> Loss:
     """-log p of each token that counts, averaged over the step's tokens."""
     return Loss(
         -tokens.total(logprobs) / counts.tokens,
-        {"entropy": Metric(tokens.total(entropies), Per.TOKEN)},
+        {"entropy": MetricPart(tokens.total(entropies), Per.TOKEN)},
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.kl import bounded, k3
-from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens, aggregate
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens, aggregate
 from stages.contracts.objectives import Aggregation, PolicyObjective
 
 
@@ -65,15 +65,15 @@ def policy_loss(
     ratios = torch.cat([tokens.keep(ratio.detach(), 1.0).flatten(), ratio.new_ones(1)])
     approx_kl = k3(old_logprobs, logprobs.detach())
     metrics = {
-        "policy_loss": Metric(value.detach(), Per.STEP),
-        "approx_kl": Metric(tokens.total(approx_kl), Per.TOKEN),
-        "clip_fraction_low": Metric(tokens.total(terms.low.to(ratio)), Per.TOKEN),
-        "clip_fraction_high": Metric(tokens.total(terms.high.to(ratio)), Per.TOKEN),
-        "ratio_min": Metric(ratios.min(), Per.MIN),
-        "ratio_max": Metric(ratios.max(), Per.MAX),
+        "policy_loss": MetricPart(value.detach(), Per.STEP),
+        "approx_kl": MetricPart(tokens.total(approx_kl), Per.TOKEN),
+        "clip_fraction_low": MetricPart(tokens.total(terms.low.to(ratio)), Per.TOKEN),
+        "clip_fraction_high": MetricPart(tokens.total(terms.high.to(ratio)), Per.TOKEN),
+        "ratio_min": MetricPart(ratios.min(), Per.MIN),
+        "ratio_max": MetricPart(ratios.max(), Per.MAX),
     }
     if terms.dual is not None:
-        metrics["clip_fraction_dual"] = Metric(tokens.total(terms.dual.to(ratio)), Per.TOKEN)
+        metrics["clip_fraction_dual"] = MetricPart(tokens.total(terms.dual.to(ratio)), Per.TOKEN)
     return Loss(value, metrics)
 
 
@@ -82,7 +82,7 @@ def entropy_bonus(
 ) -> Loss:
     """Minus the policy's entropy: descending it keeps the policy exploring."""
     value = -aggregate(entropies, tokens, counts, aggregation, scale)
-    return Loss(value, {"entropy": Metric(tokens.total(entropies.detach()), Per.TOKEN)})
+    return Loss(value, {"entropy": MetricPart(tokens.total(entropies.detach()), Per.TOKEN)})
 
 
 def _sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, tokens: Tokens) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens
 from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
 
 ROUNDING = 1e-6
@@ -110,13 +110,15 @@ def preference_loss(
     return Loss(
         value,
         {
-            "preference_accuracy": Metric((pairs.margin > tie).to(value.dtype).sum(), Per.SEQUENCE),
-            "reward_margin": Metric(beta * pairs.margin.sum(), Per.SEQUENCE),
-            "chosen_reward": Metric(beta * pairs.chosen.sum(), Per.SEQUENCE),
-            "rejected_reward": Metric(beta * pairs.rejected.sum(), Per.SEQUENCE),
-            "chosen_logprob": Metric(chosen.sum(), Per.SEQUENCE),
-            "rejected_logprob": Metric(rejected.sum(), Per.SEQUENCE),
-            "chosen_nll": Metric(nll, Per.TOKEN),
+            "preference_accuracy": MetricPart(
+                (pairs.margin > tie).to(value.dtype).sum(), Per.SEQUENCE
+            ),
+            "reward_margin": MetricPart(beta * pairs.margin.sum(), Per.SEQUENCE),
+            "chosen_reward": MetricPart(beta * pairs.chosen.sum(), Per.SEQUENCE),
+            "rejected_reward": MetricPart(beta * pairs.rejected.sum(), Per.SEQUENCE),
+            "chosen_logprob": MetricPart(chosen.sum(), Per.SEQUENCE),
+            "rejected_logprob": MetricPart(rejected.sum(), Per.SEQUENCE),
+            "chosen_nll": MetricPart(nll, Per.TOKEN),
         },
     )
 
@@ -199,8 +201,8 @@ def kto_loss(
     regret = torch.where(valid, torch.sigmoid(-beta * above), 0.0)
     losses = torch.where(desirable, desirable_weight * regret, undesirable_weight * regret)
 
-    def total(counted: Tensor, values: Tensor) -> Metric:
-        return Metric(torch.where(valid & counted, values, 0.0).sum(), Per.SEQUENCE)
+    def total(counted: Tensor, values: Tensor) -> MetricPart:
+        return MetricPart(torch.where(valid & counted, values, 0.0).sum(), Per.SEQUENCE)
 
     rewards, ones = beta * log_ratios, torch.ones_like(log_ratios)
     return Loss(

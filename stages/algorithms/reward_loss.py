@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens
 from stages.contracts.objectives import StepReward
 
 
@@ -40,8 +40,8 @@ def bradley_terry_loss(
     return Loss(
         tokens.mean_by_sequence(per_token).sum() / counts.sequences,
         {
-            "preference_accuracy": Metric((at_end > 0).to(chosen.dtype).sum(), Per.SEQUENCE),
-            "reward_margin": Metric(at_end.sum(), Per.SEQUENCE),
+            "preference_accuracy": MetricPart((at_end > 0).to(chosen.dtype).sum(), Per.SEQUENCE),
+            "reward_margin": MetricPart(at_end.sum(), Per.SEQUENCE),
         },
     )
 
@@ -68,7 +68,7 @@ def regression_loss(scores: Tensor, ratings: Tensor, counts: Counts) -> Loss:
     errors = scores - ratings
     return Loss(
         errors.square().sum() / counts.sequences,
-        {"mean_absolute_error": Metric(errors.abs().sum(), Per.SEQUENCE)},
+        {"mean_absolute_error": MetricPart(errors.abs().sum(), Per.SEQUENCE)},
     )
 
 
@@ -83,7 +83,7 @@ def process_loss(scores: Tensor, labels: Tensor, tokens: Tokens, counts: Counts)
     agrees = ((logits > 0) == (targets > 0.5)).to(scores.dtype)
     return Loss(
         tokens.total(per_step) / counts.tokens,
-        {"step_accuracy": Metric(tokens.total(agrees), Per.TOKEN)},
+        {"step_accuracy": MetricPart(tokens.total(agrees), Per.TOKEN)},
     )
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, Metric, Per, Tokens, aggregate
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens, aggregate
 from stages.contracts.objectives import Aggregation
 
 
@@ -31,8 +31,8 @@ def value_loss(
         errors = torch.maximum(errors, near_errors)
     value = aggregate(0.5 * errors, tokens, counts, Aggregation.TOKEN_MEAN)
     metrics = {
-        "value_loss": Metric(value.detach(), Per.STEP),
-        "value_clip_fraction": Metric(tokens.total(held), Per.TOKEN),
+        "value_loss": MetricPart(value.detach(), Per.STEP),
+        "value_clip_fraction": MetricPart(tokens.total(held), Per.TOKEN),
     }
     return Loss(value, metrics)
 

@@ -20,7 +20,7 @@ class PolicyObjective(StrEnum):
     CLIP = "clip"
     """PPO's clipped surrogate, token by token."""
     GSPO = "gspo"
-    """The clipped surrogate of one length-normalised ratio a response."""
+    """The clipped surrogate of one length-normalised ratio per response."""
     CISPO = "cispo"
     """The policy gradient of every token, weighted by its clipped ratio."""
     GRADIENT = "gradient"

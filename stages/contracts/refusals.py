@@ -107,7 +107,7 @@ def _about_objectives(params: "Params") -> str | None:
         return None
     if algorithm in BY_TOKEN and update.objective is PolicyObjective.GSPO:
         return (
-            "policy_update.objective gspo has one ratio a response, but rl.algorithm "
+            "policy_update.objective gspo has one ratio per response, but rl.algorithm "
             f"{algorithm} has an advantage for each token: set objective to clip, or rl.algorithm "
             "to grpo or rloo"
         )

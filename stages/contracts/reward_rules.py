@@ -23,7 +23,7 @@ class Rule(Section):
         return False
 
 
-class Verdict(Rule):
+class CorrectnessRule(Rule):
     """A rule that says whether a response is right."""
 
     must_end: bool = True
@@ -32,7 +32,7 @@ class Verdict(Rule):
     """Reward of a response that takes longer than `timeout`; null: the stage fails."""
 
 
-class Maths(Verdict):
+class Maths(CorrectnessRule):
     """1 where the response's result equals the row's `answer` as mathematics, else 0."""
 
     kind: Literal["maths"]
@@ -45,7 +45,7 @@ class Maths(Verdict):
         return True
 
 
-class MultipleChoice(Verdict):
+class MultipleChoice(CorrectnessRule):
     """1 where the response chooses the letter of the row's `answer`, else 0."""
 
     kind: Literal["multiple_choice"]
@@ -65,7 +65,7 @@ class Match(StrEnum):
     SEARCH = "search"
 
 
-class Pattern(Verdict):
+class Pattern(CorrectnessRule):
     """1 where a regular expression matches the response, else 0."""
 
     kind: Literal["pattern"]
@@ -89,7 +89,7 @@ class Pattern(Verdict):
         return "answer" in re.compile(self.pattern).groupindex
 
 
-class Format(Verdict):
+class Format(CorrectnessRule):
     """1 where the response consists of the given tags, each once and in this order, else 0."""
 
     kind: Literal["format"]
@@ -98,7 +98,7 @@ class Format(Verdict):
     """Names of the tags: [think, answer] is `<think>...</think><answer>...</answer>`."""
 
 
-class JsonSchema(Verdict):
+class JsonSchema(CorrectnessRule):
     """1 where the response is JSON that fits a schema, else 0."""
 
     kind: Literal["json_schema"]
@@ -138,7 +138,7 @@ class Unsupported(StrEnum):
     SKIP = "skip"
 
 
-class Instructions(Verdict):
+class Instructions(CorrectnessRule):
     """Whether the response follows instructions that a program can check (IFEval)."""
 
     kind: Literal["instructions"]

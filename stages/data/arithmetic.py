@@ -22,7 +22,6 @@ NAME = "arithmetic"
 """What its rows are said to come from."""
 ANSWER_AFTER = ";"
 """The answer is what follows the last of these."""
-ALPHABET = "0123456789+=;"
 SCATTERED_SHARE = 0.25
 """How often a problem without a carry is shown wrong, relative to the average."""
 CARRY_SHARE = 0.85

@@ -119,7 +119,7 @@ def collate(
     steps = max(map(len, responses), default=0)
     of, step = _places(response_lengths, sum(map(len, responses)))
     first = ends - response_lengths
-    said, responding = first[of] + step, of * steps + step
+    response_tokens, responding = first[of] + step, of * steps + step
     in_row, in_response = torch.arange(width, device=device), torch.arange(steps, device=device)
     is_token = in_row < lengths[:, None]
     is_said = in_response < response_lengths[:, None]
@@ -127,7 +127,7 @@ def collate(
     learnt = is_said.float() if masks is None else to_device(pad(masks, 0.0), device)
     if masks is not None:
         kept = to_device(_in_a_row(masks, np.int64).nonzero().squeeze(1), device)
-        said, responding = said[kept], responding[kept]
+        response_tokens, responding = response_tokens[kept], responding[kept]
     return Batch(
         ids=_where(is_token, ids, starts[:, None] + in_row, pad_id),
         attention_mask=is_token.long(),
@@ -142,7 +142,7 @@ def collate(
             starts=torch.cat([ends.new_zeros(1), ends]).int(),
             longest=width,
             at=at,
-            predicting=said - 1,
+            predicting=response_tokens - 1,
             responding=responding,
         ),
         support=_support(supports or (), responses, masks),

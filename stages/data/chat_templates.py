@@ -56,8 +56,8 @@ def check_it_asks(tokenizer: Any, where: str) -> None:
     answered = [*question, {"role": "assistant", "content": words}]
     try:
         asks, only_tells, whole = (
-            str(as_text(tokenizer, said, asks=asks))
-            for said, asks in ((question, True), (question, False), (answered, False))
+            str(as_text(tokenizer, messages, asks=asks))
+            for messages, asks in ((question, True), (question, False), (answered, False))
         )
     except Exception:  # what a template refuses is said of the rows that it refuses
         return
@@ -74,11 +74,11 @@ def check_it_reads(
     tokenizer: Any, where: str, role: str = "user", param: str = "model.chat_template"
 ) -> None:
     """StageError where a template writes the same whatever the user, or the assistant, says."""
-    said = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Nobody."}]
-    said = said[: 1 if role == "user" else 2]
-    other = [*said[:-1], {"role": role, "content": "Something else."}]
+    messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Nobody."}]
+    messages = messages[: 1 if role == "user" else 2]
+    other = [*messages[:-1], {"role": role, "content": "Something else."}]
     try:
-        one, two = (as_text(tokenizer, talk, asks=role == "user") for talk in (said, other))
+        one, two = (as_text(tokenizer, talk, asks=role == "user") for talk in (messages, other))
     except Exception:  # what a template refuses is said of the rows that it refuses
         return
     if one == two:

@@ -11,7 +11,7 @@ from stages.context import StageError
 from stages.contracts.prepare import PrepareParams
 from stages.contracts.sources import Role
 from stages.data import arithmetic
-from stages.data.dialogue import asked, said
+from stages.data.dialogue import asked, reply
 from stages.data.items import Demonstration, Example, Labelled, Pair, Place, Rated
 from stages.data.seeds import shuffled
 from stages.data.tally import Tally
@@ -79,7 +79,7 @@ def _rows(params: PrepareParams, seed: int) -> dict[Role, Sequence[Example]]:
                 place=_place(index),
                 prompt=asked(problem.prompt),
                 answer=problem.answer,
-                completion=[said(completion)],
+                completion=[reply(completion)],
             )
             for index, (problem, completion) in enumerate(zip(shown, completions, strict=True))
         ],
@@ -120,8 +120,8 @@ def _pairs(problems: Iterable[arithmetic.Problem], seed: int, split: str) -> lis
             place=_place(index),
             prompt=asked(problem.prompt),
             answer=problem.answer,
-            chosen=said(arithmetic.worked(problem)),
-            rejected=said(arithmetic.rejected(problem, seed, f"{split} {index}")),
+            chosen=reply(arithmetic.worked(problem)),
+            rejected=reply(arithmetic.rejected(problem, seed, f"{split} {index}")),
         )
         for index, problem in enumerate(problems)
     ]

@@ -63,7 +63,7 @@ def asked(text: str) -> Dialogue:
     return Dialogue(({"role": "user", "content": text},))
 
 
-def said(text: str) -> Message:
+def reply(text: str) -> Message:
     """A plain response."""
     return {"role": "assistant", "content": text}
 

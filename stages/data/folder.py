@@ -17,12 +17,12 @@ _PROSE = (".md", ".rst")
 
 def files_by_role(folder: Path) -> dict[Role, list[Path]]:
     """The files of rows that are called after each role; StageError where something else is."""
-    found: dict[Role, list[Path]] = {role: [] for role in Role}
+    by_role: dict[Role, list[Path]] = {role: [] for role in Role}
     unread = []
     for path in entries(folder):
         role = role_of(path)
         if role is not None and path.is_file() and file_type(path):
-            found[role].append(path)
+            by_role[role].append(path)
         else:
             unread.append(f"{path.name} ({kind_of(path)})")
     roles = ", ".join(f"{role}.*" for role in Role)
@@ -32,12 +32,12 @@ def files_by_role(folder: Path) -> dict[Role, list[Path]]:
             f"{TYPES}. Rename or convert it, move it out of the folder, or name the files to read "
             "in prepare.files"
         )
-    if not any(found.values()):
+    if not any(by_role.values()):
         raise StageError(
             f"{folder} has no data: prepare.source is 'files', which reads {roles} from it, of the "
             f"types {TYPES}. Add some of these files, or name others in prepare.files"
         )
-    return found
+    return by_role
 
 
 def entries(folder: Path) -> list[Path]:

@@ -41,14 +41,14 @@ class Example:
         """All that is said in answer to the prompt."""
         return ()
 
-    def told(self) -> Sequence[Any]:
+    def supervision(self) -> Sequence[Any]:
         """What makes two rows with the same prompt and responses different rows."""
         return ()
 
     @cached_property
     def digest(self) -> bytes:
         """What makes it the row that it is, in 128 bits."""
-        return digest(canonical_json([self.prompt.content, *self.responses(), *self.told()]))
+        return digest(canonical_json([self.prompt.content, *self.responses(), *self.supervision()]))
 
     @property
     def row_id(self) -> str:
@@ -59,7 +59,7 @@ class Example:
     def normalised_digest(self) -> bytes:
         """The same for rows that differ in what `normalised` hides alone."""
         words = [_words(self.prompt.messages), *map(_words, self.responses())]
-        return digest(canonical_json([*words, self.prompt.tools, *self.told()]))
+        return digest(canonical_json([*words, self.prompt.tools, *self.supervision()]))
 
     @property
     def prompt_digest(self) -> bytes:
@@ -106,7 +106,7 @@ class Pair(Example):
     def responses(self) -> Sequence[Sequence[Message]]:
         return ((self.chosen,), (self.rejected,))
 
-    def told(self) -> Sequence[Any]:
+    def supervision(self) -> Sequence[Any]:
         return (self.margin,)
 
 
@@ -120,7 +120,7 @@ class Rated(Example):
     def responses(self) -> Sequence[Sequence[Message]]:
         return ((self.completion,),)
 
-    def told(self) -> Sequence[Any]:
+    def supervision(self) -> Sequence[Any]:
         return (self.rating,)
 
 
@@ -134,7 +134,7 @@ class Labelled(Example):
     def responses(self) -> Sequence[Sequence[Message]]:
         return ([{"role": "assistant", "content": step} for step in self.steps],)
 
-    def told(self) -> Sequence[Any]:
+    def supervision(self) -> Sequence[Any]:
         return tuple(self.labels)
 
 
@@ -150,21 +150,21 @@ def items_of(
     role: Role, given: Given, place: Place, turns: Turns = Turns.ALL, most_pairs: int = 0
 ) -> Iterator[Example]:
     """The rows of a role that one row of a source gives; RowError where it gives none."""
-    said: dict[str, Any] = {"place": place, "answer": given.answer, "extra": given.extra}
+    common: dict[str, Any] = {"place": place, "answer": given.answer, "extra": given.extra}
     pairs = given.pairs[:most_pairs] if most_pairs else given.pairs
     match role:
         case Role.PROMPTS | Role.HELD_OUT:
-            yield Example(prompt=_prompt(given), **said)
+            yield Example(prompt=_prompt(given), **common)
         case Role.DEMONSTRATIONS if given.text is not None:
             if not given.text:
                 raise RowError("'text' is empty: write some or drop the row")
             words = [{"role": "assistant", "content": given.text}]
-            yield Demonstration(prompt=Dialogue(()), completion=words, plain_text=True, **said)
+            yield Demonstration(prompt=Dialogue(()), completion=words, plain_text=True, **common)
         case Role.DEMONSTRATIONS if pairs:
             better, _ = pairs[0]
-            yield _demonstration((*given.before, *better), given, said, Turns.LAST)
+            yield _demonstration((*given.before, *better), given, common, Turns.LAST)
         case Role.DEMONSTRATIONS:
-            yield _demonstration(given.dialogue().messages, given, said, turns)
+            yield _demonstration(given.dialogue().messages, given, common, turns)
         case Role.PREFERENCES | Role.HELD_OUT_PREFERENCES:
             for better, worse in pairs:
                 yield Pair(
@@ -172,27 +172,27 @@ def items_of(
                     chosen=_turn(better),
                     rejected=_turn(worse),
                     margin=given.margin,
-                    **said,
+                    **common,
                 )
         case Role.FEEDBACK if given.pairs:
             for better, worse in pairs:
                 for side, rating in ((better, 1.0), (worse, 0.0)):
                     response = _turn(side)
-                    yield Rated(prompt=_asking(given), completion=response, rating=rating, **said)
+                    yield Rated(prompt=_asking(given), completion=response, rating=rating, **common)
         case Role.FEEDBACK:
             *before, last = given.dialogue().messages
             yield Rated(
                 prompt=_checked(Dialogue(tuple(before), given.tools)),
                 completion=_turn([last]),
                 rating=given.rating or 0.0,
-                **said,
+                **common,
             )
         case Role.STEPS:
-            yield Labelled(prompt=_asking(given), steps=given.steps, labels=given.labels, **said)
+            yield Labelled(prompt=_asking(given), steps=given.steps, labels=given.labels, **common)
 
 
 def _demonstration(
-    messages: Sequence[Message], given: Given, said: Mapping[str, Any], turns: Turns
+    messages: Sequence[Message], given: Given, common: Mapping[str, Any], turns: Turns
 ) -> Demonstration:
     """Turns from the first of the assistant to its last; what follows is nothing to imitate."""
     speaking = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -203,7 +203,7 @@ def _demonstration(
     prompt = _checked(Dialogue(tuple(messages[:first]), given.tools))
     if any(is_plain(messages[i]) and not messages[i]["content"] for i in speaking if i >= first):
         raise RowError("the assistant's response is empty: there is nothing to imitate")
-    return Demonstration(prompt=prompt, completion=messages[first : last + 1], **said)
+    return Demonstration(prompt=prompt, completion=messages[first : last + 1], **common)
 
 
 def _prompt(given: Given) -> Dialogue:

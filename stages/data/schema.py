@@ -171,7 +171,7 @@ EXPERIENCE = _schema(
 )
 """experience.parquet of an update, sorted by (prompt_id, sample_index, role): the samples that the
 policy was trained on, once for each role it had (`policy_gradient`, `chosen`, `rejected`,
-`imitated`, `distilled`). `advantages`, one a response token, are those that the loss was given;
+`imitated`, `distilled`). `advantages`, one per response token, are those that the loss was given;
 null where it was given none. Where demonstrations are chosen, only the rejected samples are here:
 a demonstration is no sample and has no reward."""
 

@@ -23,7 +23,7 @@ from stages.data.items import Example
 from stages.data.seeds import SEED_BITS, stable_hash
 from stages.data.seen import Seen
 from stages.data.sources import Opened, read, sources_of, unreadable, unused_files
-from stages.data.tally import Counts, Dropped, Tally
+from stages.data.tally import Dropped, RowCounts, Tally
 
 SPLIT_OFF = {
     Role.HELD_OUT: Role.PROMPTS,
@@ -65,7 +65,7 @@ class FilesCorpus:
         seen = Seen()
         for opened in self._sources[origin]:
             counts = self.tally.of(role, opened.label)
-            split_off = Counts(origin, opened.label)
+            split_off = RowCounts(origin, opened.label)
             for item in read(opened, origin, self._params, split_off if role != origin else counts):
                 if role != origin:
                     if item.prompt_digest not in self._split[role]:

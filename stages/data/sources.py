@@ -20,9 +20,9 @@ from stages.data.formats.detect import detect, renamed
 from stages.data.formats.files import TYPES, Numbered, counted_in, file_type, hub_rows, rows_of
 from stages.data.formats.messages import RowError
 from stages.data.formats.rows import listed
-from stages.data.formats.table import Format
+from stages.data.formats.table import RowFormat
 from stages.data.items import Example, Place, items_of
-from stages.data.tally import Counts, Dropped
+from stages.data.tally import Dropped, RowCounts
 
 NUM_LOOKED_AT = 64
 """Rows whose columns tell a file's format."""
@@ -51,7 +51,7 @@ class Opened:
 def sources_of(params: PrepareParams, folder: Path) -> dict[Role, list[Opened]]:
     """The sources of each role; StageError where a path names no file, or there is nothing."""
     if params.files:
-        found = {
+        by_role = {
             role: [
                 one
                 for source in params.files.get(role, ())
@@ -60,19 +60,19 @@ def sources_of(params: PrepareParams, folder: Path) -> dict[Role, list[Opened]]:
             for role in Role
         }
     else:
-        found = {
+        by_role = {
             role: [_named(folder, path) for path in paths]
             for role, paths in files_by_role(folder).items()
         }
-        for role, opened in found.items():
+        for role, opened in by_role.items():
             if len(opened) > 1:
                 names = " and ".join(one.label for one in opened)
                 raise StageError(
                     f"{folder}: {names} are both {role}: keep one, or use prepare.files"
                 )
-    if not found[Role.FEEDBACK]:
-        found[Role.FEEDBACK] = found[Role.PREFERENCES]
-    return found
+    if not by_role[Role.FEEDBACK]:
+        by_role[Role.FEEDBACK] = by_role[Role.PREFERENCES]
+    return by_role
 
 
 def unused_files(params: PrepareParams, folder: Path) -> list[str]:
@@ -94,7 +94,7 @@ def unused_files(params: PrepareParams, folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in unused]
 
 
-def read(opened: Opened, role: Role, params: PrepareParams, counts: Counts) -> Iterator[Example]:
+def read(opened: Opened, role: Role, params: PrepareParams, counts: RowCounts) -> Iterator[Example]:
     """The rows that a source gives to a role; what is wrong with one is named by its place."""
     numbered = opened.rows()
     head = list(islice(numbered, NUM_LOOKED_AT))
@@ -120,7 +120,7 @@ def read(opened: Opened, role: Role, params: PrepareParams, counts: Counts) -> I
     if not_met:
         raise StageError(
             f"{_where(opened)}: `columns` renames {listed(sorted(not_met))}, and no row has that: "
-            "mend the name, or leave it out"
+            "fix the name, or leave it out"
         )
 
 
@@ -133,14 +133,14 @@ def _is_text(item: Example) -> bool:
     return True
 
 
-def unreadable(place: Place, error: object, params: PrepareParams, counts: Counts) -> None:
+def unreadable(place: Place, error: object, params: PrepareParams, counts: RowCounts) -> None:
     """Count a row that cannot be used, or refuse it."""
     if params.bad_rows is Unfit.REFUSE:
         raise StageError(f"{place}: {error}. To leave such rows out, set prepare.bad_rows to drop")
     counts.dropped[Dropped.UNREADABLE] += 1
 
 
-def _format(opened: Opened, role: Role, head: list[Numbered]) -> Format:
+def _format(opened: Opened, role: Role, head: list[Numbered]) -> RowFormat:
     columns: set[str] = set()
     wrong = f"{_where(opened)} has no columns"
     for number, row in head:
@@ -171,7 +171,7 @@ def _opened(source: Source, role: Role, folder: Path) -> Iterator[Opened]:
     paths = _matching(source.path, folder)
     if not paths:
         raise StageError(
-            f"prepare.files.{role}: {source.path!r} matches no file in {folder}: mend the path, or "
+            f"prepare.files.{role}: {source.path!r} matches no file in {folder}: fix the path, or "
             "set prepare.folder to where the data are"
         )
     for path in paths:

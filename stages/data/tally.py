@@ -27,7 +27,7 @@ class Dropped(StrEnum):
 
 
 @dataclass
-class Counts:
+class RowCounts:
     """The rows of one file, or one dataset, in one role."""
 
     role: Role
@@ -44,15 +44,15 @@ class Tally:
     """The counts of all roles."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[Role, str], Counts] = {}
+        self._counts: dict[tuple[Role, str], RowCounts] = {}
 
-    def of(self, role: Role, source: str) -> Counts:
-        return self._counts.setdefault((role, source), Counts(role, source))
+    def of(self, role: Role, source: str) -> RowCounts:
+        return self._counts.setdefault((role, source), RowCounts(role, source))
 
     def drop(self, role: Role, source: str, why: Dropped) -> None:
         self.of(role, source).dropped[why] += 1
 
-    def all(self) -> Iterator[Counts]:
+    def all(self) -> Iterator[RowCounts]:
         """By role, then in the order in which they were read."""
         for role in Role:
             yield from (counts for counts in self._counts.values() if counts.role is role)

@@ -52,7 +52,7 @@ class Segment:
     """A piece of a response that is tokenised by itself."""
 
     text: str
-    said: bool = True
+    by_assistant: bool = True
     """Whether the assistant says it; else it is the end token of one of its turns, which is left
     out again, and what comes between that turn and the next."""
     ends: bool = True
@@ -154,7 +154,7 @@ class Renderer:
                 # With the end token that it follows: at the start of a text, some tokenizers put
                 # a space, and some end tokens swallow the line break after them.
                 between = self._end_as_text + whole[position : len(before)]
-                segments.append(Segment(between, said=False, ends=False))
+                segments.append(Segment(between, by_assistant=False, ends=False))
             segments.append(Segment(words))
             position = len(before) + len(words) + len(end)
         return segments
@@ -168,14 +168,14 @@ class Renderer:
         mask: list[int] = []
         for segment, own in zip(segments, ids, strict=True):
             own = own[:-1] if segment.ends and own[-1:] == [self._eos] else own
-            own = own[1:] if not segment.said and own[:1] == [self._eos] else own
-            if segment.said and self._eos in own:
+            own = own[1:] if not segment.by_assistant and own[:1] == [self._eos] else own
+            if segment.by_assistant and self._eos in own:
                 raise RowError(
                     f"a response has {self._tokenizer.eos_token!r}, the end token, before its end: "
                     "no policy could go on after it, so take it out of the text"
                 )
             joined += [*own, self._eos] if segment.ends else own
-            mask += [int(segment.said)] * (len(joined) - len(mask))
+            mask += [int(segment.by_assistant)] * (len(joined) - len(mask))
         return Response(joined, mask if 0 in mask else None)
 
     def free_text(self, ids: list[int]) -> tuple[list[int], list[int]]:
@@ -207,8 +207,8 @@ class Renderer:
         *,
         asks: bool,
     ) -> list[str]:
-        said = [[dict(message) for message in messages] for messages in dialogues]
-        texts: list[str] = as_text(self._tokenizer, said, asks=asks, tools=tools)
+        messages_of = [[dict(message) for message in messages] for messages in dialogues]
+        texts: list[str] = as_text(self._tokenizer, messages_of, asks=asks, tools=tools)
         return texts
 
 

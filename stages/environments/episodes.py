@@ -24,10 +24,10 @@ from stages.engines.generation.generator import Completion, Generator, Request, 
 from stages.engines.generation.sampling import Play
 from stages.environments.environment import Environment, Observation
 from stages.environments.loading import find
-from stages.environments.turns import Turns, read_turns
+from stages.environments.turns import TurnTemplate, read_turns
 
 
-class Limits(Protocol):
+class EpisodeLimits(Protocol):
     """Which environment, and how far an episode may go: what params say of it."""
 
     @property
@@ -49,7 +49,7 @@ class Arena:
 
     name: str
     environment: Callable[[], Environment]
-    turns: Turns
+    turns: TurnTemplate
     decoder: Decoder
     max_turns: int
     max_observation_tokens: int
@@ -98,7 +98,7 @@ class _Episode:
         )
 
 
-def open_arena(params: Limits, folder: Path, policy: Path, run_seed: int) -> Arena | None:
+def open_arena(params: EpisodeLimits, folder: Path, policy: Path, run_seed: int) -> Arena | None:
     """The environment that params name, for a policy's folder; None where they name none.
 
     `folder` is where a user's environments are.
@@ -168,12 +168,12 @@ def play(
         live = [episode for episode in episodes if episode.live]
         if not live:
             break
-        said = generator.generate(
+        completions = generator.generate(
             [episode.next_request(max_new_tokens) for episode in live],
             max_new_tokens=max_new_tokens,
             sampling=stopping,
         )
-        for episode, completion in zip(live, said, strict=True):
+        for episode, completion in zip(live, completions, strict=True):
             _take_turn(arena, episode, completion, max_new_tokens)
     return [episode.completion(with_support=sampling.cuts) for episode in episodes]
 
@@ -187,18 +187,20 @@ def _begun(arena: Arena, row: Mapping[str, Any]) -> Environment:
     return environment
 
 
-def _take_turn(arena: Arena, episode: _Episode, said: Completion, max_new_tokens: int) -> None:
-    episode.ids += said.ids
-    episode.loss_mask += [1] * len(said.ids)
-    episode.logprobs += said.logprobs
-    episode.support += said.support or []
-    episode.entropy += said.entropy
+def _take_turn(
+    arena: Arena, episode: _Episode, completion: Completion, max_new_tokens: int
+) -> None:
+    episode.ids += completion.ids
+    episode.loss_mask += [1] * len(completion.ids)
+    episode.logprobs += completion.logprobs
+    episode.support += completion.support or []
+    episode.entropy += completion.entropy
     episode.turns += 1
-    if said.finish_reason == "length":
+    if completion.finish_reason == "length":
         # Half an action is none.
         episode.cut = True
         return
-    action = arena.decoder.text(said.ids)
+    action = arena.decoder.text(completion.ids)
     where = f"step, after the action {action!r} in turn {episode.turns}"
     answer = _checked(
         arena, episode, where, _asked(arena, episode.row, where, episode.environment.step, action)
@@ -210,7 +212,7 @@ def _take_turn(arena: Arena, episode: _Episode, said: Completion, max_new_tokens
         episode.cut = not answer.done
         return
     try:
-        same = said.ids[-1] in arena.turns.stop_ids
+        same = completion.ids[-1] in arena.turns.stop_ids
         observed = arena.turns.observed(answer.text, same_message=same)
     except ValueError as error:
         raise _wrong(arena, episode.row, where, str(error)) from error
@@ -225,7 +227,7 @@ def _take_turn(arena: Arena, episode: _Episode, said: Completion, max_new_tokens
     episode.ids += observed
     episode.loss_mask += [0] * len(observed)
     episode.logprobs += [0.0] * len(observed)
-    episode.support += [[] for _ in observed if said.support is not None]
+    episode.support += [[] for _ in observed if completion.support is not None]
 
 
 def _is_finite(reward: Any) -> bool:
@@ -251,12 +253,12 @@ def _asked(
     arena: Arena, row: Mapping[str, Any], where: str, ask: Callable[..., Any], *arguments: Any
 ) -> Any:
     """What the environment says, within its time: in a thread that can be left behind."""
-    said: list[Any] = []
+    answers: list[Any] = []
     failed: list[BaseException] = []
 
     def call() -> None:
         try:
-            said.append(ask(*arguments))
+            answers.append(ask(*arguments))
         except BaseException as error:
             failed.append(error)
 
@@ -266,14 +268,14 @@ def _asked(
     if failed:
         problem = f"{type(failed[0]).__name__}: {failed[0]}"
         raise _wrong(arena, row, where, problem) from failed[0]
-    if not said:
+    if not answers:
         raise _wrong(
             arena,
             row,
             where,
             f"no answer within rollout.environment_timeout {arena.timeout:g} seconds",
         )
-    return said[0]
+    return answers[0]
 
 
 def _wrong(arena: Arena, row: Mapping[str, Any], where: str, problem: str) -> StageError:

@@ -33,13 +33,13 @@ def find(name: str, folder: Path) -> type[Environment]:
             f"rollout.environment is {name!r}, but there is no {path}: put the module there, or "
             "name its folder in rollout.environments"
         )
-    found = getattr(_imported(path), class_name, None)
-    if not isinstance(found, type) or not issubclass(found, Environment):
+    loaded = getattr(_imported(path), class_name, None)
+    if not isinstance(loaded, type) or not issubclass(loaded, Environment):
         raise StageError(
             f"rollout.environment is {name!r}, but {path} has no class {class_name} that is an "
             "Environment of stages.environments.environment"
         )
-    return found
+    return loaded
 
 
 def _imported(path: Path) -> ModuleType:

@@ -26,7 +26,7 @@ ASKED, ANSWERED, OBSERVED = "asked-of-the-policy", "answered-by-the-policy", "ob
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnTemplate:
     """The ids around an observation, and those of it."""
 
     before: Sequence[int]
@@ -46,7 +46,7 @@ class Turns:
         return own if same_message else [*self.before, *own, *self.after]
 
 
-def read_turns(model_folder: Path, role: str, stops: Sequence[str]) -> Turns:
+def read_turns(model_folder: Path, role: str, stops: Sequence[str]) -> TurnTemplate:
     """For a policy's folder; StageError where its template or tokenizer does not allow turns."""
     from transformers import AutoTokenizer
 
@@ -62,7 +62,7 @@ def read_turns(model_folder: Path, role: str, stops: Sequence[str]) -> Turns:
     around = between, [*_ids(within, words), *_ids(tokenizer, rest)]
     # From here on a text is a text.
     within.encode_special_tokens = True
-    return Turns(*around, tuple(_stop_id(within, stop) for stop in stops), within)
+    return TurnTemplate(*around, tuple(_stop_id(within, stop) for stop in stops), within)
 
 
 def around_observation(tokenizer: Any, role: str) -> tuple[str, str]:
@@ -86,8 +86,8 @@ def around_observation(tokenizer: Any, role: str) -> tuple[str, str]:
             f"the policy's chat template does not show what an assistant and the role {role!r} "
             "say as it is: give the environment another `role`, or the tokenizer another template"
         )
-    said, _, rest = both.partition(ANSWERED)
-    if first.partition(ANSWERED)[0] != said:
+    prefix, _, rest = both.partition(ANSWERED)
+    if first.partition(ANSWERED)[0] != prefix:
         raise StageError(
             "the policy's chat template writes earlier turns differently when the dialogue goes "
             "on, so that turns cannot be added to what was sampled: give it another template"

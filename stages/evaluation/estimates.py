@@ -59,5 +59,5 @@ def interval(share: float, count: int) -> Interval:
 
 def mean(values: Iterable[float]) -> float | None:
     """The mean; None of nothing."""
-    found = list(values)
-    return math.fsum(found) / len(found) if found else None
+    known = list(values)
+    return math.fsum(known) / len(known) if known else None

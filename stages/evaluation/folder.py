@@ -53,7 +53,7 @@ def read_greedy(path: Path) -> list[Answered]:
 
 
 def greedy_rows(answered: Sequence[Answered], contest: Contest | None) -> list[dict[str, Any]]:
-    """One row a prompt, beside the reference's reward where there is one."""
+    """One row per prompt, beside the reference's reward where there is one."""
     return [
         {
             "prompt_id": item.prompt_id,

@@ -8,10 +8,10 @@ from stages.context import StageError
 from stages.data.finite import sample_name
 from stages.learning.experience import measure
 from stages.learning.imitation import imitation
-from stages.learning.update import Outcome, Role, Rollouts, Update, trained_on
+from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, trained_on
 
 
-def learn_from_the_best(update: Update) -> Outcome:
+def learn_from_the_best(update: Update) -> UpdateResult:
     """Keep the best responses to each prompt and learn to say them."""
     measured = measure(update.ctx, update.policy.model, update.rollouts, update.config)
     best = the_best(update.rollouts, update.config.policy_update.keep_best)
@@ -31,8 +31,8 @@ def learn_from_the_best(update: Update) -> Outcome:
         "kept_share": len(best) / len(update.rollouts),
         "kept_reward_mean": sum(rewards) / len(rewards),
     }
-    used = trained_on(best, Role.IMITATED)
-    return Outcome(history, used, metrics)
+    used = trained_on(best, SampleRole.IMITATED)
+    return UpdateResult(history, used, metrics)
 
 
 def the_best(rollouts: Rollouts, keep: int) -> list[Mapping[str, Any]]:

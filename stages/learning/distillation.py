@@ -25,10 +25,10 @@ from stages.engines.training.loop import Rows, Step, Work, counted
 from stages.engines.training.resume import Metrics
 from stages.learning.experience import Experience, Measured, measure
 from stages.learning.policy_gradient import ascend, response_batch, rows_to_learn_from
-from stages.learning.update import Outcome, Role, Update, trained_on
+from stages.learning.update import SampleRole, Update, UpdateResult, trained_on
 
 
-def learn_from_a_teacher(update: Update) -> Outcome:
+def learn_from_a_teacher(update: Update) -> UpdateResult:
     """One iteration; the teacher is let go before the policy learns."""
     params = update.config.policy_update
     measured = measure(update.ctx, update.policy.model, update.rollouts, update.config)
@@ -40,8 +40,8 @@ def learn_from_a_teacher(update: Update) -> Outcome:
     metrics = measured.metrics()
     if params.distill_top_k:
         metrics |= measured.kl_metrics()
-    used = trained_on([update.rollouts[i] for i in rows], Role.DISTILLED, advantages)
-    return Outcome(history, used, metrics)
+    used = trained_on([update.rollouts[i] for i in rows], SampleRole.DISTILLED, advantages)
+    return UpdateResult(history, used, metrics)
 
 
 def _learn_samples(
@@ -108,7 +108,7 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
     A kill costs this pass again: its results are K times the size of all others, and computing
     them is one forward pass where the update itself is several, forward and backward.
     """
-    found: dict[int, Mapping[str, torch.Tensor]] = {}
+    by_row: dict[int, Mapping[str, torch.Tensor]] = {}
     teacher = _load_teacher(update)
     # A vocabulary may be padded to another size; past the smaller one there are no tokens.
     sizes = [m.config.get_text_config().vocab_size for m in (teacher, update.policy.model)]
@@ -116,7 +116,7 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
     lengths = [row_length(update.rollouts[row]) for row in rows]
     for group in pack(lengths, update.ctx.micro_tokens):
         if update.ctx.should_stop_alone():
-            raise Stopped(f"stopped after {len(found)} of {len(rows)} responses")
+            raise Stopped(f"stopped after {len(by_row)} of {len(rows)} responses")
         some = [rows[i] for i in group]
         batch = response_batch(teacher, update.rollouts, some, update.ctx.device)
         ids, logprobs = response_topk(teacher, batch, k, update.config.temperature)
@@ -125,9 +125,9 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
             length = len(update.rollouts[row]["response_ids"])
             least = logprobs[i, :length].sum(-1).tolist()
             check_finite("the teacher's log-prob", sample_name(update.rollouts[row]), least)
-            found[row] = {"ids": ids[i, :length].cpu(), "logprobs": logprobs[i, :length].cpu()}
-        update.ctx.progress(len(found), len(rows), "teacher log-probs")
-    return [found[row] for row in rows]
+            by_row[row] = {"ids": ids[i, :length].cpu(), "logprobs": logprobs[i, :length].cpu()}
+        update.ctx.progress(len(by_row), len(rows), "teacher log-probs")
+    return [by_row[row] for row in rows]
 
 
 def _to_length(values: torch.Tensor, length: int) -> torch.Tensor:

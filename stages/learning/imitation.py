@@ -40,9 +40,9 @@ def imitation(
             device,
             loss_masks=masks and [masks[i] for i in rows],
         )
-        said = response_logprobs(model, batch, temperature=1.0)
+        current = response_logprobs(model, batch, temperature=1.0)
         tokens = Tokens.padded(batch.loss_mask)
-        return nll_loss(said.logprobs, said.entropies, tokens, step.counts)
+        return nll_loss(current.logprobs, current.entropies, tokens, step.counts)
 
     return Work(
         counted(num_tokens),

@@ -20,10 +20,10 @@ from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.training.resume import Metrics
 from stages.learning.experience import measure
 from stages.learning.pairs import preference
-from stages.learning.update import Outcome, Role, Rollouts, Update, trained_on
+from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, trained_on
 
 
-def learn_from_own_pairs(update: Update) -> Outcome:
+def learn_from_own_pairs(update: Update) -> UpdateResult:
     """One iteration of DPO on pairs of this iteration's rollouts."""
     params = update.config.policy_update
     measured = measure(update.ctx, update.policy.model, update.rollouts, update.config)
@@ -68,11 +68,11 @@ def learn_from_own_pairs(update: Update) -> Outcome:
         **measured.kl_metrics(),
         "num_pairs": len(pairs),
     }
-    used = trained_on(rejected, Role.REJECTED)
+    used = trained_on(rejected, SampleRole.REJECTED)
     if params.chosen is Chosen.BEST:
         # A demonstration is no sample: only what it was preferred to is listed.
-        used += trained_on(chosen, Role.CHOSEN)
-    return Outcome(history, used, metrics)
+        used += trained_on(chosen, SampleRole.CHOSEN)
+    return UpdateResult(history, used, metrics)
 
 
 def best_and_worst(rollouts: Rollouts) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from stages.algorithms.loss import Loss, Metric, Per, Tokens
+from stages.algorithms.loss import Loss, MetricPart, Per, Tokens
 from stages.algorithms.preference import PairLogprobs, preference_loss
 from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
 from stages.data.batching import Batch, collate
@@ -59,16 +59,18 @@ def preference(
         batch = paired_batch(policy, some, device)
         now = response_logprobs(policy, batch, temperature)
         logprobs = now.logprobs
-        said = PairLogprobs.from_tokens(logprobs, Tokens.padded(batch.loss_mask))
+        pair_logprobs = PairLogprobs.from_tokens(logprobs, Tokens.padded(batch.loss_mask))
         reference = None
         if kind not in REFERENCE_FREE:
             chosen, rejected = (
                 torch.tensor([pair[side] for pair in some], device=device, dtype=torch.float64)
                 for side in ("chosen_ref", "rejected_ref")
             )
-            reference = PairLogprobs(chosen, rejected, said.chosen_tokens, said.rejected_tokens)
-        learnt = preference_loss(said, reference, step.counts, kind=kind, **settings)
-        of_chosen = Metric(now.entropies.detach()[: len(some)].sum(), Per.TOKEN)
+            reference = PairLogprobs(
+                chosen, rejected, pair_logprobs.chosen_tokens, pair_logprobs.rejected_tokens
+            )
+        learnt = preference_loss(pair_logprobs, reference, step.counts, kind=kind, **settings)
+        of_chosen = MetricPart(now.entropies.detach()[: len(some)].sum(), Per.TOKEN)
         return Loss(learnt.value.to(logprobs.dtype), {**learnt.metrics, "entropy": of_chosen})
 
     return Work(

@@ -20,7 +20,7 @@ import torch
 
 from stages.algorithms.advantages import discounted_returns, token_rewards
 from stages.algorithms.kl import kl_loss, next_kl_coef, reported_kl
-from stages.algorithms.loss import Loss, Metric, Per, Tokens
+from stages.algorithms.loss import Loss, MetricPart, Per, Tokens
 from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
 from stages.algorithms.value_loss import value_loss
 from stages.context import StageError
@@ -50,13 +50,13 @@ from stages.learning.experience import (
     token_penalties,
 )
 from stages.learning.old_logprobs import OnlyStep, old_logprobs, takes_one_step
-from stages.learning.update import Outcome, Role, Rollouts, Update, trained_on
+from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, trained_on
 
 KL = "kl_to_reference"
 SHOWN = ("policy_loss", KL, "entropy")
 
 
-def learn_by_policy_gradient(update: Update) -> Outcome:
+def learn_by_policy_gradient(update: Update) -> UpdateResult:
     """One iteration of any of them."""
     config, params = update.config, update.config.policy_update
     kl_coef = params.kl_coef
@@ -90,8 +90,8 @@ def learn_by_policy_gradient(update: Update) -> Outcome:
             num_sequences=len(update.rollouts),
         )
     learnt = [update.rollouts[i] for i in rows]
-    used = trained_on(learnt, Role.POLICY_GRADIENT, experience.advantages[rows])
-    return Outcome(history, used, metrics, kl_coef)
+    used = trained_on(learnt, SampleRole.POLICY_GRADIENT, experience.advantages[rows])
+    return UpdateResult(history, used, metrics, kl_coef)
 
 
 def rows_to_learn_from(update: Update) -> list[int]:
@@ -174,7 +174,7 @@ def _work(
         metrics = {**total.metrics, **bonus.metrics}
         if measures_kl:
             divergence = reported_kl(current.logprobs.detach(), of_rows.ref_logprobs, old)
-            metrics[KL] = Metric(tokens.total(divergence), Per.TOKEN)
+            metrics[KL] = MetricPart(tokens.total(divergence), Per.TOKEN)
         total = replace(total, metrics=metrics)
         if params.entropy_coef:
             total = total.plus(bonus, params.entropy_coef)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.algorithms.loss import Loss, Metric, Per, Tokens
+from stages.algorithms.loss import Loss, MetricPart, Per, Tokens
 from stages.algorithms.preference import kto_baseline, kto_loss
 from stages.context import StageError
 from stages.data.batching import collate
@@ -63,7 +63,7 @@ def kto(
 ) -> Work:
     """KTO's loss over the rows, with `others` to take the baseline from."""
 
-    def said(rows: Rows, responses: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    def logprobs_of(rows: Rows, responses: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """[B] log-probs of the responses, and their lengths."""
         prompts = [data[i]["prompt_ids"] for i in rows]
         batch = collate(prompts, responses, pad_id(policy), device)
@@ -75,11 +75,11 @@ def kto(
         return torch.tensor([data[i][name] for i in rows], device=like.device, dtype=like.dtype)
 
     def survey(rows: Rows) -> dict[str, float]:
-        logprobs, _ = said(rows, [others[i] for i in rows])
+        logprobs, _ = logprobs_of(rows, [others[i] for i in rows])
         return {"log_ratio": float((logprobs - column(rows, "other_ref", logprobs)).sum())}
 
     def loss(rows: Rows, step: Step) -> Loss:
-        logprobs, lengths = said(rows, [data[i]["completion_ids"] for i in rows])
+        logprobs, lengths = logprobs_of(rows, [data[i]["completion_ids"] for i in rows])
         baseline = kto_baseline(step.sums["log_ratio"], step.counts.sequences)
         learnt = kto_loss(
             logprobs,
@@ -92,7 +92,7 @@ def kto(
             desirable_weight=desirable_weight,
             undesirable_weight=undesirable_weight,
         )
-        shown = Metric(logprobs.new_tensor(baseline), Per.MAX)
+        shown = MetricPart(logprobs.new_tensor(baseline), Per.MAX)
         return Loss(learnt.value.float(), {**learnt.metrics, "kto_baseline": shown})
 
     num_tokens = [len(row["completion_ids"]) for row in data]

@@ -91,7 +91,7 @@ def continued_learner(
     return learner
 
 
-class Role(StrEnum):
+class SampleRole(StrEnum):
     """What a sample was to the policy that learnt from it."""
 
     POLICY_GRADIENT = "policy_gradient"
@@ -102,7 +102,7 @@ class Role(StrEnum):
 
 
 def trained_on(
-    samples: Iterable[Mapping[str, Any]], role: Role, advantages: Tensor | None = None
+    samples: Iterable[Mapping[str, Any]], role: SampleRole, advantages: Tensor | None = None
 ) -> list[dict[str, Any]]:
     """Rows of schema.EXPERIENCE for samples that were trained on in one role.
 
@@ -123,7 +123,7 @@ def trained_on(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class UpdateResult:
     """What an update has done."""
 
     history: Sequence[Metrics]

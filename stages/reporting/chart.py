@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stages.reporting.markup import Markup, element, join
 from stages.reporting.scale import Axis
-from stages.reporting.vocabulary import Format, write
+from stages.reporting.vocabulary import Form, write
 
 WIDTH, HEIGHT = 360, 226
 LEFT, RIGHT, TOP, BOTTOM = 46, 342, 18, 190
@@ -61,7 +61,7 @@ class _Box:
         )
 
 
-def draw(slug: str, title: str, lines: Sequence[Line], x: Axis, y: Axis, form: Format) -> Markup:
+def draw(slug: str, title: str, lines: Sequence[Line], x: Axis, y: Axis, form: Form) -> Markup:
     """The chart; the first line is drawn last, on top of the others."""
     back_to_front = list(reversed(lines))
     return element(
@@ -80,7 +80,7 @@ def draw(slug: str, title: str, lines: Sequence[Line], x: Axis, y: Axis, form: F
     )
 
 
-def _describe(lines: Sequence[Line], form: Format) -> str:
+def _describe(lines: Sequence[Line], form: Form) -> str:
     return " ".join(
         f"{line.name}: "
         + ", ".join(f"{point.policy} {write(point.y, form)}" for point in line.own_points)
@@ -125,7 +125,7 @@ def _path(line: Line, x: Axis, y: Axis) -> Markup:
     return element("polyline", points=_coordinates(places), class_=f"line b{line.branch}{dashed}")
 
 
-def _dots(line: Line, x: Axis, y: Axis, form: Format) -> Markup:
+def _dots(line: Line, x: Axis, y: Axis, form: Form) -> Markup:
     hollow = " hollow" if line.dashed else ""
     dots = []
     for point in line.own_points:
@@ -144,7 +144,7 @@ def _dots(line: Line, x: Axis, y: Axis, form: Format) -> Markup:
     return join(dots)
 
 
-def _labels(lines: Sequence[Line], x: Axis, y: Axis, form: Format) -> Markup:
+def _labels(lines: Sequence[Line], x: Axis, y: Axis, form: Form) -> Markup:
     """Values beside their points. The ends of a line matter most; a long one has no others."""
     dots = [_pixel(point.x, point.y, x, y) for line in lines for point in line.points]
     taken = [_Box(px - 4, py - 4, px + 4, py + 4) for px, py in dots]

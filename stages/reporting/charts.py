@@ -10,7 +10,7 @@ from stages.reporting.evidence import Evidence
 from stages.reporting.family import Family
 from stages.reporting.markup import Markup, element
 from stages.reporting.scale import Axis, Tick, fit
-from stages.reporting.vocabulary import EVALUATION, Format, describe, write
+from stages.reporting.vocabulary import EVALUATION, Form, describe, write
 
 NUM_COLOURS = 6
 _MOST_TICKS = 8
@@ -41,7 +41,7 @@ def figures(family: Family, evidence: Evidence, params: Params) -> list[Figure]:
     Where nothing says what is right, the win rate stands in for accuracy.
     """
     steps = iteration_axis(family)
-    share = Format.SHARE
+    share = Form.SHARE
     max_kl = params.policy_update.max_kl
     kl_warning = "" if params.warn.kl is None else f"; a warning past {params.warn.kl:g}"
 
@@ -95,7 +95,7 @@ def training_figures(family: Family, evidence: Evidence) -> list[Figure]:
     }
     inside = replace(evidence, evaluations={p: numbers.get(p, {}) for p in family.policies})
     steps = iteration_axis(family)
-    found = []
+    figures = []
     for name in _IN_TRAINING:
         metric = describe(name)
         lines = _lines(family, inside, name, family.depth)
@@ -105,8 +105,8 @@ def training_figures(family: Family, evidence: Evidence) -> list[Figure]:
             svg = draw(
                 f"training-{name}", f"{metric.label} in training", lines, steps, y, metric.format
             )
-            found.append(Figure(metric.label, metric.meaning, (), svg))
-    return found
+            figures.append(Figure(metric.label, metric.meaning, (), svg))
+    return figures
 
 
 def iteration_axis(family: Family) -> Axis:
@@ -165,7 +165,7 @@ def _reward_against_kl(family: Family, evidence: Evidence) -> Figure:
         "Reward for its KL",
         "How much reward each step away from SFT bought. Steep is good.",
         (),
-        draw("reward-kl", "Reward against KL to the reference", lines, x, y, Format.NUMBER),
+        draw("reward-kl", "Reward against KL to the reference", lines, x, y, Form.NUMBER),
     )
 
 
@@ -192,9 +192,7 @@ def _lines(
             if value is None or not (math.isfinite(value) and math.isfinite(x)):
                 continue
             text = (
-                f"{policy}: reward {write(value)} at KL {write(x, Format.NATS)}"
-                if numeric_x
-                else ""
+                f"{policy}: reward {write(value)} at KL {write(x, Form.NATS)}" if numeric_x else ""
             )
             points.append(Point(policy, x, value, half if math.isfinite(half) else 0.0, text))
         label = " ".join(filter(None, (branch.leaf if len(branches) > 1 else "", name)))

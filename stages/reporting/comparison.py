@@ -35,7 +35,7 @@ class Outcome(StrEnum):
         return self not in (Outcome.HIGHER, Outcome.LOWER, Outcome.SAME)
 
 
-class Verdict(StrEnum):
+class PolicyOutcome(StrEnum):
     """What became of the policy."""
 
     BETTER = "better"
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Pair:
+class BeforeAfter:
     before: Answered
     after: Answered
 
@@ -66,24 +66,24 @@ class Pair:
         return self.after.greedy.reward - self.before.greedy.reward
 
 
-def pair_up(before: Sequence[Answered], after: Sequence[Answered]) -> list[Pair]:
+def pair_up(before: Sequence[Answered], after: Sequence[Answered]) -> list[BeforeAfter]:
     """Answers to the same prompt together, in the order of the files."""
     if [sample.prompt_id for sample in before] != [sample.prompt_id for sample in after]:
         raise StageError(
             "the SFT policy and the final policy were evaluated on different prompts: "
             "run `dvc repro` so that both see the same held-out set"
         )
-    return [Pair(*samples) for samples in zip(before, after, strict=True)]
+    return [BeforeAfter(*samples) for samples in zip(before, after, strict=True)]
 
 
-def count(pairs: Sequence[Pair]) -> dict[Outcome, int]:
+def count(pairs: Sequence[BeforeAfter]) -> dict[Outcome, int]:
     """How many prompts had each outcome, of the kinds that were possible."""
-    found = [pair.outcome for pair in pairs]
-    kinds = {outcome.is_judged for outcome in found} or {True}
-    return {o: found.count(o) for o in Outcome if o.is_judged in kinds}
+    outcomes = [pair.outcome for pair in pairs]
+    kinds = {outcome.is_judged for outcome in outcomes} or {True}
+    return {o: outcomes.count(o) for o in Outcome if o.is_judged in kinds}
 
 
-def judge(pairs: Sequence[Pair]) -> Verdict:
+def judge(pairs: Sequence[BeforeAfter]) -> PolicyOutcome:
     """Better or worse only where chance is an unlikely explanation."""
     counts = count(pairs)
     better, worse = (
@@ -95,18 +95,18 @@ def judge(pairs: Sequence[Pair]) -> Verdict:
     flips = up + down
     tail = sum(comb(flips, k) for k in range(min(up, down) + 1))
     if 2 * tail >= SIGNIFICANCE * 2**flips:
-        return Verdict.UNCLEAR
-    return Verdict.BETTER if up > down else Verdict.WORSE
+        return PolicyOutcome.UNCLEAR
+    return PolicyOutcome.BETTER if up > down else PolicyOutcome.WORSE
 
 
-def accuracy_gain_error(pairs: Sequence[Pair]) -> float | None:
+def accuracy_gain_error(pairs: Sequence[BeforeAfter]) -> float | None:
     """The standard error of the difference of the two accuracies, prompt by prompt."""
     judged = [pair for pair in pairs if pair.before.is_judged and pair.after.is_judged]
     gains = [bool(pair.after.greedy.correct) - bool(pair.before.greedy.correct) for pair in judged]
     return standard_error(gains, [pair.before.prompt_id for pair in judged])
 
 
-def choose(pairs: Sequence[Pair], limit: int) -> list[Pair]:
+def choose(pairs: Sequence[BeforeAfter], limit: int) -> list[BeforeAfter]:
     """The most telling pairs: half improved, a quarter regressed, a quarter still wrong, as far as
     there are such; of three or more, at least one each. Of prompts that nobody can judge: half with
     a higher reward, a quarter with a lower one, a quarter with the same.
@@ -135,7 +135,9 @@ def choose(pairs: Sequence[Pair], limit: int) -> list[Pair]:
     return [pair for outcome in Outcome for pair in ranked[outcome][: taken[outcome]]]
 
 
-def extremes(pairs: Sequence[Pair], limit: int) -> tuple[list[Pair], list[Pair]]:
+def extremes(
+    pairs: Sequence[BeforeAfter], limit: int
+) -> tuple[list[BeforeAfter], list[BeforeAfter]]:
     """The pairs whose reward rose most, and those whose reward fell most; each the largest first.
 
     A response that did not change has not gained, whatever rounding says.

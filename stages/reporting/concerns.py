@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stages.contracts.warn import WarnParams
 from stages.evaluation.answers import Answered
-from stages.health import Kind, Reading, Symptom, judge, judge_family
+from stages.health import Reading, Symptom, WarningKind, judge, judge_family
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import Family
 
@@ -20,7 +20,7 @@ _MOST_NAMES = 6
 class Concern:
     """One kind of warning."""
 
-    kind: Kind
+    kind: WarningKind
     title: str
     policies: tuple[str, ...]
     last: Symptom
@@ -48,10 +48,10 @@ def collect(family: Family, evidence: Evidence, warn: WarnParams) -> list[Concer
         for policy in family.policies
     }
     source = Reading("the reward source", evidence.reward)
-    found = [*judge([source], warn), *judge_family(family.parents, readings, warn)]
+    symptoms = [*judge([source], warn), *judge_family(family.parents, readings, warn)]
     concerns = []
-    for kind in Kind:
-        of_kind = [symptom for symptom in found if symptom.kind is kind]
+    for kind in WarningKind:
+        of_kind = [symptom for symptom in symptoms if symptom.kind is kind]
         if of_kind:
             policies = tuple(symptom.policy for symptom in of_kind)
             title = kind.words[:1].upper() + kind.words[1:]

@@ -16,12 +16,12 @@ COLUMNS = (
 )
 
 
-def render(family: Family, found: Evidence) -> str:
+def render(family: Family, evidence: Evidence) -> str:
     """One row a policy, `sft` first; a cell is empty where nothing was measured."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["iteration", "policy", *COLUMNS])
     for index, policy in enumerate(family.policies):
-        numbers = found.evaluations[policy]
+        numbers = evidence.evaluations[policy]
         table.writerow([index, policy, *(numbers.get(column, "") for column in COLUMNS)])
     return text.getvalue()

@@ -13,7 +13,7 @@ _MARKUP = re.compile(r"[\\`*\[\]<>~&]|(?<!\w)_|_(?!\w)")
 
 def plain(text: str) -> str:
     """A text in a line, shown as it is."""
-    return _MARKUP.sub(lambda found: f"\\{found[0]}", one_line(text))
+    return _MARKUP.sub(lambda match: f"\\{match[0]}", one_line(text))
 
 
 def code(text: str) -> str:

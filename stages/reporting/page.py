@@ -5,7 +5,7 @@ from typing import Any
 
 from stages.contracts.params import Params
 from stages.reporting import changes, charts, graph, tables
-from stages.reporting.comparison import Pair, accuracy_gain_error, choose, extremes
+from stages.reporting.comparison import BeforeAfter, accuracy_gain_error, choose, extremes
 from stages.reporting.concerns import Concern
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import ROOT, Family
@@ -14,7 +14,7 @@ from stages.reporting.story import Story
 from stages.reporting.style import STYLE
 from stages.reporting.vocabulary import (
     EVALUATION,
-    Format,
+    Form,
     write,
     write_change,
     write_error,
@@ -39,7 +39,7 @@ def render(
     evidence: Evidence,
     story: Story,
     concerns: Sequence[Concern],
-    pairs: list[Pair],
+    pairs: list[BeforeAfter],
     nodes: Sequence[Mapping[str, Any]],
 ) -> str:
     """The whole document."""
@@ -113,7 +113,7 @@ def _as_sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _cards(family: Family, evidence: Evidence, pairs: Sequence[Pair]) -> Markup:
+def _cards(family: Family, evidence: Evidence, pairs: Sequence[BeforeAfter]) -> Markup:
     first, last = evidence.evaluations[ROOT], evidence.evaluations[family.final]
     # From the reference itself the KL starts at 0 for sure.
     errors = {
@@ -142,9 +142,9 @@ def _cards(family: Family, evidence: Evidence, pairs: Sequence[Pair]) -> Markup:
         sure = (
             f"95%: {write_interval(low, high)}"
             if low is not None
-            else f"{write_error(rate, error, Format.SHARE)}; 50% is no difference".lstrip("; ")
+            else f"{write_error(rate, error, Form.SHARE)}; 50% is no difference".lstrip("; ")
         )
-        return _card(EVALUATION[metric].label, write(rate, Format.SHARE), sure, note)
+        return _card(EVALUATION[metric].label, write(rate, Form.SHARE), sure, note)
 
     is_judged = "accuracy" in last
     return element(
@@ -157,7 +157,7 @@ def _cards(family: Family, evidence: Evidence, pairs: Sequence[Pair]) -> Markup:
         moved("entropy", "nats per token, 0 is collapse"),
         _card(
             "Reward source",
-            write(evidence.pairwise_accuracy, Format.SHARE),
+            write(evidence.pairwise_accuracy, Form.SHARE),
             "of pairs ranked right",
             "held-out pairs; 50% is a coin toss"
             if evidence.pairwise_accuracy is not None
@@ -225,7 +225,7 @@ def _tasks(family: Family, evidence: Evidence) -> Markup | None:
     )
 
 
-def _samples(params: Params, family: Family, pairs: list[Pair]) -> Markup:
+def _samples(params: Params, family: Family, pairs: list[BeforeAfter]) -> Markup:
     shown = choose(pairs, params.report.samples)
     rose, fell = extremes(pairs, max(1, params.report.samples // 4))
     return _section(

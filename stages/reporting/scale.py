@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stages.reporting.vocabulary import Format, signed
+from stages.reporting.vocabulary import Form, signed
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Axis:
 
 def fit(
     values: Sequence[float],
-    form: Format = Format.NUMBER,
+    form: Form = Form.NUMBER,
     floor: float | None = None,
     ceiling: float | None = None,
     title: str = "",
@@ -57,10 +57,10 @@ def _round_step(raw: float) -> float:
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if raw <= factor * power * 1.0001)
 
 
-def _tick_label(value: float, step: float, form: Format) -> str:
-    if form is Format.SHARE:
+def _tick_label(value: float, step: float, form: Form) -> str:
+    if form is Form.SHARE:
         value, step = 100 * value, 100 * step
     decimals = next((d for d in range(8) if abs(round(step, d) - step) < step * 1e-6), 8)
     text = f"{value:.{decimals}f}"
     text = text.removeprefix("-") if float(text) == 0 else text
-    return signed(text + "%" if form is Format.SHARE else text)
+    return signed(text + "%" if form is Form.SHARE else text)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from stages.contracts.params import Params
 from stages.contracts.rl import Reward
-from stages.reporting.comparison import Outcome, Pair, Verdict, count, judge
+from stages.reporting.comparison import BeforeAfter, Outcome, PolicyOutcome, count, judge
 from stages.reporting.evidence import Evidence, Metrics
 from stages.reporting.family import ROOT, Family
-from stages.reporting.vocabulary import Format, write
+from stages.reporting.vocabulary import Form, write
 
 _REWARD_WORDS = {
     Reward.REWARD_MODEL: "a reward model trained on preference pairs",
@@ -22,14 +22,14 @@ EVEN = 0.5
 
 @dataclass(frozen=True)
 class Story:
-    verdict: Verdict
+    verdict: PolicyOutcome
     headline: str
     lead: str
     method: str
     caveats: tuple[str, ...]
 
 
-def tell(params: Params, family: Family, evidence: Evidence, pairs: list[Pair]) -> Story:
+def tell(params: Params, family: Family, evidence: Evidence, pairs: list[BeforeAfter]) -> Story:
     """Draw the conclusions that the numbers allow."""
     verdict = judge(pairs)
     first, last = evidence.evaluations[ROOT], evidence.evaluations[family.final]
@@ -43,26 +43,26 @@ def tell(params: Params, family: Family, evidence: Evidence, pairs: list[Pair]) 
     )
 
 
-def _by_accuracy(verdict: Verdict, first: Metrics, last: Metrics) -> str:
-    before, after = (write(metrics["accuracy"], Format.SHARE) for metrics in (first, last))
+def _by_accuracy(verdict: PolicyOutcome, first: Metrics, last: Metrics) -> str:
+    before, after = (write(metrics["accuracy"], Form.SHARE) for metrics in (first, last))
     return {
-        Verdict.BETTER: f"It learned: accuracy rose from {before} to {after}",
-        Verdict.WORSE: f"It got worse: accuracy fell from {before} to {after}",
-        Verdict.UNCLEAR: f"No clear change: accuracy was {before} and is now {after}",
+        PolicyOutcome.BETTER: f"It learned: accuracy rose from {before} to {after}",
+        PolicyOutcome.WORSE: f"It got worse: accuracy fell from {before} to {after}",
+        PolicyOutcome.UNCLEAR: f"No clear change: accuracy was {before} and is now {after}",
     }[verdict]
 
 
-def _by_reward(verdict: Verdict, pairs: list[Pair]) -> str:
-    rate = write(statistics.fmean(pair.won for pair in pairs), Format.SHARE)
+def _by_reward(verdict: PolicyOutcome, pairs: list[BeforeAfter]) -> str:
+    rate = write(statistics.fmean(pair.won for pair in pairs), Form.SHARE)
     start = {
-        Verdict.BETTER: "It learned",
-        Verdict.WORSE: "It got worse",
-        Verdict.UNCLEAR: "No clear change",
+        PolicyOutcome.BETTER: "It learned",
+        PolicyOutcome.WORSE: "It got worse",
+        PolicyOutcome.UNCLEAR: "No clear change",
     }[verdict]
     return f"{start}: by reward it wins {rate} against the supervised policy"
 
 
-def _lead(family: Family, pairs: list[Pair]) -> str:
+def _lead(family: Family, pairs: list[BeforeAfter]) -> str:
     judged = [pair for pair in pairs if pair.outcome.is_judged]
     right_before = sum(bool(pair.before.greedy.correct) for pair in judged)
     right_after = sum(bool(pair.after.greedy.correct) for pair in judged)
@@ -76,7 +76,7 @@ def _lead(family: Family, pairs: list[Pair]) -> str:
     )
 
 
-def _lead_by_reward(family: Family, pairs: list[Pair]) -> str:
+def _lead_by_reward(family: Family, pairs: list[BeforeAfter]) -> str:
     counts = count(pairs)
     return (
         f"Of {len(pairs):,} held-out prompts, which no training step has seen, the final policy "
@@ -116,9 +116,9 @@ def _reward_words(params: Params) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _caveats(family: Family, evidence: Evidence, verdict: Verdict) -> list[str]:
+def _caveats(family: Family, evidence: Evidence, verdict: PolicyOutcome) -> list[str]:
     caveats = []
-    if verdict is Verdict.UNCLEAR:
+    if verdict is PolicyOutcome.UNCLEAR:
         caveats.append(
             "Too few prompts changed sides to tell this difference from chance. More held-out "
             "prompts or more iterations would decide it."
@@ -131,12 +131,12 @@ def _caveats(family: Family, evidence: Evidence, verdict: Verdict) -> list[str]:
     }
     best = max(accuracy, key=accuracy.__getitem__, default=family.final)
     if family.final in accuracy and accuracy[best] > accuracy[family.final]:
-        share = write(accuracy[best], Format.SHARE)
+        share = write(accuracy[best], Form.SHARE)
         caveats.append(
             f"{best} is more accurate ({share}) than {family.final}, which counts as final because "
             "it is the last that params.yaml names."
         )
-    fell = verdict is Verdict.WORSE and family.final in accuracy
+    fell = verdict is PolicyOutcome.WORSE and family.final in accuracy
     if last["reward_mean"] > first["reward_mean"] and fell:
         caveats.append(
             "Reward rose while accuracy fell: the policy has probably learned to please the reward "
@@ -152,14 +152,14 @@ def _about_length(last: Metrics) -> str | None:
     similar = last.get("win_rate_similar_length", 0.0)
     if last.get("win_rate_low", 0.0) <= EVEN or similar > EVEN:
         return None
-    said = (
-        f"but {write(similar, Format.SHARE)} where the responses are of similar length, which "
-        f"{write(last['similar_length_share'], Format.SHARE)} are"
+    by_length = (
+        f"but {write(similar, Form.SHARE)} where the responses are of similar length, which "
+        f"{write(last['similar_length_share'], Form.SHARE)} are"
         if "win_rate_similar_length" in last
         else "but no two responses are of similar length"
     )
     return (
-        f"By reward it wins {write(last['win_rate'], Format.SHARE)} against the supervised policy, "
-        f"{said} (mean {write(last['greedy_length'])} tokens, before "
+        f"By reward it wins {write(last['win_rate'], Form.SHARE)} against the supervised policy, "
+        f"{by_length} (mean {write(last['greedy_length'])} tokens, before "
         f"{write(last['reference_greedy_length'])}): the reward may favour length as such."
     )

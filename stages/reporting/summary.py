@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stages.contracts.params import Params
 from stages.evaluation.answers import Answer
-from stages.reporting.comparison import Pair, choose
+from stages.reporting.comparison import BeforeAfter, choose
 from stages.reporting.concerns import Concern
 from stages.reporting.evidence import Evidence
 from stages.reporting.family import ROOT, Family
@@ -12,7 +12,7 @@ from stages.reporting.markdown import in_cell, one_line, plain
 from stages.reporting.story import Story
 from stages.reporting.tables import NO_TASK
 from stages.reporting.vocabulary import (
-    Format,
+    Form,
     describe,
     pass_metrics,
     write,
@@ -40,7 +40,7 @@ def render(
     evidence: Evidence,
     story: Story,
     concerns: Sequence[Concern],
-    pairs: list[Pair],
+    pairs: list[BeforeAfter],
 ) -> str:
     """Headline, what to doubt, one table, three samples, and where to look next."""
     blocks = [
@@ -61,14 +61,14 @@ def render(
 
 def _concern(concern: Concern) -> str:
     others = f" ({concern.names})" if len(concern.policies) > 1 else ""
-    said = f"Warning: {concern.title}{others}: {concern.last.sentence}."
-    return _wrap(f"{said} To try: {concern.last.advice}.")
+    sentence = f"Warning: {concern.title}{others}: {concern.last.sentence}."
+    return _wrap(f"{sentence} To try: {concern.last.advice}.")
 
 
 def _reward_source(params: Params, evidence: Evidence) -> str:
     if evidence.pairwise_accuracy is None:
         return ""
-    share = write(evidence.pairwise_accuracy, Format.SHARE)
+    share = write(evidence.pairwise_accuracy, Form.SHARE)
     return f"The {params.rl.reward.replace('_', ' ')} ranks {share} of held-out pairs right."
 
 
@@ -86,16 +86,16 @@ def _policies(family: Family, evidence: Evidence) -> str:
 
 def _errors(family: Family, evidence: Evidence) -> list[str]:
     """How sure the table is, in a line: there is no room beside its numbers."""
-    last, said = evidence.evaluations[family.final], []
+    last, errors = evidence.evaluations[family.final], []
     for name in ("reward_mean", "kl_to_reference"):
         form = describe(name).format
         if error := write_error(last.get(name), last.get(error_name(name)), form):
-            said.append(f"{_COLUMNS[name]} {error}")
+            errors.append(f"{_COLUMNS[name]} {error}")
     if "win_rate_low" in last:
-        said.append(f"wins {write_interval(last['win_rate_low'], last['win_rate_high'])} (95%)")
-    if not said:
+        errors.append(f"wins {write_interval(last['win_rate_low'], last['win_rate_high'])} (95%)")
+    if not errors:
         return []
-    return [_wrap(f"{family.final}: {', '.join(said)}; ± is one standard error over prompts.")]
+    return [_wrap(f"{family.final}: {', '.join(errors)}; ± is one standard error over prompts.")]
 
 
 def _columns(evidence: Evidence) -> dict[str, str]:
@@ -118,10 +118,10 @@ def _tasks(family: Family, evidence: Evidence) -> str:
     rows = [
         [
             plain(_shorten(row["task"] or NO_TASK, WIDTH // 3)),
-            write(row["num_prompts"], Format.COUNT),
-            write(before.get(row["task"], {}).get("accuracy"), Format.SHARE),
-            write(row["accuracy"], Format.SHARE),
-            write(row["win_rate"], Format.SHARE),
+            write(row["num_prompts"], Form.COUNT),
+            write(before.get(row["task"], {}).get("accuracy"), Form.SHARE),
+            write(row["accuracy"], Form.SHARE),
+            write(row["win_rate"], Form.SHARE),
         ]
         for row in largest[:_MOST_TASKS]
     ]
@@ -140,7 +140,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     )
 
 
-def _sample(pair: Pair, final: str) -> str:
+def _sample(pair: BeforeAfter, final: str) -> str:
     """An indented block, which Markdown shows as it is: nothing in it can be taken for markup."""
     name_width = max(len(ROOT), len(final))
     expected = _shorten(pair.before.answer or "", WIDTH // 3)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from stages.evaluation.answers import Answer, Answered
 from stages.evaluation.contest import greedy_outcomes
 from stages.reporting.changes import Change
-from stages.reporting.comparison import Outcome, Pair, count
+from stages.reporting.comparison import BeforeAfter, Outcome, count
 from stages.reporting.evidence import (
     ITERATION_STAGES,
     ONLINE_STAGES,
@@ -17,7 +17,7 @@ from stages.reporting.family import ROOT, Family
 from stages.reporting.markup import Child, Markup, element
 from stages.reporting.vocabulary import (
     MISSING,
-    Format,
+    Form,
     describe,
     in_order,
     pass_metrics,
@@ -96,11 +96,11 @@ def tasks(family: Family, evidence: Evidence) -> Markup:
     for task, row in after.items():
         old = before.get(task, {}).get("accuracy")
         new = row["accuracy"]
-        moved = MISSING if old is None or new is None else write_change(old, new, Format.SHARE)
+        moved = MISSING if old is None or new is None else write_change(old, new, Form.SHARE)
         judged = (
             [
-                write(old, Format.SHARE),
-                write(new, Format.SHARE),
+                write(old, Form.SHARE),
+                write(new, Form.SHARE),
                 moved,
                 write_interval(row["accuracy_low"], row["accuracy_high"]),
             ]
@@ -108,9 +108,9 @@ def tasks(family: Family, evidence: Evidence) -> Markup:
             else []
         )
         cells = [
-            write(row["num_prompts"], Format.COUNT),
+            write(row["num_prompts"], Form.COUNT),
             *judged,
-            write(row["win_rate"], Format.SHARE),
+            write(row["win_rate"], Form.SHARE),
             write_interval(row["win_rate_low"], row["win_rate_high"]),
             [write(row["reward_mean"]), _beside("reward_mean", row)],
         ]
@@ -135,7 +135,7 @@ def head_to_head(family: Family, evidence: Evidence) -> Markup:
     return _scrolling("Win rate of each policy against each other", table)
 
 
-def outcomes(pairs: Sequence[Pair]) -> Markup:
+def outcomes(pairs: Sequence[BeforeAfter]) -> Markup:
     """One bar that divides the held-out prompts by what became of them."""
     parts, key = [], []
     for outcome, number in count(pairs).items():
@@ -154,7 +154,9 @@ def outcomes(pairs: Sequence[Pair]) -> Markup:
     )
 
 
-def samples(groups: Mapping[str, Sequence[Pair]], final: str, class_: str = "samples") -> Markup:
+def samples(
+    groups: Mapping[str, Sequence[BeforeAfter]], final: str, class_: str = "samples"
+) -> Markup:
     """Prompts with the responses before and after, their rewards and whether they are right."""
     head = ["Prompt", "Expected", f"Before: {ROOT}", f"After: {final}"]
     rows = []
@@ -175,7 +177,7 @@ def samples(groups: Mapping[str, Sequence[Pair]], final: str, class_: str = "sam
     return _table(head, rows, class_, num_text=4)
 
 
-def by_outcome(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+def by_outcome(pairs: Sequence[BeforeAfter]) -> dict[str, list[BeforeAfter]]:
     """Pairs under the name of what became of them."""
     return {
         outcome.value.capitalize(): [pair for pair in pairs if pair.outcome is outcome]
@@ -228,9 +230,9 @@ def plain_metrics(title: str, metrics: Mapping[str, float]) -> Markup:
     return element("div", element("h3", title), element("dl", rows, class_="facts"))
 
 
-def _plain_format(name: str, value: float) -> Format:
+def _plain_format(name: str, value: float) -> Form:
     known = describe(name).format
-    return Format.COUNT if known is Format.NUMBER and value.is_integer() else known
+    return Form.COUNT if known is Form.NUMBER and value.is_integer() else known
 
 
 def _short_label(name: str) -> str:
@@ -258,7 +260,7 @@ def changed_params(changes: Sequence[Change]) -> Markup:
 def _beats(evidence: Evidence, mine: str, theirs: str) -> list[str | None]:
     won = greedy_outcomes(evidence.answered[mine], evidence.answered[theirs])
     share, error = statistics.fmean(won), standard_error(won, range(len(won)))
-    return [write(share, Format.SHARE), _small(write_error(share, error, Format.SHARE))]
+    return [write(share, Form.SHARE), _small(write_error(share, error, Form.SHARE))]
 
 
 def _beside(name: str, metrics: Mapping[str, float]) -> Markup | None:

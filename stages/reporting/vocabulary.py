@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 
-class Format(Enum):
+class Form(Enum):
     """How a value is written."""
 
     SHARE = auto()
@@ -22,7 +22,7 @@ class Format(Enum):
 class Metric:
     label: str
     meaning: str
-    format: Format = Format.NUMBER
+    format: Form = Form.NUMBER
 
 
 MISSING = "–"
@@ -33,33 +33,33 @@ EVALUATION = {
         "Accuracy",
         "Share of held-out prompts whose final answer is exactly right when the policy always "
         "takes its likeliest next token (greedy).",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "accuracy_sampled": Metric(
         "Sampled accuracy",
         "The same share when tokens are drawn at random from the policy’s own probabilities, as "
         "they are in training.",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "majority_vote": Metric(
         "Majority vote",
         "Share of prompts where the answer that most of the sampled responses give is right.",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "win_rate": Metric(
         "Win rate",
         "Share of prompts where the policy’s greedy response has a higher reward than the SFT "
         "policy’s; a tie counts half, so 50% is no difference.",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "win_rate_sampled": Metric(
-        "Win rate, sampled", "The same among all pairs of sampled responses.", Format.SHARE
+        "Win rate, sampled", "The same among all pairs of sampled responses.", Form.SHARE
     ),
     "win_rate_similar_length": Metric(
         "Win rate, similar length",
         "The same where the two greedy responses differ in length by at most a fifth: reward "
         "models often favour length as such.",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "reward_mean": Metric(
         "Reward",
@@ -78,7 +78,7 @@ EVALUATION = {
         "KL to the reference",
         "How far the policy has moved from the supervised one, in nats per token; 0 means not at "
         "all, and large values often mean that it exploits the reward.",
-        Format.NATS,
+        Form.NATS,
     ),
     "entropy": Metric(
         "Entropy",
@@ -90,26 +90,26 @@ EVALUATION = {
     "truncation_rate": Metric(
         "Truncated",
         "Share of responses that were cut because they did not end in time.",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "num_prompts": Metric(
-        "Held-out prompts", "Prompts that no training step has seen.", Format.COUNT
+        "Held-out prompts", "Prompts that no training step has seen.", Form.COUNT
     ),
     "pairwise_accuracy": Metric(
         "Pairwise accuracy",
         "How often the reward source scores the better response of a held-out pair higher; 50% is "
         "a coin toss.",
-        Format.SHARE,
+        Form.SHARE,
     ),
 }
 
 TRAINING = {
     **EVALUATION,
-    "num_prompts": Metric("Prompts", "Prompts whose responses were learnt from.", Format.COUNT),
-    "num_responses": Metric("Responses learnt from", "Those of these prompts.", Format.COUNT),
-    "num_sequences": Metric("Responses", "Responses sampled to train on.", Format.COUNT),
-    "num_tokens": Metric("Tokens", "Tokens in those responses.", Format.COUNT),
-    "num_steps": Metric("Optimizer steps", "Times the weights were changed.", Format.COUNT),
+    "num_prompts": Metric("Prompts", "Prompts whose responses were learnt from.", Form.COUNT),
+    "num_responses": Metric("Responses learnt from", "Those of these prompts.", Form.COUNT),
+    "num_sequences": Metric("Responses", "Responses sampled to train on.", Form.COUNT),
+    "num_tokens": Metric("Tokens", "Tokens in those responses.", Form.COUNT),
+    "num_steps": Metric("Optimizer steps", "Times the weights were changed.", Form.COUNT),
     "loss": Metric("Loss", "All that the optimizer lowers, together."),
     "policy_loss": Metric(
         "Policy loss",
@@ -129,12 +129,12 @@ TRAINING = {
     "clip_fraction_low": Metric(
         "Clipped low",
         "Share of tokens whose probability fell past the clip range and that stopped counting.",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "clip_fraction_high": Metric(
         "Clipped high",
         "Share of tokens whose probability rose past the clip range and that stopped counting.",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "ratio_min": Metric(
         "Smallest ratio", "Largest fall of a token’s probability: new divided by old."
@@ -156,21 +156,23 @@ TRAINING = {
     "effective_samples": Metric(
         "Effective samples",
         "What that difference leaves of the responses’ weight; all of it is best.",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "mismatch_masked": Metric(
-        "Tokens masked", "Left out because sampler and trainer differ too much.", Format.SHARE
+        "Tokens masked", "Left out because sampler and trainer differ too much.", Form.SHARE
     ),
     "mismatch_truncated": Metric(
-        "Weights cut", "Tokens whose importance weight was cut to the cap.", Format.SHARE
+        "Weights cut", "Tokens whose importance weight was cut to the cap.", Form.SHARE
     ),
     "zero_variance_share": Metric(
         "Groups without signal",
         "Share of prompts whose responses all got the same reward: they teach nothing.",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "value_clip_fraction": Metric(
-        "Values clipped", "Share of tokens whose value had moved past the clip range.", Format.SHARE
+        "Values clipped",
+        "Share of tokens whose value had moved past the clip range.",
+        Form.SHARE,
     ),
     "kl_coef": Metric("KL coefficient", "Weight of the distance from the SFT policy."),
     "kl_loss": Metric("KL in the loss", "The KL term before its weight."),
@@ -178,16 +180,18 @@ TRAINING = {
     "preference_accuracy": Metric(
         "Pairs ranked right",
         "Share of training pairs whose chosen response the policy now favours more.",
-        Format.SHARE,
+        Form.SHARE,
     ),
     "reward_margin": Metric(
         "Reward margin", "Mean difference of the rewards that the policy implies for a pair."
     ),
     "label_accuracy": Metric(
-        "Labels met", "Share of responses moved in the direction of their label.", Format.SHARE
+        "Labels met",
+        "Share of responses moved in the direction of their label.",
+        Form.SHARE,
     ),
     "distillation_kl": Metric("KL to the teacher", "Nats per token on the policy’s own responses."),
-    "kept_share": Metric("Responses kept", "Share that was good enough to imitate.", Format.SHARE),
+    "kept_share": Metric("Responses kept", "Share that was good enough to imitate.", Form.SHARE),
     "kept_reward_mean": Metric("Reward of those kept", "Their mean reward."),
 }
 
@@ -197,7 +201,7 @@ def describe(name: str) -> Metric:
     if chances := _PASS_AT.fullmatch(name):
         k = chances[1]
         meaning = f"Chance that of {k} sampled responses at least one is right."
-        return Metric(f"Pass@{k}", meaning, Format.SHARE)
+        return Metric(f"Pass@{k}", meaning, Form.SHARE)
     whole, slash, part = name.partition("/")
     if slash and whole in TRAINING:
         known = TRAINING[whole]
@@ -213,8 +217,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 def pass_metrics(names: Iterable[str]) -> list[str]:
     """Those of the names that are a pass@k, the smallest k first."""
-    found = {name: int(chances[1]) for name in names if (chances := _PASS_AT.fullmatch(name))}
-    return sorted(found, key=found.__getitem__)
+    k_of = {name: int(chances[1]) for name in names if (chances := _PASS_AT.fullmatch(name))}
+    return sorted(k_of, key=k_of.__getitem__)
 
 
 def spell_out(name: str) -> str:
@@ -222,7 +226,7 @@ def spell_out(name: str) -> str:
     return name.removeprefix("num_").replace("_", " ").capitalize()
 
 
-def write(value: float | None, form: Format = Format.NUMBER) -> str:
+def write(value: float | None, form: Form = Form.NUMBER) -> str:
     """A value as text, short and with about three significant digits."""
     if value is None or not math.isfinite(value):
         return MISSING
@@ -236,11 +240,11 @@ def write_interval(low: float | None, high: float | None) -> str:
     return f"{100 * low:.1f}–{100 * high:.1f}%"
 
 
-def write_error(value: float | None, error: float | None, form: Format = Format.NUMBER) -> str:
+def write_error(value: float | None, error: float | None, form: Form = Form.NUMBER) -> str:
     """One standard error with as many digits as the value beside it: `± 0.021`; none: empty."""
     if value is None or error is None or not math.isfinite(value + error):
         return ""
-    if form is Format.SHARE:
+    if form is Form.SHARE:
         return f"± {100 * error:.1f}"
     digits = _digits(value, form)
     if digits == "0" or "e" in digits:
@@ -248,13 +252,13 @@ def write_error(value: float | None, error: float | None, form: Format = Format.
     return f"± {error:,.{len(digits.partition('.')[2])}f}"
 
 
-def _digits(value: float, form: Format) -> str:
-    if form is Format.SHARE:
+def _digits(value: float, form: Form) -> str:
+    if form is Form.SHARE:
         return f"{100 * value:.1f}%"
-    if form is Format.COUNT:
+    if form is Form.COUNT:
         return f"{value:,.0f}"
     size = abs(value)
-    if value == 0 or (form is Format.NATS and size < 1e-5):
+    if value == 0 or (form is Form.NATS and size < 1e-5):
         return "0"
     if size < 0.001:
         return f"{value:.1e}"
@@ -263,12 +267,12 @@ def _digits(value: float, form: Format) -> str:
     return f"{value:.1f}" if size >= 100 else f"{value:.2f}" if size >= 10 else f"{value:.3f}"
 
 
-def write_change(before: float, after: float, form: Format = Format.NUMBER) -> str:
+def write_change(before: float, after: float, form: Form = Form.NUMBER) -> str:
     """The difference with its sign; of shares in percentage points."""
     change = after - before
     if not math.isfinite(change):
         return MISSING
-    text = f"{100 * change:+.1f} points" if form is Format.SHARE else f"{change:+.3f}"
+    text = f"{100 * change:+.1f} points" if form is Form.SHARE else f"{change:+.3f}"
     return "no change" if float(text.split()[0]) == 0 else signed(text)
 
 

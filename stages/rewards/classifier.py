@@ -18,7 +18,7 @@ from stages.context import Context, StageError
 from stages.contracts.rewards import Form, Model, Read
 from stages.data.chat_templates import as_text, check_it_reads, choose_template
 from stages.engines.models.base_folder import load_tokenizer
-from stages.engines.models.given_folder import Kind, check_folder
+from stages.engines.models.given_folder import ModelKind, check_folder
 from stages.engines.models.labels import choose_label, labels_of
 from stages.engines.models.loaders import Load
 from stages.rewards.given import Row, name_of
@@ -29,7 +29,7 @@ def check_model(name: str, params: Model, folder: Path) -> int:
     where, path = f"rewards.{name}.folder {params.folder}", folder / params.folder
     if not path.is_dir():
         raise StageError(f"{where}: there is no such folder in score.folder ({folder})")
-    check_folder(path, where, Kind.SCORER, "", trust_code=False)
+    check_folder(path, where, ModelKind.SCORER, "", trust_code=False)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     if not any(str(n).endswith("Classification") for n in config.get("architectures") or ()):
         raise StageError(
@@ -79,11 +79,11 @@ class ModelScorer:
         if self._params.form is Form.PAIR:
             inputs = dict(self._tokenizer(prompt, response))
         else:
-            said = [
+            messages = [
                 {"role": "user", "content": prompt},
                 {"role": "assistant", "content": response},
             ]
-            text = as_text(self._tokenizer, said)
+            text = as_text(self._tokenizer, messages)
             inputs = dict(self._tokenizer(text, add_special_tokens=False))
         if len(inputs["input_ids"]) > self._context.num_tokens:
             raise StageError(

@@ -33,7 +33,7 @@ from stages.rewards.given import Row, Unusable, list_of, name_of
 from stages.rewards.sandbox.isolation import kind_to_use
 from stages.rewards.sandbox.judged import BrokenTests, CodeTests, run_tests
 from stages.rewards.sandbox.run import run_program
-from stages.rewards.sandbox.status import Kind
+from stages.rewards.sandbox.status import IsolationKind
 from stages.rewards.sandbox.values import Limits, SandboxBroken, SandboxUnavailable
 from stages.rewards.side_by_side import side_by_side
 
@@ -163,7 +163,7 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def passed(
-    program: str, tests: list[Exchange] | CodeTests, limits: Limits, kind: Kind
+    program: str, tests: list[Exchange] | CodeTests, limits: Limits, kind: IsolationKind
 ) -> list[bool]:
     """Which tests the program passes."""
     if isinstance(tests, CodeTests):
@@ -171,7 +171,7 @@ def passed(
     return [_answers_right(program, test, limits, kind) for test in tests]
 
 
-def _answers_right(program: str, test: Exchange, limits: Limits, kind: Kind) -> bool:
+def _answers_right(program: str, test: Exchange, limits: Limits, kind: IsolationKind) -> bool:
     done = run_program(program, test.given, limits=limits, kind=kind)
     return done.succeeded and _lines(done.stdout) == _lines(test.expected)
 
@@ -195,7 +195,7 @@ class CodeScorer:
                 "and the network within their reach, set "
                 f'rewards.{name}.allow_unisolated: "{UNISOLATED}"'
             ) from None
-        if self._kind is Kind.NONE:
+        if self._kind is IsolationKind.NONE:
             print(f"reward {name!r} (code) runs programs WITHOUT ISOLATION", file=sys.stderr)
 
     def close(self) -> None:

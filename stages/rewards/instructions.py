@@ -145,8 +145,8 @@ def _forbidden(text: str, forbidden_words: Sequence[str]) -> bool:
 
 
 def _keyword_frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
-    found = len(re.findall(re.escape(keyword), text, re.IGNORECASE))
-    return _compares(found, relation, frequency)
+    count = len(re.findall(re.escape(keyword), text, re.IGNORECASE))
+    return _compares(count, relation, frequency)
 
 
 def _letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
@@ -154,8 +154,8 @@ def _letter_frequency(text: str, letter: str, let_frequency: int, let_relation: 
 
 
 def _capital_words(text: str, capital_frequency: int, capital_relation: str) -> bool:
-    found = sum(word.isupper() for word in re.findall(r"\w[\w'-]*", text))
-    return _compares(found, capital_relation, capital_frequency)
+    count = sum(word.isupper() for word in re.findall(r"\w[\w'-]*", text))
+    return _compares(count, capital_relation, capital_frequency)
 
 
 def _repeats_prompt(text: str, prompt_to_repeat: str) -> bool:
@@ -167,8 +167,8 @@ def _two_responses(text: str) -> bool:
     parts = [part.strip() for part in text.split("******")]
     if any(not part for part in parts[1:-1]):
         return False
-    said = [part for part in parts if part]
-    return len(said) == 2 and said[0] != said[1]
+    responses = [part for part in parts if part]
+    return len(responses) == 2 and responses[0] != responses[1]
 
 
 def _placeholders(text: str, num_placeholders: int) -> bool:
@@ -203,8 +203,8 @@ def _bullets(text: str, num_bullets: int) -> bool:
 
 
 def _highlights(text: str, num_highlights: int) -> bool:
-    found = [double or single for double, single in _HIGHLIGHT.findall(text)]
-    return len([part for part in found if part.strip()]) >= num_highlights
+    highlights = [double or single for double, single in _HIGHLIGHT.findall(text)]
+    return len([part for part in highlights if part.strip()]) >= num_highlights
 
 
 def _title(text: str) -> bool:

@@ -30,11 +30,11 @@ class Hung(Exception):
     """The process did not answer in time, or used up its share of the CPU; it has been ended."""
 
 
-class Refused(Exception):
+class CannotScore(Exception):
     """The process says why it cannot score; `index` is the row's, where it knows."""
 
-    def __init__(self, said: str, index: int | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, reason: str, index: int | None = None) -> None:
+        super().__init__(reason)
         self.index = index
 
 
@@ -80,11 +80,11 @@ class Isolated:
         )
         if self._over:
             self.close()
-            raise Refused("nobody waits for it any more")
+            raise CannotScore("nobody waits for it any more")
         try:
             self._ask(self._order, START_SECONDS)
         except Hung:
-            raise Refused(f"its process was not ready after {START_SECONDS:g} s") from None
+            raise CannotScore(f"its process was not ready after {START_SECONDS:g} s") from None
 
     def end(self) -> None:
         """Close for good: whoever is just about to start the process does not."""
@@ -128,12 +128,12 @@ class Isolated:
             self.close()
             if process.returncode == -signal.SIGPROF:
                 raise Hung from None
-            raise Refused(_how_it_ended(process.returncode)) from None
+            raise CannotScore(_how_it_ended(process.returncode)) from None
         except Hung:
             self.close()
             raise
         if "refused" in answer:
-            raise Refused(answer["refused"], answer.get("index"))
+            raise CannotScore(answer["refused"], answer.get("index"))
         return answer
 
     def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:

@@ -153,8 +153,8 @@ def _load(folder: Path, name: str) -> Callable[..., Any]:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise Refusal(f"{path} has no function {function_name}")
-    found: Callable[..., Any] = function
-    return found
+    checked: Callable[..., Any] = function
+    return checked
 
 
 def _wanted(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
@@ -191,7 +191,7 @@ def _by_position(function: Callable[..., Any], wanted: Sequence[str]) -> list[st
 
 
 def _numbers(returned: Any, count: int) -> list[float]:
-    """What a function returned, as one finite number a row."""
+    """What a function returned, as one finite value per row."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     # A set has as many numbers, and not in the order of the rows.
     unordered = str | bytes | Mapping | Set

@@ -52,21 +52,21 @@ class JudgeScorer:
         return side_by_side(self._ctx, calls, self._params.concurrency, self.close)
 
     def _of_row(self, row: Row) -> float:
-        said, cut = self._answer(row)
-        number = None if cut else parse(said, self._params)
+        reply, cut = self._answer(row)
+        number = None if cut else parse(reply, self._params)
         if number is not None:
             return number
         if self._params.on_unparsable is None and cut:
             raise StageError(
                 f"reward {self._name!r} for {name_of(row)}: the judge's answer was cut after "
-                f"rewards.{self._name}.max_tokens, {self._params.max_tokens}: {said[-SHOWN:]!r}. "
+                f"rewards.{self._name}.max_tokens, {self._params.max_tokens}: {reply[-SHOWN:]!r}. "
                 "Raise it, ask for a shorter answer, or say what such an answer is worth: "
                 f"rewards.{self._name}.on_unparsable"
             )
         if self._params.on_unparsable is None:
             raise StageError(
                 f"reward {self._name!r} for {name_of(row)}: the judge's answer has no number from "
-                f"{self._params.low:g} to {self._params.high:g}: {said[-SHOWN:]!r}. Ask more "
+                f"{self._params.low:g} to {self._params.high:g}: {reply[-SHOWN:]!r}. Ask more "
                 f"clearly, or say what such an answer is worth: rewards.{self._name}.on_unparsable"
             )
         return self._params.on_unparsable
@@ -82,9 +82,9 @@ class JudgeScorer:
         try:
             answer = self._server.ask(message, self._given_up.is_set)
             choice = answer["choices"][0]
-            said, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
-            if not isinstance(said, str | None):
-                raise TypeError(said)
+            reply, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+            if not isinstance(reply, str | None):
+                raise TypeError(reply)
         except NoAnswer as problem:
             raise StageError(f"reward {self._name!r} for {name_of(row)}: {problem}") from None
         except (KeyError, IndexError, TypeError, AttributeError):
@@ -93,9 +93,9 @@ class JudgeScorer:
                 f"reward {self._name!r} for {name_of(row)}: {self._server.url} answered no chat "
                 f"completion: {shown}"
             ) from None
-        said = said or ""
-        _keep(kept, said, cut)
-        return said, cut
+        reply = reply or ""
+        _keep(kept, reply, cut)
+        return reply, cut
 
 
 def read_template(name: str, params: Judge, folder: Path) -> str:
@@ -147,13 +147,13 @@ def _last_number(text: str, high: float) -> float | None:
         rf"\b(?={highest}-point\b)",
     )
     of_high = re.sub(rf"(?:{'|'.join(scales)}){highest}", " ", text, flags=re.IGNORECASE)
-    found = _NUMBER.findall(of_high)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = _NUMBER.findall(of_high)
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 def _field(text: str, field: str) -> float | None:
     """The field of the last JSON object that has it; of one within another, the outer one's."""
-    decoder, found, at = json.JSONDecoder(), None, 0
+    decoder, number, at = json.JSONDecoder(), None, 0
     while (at := text.find("{", at)) >= 0:
         try:
             value, at = decoder.raw_decode(text, at)
@@ -161,8 +161,8 @@ def _field(text: str, field: str) -> float | None:
             at += 1
             continue
         inside = _number_in(value, field)
-        found = found if inside is None else inside
-    return found
+        number = number if inside is None else inside
+    return number
 
 
 def _number_in(value: Any, field: str) -> float | None:
@@ -186,8 +186,8 @@ def _recall(path: Path) -> tuple[str, bool] | None:
         return None
 
 
-def _keep(path: Path, said: str, cut: bool) -> None:
+def _keep(path: Path, reply: str, cut: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
-    aside.write_text(json.dumps({"said": said, "cut": cut}), encoding="utf-8")
+    aside.write_text(json.dumps({"said": reply, "cut": cut}), encoding="utf-8")
     os.replace(aside, path)

@@ -55,10 +55,10 @@ def end_marked(mark: str) -> None:
     entry = f"{MARK_VARIABLE}={mark}".encode()
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline:
-        found = [pid for pid in _pids() if entry in _environment(pid)]
-        if not found:
+        pids = [pid for pid in _pids() if entry in _environment(pid)]
+        if not pids:
             return
-        _kill(found)
+        _kill(pids)
         time.sleep(_POLL_S)
 
 
@@ -101,11 +101,11 @@ def _below(top: int) -> list[int]:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
             # The name, in brackets, may hold blanks and brackets itself; what follows it does not.
             children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(pid)
-    found, left = [], [top]
+    descendants, left = [], [top]
     while left:
         left = [child for pid in left for child in children.get(pid, ())]
-        found += left
-    return found
+        descendants += left
+    return descendants
 
 
 def _pids() -> Iterator[int]:

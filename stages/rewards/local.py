@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from stages.context import Context, StageError
-from stages.contracts.reward_rules import AnyRule, Verdict
+from stages.contracts.reward_rules import AnyRule, CorrectnessRule
 from stages.contracts.rewards import Function
 from stages.rewards.given import Row, column_names, names_of
-from stages.rewards.isolated import Hung, Isolated, Refused, Workers
+from stages.rewards.isolated import CannotScore, Hung, Isolated, Workers
 from stages.rewards.side_by_side import side_by_side
 
 SEARCH_TIMEOUTS = 3
@@ -82,11 +82,11 @@ class RuleScorer(_Processes):
         what = f"reward {self._name!r} ({self._params.kind})"
         try:
             return process.score(batch, WALL_TIMES * self._params.timeout + WALL_SECONDS)
-        except Refused as refused:
+        except CannotScore as refused:
             raise StageError(f"{what} cannot score {names_of(batch)}: {refused}") from None
         except Hung:
             seconds = f"{self._params.timeout:g} s"
-            instead = self._params.on_timeout if isinstance(self._params, Verdict) else None
+            instead = self._params.on_timeout if isinstance(self._params, CorrectnessRule) else None
             if instead is None:
                 raise StageError(
                     f"{what} did not finish within {seconds} for {names_of(batch)}: raise "
@@ -131,9 +131,9 @@ class FunctionScorer(_Processes):
         """Load the function; StageError says why that is impossible."""
         try:
             self._all[0].start()
-        except (Refused, Hung) as error:
-            said = str(error) or "its module takes too long to import"
-            raise StageError(f"{self._what} cannot be loaded: {said}") from None
+        except (CannotScore, Hung) as error:
+            reason = str(error) or "its module takes too long to import"
+            raise StageError(f"{self._what} cannot be loaded: {reason}") from None
 
     def score(self, rows: Sequence[Row]) -> list[float]:
         self.check()
@@ -144,7 +144,7 @@ class FunctionScorer(_Processes):
     def _of_batch(self, process: Isolated, batch: Sequence[Row]) -> list[float]:
         try:
             return process.score(batch, self._params.timeout)
-        except (Refused, Hung) as error:
+        except (CannotScore, Hung) as error:
             if self._given_up:
                 raise
             index = getattr(error, "index", None)
@@ -152,8 +152,8 @@ class FunctionScorer(_Processes):
                 raise self._failure(error, [batch[index]]) from None
             if len(batch) == 1:
                 raise self._failure(error, batch) from None
-            if found := self._culprit(process, batch, error):
-                row, alone = found
+            if culprit := self._culprit(process, batch, error):
+                row, alone = culprit
                 raised = _way(error).startswith("raised ")
                 raise self._failure(alone if raised else error, [row]) from None
             raise self._failure(error, batch, alone=False) from None
@@ -167,7 +167,7 @@ class FunctionScorer(_Processes):
         """
         try:
             process.start()
-        except (Refused, Hung):
+        except (CannotScore, Hung):
             return None
         until = time.monotonic() + SEARCH_TIMEOUTS * self._params.timeout
         for row in batch:
@@ -175,7 +175,7 @@ class FunctionScorer(_Processes):
                 return None
             try:
                 process.score([row], self._params.timeout)
-            except (Refused, Hung) as alone:
+            except (CannotScore, Hung) as alone:
                 if _way(alone) == _way(error):
                     return row, alone
         return None
@@ -183,17 +183,17 @@ class FunctionScorer(_Processes):
     def _failure(self, error: Exception, rows: Sequence[Row], *, alone: bool = True) -> StageError:
         where = names_of(rows)
         if isinstance(error, Hung):
-            said = f"did not return within {self._params.timeout:g} s"
+            problem = f"did not return within {self._params.timeout:g} s"
             remedy = f"raise rewards.{self._name}.timeout or lower its batch_size"
         else:
-            said, remedy = str(error), "mend the function; the log has its whole traceback"
+            problem, remedy = str(error), "fix the function; the log has its whole traceback"
         together = "" if alone else ", though no row of them does so by itself"
-        return StageError(f"{self._what} {said} for {where}{together}: {remedy}")
+        return StageError(f"{self._what} {problem} for {where}{together}: {remedy}")
 
 
 def _way(error: Exception) -> str:
     """How a function failed, whatever its rows: hung, `raised ValueError`, `returned`, ..."""
     if isinstance(error, Hung):
         return "hung"
-    said = str(error)
-    return said.partition(":")[0] if said.startswith("raised ") else said.partition(" ")[0]
+    message = str(error)
+    return message.partition(":")[0] if message.startswith("raised ") else message.partition(" ")[0]

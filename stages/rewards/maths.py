@@ -39,16 +39,16 @@ def is_right(response: str, answer: str) -> bool:
     stated = last_boxed(response)
     if stated is None and MARK in response:
         stated = response.rsplit(MARK, 1)[-1].strip().partition("\n")[0]
-    found = response if stated is None else stated
-    if _plain(found) == _plain(expected):
+    given = response if stated is None else stated
+    if _plain(given) == _plain(expected):
         return True
-    one, other = _number(expected), _number(found)
+    one, other = _number(expected), _number(given)
     if one is not None and other is not None:
         return one == other
-    parsed = _parsed(found, formula=stated is not None)
+    parsed = _parsed(given, formula=stated is not None)
     if parsed:
         return _equal(_parsed(expected, formula=True), parsed)
-    last = _NUMBER.findall(found)
+    last = _NUMBER.findall(given)
     return bool(last) and one is not None and _number(last[-1]) == one
 
 
@@ -94,7 +94,7 @@ def _parsed(text: str, *, formula: bool) -> list[Any]:
     )
 
 
-def _equal(expected: list[Any], found: list[Any]) -> bool:
+def _equal(expected: list[Any], given: list[Any]) -> bool:
     from math_verify import verify
 
-    return bool(expected) and bool(verify(expected, found, timeout_seconds=0))
+    return bool(expected) and bool(verify(expected, given, timeout_seconds=0))

@@ -36,19 +36,19 @@ def choice(response: str, letters: str) -> str | None:
     if boxed is not None:
         return _alone(boxed, letters)
     small = letters.lower()
-    said = rf"([{letters}])(?![\w'])|([{small}])(?=[\s*.)\]\"'$]*(?:\n|$))"
+    letter = rf"([{letters}])(?![\w'])|([{small}])(?=[\s*.)\]\"'$]*(?:\n|$))"
     verb = r"\s+is|\s*[:=]|\s+(?:should|must|would)\s+be"
     named = (
         rf"(?:(?i:answer|choice)(?i:{verb})*+|(?i:option)(?i:{verb})++)"
-        rf"(?i:\s+(?:option|choice|letter))?[\s*:$\"'(\[]*+(?:{said})"
+        rf"(?i:\s+(?:option|choice|letter))?[\s*:$\"'(\[]*+(?:{letter})"
     )
-    if found := _letters(named, response):
-        return found[-1]
+    if choices := _letters(named, response):
+        return choices[-1]
     lines = response.strip().splitlines() or [""]
     if (last := re.fullmatch(rf"[\s*(]*([{letters}{small}])[\s*.)]*", lines[-1])) is not None:
         return last[1].upper()
-    if found := _letters(rf"\(([{letters}])\)|(?<![\w'])([{letters}])[).](?=[\s*]|$)", response):
-        return found[-1]
+    if choices := _letters(rf"\(([{letters}])\)|(?<![\w'])([{letters}])[).](?=[\s*]|$)", response):
+        return choices[-1]
     return _alone(lines[-1], letters)
 
 
@@ -58,7 +58,7 @@ def _letters(pattern: str, text: str) -> list[str]:
 
 def _alone(text: str, letters: str) -> str | None:
     """The letter that a text is, or begins with as a choice does: `B`, `(B)`, `B) Paris`."""
-    plain = _TEXT.sub(lambda found: found[1] if found[2] else found[0], text)
+    plain = _TEXT.sub(lambda match: match[1] if match[2] else match[0], text)
     wanted = rf"[\s*(]*([{letters}])(?:[\s*.)]*|[.):]\s.*)"
     match = re.fullmatch(wanted, plain, re.DOTALL | re.IGNORECASE)
     return match[1].upper() if match else None

@@ -83,8 +83,8 @@ class Server:
                 read = _read(answer)
         except urllib.error.HTTPError as error:
             with error:
-                said = self._first_line(error)
-            reason = f"it answered {error.code} {self.shown(str(error.reason))}{said}"
+                shown = self._first_line(error)
+            reason = f"it answered {error.code} {self.shown(str(error.reason))}{shown}"
             if error.code == 429 or error.code >= 500:
                 raise _Again(reason, _retry_after(error.headers.get("Retry-After"))) from None
             raise NoAnswer(f"{self.url}: {reason}{_advice(error.code)}") from None
@@ -95,17 +95,17 @@ class Server:
                 raise _Again(f"it did not answer within {self._params.timeout:g} s") from None
             raise _Again(f"there was no connection ({error.reason})") from None
         except (OSError, http.client.HTTPException) as error:
-            said = self.shown(str(error))
-            raise _Again(f"the connection broke ({type(error).__name__}: {said})") from None
+            shown = self.shown(str(error))
+            raise _Again(f"the connection broke ({type(error).__name__}: {shown})") from None
         try:
             return json.loads(read)
         except (ValueError, RecursionError):
-            said = self.shown(read.decode(errors="replace"))
-            raise NoAnswer(f"{self.url} answered no JSON: {said!r}") from None
+            shown = self.shown(read.decode(errors="replace"))
+            raise NoAnswer(f"{self.url} answered no JSON: {shown!r}") from None
 
-    def shown(self, said: str) -> str:
+    def shown(self, text: str) -> str:
         """What a server said, as messages show it: not too much, and never the token."""
-        return (said.replace(self._token, "***") if self._token else said)[:SHOWN]
+        return (text.replace(self._token, "***") if self._token else text)[:SHOWN]
 
     def _first_line(self, error: urllib.error.HTTPError) -> str:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from stages.contracts.reward_rules import AnyRule, Verdict
+from stages.contracts.reward_rules import AnyRule, CorrectnessRule
 from stages.rewards import (
     instructions,
     json_schema,
@@ -44,7 +44,11 @@ def open_rule(values: Mapping[str, Any], folder: Path) -> RuleOf:
     def reward(row: Row) -> float:
         if params.needs_answer and row["answer"] is None:
             raise Unusable("it has no 'answer', which the response is compared with")
-        if isinstance(params, Verdict) and params.must_end and row["finish_reason"] != "stop":
+        if (
+            isinstance(params, CorrectnessRule)
+            and params.must_end
+            and row["finish_reason"] != "stop"
+        ):
             return 0.0
         return float(rule(row))
 

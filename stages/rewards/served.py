@@ -63,8 +63,8 @@ class HttpScorer:
             )
         for row, reward in zip(batch, rewards, strict=True):
             if isinstance(reward, bool) or not isinstance(reward, int | float):
-                said = self._server.shown(repr(reward))
-                raise StageError(f"{begin} {said}, not a number, for {names_of([row])}")
+                shown = self._server.shown(repr(reward))
+                raise StageError(f"{begin} {shown}, not a number, for {names_of([row])}")
             if not _is_finite(reward):
                 raise StageError(f"{begin} {str(reward)[:SHOWN]} for {names_of([row])}")
         return [float(reward) for reward in rewards]

@@ -67,18 +67,18 @@ class _Connection:
         self.sock.deadline = self._deadline  # type: ignore[attr-defined]
 
     def _reach(self, address: tuple[str, int], *_: Any) -> _Socket:
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        for number, (*kind, _name, where) in enumerate(found):
+        addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        for number, (*kind, _name, where) in enumerate(addresses):
             reached = _Socket(*kind)
             reached.deadline = self._deadline
             try:
                 # An address that swallows what it is sent leaves time for the others.
-                reached.take_what_is_left(len(found) - number)
+                reached.take_what_is_left(len(addresses) - number)
                 reached.connect(where)
                 reached.take_what_is_left()  # for what follows, such as the keys of TLS
             except OSError:
                 reached.close()
-                if number + 1 == len(found):
+                if number + 1 == len(addresses):
                     raise
             else:
                 return reached

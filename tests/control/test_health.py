@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from stages.contracts.params import Params
 from stages.contracts.warn import WarnParams
-from stages.health import ADVICE, Kind, Reading, Symptom, judge, judge_family
+from stages.health import ADVICE, Reading, Symptom, WarningKind, judge, judge_family
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT = WarnParams()
 OFF = {
-    Kind.ENTROPY_COLLAPSE: {"entropy_share": None},
-    Kind.KL_BLOW_UP: {"kl": None, "kl_growth": None},
-    Kind.REWARD_STANDING_STILL: {"reward_iterations": None},
-    Kind.LENGTH_DRIFT: {"length_ratio": None},
-    Kind.TRUNCATION: {"truncation": None},
-    Kind.FLAT_GROUPS: {"flat_groups": None},
-    Kind.REWARD_NEAR_CHANCE: {"reward_accuracy": None},
-    Kind.NOTHING_RIGHT: {"sft_accuracy": None},
-    Kind.WRONG_REWARDED_MOST: {"wrong_lead": None},
+    WarningKind.ENTROPY_COLLAPSE: {"entropy_share": None},
+    WarningKind.KL_BLOW_UP: {"kl": None, "kl_growth": None},
+    WarningKind.REWARD_STANDING_STILL: {"reward_iterations": None},
+    WarningKind.LENGTH_DRIFT: {"length_ratio": None},
+    WarningKind.TRUNCATION: {"truncation": None},
+    WarningKind.FLAT_GROUPS: {"flat_groups": None},
+    WarningKind.REWARD_NEAR_CHANCE: {"reward_accuracy": None},
+    WarningKind.NOTHING_RIGHT: {"sft_accuracy": None},
+    WarningKind.WRONG_REWARDED_MOST: {"wrong_lead": None},
 }
 
 
@@ -37,63 +37,63 @@ def series(metric: str, *values: float, **others: float) -> list[Reading]:
     return line(*({metric: value, **others} for value in values))
 
 
-def kinds(symptoms: tuple[Symptom, ...] | list[Symptom]) -> list[Kind]:
+def kinds(symptoms: tuple[Symptom, ...] | list[Symptom]) -> list[WarningKind]:
     return [symptom.kind for symptom in symptoms]
 
 
 QUIET_AND_LOUD = [
     (
-        Kind.ENTROPY_COLLAPSE,
+        WarningKind.ENTROPY_COLLAPSE,
         series("entropy", 1.0, 0.6, 0.2),
         series("entropy", 1.0, 0.6, 0.199),
     ),
     (
-        Kind.KL_BLOW_UP,
+        WarningKind.KL_BLOW_UP,
         series("kl_to_reference", 0.0, 0.3, 0.5),
         series("kl_to_reference", 0.0, 0.3, 0.501),
     ),
     (
-        Kind.KL_BLOW_UP,  # by growth
+        WarningKind.KL_BLOW_UP,  # by growth
         series("kl_to_reference", 0.0, 0.04, 0.12),
         series("kl_to_reference", 0.0, 0.04, 0.121),
     ),
     (
-        Kind.REWARD_STANDING_STILL,
+        WarningKind.REWARD_STANDING_STILL,
         series("reward_mean", 0.1, 0.5, 0.51, 0.40, 0.526, reward_std=0.5),
         series("reward_mean", 0.1, 0.5, 0.51, 0.40, 0.524, reward_std=0.5),
     ),
     (
-        Kind.LENGTH_DRIFT,
+        WarningKind.LENGTH_DRIFT,
         series("response_length", 20.0, 30.0, 40.0),
         series("response_length", 20.0, 30.0, 40.1),
     ),
     (
-        Kind.LENGTH_DRIFT,
+        WarningKind.LENGTH_DRIFT,
         series("response_length", 20.0, 15.0, 10.0),
         series("response_length", 20.0, 15.0, 9.9),
     ),
     (
-        Kind.TRUNCATION,
+        WarningKind.TRUNCATION,
         series("truncation_rate", 0.0, 0.3),
         series("truncation_rate", 0.0, 0.301),
     ),
     (
-        Kind.FLAT_GROUPS,
+        WarningKind.FLAT_GROUPS,
         line({}, {"zero_variance_share": 0.9}),
         line({}, {"zero_variance_share": 0.901}),
     ),
     (
-        Kind.REWARD_NEAR_CHANCE,
+        WarningKind.REWARD_NEAR_CHANCE,
         line({"pairwise_accuracy": 0.6}),
         line({"pairwise_accuracy": 0.52}),
     ),
     (
-        Kind.NOTHING_RIGHT,
+        WarningKind.NOTHING_RIGHT,
         line({"accuracy_sampled": 0.01}),
         line({"accuracy_sampled": 0.0}),
     ),
     (
-        Kind.WRONG_REWARDED_MOST,
+        WarningKind.WRONG_REWARDED_MOST,
         line({}, {"wrong_lead": 0.0}),
         line({}, {"wrong_lead": 0.25}),
     ),
@@ -102,7 +102,7 @@ QUIET_AND_LOUD = [
 
 @pytest.mark.parametrize(("kind", "quiet", "loud"), QUIET_AND_LOUD)
 def test_each_warning_begins_at_its_threshold_and_can_be_switched_off(
-    kind: Kind, quiet: list[Reading], loud: list[Reading]
+    kind: WarningKind, quiet: list[Reading], loud: list[Reading]
 ) -> None:
     assert judge(quiet, DEFAULT) == ()
     [symptom] = judge(loud, DEFAULT)
@@ -125,7 +125,7 @@ def test_what_was_compared_with_what_is_named(loud: list[Reading]) -> None:
 
 
 def test_every_kind_is_tried_above() -> None:
-    assert {kind for kind, _, _ in QUIET_AND_LOUD} == set(Kind) == set(ADVICE)
+    assert {kind for kind, _, _ in QUIET_AND_LOUD} == set(WarningKind) == set(ADVICE)
 
 
 @pytest.mark.parametrize("name", ["ppo_reward_model", "grpo_verifier"])
@@ -138,7 +138,9 @@ def test_the_recorded_demos_are_quiet(name: str) -> None:
 
 def test_the_first_step_away_from_sft_is_no_growth_of_kl() -> None:
     assert judge(series("kl_to_reference", 3e-10, 0.2), DEFAULT) == ()
-    assert kinds(judge(series("kl_to_reference", 3e-10, 0.01, 0.2), DEFAULT)) == [Kind.KL_BLOW_UP]
+    assert kinds(judge(series("kl_to_reference", 3e-10, 0.01, 0.2), DEFAULT)) == [
+        WarningKind.KL_BLOW_UP
+    ]
 
 
 def test_small_kl_may_grow_by_any_factor() -> None:
@@ -148,13 +150,16 @@ def test_small_kl_may_grow_by_any_factor() -> None:
 @pytest.mark.parametrize(
     ("kind", "trouble"),
     [
-        (Kind.ENTROPY_COLLAPSE, series("entropy", 1.0, 0.5, 0.01)),
-        (Kind.REWARD_STANDING_STILL, series("reward_mean", 1.0, 1.0, 1.0, 1.0, reward_std=0.0)),
-        (Kind.FLAT_GROUPS, line({}, {"zero_variance_share": 1.0})),
+        (WarningKind.ENTROPY_COLLAPSE, series("entropy", 1.0, 0.5, 0.01)),
+        (
+            WarningKind.REWARD_STANDING_STILL,
+            series("reward_mean", 1.0, 1.0, 1.0, 1.0, reward_std=0.0),
+        ),
+        (WarningKind.FLAT_GROUPS, line({}, {"zero_variance_share": 1.0})),
     ],
 )
 def test_a_policy_that_has_become_right_is_decided_and_that_is_no_trouble(
-    kind: Kind, trouble: list[Reading]
+    kind: WarningKind, trouble: list[Reading]
 ) -> None:
     def accurate(value: float) -> list[Reading]:
         last = trouble[-1]
@@ -171,7 +176,7 @@ def test_a_policy_in_the_making_is_as_right_as_the_nearest_that_was_measured() -
     worse = line(
         {"entropy": 1.0, "accuracy_sampled": 0.97}, {"accuracy_sampled": 0.2}, {"entropy": 0.01}
     )
-    assert kinds(judge(worse, DEFAULT)) == [Kind.ENTROPY_COLLAPSE]
+    assert kinds(judge(worse, DEFAULT)) == [WarningKind.ENTROPY_COLLAPSE]
 
 
 def test_a_reward_that_has_no_history_does_not_stand_still() -> None:
@@ -180,7 +185,7 @@ def test_a_reward_that_has_no_history_does_not_stand_still() -> None:
 
 def test_a_falling_reward_does_not_rise() -> None:
     falling = series("reward_mean", 0.5, 0.4, 0.3, 0.2, reward_std=0.1)
-    assert kinds(judge(falling, DEFAULT)) == [Kind.REWARD_STANDING_STILL]
+    assert kinds(judge(falling, DEFAULT)) == [WarningKind.REWARD_STANDING_STILL]
 
 
 def test_branches_are_judged_by_their_own_ancestors() -> None:
@@ -197,7 +202,7 @@ def test_what_was_not_measured_is_not_judged() -> None:
     assert judge(line({}, {}), DEFAULT) == ()
     parents = {"iter_001": "sft", "iter_002": "iter_001"}
     readings = {"iter_002": Reading("iter_002", {"entropy": 0.0, "kl_to_reference": 0.7})}
-    assert kinds(judge_family(parents, readings, DEFAULT)) == [Kind.KL_BLOW_UP]
+    assert kinds(judge_family(parents, readings, DEFAULT)) == [WarningKind.KL_BLOW_UP]
 
 
 def test_a_missing_ancestor_is_passed_over() -> None:

@@ -141,7 +141,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
             "rl: {reward: verifier}\npolicy_update: {critic: reward_model}\n",
             "no reward model is trained",
         ),
-        ("policy_update: {objective: gspo}\n", "one ratio a response"),
+        ("policy_update: {objective: gspo}\n", "one ratio per response"),
         ("policy_update: {objective: gradient}\n", "set epochs to 1"),
         ("policy_update: {objective: gradient, epochs: 1, dual_clip: 3.0}\n", "dual_clip belongs"),
         ("policy_update: {clip_low: 1.0}\n", "no bound for a ratio"),

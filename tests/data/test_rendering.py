@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from stages.data.chat_templates import BUILT_IN
-from stages.data.dialogue import Dialogue, asked, said
+from stages.data.dialogue import Dialogue, asked, reply
 from stages.data.formats.messages import RowError
 from stages.data.items import Demonstration, Labelled, Pair, Place
 from stages.data.rendering import render
@@ -69,14 +69,14 @@ def shown(*turns, prompt=ASKED, tools=()):
 
 
 def test_a_plain_completion_is_its_text_and_the_end_token_after_the_rendered_prompt():
-    row = rendered(shown(said("b ")))
+    row = rendered(shown(reply("b ")))
     assert text_of(row["prompt_ids"]) == "<|im_start|>user\na<eos>\n<|im_start|>assistant\n"
     assert text_of(row["completion_ids"]) == "b <eos>"
     assert row["loss_mask"] is None
 
 
 def test_every_turn_of_the_assistant_is_trained_on_with_its_end_token_and_nothing_else_is():
-    row = rendered(shown(said("b"), user("c"), said("d")))
+    row = rendered(shown(reply("b"), user("c"), reply("d")))
     between = "\n<|im_start|>user\nc<eos>\n<|im_start|>assistant\n"
     assert text_of(row["completion_ids"]) == f"b<eos>{between}d<eos>"
     learnt = [i for i, on in zip(row["completion_ids"], row["loss_mask"], strict=True) if on]
@@ -88,7 +88,7 @@ def test_a_call_of_a_tool_looks_as_the_template_says_and_what_the_tool_says_is_m
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}
     tool = {"role": "tool", "content": "2"}
-    row = rendered(shown(calling, tool, said("It is 2.")))
+    row = rendered(shown(calling, tool, reply("It is 2.")))
     learnt = [i for i, on in zip(row["completion_ids"], row["loss_mask"], strict=True) if on]
     words = '<call>{"name": "add", "arguments": {"a": 1}}'
     assert text_of(learnt) == f"{words}<eos>It is 2.<eos>"
@@ -98,8 +98,8 @@ def test_a_call_of_a_tool_looks_as_the_template_says_and_what_the_tool_says_is_m
 
 
 def test_an_end_token_that_the_text_writes_itself_is_not_doubled():
-    assert text_of(rendered(shown(said("b<eos>")))["completion_ids"]) == "b<eos>"
-    row = rendered(shown(said("b<eos>"), user("c"), said("d<eos>")))
+    assert text_of(rendered(shown(reply("b<eos>")))["completion_ids"]) == "b<eos>"
+    row = rendered(shown(reply("b<eos>"), user("c"), reply("d<eos>")))
     learnt = [i for i, on in zip(row["completion_ids"], row["loss_mask"], strict=True) if on]
     assert text_of(learnt) == "b<eos>d<eos>"
     steps = Labelled(
@@ -113,9 +113,9 @@ def test_an_end_token_that_the_text_writes_itself_is_not_doubled():
 @pytest.mark.parametrize(
     "item",
     [
-        shown(said("b<eos>c")),
-        shown(said("b<eos>c"), user("d"), said("e")),
-        Pair(place=PLACE, prompt=Dialogue(ASKED), chosen=said("b"), rejected=said("<eos>c")),
+        shown(reply("b<eos>c")),
+        shown(reply("b<eos>c"), user("d"), reply("e")),
+        Pair(place=PLACE, prompt=Dialogue(ASKED), chosen=reply("b"), rejected=reply("<eos>c")),
     ],
 )
 def test_an_end_token_within_a_response_is_refused(item):
@@ -131,8 +131,8 @@ CALLING = {"role": "assistant", "content": "so", "tool_calls": [ADD]}
     ("item", "part"),
     [
         (shown(CALLING), "add"),
-        (shown(said("b"), prompt=(*ASKED, CALLING, {"role": "tool", "content": "2"})), "add"),
-        (shown(said("b"), tools=({"type": "function", "function": {"name": "add"}},)), "add"),
+        (shown(reply("b"), prompt=(*ASKED, CALLING, {"role": "tool", "content": "2"})), "add"),
+        (shown(reply("b"), tools=({"type": "function", "function": {"name": "add"}},)), "add"),
         (shown({"role": "assistant", "content": "b", "reasoning_content": "hm"}), "hm"),
     ],
 )
@@ -154,7 +154,7 @@ talk = st.lists(st.text(LETTERS, min_size=1, max_size=8), min_size=2, max_size=7
 @given(talk, st.sampled_from([CHATML, TRIMMING]))
 def test_each_turn_follows_exactly_the_prompt_that_a_policy_would_be_given(texts, template):
     """Rollout gives a policy the rendered dialogue so far; SFT teaches to go on from those ids."""
-    messages = [user(t) if i % 2 == 0 else said(t) for i, t in enumerate(texts)]
+    messages = [user(t) if i % 2 == 0 else reply(t) for i, t in enumerate(texts)]
     if len(messages) % 2:
         messages.pop()
     row = rendered(shown(*messages[1:], prompt=messages[:1]), template)
@@ -201,7 +201,7 @@ def words_tokenizer(swallows, prepends="first"):
 @pytest.mark.parametrize("swallows", [True, False])
 def test_what_comes_between_turns_has_the_ids_that_it_has_in_the_whole(swallows):
     made = words_tokenizer(swallows)
-    turns = (said(" b"), user("c"), said(" d"))
+    turns = (reply(" b"), user("c"), reply(" d"))
     [(_, row)] = render([shown(*turns)], Renderer(made), 1000)
     ids = [*row.values["prompt_ids"], *row.values["completion_ids"]]
     whole = made.apply_chat_template([*ASKED, *turns], tokenize=False).rstrip("\n")
@@ -222,7 +222,7 @@ def test_a_response_is_tokenised_apart_from_its_prompt():
         tokenizer_object=bpe, eos_token="<eos>", chat_template=template
     )
     assert joining("ab", add_special_tokens=False)["input_ids"] == [3]
-    pair = Pair(place=PLACE, prompt=asked("a"), chosen=said("b"), rejected=said("ab"))
+    pair = Pair(place=PLACE, prompt=asked("a"), chosen=reply("b"), rejected=reply("ab"))
     [(_, row)] = render([pair], Renderer(joining), 10)
     assert row.values["prompt_ids"] == [1]
     assert row.values["chosen_ids"] == [2, 0]
@@ -231,11 +231,13 @@ def test_a_response_is_tokenised_apart_from_its_prompt():
 
 def test_the_same_dialogue_renders_the_same_in_whatever_batch():
     items = [
-        shown(said("b")),
-        shown(said("b"), user("c"), said("d")),
-        shown(said("b"), tools=({"name": "add"},)),
-        Demonstration(place=PLACE, prompt=Dialogue(()), completion=[said("text")], plain_text=True),
-        Pair(place=PLACE, prompt=asked("q"), chosen=said("x"), rejected=said("y")),
+        shown(reply("b")),
+        shown(reply("b"), user("c"), reply("d")),
+        shown(reply("b"), tools=({"name": "add"},)),
+        Demonstration(
+            place=PLACE, prompt=Dialogue(()), completion=[reply("text")], plain_text=True
+        ),
+        Pair(place=PLACE, prompt=asked("q"), chosen=reply("x"), rejected=reply("y")),
     ]
     together = [row.values for _, row in render(items, Renderer(TOKENIZER), 1000)]
     assert together == [rendered(item) for item in items]
@@ -243,7 +245,7 @@ def test_the_same_dialogue_renders_the_same_in_whatever_batch():
 
 def test_of_a_text_all_is_trained_on_but_the_token_that_it_starts_from():
     text = Demonstration(
-        place=PLACE, prompt=Dialogue(()), completion=[said("abc")], plain_text=True
+        place=PLACE, prompt=Dialogue(()), completion=[reply("abc")], plain_text=True
     )
     row = rendered(text)
     assert text_of(row["prompt_ids"]) == "<bos>"
@@ -257,25 +259,25 @@ def test_of_a_text_all_is_trained_on_but_the_token_that_it_starts_from():
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_for_several_and_not_for_one():
-    thinking = said("<think>hm</think>b")
+    thinking = reply("<think>hm</think>b")
     with pytest.raises(RowError, match=r"set prepare\.turns to last"):
-        rendered(shown(thinking, user("c"), said("d")), FORGETTING)
+        rendered(shown(thinking, user("c"), reply("d")), FORGETTING)
     assert text_of(rendered(shown(thinking), FORGETTING)["completion_ids"]).endswith(
         "</think>b<eos>"
     )
-    last = shown(said("d"), prompt=(user("a"), thinking, user("c")))
+    last = shown(reply("d"), prompt=(user("a"), thinking, user("c")))
     assert "think" not in text_of(rendered(last, FORGETTING)["prompt_ids"])
 
 
 @pytest.mark.parametrize(
     ("template", "item", "message"),
     [
-        (WITHOUT_AN_END, shown(said("b"), user("c"), said("d")), "does not end .* with '<eos>'"),
-        (ENDS_ONCE, shown(said("b"), user("c"), said("d")), "does not end .* with '<eos>'"),
-        (STRICT, shown(said("b"), prompt=({"role": "system", "content": "s"},)), "no system"),
-        ("{# nothing #}", shown(said("b")), "its prompt has no token"),
-        (None, shown(said("b"), prompt=(user("a"), said("b"), user("c"))), "no chat template"),
-        (None, shown(said("b"), user("c"), said("d")), "no chat template"),
+        (WITHOUT_AN_END, shown(reply("b"), user("c"), reply("d")), "does not end .* with '<eos>'"),
+        (ENDS_ONCE, shown(reply("b"), user("c"), reply("d")), "does not end .* with '<eos>'"),
+        (STRICT, shown(reply("b"), prompt=({"role": "system", "content": "s"},)), "no system"),
+        ("{# nothing #}", shown(reply("b")), "its prompt has no token"),
+        (None, shown(reply("b"), prompt=(user("a"), reply("b"), user("c"))), "no chat template"),
+        (None, shown(reply("b"), user("c"), reply("d")), "no chat template"),
     ],
 )
 def test_what_the_template_cannot_render_is_refused_with_the_reason(template, item, message):
@@ -285,13 +287,13 @@ def test_what_the_template_cannot_render_is_refused_with_the_reason(template, it
 
 def test_a_template_that_writes_the_date_gives_the_same_tokens_on_every_day():
     dated = "{{ strftime_now('%d %b %Y') | lower }}: " + CHATML
-    for item in (shown(said("b")), shown(said("b"), user("c"), said("d"))):
+    for item in (shown(reply("b")), shown(reply("b"), user("c"), reply("d"))):
         assert text_of(rendered(item, dated)["prompt_ids"]).startswith("26 jul 2024: <|im_start|>")
 
 
 def test_one_refused_row_leaves_its_neighbours():
-    bad = shown(said("b"), prompt=({"role": "system", "content": "s"}, user("a")))
-    good = shown(said("b"))
+    bad = shown(reply("b"), prompt=({"role": "system", "content": "s"}, user("a")))
+    good = shown(reply("b"))
     rows = [row for _, row in render([good, bad, good], Renderer(tokenizer(STRICT)), 1000)]
     assert isinstance(rows[1], RowError)
     assert rows[0] == rows[2]
@@ -299,12 +301,12 @@ def test_one_refused_row_leaves_its_neighbours():
 
 
 def test_without_a_template_a_question_follows_the_start_token():
-    row = rendered(shown(said("b")), template=None)
+    row = rendered(shown(reply("b")), template=None)
     assert text_of(row["prompt_ids"]) == "<bos>a"
     assert row["template"] is None
 
 
 def test_the_templates_hash_is_in_every_row():
-    one, other = rendered(shown(said("b"))), rendered(shown(said("b")), TRIMMING)
+    one, other = rendered(shown(reply("b"))), rendered(shown(reply("b")), TRIMMING)
     assert one["template"] != other["template"]
     assert len(one["template"]) == 16

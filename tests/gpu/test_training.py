@@ -8,12 +8,12 @@ from stages.contracts.precision import Precision
 from stages.data.batching import collate
 from stages.engines.forward import packed
 from stages.engines.forward.logprobs import response_logprobs
-from stages.engines.forward.packed import Pace, set_pace
+from stages.engines.forward.packed import ForwardSettings, configure_forward
 from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
 
 pytestmark = pytest.mark.gpu
-EAGER = Pace()
+EAGER = ForwardSettings()
 BOUND = 0.03
 """Of what bfloat16 says in two ways: largest difference of a log-prob, and share of the largest
 gradient of a weight."""
@@ -48,8 +48,8 @@ def a_batch():
     )
 
 
-def learn(learner, *, padded=False, pace=EAGER):
-    set_pace(learner.model, pace)
+def learn(learner, *, padded=False, settings=EAGER):
+    configure_forward(learner.model, settings)
     batch = a_batch()
     packed.hidden_states(learner.model, batch)
     assert packed._packable[learner.model]
@@ -110,7 +110,7 @@ def test_a_sequence_never_sees_its_neighbours():
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_compiled_layers_say_what_eager_ones_say(checkpointed, record_property):
     learner = a_learner()
-    pace = Pace(compile=True, checkpoint_activations=checkpointed, micro_tokens=2048)
-    compiled, eager = learn(learner, pace=pace), learn(learner)
+    settings = ForwardSettings(compile=True, checkpoint_activations=checkpointed, micro_tokens=2048)
+    compiled, eager = learn(learner, settings=settings), learn(learner)
     record_property("largest_logprob_gap", largest_gap(compiled, eager))
     assert_close(compiled, eager, BOUND)

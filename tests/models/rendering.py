@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stages.data.dialogue import asked, said
+from stages.data.dialogue import asked, reply
 from stages.data.tokenizer import Renderer
 
 
@@ -15,5 +15,5 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
 def response_ids(tokenizer: Any, text: str) -> list[int]:
     renderer, prompt = Renderer(tokenizer), asked("a")
     (before,) = renderer.prompt_texts([prompt])
-    segments = renderer.response(prompt, before, [said(text)])
+    segments = renderer.response(prompt, before, [reply(text)])
     return renderer.joined(segments, renderer.ids([each.text for each in segments])).ids

@@ -16,7 +16,7 @@ import pytest
 
 from stages.context import StageError
 from stages.evaluation import folder
-from stages.reporting.vocabulary import Format, write, write_error
+from stages.reporting.vocabulary import Form, write, write_error
 
 
 class Page(HTMLParser):
@@ -94,18 +94,18 @@ def test_the_policy_table_holds_the_numbers_of_the_evaluations(finished_run: Cal
             in_interval(metrics, "win_rate_similar_length"),
             f"{metrics.get('reward_gain', 0):.3f} ± {metrics.get('reward_gain_error', 0):.3f}",
         )
-        kl = write(metrics["kl_to_reference"], Format.NATS)
+        kl = write(metrics["kl_to_reference"], Form.NATS)
         expected = [
             in_interval(metrics, "accuracy"),
             give_or_take(metrics, "accuracy_sampled"),
-            *(write(metrics[name], Format.SHARE) for name in by_chances),
+            *(write(metrics[name], Form.SHARE) for name in by_chances),
             *(["–"] * 4 if policy == "sft" else of_pairs),
             f"{write(metrics['reward_mean'])} ± 0.031",
             write(metrics["reward_std"]),
             kl if policy == "sft" else f"{kl} ± {metrics['kl_to_reference_error']:.3f}",
             write(metrics["entropy"]),
             write(metrics["response_length"]),
-            write(metrics["truncation_rate"], Format.SHARE),
+            write(metrics["truncation_rate"], Form.SHARE),
         ]
         assert rows[policy][2:] == expected
         line = next(line for line in summary.splitlines() if line.startswith(f"| {policy} "))
@@ -404,8 +404,8 @@ def test_the_report_starts_without_torch() -> None:
 
 
 def test_a_distance_that_is_rounding_is_nothing() -> None:
-    assert [write(value, Format.NATS) for value in (2.8e-10, -3e-7, 0.0)] == ["0"] * 3
-    assert write(0.0004, Format.NATS) == "4.0e-04"
+    assert [write(value, Form.NATS) for value in (2.8e-10, -3e-7, 0.0)] == ["0"] * 3
+    assert write(0.0004, Form.NATS) == "4.0e-04"
     assert write(2.8e-10) == "2.8e-10", "of other numbers nobody knows"
 
 

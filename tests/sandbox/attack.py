@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from stages.rewards.sandbox.run import run_program  # noqa: E402
-from stages.rewards.sandbox.status import Kind  # noqa: E402
+from stages.rewards.sandbox.status import IsolationKind  # noqa: E402
 from stages.rewards.sandbox.values import Limits  # noqa: E402
 from tests.sandbox.programs import HEADER, PROGRAMS, SLEEPERS  # noqa: E402
 
@@ -155,7 +155,7 @@ def survivors(nonce: str) -> list[int]:
     return found
 
 
-def attack(name: str, kind: Kind) -> dict[str, object]:
+def attack(name: str, kind: IsolationKind) -> dict[str, object]:
     """Run one program, and look at the world afterwards."""
     with a_world() as (world, targets):
         before = world.contents()
@@ -194,4 +194,4 @@ def attack(name: str, kind: Kind) -> dict[str, object]:
 
 if __name__ == "__main__":
     kind, *names = sys.argv[1:]
-    print(json.dumps({name: attack(name, Kind(kind)) for name in names}))
+    print(json.dumps({name: attack(name, IsolationKind(kind)) for name in names}))

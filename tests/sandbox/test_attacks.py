@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stages.rewards.sandbox.isolation import isolation
-from stages.rewards.sandbox.status import Kind
+from stages.rewards.sandbox.status import IsolationKind
 from tests.sandbox.attack import LIMITS, ROOT
 from tests.sandbox.programs import HARMLESS, PROGRAMS
 
@@ -38,7 +38,7 @@ class Who:
     name: str
     prefix: tuple[str, ...]
     python: str
-    kind: Kind
+    kind: IsolationKind
 
     def run(self, *names: str) -> dict[str, dict[str, Any]]:
         script = Path(__file__).with_name("attack.py")
@@ -50,15 +50,15 @@ class Who:
 
 
 ME = Who("me", (), sys.executable, isolation().kind)
-SOMEBODY = Who("an ordinary user", NOBODY, str(SYSTEM_PYTHON), Kind.NAMESPACES)
-WITH_BUBBLEWRAP = Who("with bubblewrap", NOBODY, str(SYSTEM_PYTHON), Kind.BUBBLEWRAP)
+SOMEBODY = Who("an ordinary user", NOBODY, str(SYSTEM_PYTHON), IsolationKind.NAMESPACES)
+WITH_BUBBLEWRAP = Who("with bubblewrap", NOBODY, str(SYSTEM_PYTHON), IsolationKind.BUBBLEWRAP)
 
 
 @functools.cache
 def why_not(who: Who) -> str | None:
     """What keeps this user from running the attacks here."""
     if who is ME:
-        return None if who.kind is not Kind.NONE else isolation().detail
+        return None if who.kind is not IsolationKind.NONE else isolation().detail
     if os.geteuid() != 0:
         return "only root can become another user"
     if not SYSTEM_PYTHON.exists() or shutil.which("setpriv") is None:
@@ -70,7 +70,7 @@ def why_not(who: Who) -> str | None:
         [*NOBODY, "test", "-r", str(ROOT / "pyproject.toml")], check=False
     ).returncode:
         return "other users cannot read this folder"
-    if who.kind is Kind.BUBBLEWRAP and shutil.which("bwrap") is None:
+    if who.kind is IsolationKind.BUBBLEWRAP and shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
     asked = [*who.prefix, who.python, "-B", "-c", PROBE, who.kind]
     probe = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -154,7 +154,7 @@ def test_programs_were_alive_when_they_attacked(who: Who) -> None:
 
 def test_the_checks_notice_an_escape_where_nothing_is_isolated() -> None:
     """Attacks that do no harm are let out: each must be seen, or its test above means nothing."""
-    found = Who("me", (), sys.executable, Kind.NONE).run(*HARMLESS)
+    found = Who("me", (), sys.executable, IsolationKind.NONE).run(*HARMLESS)
     assert [name for name in HARMLESS if not found[name]["escaped"]] == []
 
 

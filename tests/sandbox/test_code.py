@@ -17,12 +17,12 @@ from stages.rewards.code import exam_of, passed, program_of
 from stages.rewards.given import given
 from stages.rewards.named import NamedSource, open_scorer
 from stages.rewards.sandbox.isolation import isolation
-from stages.rewards.sandbox.status import Kind
+from stages.rewards.sandbox.status import IsolationKind
 from stages.rewards.sandbox.values import Limits
 from tests.waiting import PATIENCE_S
 
 HUMANEVAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "humaneval.jsonl"
-pytestmark = pytest.mark.skipif(isolation().kind is Kind.NONE, reason=isolation().detail)
+pytestmark = pytest.mark.skipif(isolation().kind is IsolationKind.NONE, reason=isolation().detail)
 
 
 def a_row(response: str, prompt: str = "Write it.", finish: str = "stop", **extra: Any) -> dict:

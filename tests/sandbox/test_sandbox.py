@@ -23,15 +23,15 @@ from stages.rewards.sandbox.isolation import isolation
 from stages.rewards.sandbox.root import interpreter
 from stages.rewards.sandbox.run import run_program
 from stages.rewards.sandbox.seccomp import filter_for
-from stages.rewards.sandbox.status import Kind, Status
+from stages.rewards.sandbox.status import IsolationKind, Status
 from stages.rewards.sandbox.supervisor import _usage
-from stages.rewards.sandbox.values import Limits, Outcome, SandboxBroken
+from stages.rewards.sandbox.values import Limits, ProgramResult, SandboxBroken
 from tests.sandbox.attack import below, survivors
 from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND = isolation().kind
-needs_isolation = pytest.mark.skipif(KIND is Kind.NONE, reason=isolation().detail)
+needs_isolation = pytest.mark.skipif(KIND is IsolationKind.NONE, reason=isolation().detail)
 
 
 def _kernel_gives_namespaces() -> bool:
@@ -46,7 +46,7 @@ def _kernel_gives_namespaces() -> bool:
 @pytest.mark.skipif(not _kernel_gives_namespaces(), reason="the kernel gives no namespaces here")
 def test_where_the_kernel_has_all_it_needs_there_is_isolation() -> None:
     """All other tests are skipped without isolation, so a sandbox that broke would pass them."""
-    assert KIND is not Kind.NONE, isolation().detail
+    assert KIND is not IsolationKind.NONE, isolation().detail
 
 
 @needs_isolation
@@ -57,7 +57,7 @@ print(input().upper(), open("data").read(), sys.stdin.read(), end="")
 print("oops", file=sys.stderr)
 sys.exit(3)"""
     done = run_program(program, "one\ntwo", {"data": b"file"}, kind=KIND)
-    assert done == Outcome(Status.FINISHED, 3, "ONE file two", "oops\n")
+    assert done == ProgramResult(Status.FINISHED, 3, "ONE file two", "oops\n")
     assert not done.succeeded
 
 
@@ -158,7 +158,7 @@ def test_a_sandbox_that_is_killed_is_an_error_and_no_outcome() -> None:
             # The launcher may have taken the others with it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with pytest.raises(SandboxBroken, match="without a word"):
+        with pytest.raises(SandboxBroken, match="without reporting a result"):
             running.result(timeout=PATIENCE_S)
 
 
@@ -227,11 +227,11 @@ def test_without_isolation_code_runs_if_the_user_says_so_in_so_many_words(tmp_pa
 def test_without_isolation_limits_still_hold() -> None:
     limits = Limits(cpu_s=5, wall_s=PATIENCE_S, memory_mb=128, output_kb=16)
     ends = [
-        run_program(program, limits=limits, kind=Kind.NONE).status
+        run_program(program, limits=limits, kind=IsolationKind.NONE).status
         for program in ("while True: pass", "while True: print('x' * 999)", "print(1)")
     ]
     assert ends == [Status.CPU, Status.OUTPUT, Status.FINISHED]
-    hungry = run_program("x = bytearray(1 << 30)", limits=limits, kind=Kind.NONE)
+    hungry = run_program("x = bytearray(1 << 30)", limits=limits, kind=IsolationKind.NONE)
     assert "MemoryError" in hungry.stderr
 
 
@@ -247,7 +247,7 @@ os.symlink("/", "everything"); os.mkfifo("a\\nb")
 os.chmod("closed/within", 0); os.chmod("closed", 0)
 for _ in range(3000): os.mkdir("dd"); os.chdir("dd")
 """
-    done = run_program(program, limits=Limits(cpu_s=5, wall_s=30), kind=Kind.NONE)
+    done = run_program(program, limits=Limits(cpu_s=5, wall_s=30), kind=IsolationKind.NONE)
     assert done.succeeded, done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -347,7 +347,7 @@ def test_the_filter_looks_at_more_than_the_first_argument(
     assert asked(setrlimit, 4, somewhere) == REFUSE
 
 
-@pytest.mark.skipif(KIND is Kind.NONE, reason=isolation().detail)
+@pytest.mark.skipif(KIND is IsolationKind.NONE, reason=isolation().detail)
 def test_a_crash_is_for_nobody_outside_and_the_program_cannot_change_that() -> None:
     """A limit of 1 is the kernel's word for it: 0 stops files, and no program that takes cores."""
     program = """

@@ -9,14 +9,14 @@ import yaml
 
 from stages.rewards.sandbox.isolation import isolation
 from stages.rewards.sandbox.judged import BrokenTests, CodeTests, run_tests
-from stages.rewards.sandbox.status import Kind
+from stages.rewards.sandbox.status import IsolationKind
 from stages.rewards.sandbox.values import Limits
 
 KIND = isolation().kind
 LIMITS = Limits(cpu_s=5, wall_s=120, memory_mb=256, processes=8, output_kb=64)
 SQUARES = CodeTests(["assert f(12) == 144", "assert f(13) == 169"])
 HONEST: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("honest.yaml").read_text())
-needs_isolation = pytest.mark.skipif(KIND is Kind.NONE, reason=isolation().detail)
+needs_isolation = pytest.mark.skipif(KIND is IsolationKind.NONE, reason=isolation().detail)
 
 
 def passes(program: str, tests: CodeTests = SQUARES, limits: Limits = LIMITS) -> list[bool]:

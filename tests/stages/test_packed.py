@@ -19,7 +19,7 @@ from stages.contracts.precision import Precision
 from stages.data.batching import collate
 from stages.engines.forward import attention, packed
 from stages.engines.forward.logprobs import response_logprobs
-from stages.engines.forward.packed import Pace, hidden_states, set_pace
+from stages.engines.forward.packed import ForwardSettings, configure_forward, hidden_states
 from stages.engines.forward.scalars import token_scores
 from stages.engines.forward.ulysses import share_rows
 from stages.engines.models.folders import load_policy, load_scalar_model
@@ -279,8 +279,8 @@ def test_activations_that_are_computed_again_give_the_same_bits(batch, checkpoin
     model = build("llama")
     model.train()
     results = []
-    for pace in (Pace(), Pace(checkpoint_activations=checkpointed)):
-        set_pace(model, pace)
+    for settings in (ForwardSettings(), ForwardSettings(checkpoint_activations=checkpointed)):
+        configure_forward(model, settings)
         model.zero_grad()
         response_logprobs(model, batch, 1.0).logprobs.sum().backward()
         results.append([p.grad.clone() for p in model.parameters()])
@@ -298,7 +298,7 @@ def test_rows_of_other_sequences_are_not_compiled_for_anew(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=512)).eval()
-    set_pace(model, Pace(compile=True, micro_tokens=64))
+    configure_forward(model, ForwardSettings(compile=True, micro_tokens=64))
     seen = []
     for lengths in ([9, 3, 4], [5, 5], [2] * 7, [12, 2], [11, 1, 1, 1]):
         rows = [list(range(2, 2 + length)) for length in lengths]
@@ -314,8 +314,11 @@ def test_compiled_layers_compute_the_same(batch, monkeypatch):
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=512)).eval()
     results = []
-    for pace in (Pace(), Pace(compile=True, micro_tokens=64, checkpoint_activations=True)):
-        set_pace(model, pace)
+    for settings in (
+        ForwardSettings(),
+        ForwardSettings(compile=True, micro_tokens=64, checkpoint_activations=True),
+    ):
+        configure_forward(model, settings)
         for part in (batch, collate(PROMPTS[:2], RESPONSES[:2], 0)):
             model.zero_grad()
             value = response_logprobs(model, part, 1.0).logprobs

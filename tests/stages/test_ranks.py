@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from stages.algorithms.loss import Counts, Loss, Metric, Per
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per
 from stages.context import Context, ShareDone, StageError, Stopped
 from stages.contracts.sharding import Sharding
 from stages.engines.processes.ranks import join
@@ -106,10 +106,10 @@ def fit(
         if calls == nan_at or bad_row in rows:
             loss = loss * float("nan")
         metrics = {
-            "error": Metric(torch.cat(errors).sum(), Per.TOKEN),
-            "error_max": Metric(torch.cat(errors).max(), Per.MAX),
-            "error_min": Metric(torch.cat(errors).min(), Per.MIN),
-            "surveyed": Metric(torch.tensor(step.sums["rows"]), Per.MAX),
+            "error": MetricPart(torch.cat(errors).sum(), Per.TOKEN),
+            "error_max": MetricPart(torch.cat(errors).max(), Per.MAX),
+            "error_min": MetricPart(torch.cat(errors).min(), Per.MIN),
+            "surveyed": MetricPart(torch.tensor(step.sums["rows"]), Per.MAX),
         }
         return Loss(loss, metrics)
 

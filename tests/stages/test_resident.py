@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.data.batching import collate
-from stages.engines.forward.packed import Pace, hidden_states, set_pace
+from stages.engines.forward.packed import ForwardSettings, configure_forward, hidden_states
 from stages.engines.models import resident
 from stages.engines.models.folders import content_hash, load_policy, save_model
 from stages.engines.processes import clean_slate
@@ -115,16 +115,16 @@ def test_a_model_that_is_not_what_was_saved_is_not_kept(folder: Path, tmp_path: 
 @pytest.mark.usefixtures("_switched_on")
 @pytest.mark.parametrize(
     "pace",
-    [Pace(checkpoint_activations=True), Pace(compile=True, micro_tokens=64)],
+    [ForwardSettings(checkpoint_activations=True), ForwardSettings(compile=True, micro_tokens=64)],
     ids=["checkpointed", "compiled"],
 )
 def test_a_model_is_kept_at_whatever_pace_it_was_run(
-    folder: Path, pace: Pace, monkeypatch: pytest.MonkeyPatch
+    folder: Path, settings: ForwardSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     with stage({folder: "a"}) as end:
         model = load_policy(folder)
-        set_pace(model, pace)
+        configure_forward(model, settings)
         hidden_states(model, collate([[3, 4]], [[5, 6]], 0)).sum().backward()
         end()
     with stage({folder: "a"}):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.algorithms.loss import Counts, Loss, Metric, Per
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stages.context import Context, StageError, Stopped
 from stages.contracts.optimizer import Schedule
@@ -41,7 +41,7 @@ def fit(ctx, model=None, loss_of=None):
     def micro_loss(rows, step):
         x = DATA[list(rows)]
         loss = (model(x).squeeze(-1) - x.sum(1)).square().sum() / step.counts.sequences
-        return Loss(loss_of(loss) if loss_of else loss, {"error_max": Metric(loss, Per.MAX)})
+        return Loss(loss_of(loss) if loss_of else loss, {"error_max": MetricPart(loss, Per.MAX)})
 
     plan = Plan(23, 8, 4, seed=5, learning_rate=warmup_then_cosine(0.1))
     learner = Learner(model, Optimization(learning_rate=0.05, max_grad_norm=1.0))

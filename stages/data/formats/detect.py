@@ -11,7 +11,7 @@ from typing import Any
 from stages.contracts.sources import FormatName, Role, Source
 from stages.data.formats.messages import RowError
 from stages.data.formats.rows import listed
-from stages.data.formats.table import FORMATS, Format
+from stages.data.formats.table import FORMATS, RowFormat
 
 
 def renamed(row: Mapping[str, Any], columns: Mapping[str, str | None]) -> Mapping[str, Any]:
@@ -28,7 +28,7 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str | None]) -> Mappin
     return left
 
 
-def detect(columns: frozenset[str], role: Role, source: Source) -> Format:
+def detect(columns: frozenset[str], role: Role, source: Source) -> RowFormat:
     """The format of rows with these columns; RowError where it cannot be told."""
     chosen = source.take == "chosen"
     if source.format is not FormatName.AUTO:
@@ -68,12 +68,12 @@ def _known(role: Role) -> str:
     return "; ".join(f"{format.name} ({_columns(format)})" for format in formats)
 
 
-def _columns(format: Format) -> str:
+def _columns(format: RowFormat) -> str:
     either = [" or ".join(format.one_of)] if format.one_of else []
     return ", ".join([*format.needs, *either])
 
 
-def _hint(format: Format, role: Role) -> str:
+def _hint(format: RowFormat, role: Role) -> str:
     if role is Role.DEMONSTRATIONS and "pairs" in format.gives:
         return " (`take: chosen` demonstrates the better response)"
     if role is Role.DEMONSTRATIONS and "rating" in format.gives:

@@ -216,7 +216,7 @@ def _check_nothing_follows(text: str, file: io.TextIOWrapper, path: Path) -> Non
             return
     raise StageError(
         f"{path} goes on after the end of its list, with {text.strip()[:20]!r}: write one "
-        "list a file, or JSON lines"
+        "list per file, or JSON lines"
     )
 
 
@@ -296,7 +296,7 @@ def _to_the_end(file: Any, path: Path) -> Iterator[Any]:
     if file.tell() == read:
         raise StageError(f"{path} was cut: its end mark is missing. Copy it again")
     if file.tell() < file.size():
-        raise StageError(f"{path} goes on after the end of its stream: write one stream a file")
+        raise StageError(f"{path} goes on after the end of its stream: write one stream per file")
 
 
 def _of_batches(batches: Any) -> Iterator[Numbered]:

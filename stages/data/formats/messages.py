@@ -86,15 +86,15 @@ def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 def _message(item: Mapping[str, Any], name: str) -> Message:
     if "from" in item and "role" not in item:
-        told, content = item["from"], item.get("value")
+        speaker, content = item["from"], item.get("value")
     else:
-        told, content = item.get("role"), item.get("content")
-    role = _ROLES.get(told) if isinstance(told, str) else None
+        speaker, content = item.get("role"), item.get("content")
+    role = _ROLES.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         raise RowError(
-            f"{name!r} has a message of {told!r}: a message has a `role` (system, user, assistant, "
-            "tool) and `content`, or `from` (system, human, gpt, function_call, observation) and "
-            "`value`"
+            f"{name!r} has a message of {speaker!r}: a message has a `role` (system, user, "
+            "assistant, tool) and `content`, or `from` (system, human, gpt, function_call, "
+            "observation) and `value`"
         )
     if item.get("weight") not in (None, 1):
         raise RowError(
@@ -102,7 +102,7 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
             "learnt alike: leave out the weight, or cut the dialogue"
         )
     kept = {key: _without_nulls(as_json(item[key], name)) for key in _KEPT if item.get(key)}
-    if told == "function_call":
+    if speaker == "function_call":
         kept, content = {"tool_calls": as_json(content, name)}, ""
     if "tool_calls" in kept:
         kept["tool_calls"] = _calls(from_json(kept["tool_calls"], f"{name}: tool_calls"), name)
@@ -163,8 +163,8 @@ def _parsed(value: Any, name: str) -> Any:
 
 def _is_message(item: Mapping[str, Any]) -> bool:
     """Somebody's words: an object with a sender alone may be what a response is to look like."""
-    said = bool(item.keys() & {"content", "tool_calls"})
-    return ("role" in item and said) or {"from", "value"} <= item.keys()
+    has_content = bool(item.keys() & {"content", "tool_calls"})
+    return ("role" in item and has_content) or {"from", "value"} <= item.keys()
 
 
 def from_json(value: Any, name: str) -> Any:

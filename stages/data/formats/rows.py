@@ -48,11 +48,11 @@ def text_of(row: Row, name: str) -> str:
 
 def number_of(value: Any, name: str) -> float:
     """A number, true or false; as text too, because CSV has nothing else."""
-    told = (
+    truth = (
         {"true": 1.0, "false": 0.0}.get(value.strip().lower()) if isinstance(value, str) else None
     )
     try:
-        number = float(value) if told is None else told
+        number = float(value) if truth is None else truth
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) <= LARGEST:
@@ -82,7 +82,7 @@ def asked(row: Row, name: str) -> list[Message]:
     return messages_of(row[name], name, "user")
 
 
-def said(row: Row, name: str) -> list[Message]:
+def response_of(row: Row, name: str) -> list[Message]:
     return messages_of(row[name], name, "assistant")
 
 
@@ -111,7 +111,7 @@ def _before_response(messages: Sequence[Message]) -> tuple[list[Message], list[M
 
 def compared(row: Row, before: Sequence[Message] | None) -> Given:
     """Two responses; where they are whole dialogues, the prompt is what they have in common."""
-    sides = [said(row, name) for name in ("chosen", "rejected")]
+    sides = [response_of(row, name) for name in ("chosen", "rejected")]
     for name, messages in zip(("chosen", "rejected"), sides, strict=True):
         if messages[0]["role"] == "assistant" and len(messages) > 1:
             raise RowError(f"{name!r} has several turns: only the last can differ in a pair")
@@ -145,19 +145,19 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def rated(given: Given, row: Row) -> Given:
-    told = [name for name in RATINGS if row.get(name) is not None]
-    if len(told) != 1:
-        raise RowError(f"a row has one of {listed(RATINGS)}; this one has {len(told)}")
-    return replace(given, rating=number_of(row[told[0]], told[0]))
+    names = [name for name in RATINGS if row.get(name) is not None]
+    if len(names) != 1:
+        raise RowError(f"a row has one of {listed(RATINGS)}; this one has {len(names)}")
+    return replace(given, rating=number_of(row[names[0]], names[0]))
 
 
 def stepwise(row: Row) -> Given:
-    told = [name for name in ("completions", "steps") if row.get(name) is not None]
-    if len(told) != 1:
-        raise RowError(f"a row has one of 'completions' and 'steps'; this one has {len(told)}")
-    steps, labels = (from_json(row[name], name) for name in (told[0], "labels"))
+    names = [name for name in ("completions", "steps") if row.get(name) is not None]
+    if len(names) != 1:
+        raise RowError(f"a row has one of 'completions' and 'steps'; this one has {len(names)}")
+    steps, labels = (from_json(row[name], name) for name in (names[0], "labels"))
     if not (isinstance(steps, list) and all(isinstance(step, str) for step in steps)):
-        raise RowError(f"{told[0]!r} is {type(steps).__name__}: write a list of texts")
+        raise RowError(f"{names[0]!r} is {type(steps).__name__}: write a list of texts")
     if not isinstance(labels, list):
         raise RowError(f"'labels' is {type(labels).__name__}: write a list of numbers")
     if len(steps) != len(labels) or not steps or not all(steps):
@@ -173,16 +173,16 @@ def stepwise(row: Row) -> Given:
 
 def ranked(row: Row) -> Given:
     """Every two responses of different ranks are a pair; the lower rank is the better one."""
-    told = [name for name in ("context", "prompt") if row.get(name) is not None]
-    if len(told) != 1:
-        raise RowError(f"a row has one of 'context' and 'prompt'; this one has {len(told)}")
+    names = [name for name in ("context", "prompt") if row.get(name) is not None]
+    if len(names) != 1:
+        raise RowError(f"a row has one of 'context' and 'prompt'; this one has {len(names)}")
     listing = from_json(row["completions"], "completions")
     if not isinstance(listing, list) or not all(
         isinstance(item, Mapping) and {"rank", "completion"} <= item.keys() for item in listing
     ):
         raise RowError("'completions' is a list of objects with 'rank' and 'completion'")
     in_order = sorted(
-        ((number_of(item["rank"], "rank"), said(item, "completion")) for item in listing),
+        ((number_of(item["rank"], "rank"), response_of(item, "completion")) for item in listing),
         key=lambda entry: entry[0],
     )
     pairs = [
@@ -193,4 +193,4 @@ def ranked(row: Row) -> Given:
     ]
     if not pairs:
         raise RowError("no two responses have different ranks: there is nothing to compare")
-    return Given(before=asked(row, told[0]), pairs=pairs)
+    return Given(before=asked(row, names[0]), pairs=pairs)

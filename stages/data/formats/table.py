@@ -21,7 +21,7 @@ from stages.data.formats.rows import (
     listed,
     ranked,
     rated,
-    said,
+    response_of,
     stepwise,
     text_of,
 )
@@ -31,7 +31,7 @@ _ALWAYS = ("answer", "system", "tools")
 
 
 @dataclass(frozen=True)
-class Format:
+class RowFormat:
     """Columns, and how they are read."""
 
     name: FormatName
@@ -106,9 +106,9 @@ def _format(
     gives: str,
     one_of: Sequence[str] = (),
     may: str = "",
-) -> Format:
+) -> RowFormat:
     words = frozenset(gives.split())
-    return Format(name, tuple(needs.split()), read, words, tuple(one_of), tuple(may.split()))
+    return RowFormat(name, tuple(needs.split()), read, words, tuple(one_of), tuple(may.split()))
 
 
 _ALPACA = "input history"
@@ -140,13 +140,15 @@ FORMATS = {
         _format(
             FormatName.PROMPT_COMPLETION,
             "prompt completion",
-            lambda r: Given(before=asked(r, "prompt"), completion=said(r, "completion")),
+            lambda r: Given(before=asked(r, "prompt"), completion=response_of(r, "completion")),
             "prompt completion",
         ),
         _format(
             FormatName.RATED,
             "prompt completion",
-            lambda r: rated(Given(before=asked(r, "prompt"), completion=said(r, "completion")), r),
+            lambda r: rated(
+                Given(before=asked(r, "prompt"), completion=response_of(r, "completion")), r
+            ),
             "prompt rating",
             one_of=RATINGS,
         ),
@@ -181,7 +183,7 @@ FORMATS = {
         _format(
             FormatName.ALPACA,
             "instruction output",
-            lambda r: Given(before=instruction(r), completion=said(r, "output")),
+            lambda r: Given(before=instruction(r), completion=response_of(r, "output")),
             "prompt completion",
             may=_ALPACA,
         ),
@@ -195,7 +197,7 @@ FORMATS = {
         _format(
             FormatName.ALPACA_RATED,
             "instruction output",
-            lambda r: rated(Given(before=instruction(r), completion=said(r, "output")), r),
+            lambda r: rated(Given(before=instruction(r), completion=response_of(r, "output")), r),
             "prompt rating",
             one_of=RATINGS,
             may=_ALPACA,

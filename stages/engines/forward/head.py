@@ -1,6 +1,6 @@
 """The output head, some tokens at a time: logits of a whole batch never exist at once.
 
-What is read off the logits of a chunk is a few numbers a token. In the backward pass the chunk's
+What is read off the logits of a chunk is a few values per token. In the backward pass the chunk's
 logits are computed again instead of being kept. Logits are float32 whatever the model computes in,
 and so are the sums of the head's gradient over the chunks: rounded to 16 bits they would differ
 from the sampler's, which rounds in other places, by more than an update changes them.
@@ -24,7 +24,7 @@ COMPILED_TOKENS = 4096
 """Tokens at most in each chunk where reading logits is compiled."""
 
 Read = Callable[..., tuple[Tensor, ...]]
-"""From the logits of a chunk, [n, V], and each column's part, to numbers a token, [n, ...]."""
+"""From the logits of a chunk, [n, V], and each column's part, to values per token, [n, ...]."""
 Column = Sequence[Tensor]
 """A tensor over tokens, cut into chunks."""
 

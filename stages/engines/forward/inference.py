@@ -11,7 +11,7 @@ import torch
 from stages.context import Context, Stopped
 from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, sample_name
-from stages.engines.forward.packed import pace_for, set_pace
+from stages.engines.forward.packed import configure_forward, settings_for
 from stages.engines.forward.packing import pack
 from stages.engines.models.folders import pad_id
 from stages.engines.processes.parts import UNIT_ROWS, Compute, Pass, collect, fill
@@ -27,7 +27,7 @@ def over_responses(
     what: str = "what the model says",
     name_of: Callable[[Row], str] = sample_name,
 ) -> list[Any]:
-    """`compute` of each row's prompt and response: a list with one entry a row.
+    """`compute` of each row's prompt and response: a list with one entry per row.
 
     A [B] result gives numbers, a [B, T] result gives lists as long as the row's response, with
     zeros where its loss mask has them. `what`
@@ -126,7 +126,7 @@ def _compute(
     count: Callable[[int], None] = lambda _: None,
 ) -> list[Any]:
     """The results in the order of the rows; `count` is told how many rows more are done."""
-    set_pace(model, pace_for(ctx))
+    configure_forward(model, settings_for(ctx))
     results: dict[int, Any] = {}
     for group in pack([row_length(row) for row in rows], ctx.micro_tokens):
         if ctx.should_stop_alone():

@@ -20,7 +20,7 @@ from torch import Tensor
 from stages.context import StageError
 from stages.data.batching import Batch, Support
 from stages.engines.forward.head import Column, Read, chunk_tokens, logits_of, read_in_chunks
-from stages.engines.forward.packed import hidden_states, pace_of, take
+from stages.engines.forward.packed import hidden_states, settings_of, take
 from stages.engines.models.lora import unwrapped
 
 _compiled_read: Read | None = None
@@ -115,7 +115,7 @@ def _in_chunks(
     hidden = take(hidden_states(policy, batch), packed.predicting)
 
     head = model.get_output_embeddings()
-    compiled = pace_of(policy).compile and read is _of_token and support is None
+    compiled = settings_of(policy).compile and read is _of_token and support is None
     num_tokens = chunk_tokens(head, hidden.device, compiled)
     num_read = len(hidden)
     # A compiled chunk has one size.
@@ -173,14 +173,14 @@ def _check_logits(model: Any, ids: Tensor) -> None:
     """Refuse a model whose logits are not those that are computed here."""
     training = model.training
     model.eval()
-    said = model(input_ids=ids, use_cache=False).logits
+    model_logits = model(input_ids=ids, use_cache=False).logits
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     config = model.config.get_text_config()
     ours = _after_head(config, logits_of(model.get_output_embeddings(), hidden))
     model.train(training)
-    expected = said.to(ours.dtype)
+    expected = model_logits.to(ours.dtype)
     # Weights that are not numbers are not this check's business.
-    rounding = 1e-3 if said.dtype == ours.dtype else 1e-2
+    rounding = 1e-3 if model_logits.dtype == ours.dtype else 1e-2
     atol = rounding * float(expected.nan_to_num().abs().max())
     if not torch.allclose(ours, expected, rtol=0, atol=atol, equal_nan=True):
         raise StageError(

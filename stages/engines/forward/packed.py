@@ -7,8 +7,8 @@ Always true:
   attention that keeps sequences apart, and the numbers must be those of the padded way. Others are
   padded, and nobody who asks for hidden states sees a difference but the time.
 
-How it is run is execution (`Pace`): layers may be compiled, in which case rows have few numbers of
-tokens, and their activations may be computed twice instead of being kept.
+How it is run is execution (`ForwardSettings`): layers may be compiled, in which case rows have few
+numbers of tokens, and their activations may be computed twice instead of being kept.
 """
 
 import sys
@@ -40,7 +40,7 @@ _CALL = "_compiled_call_impl"
 
 
 @dataclass(frozen=True)
-class Pace:
+class ForwardSettings:
     """How a model is run. Changes results by rounding at most."""
 
     compile: bool = False
@@ -51,43 +51,43 @@ class Pace:
     """The budget of a row, of which compiled rows have quarters."""
 
 
-_paces: WeakKeyDictionary[Any, Pace] = WeakKeyDictionary()
+_settings: WeakKeyDictionary[Any, ForwardSettings] = WeakKeyDictionary()
 _packable: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 _layers: WeakKeyDictionary[Any, list[tuple[Any, Callable[..., Any]]]] = WeakKeyDictionary()
 
 
-def set_pace(model: Any, pace: Pace) -> None:
+def configure_forward(model: Any, settings: ForwardSettings) -> None:
     """From now on the model is run so."""
-    if pace == _paces.get(unwrapped(model)):
+    if settings == _settings.get(unwrapped(model)):
         return
-    if pace.compile:
+    if settings.compile:
         # Few sizes of rows, but several kinds of passes, share the code of a layer.
         torch._dynamo.config.recompile_limit = 64
-    _paces[unwrapped(model)] = pace
+    _settings[unwrapped(model)] = settings
     _layers.pop(unwrapped(model), None)
 
 
-def pace_for(ctx: Context) -> Pace:
+def settings_for(ctx: Context) -> ForwardSettings:
     """As the profile has it; what is spread over ranks comes and goes, and is not compiled."""
     alone = ctx.sharding is Sharding.NONE and ctx.sequence_parallel == 1
     compiled = ctx.compile and alone
-    return Pace(compiled, ctx.checkpoint_activations, ctx.micro_tokens)
+    return ForwardSettings(compiled, ctx.checkpoint_activations, ctx.micro_tokens)
 
 
-def pace_of(model: Any) -> Pace:
-    return _paces.get(unwrapped(model), Pace())
+def settings_of(model: Any) -> ForwardSettings:
+    return _settings.get(unwrapped(model), ForwardSettings())
 
 
 @contextmanager
 def not_compiled(model: Any) -> Iterator[None]:
     """The model run as it is: what is compiled takes rows of many tokens only."""
     plain = unwrapped(model)
-    pace = pace_of(plain)
-    _paces[plain] = Pace()
+    settings = settings_of(plain)
+    _settings[plain] = ForwardSettings()
     try:
         yield
     finally:
-        _paces[plain] = pace
+        _settings[plain] = settings
 
 
 def hidden_states(model: Any, batch: Batch) -> Tensor:
@@ -113,19 +113,19 @@ def _padded(plain: Any, batch: Batch) -> Tensor:
     return take(hidden.flatten(0, 1), batch.packed.at)
 
 
-def _packed(plain: Any, packed: Packed, **told: Any) -> Tensor:
-    """`told`: what the attention is to know beside the row."""
-    pace, group = pace_of(plain), group_of(plain)
-    row = _filled_up(packed, pace.micro_tokens) if pace.compile else _as_it_is(packed)
+def _packed(plain: Any, packed: Packed, **options: Any) -> Tensor:
+    """`options`: arguments of the attention beside the row."""
+    settings, group = settings_of(plain), group_of(plain)
+    row = _filled_up(packed, settings.micro_tokens) if settings.compile else _as_it_is(packed)
     own: Callable[[Tensor], Tensor] = lambda tokens: tokens  # noqa: E731
     if group is not None:
-        row, own, told = _in_parts(row, group.size), group.own, {**told, "together": group}
+        row, own, options = _in_parts(row, group.size), group.own, {**options, "together": group}
     # As a shape, since compiled code takes a shape as it comes, and is made anew for a number.
     span = torch.empty(row.longest, 0)
-    if pace.compile:
+    if settings.compile:
         for of_attention in (row.starts, span):
             torch._dynamo.maybe_mark_dynamic(of_attention, 0)
-    with _layers_at(plain, pace):
+    with _layers_at(plain, settings):
         hidden: Tensor = plain.base_model(
             input_ids=own(row.ids)[None],
             position_ids=own(row.positions)[None],
@@ -135,7 +135,7 @@ def _packed(plain: Any, packed: Packed, **told: Any) -> Tensor:
             starts=row.starts,
             span=span,
             at=row.at,
-            **told,
+            **options,
         ).last_hidden_state
     whole = hidden[0] if group is None else group.whole(hidden[0])
     return whole[: len(packed.ids)]
@@ -194,13 +194,13 @@ def _in_parts(row: _Row, size: int) -> _Row:
 
 
 @contextmanager
-def _layers_at(plain: Any, pace: Pace) -> Iterator[None]:
-    """The model's layers called at the pace; whoever else runs the model has them as they were."""
-    if not pace.compile and not pace.checkpoint_activations:
+def _layers_at(plain: Any, settings: ForwardSettings) -> Iterator[None]:
+    """The model's layers run as the settings say; afterwards they are as they were."""
+    if not settings.compile and not settings.checkpoint_activations:
         yield
         return
     if plain not in _layers:
-        _layers[plain] = [(layer, _at(pace, layer)) for layer in _decoder_layers(plain)]
+        _layers[plain] = [(layer, _at(settings, layer)) for layer in _decoder_layers(plain)]
     layers = _layers[plain]
     # Most have none of their own but that of their class, and are to have none afterwards: whoever
     # keeps models looks at all that a layer has.
@@ -216,11 +216,11 @@ def _layers_at(plain: Any, pace: Pace) -> Iterator[None]:
             setattr(layer, _CALL, call)
 
 
-def _at(pace: Pace, layer: Any) -> Callable[..., Any]:
+def _at(settings: ForwardSettings, layer: Any) -> Callable[..., Any]:
     call: Callable[..., Any] = layer._call_impl
-    if pace.compile:
+    if settings.compile:
         call = torch.compile(call, dynamic=False)
-    if not pace.checkpoint_activations:
+    if not settings.checkpoint_activations:
         return call
 
     def kept_small(*args: Any, **options: Any) -> Any:
@@ -260,9 +260,9 @@ def _can_be_packed(plain: Any, device: Any) -> bool:
         attention.register()
         plain.set_attn_implementation(attention.NAME)
         calls: list[int] = []
-        found = _packed(plain, batch.packed, calls=calls)
+        packed_states = _packed(plain, batch.packed, calls=calls)
         used = len(calls) == config.get_text_config().num_hidden_layers
-        right = used and bool(_close(found, expected))
+        right = used and bool(_close(packed_states, expected))
     except Exception as error:
         # Whatever a model's own code makes of a packed row, it can still be padded.
         print(f"note: a {config.model_type} model is padded, not packed: {error}", file=sys.stderr)
@@ -283,11 +283,11 @@ def _is_plainly_causal(config: Any) -> bool:
     return not any(getattr(text, name, None) for name in odd)
 
 
-def _close(found: Tensor, expected: Tensor) -> Tensor:
+def _close(actual: Tensor, expected: Tensor) -> Tensor:
     """Whether the two differ by rounding; weights that are not numbers are not its business."""
     bound = 0.05 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-3
-    found, expected = found.double().nan_to_num(), expected.double().nan_to_num()
-    return (found - expected).abs().max() <= bound * expected.abs().max()
+    actual, expected = actual.double().nan_to_num(), expected.double().nan_to_num()
+    return (actual - expected).abs().max() <= bound * expected.abs().max()
 
 
 class _Take(torch.autograd.Function):

@@ -43,8 +43,8 @@ class Group:
 
     def whole(self, own: Tensor) -> Tensor:
         """All ranks' parts, one after another."""
-        found: Tensor = _Whole.apply(own, self._group, self.size, self._place)  # type: ignore[no-untyped-call]
-        return found
+        gathered: Tensor = _Whole.apply(own, self._group, self.size, self._place)  # type: ignore[no-untyped-call]
+        return gathered
 
     def attend(self, inner: Callable[..., Any], module: Any, *parts: Any, **how: Any) -> Any:
         """`inner` with all tokens and some heads, for parts with some tokens and all heads."""

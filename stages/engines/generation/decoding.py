@@ -22,7 +22,7 @@ Look = Callable[[], Sequence[int]]
 has ended, its complement `~request`."""
 
 
-class Decoder(Protocol):
+class SlotDecoder(Protocol):
     """A model with a cache of so many slots, and what its sequences have come to."""
 
     slots: int
@@ -45,7 +45,7 @@ class Decoder(Protocol):
     def look(self) -> Look: ...
 
 
-def decode(decoder: Decoder, requests: Sequence[Request], max_new_tokens: int) -> None:
+def decode(decoder: SlotDecoder, requests: Sequence[Request], max_new_tokens: int) -> None:
     """Advance every request to its end."""
     # Neighbours of one length waste little in prefill; the longest go first.
     waiting = deque(

@@ -77,8 +77,8 @@ def generate_all(
             name, len(requests), unit_rows, lambda: decode, _response_length, phase="responses"
         )
 
-    found = pass_names(ctx, RESPONSES)
-    work = responses(found[0] if len(found) == 1 else RESPONSES)
+    kept = pass_names(ctx, RESPONSES)
+    work = responses(kept[0] if len(kept) == 1 else RESPONSES)
     if missing(ctx, work):
         with opened() as generator:
             work = responses(RESPONSES + generator.policy_hash, generator)

@@ -143,8 +143,8 @@ class TorchGenerator:
         training = self._model.training
         self._model.eval()
         with not_compiled(self._model):
-            said = response_logprobs(self._model, batch, sampling.temperature)
-        expected = said.logprobs[0].tolist()
+            plain_pass = response_logprobs(self._model, batch, sampling.temperature)
+        expected = plain_pass.logprobs[0].tolist()
         self._model.train(training)
         gap = statistics.fmean(
             abs(ours - theirs) for ours, theirs in zip(completion.logprobs, expected, strict=True)
@@ -153,9 +153,9 @@ class TorchGenerator:
         # Log-probs that are not finite are named, sample by sample, by who asked for them.
         if gap > bound:
             raise StageError(
-                f"the torch generator's log-probs of the first answer are {gap:.3g} a token away "
-                f"from those of a plain forward pass ({bound:.3g} may be rounding): it does not "
-                f"decode models of type {unwrapped(self._model).config.model_type} rightly; "
+                f"the torch generator's log-probs of the first answer differ by {gap:.3g} per "
+                f"token from those of a plain forward pass ({bound:.3g} may be rounding): it does "
+                f"not decode models of type {unwrapped(self._model).config.model_type} correctly; "
                 "set rollout.engine: vllm"
             )
 

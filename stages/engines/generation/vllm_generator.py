@@ -240,7 +240,7 @@ class VllmGenerator:
                 raise
             raise StageError(
                 f"vLLM's engine, a process of its own, did not start for the model in {folder} "
-                f"({error}; its own words are in the log): lower generator_memory in the profile "
+                f"({error}; its output is in the log): lower generator_memory in the profile "
                 "if others use the GPU, too, or set rollout.engine: torch"
             ) from error
         except (ValueError, NotImplementedError, AssertionError) as error:
@@ -294,9 +294,9 @@ def _drawing(request: Request, sampling: Sampling) -> dict[str, Any]:
 
 
 def _completion(output: Any) -> Completion:
-    told = output.logprobs
+    flat = output.logprobs
     # Of each position the first entry is the token that was taken.
-    logprobs = [told.logprobs[start] for start in told.start_indices]
+    logprobs = [flat.logprobs[start] for start in flat.start_indices]
     return Completion(
         ids=list(output.token_ids),
         logprobs=logprobs,
@@ -328,8 +328,8 @@ def _ends(folder: Path) -> frozenset[int]:
     known: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         if (weights / name).is_file():
-            said = json.loads((weights / name).read_text(encoding="utf-8")).get("eos_token_id")
-            known.update([said] if isinstance(said, int) else said or [])
+            eos = json.loads((weights / name).read_text(encoding="utf-8")).get("eos_token_id")
+            known.update([eos] if isinstance(eos, int) else eos or [])
     return frozenset(known)
 
 

@@ -16,7 +16,7 @@ from stages.contracts.precision import Precision
 from stages.data.artifacts import set_modes
 from stages.data.chat_templates import check_it_asks, check_it_reads, choose_template
 from stages.engines.models.gguf_file import convert_gguf, find_gguf
-from stages.engines.models.given_folder import Kind, check_folder, copy_folder
+from stages.engines.models.given_folder import ModelKind, check_folder, copy_folder
 
 PARAM = "model.trust_remote_code"
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -38,7 +38,7 @@ def take_base_model(params: ModelParams, precision: Precision, source: Path, tar
         tokenizer.save_pretrained(target)
     else:
         trusted = params.trust_remote_code
-        check_folder(source, where, Kind.POLICY, PARAM, trust_code=trusted)
+        check_folder(source, where, ModelKind.POLICY, PARAM, trust_code=trusted)
         tokenizer = load_tokenizer(source, where, trust_code=trusted)
         changed = choose_template(tokenizer, params.chat_template, source, where)
         copy_folder(source, target, with_code=trusted)

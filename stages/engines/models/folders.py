@@ -38,12 +38,12 @@ from stages.engines.models.lora import (
 from stages.engines.models.own_code import copy_code, may_run
 from stages.engines.models.precision import is_rounded, round_weights, rounded
 from stages.engines.models.scalar_class import AutoScalarModel
-from stages.engines.models.weights import Part, check_weights, stored_weights
+from stages.engines.models.weights import ModelPart, check_weights, stored_weights
 
 HASHERS = min(
     16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 )
-"""Threads that hash weights side by side: one a core, and so many tensors in memory at most."""
+"""Threads that hash weights in parallel: one per core, each with one tensor in memory."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -75,7 +75,7 @@ def start_scalar_model(folder: Path, device: str = "cpu") -> Any:
         folder,
         device,
         Precision.FLOAT32,
-        part=Part.BACKBONE,
+        part=ModelPart.BACKBONE,
         num_labels=1,
     )
     torch.nn.init.zeros_(model.score.weight)
@@ -196,7 +196,7 @@ def _load(
     device: str,
     precision: Precision,
     *,
-    part: Part = Part.ALL,
+    part: ModelPart = ModelPart.ALL,
     **options: Any,
 ) -> Any:
     kind = f"{auto_class.__name__} {precision} {part} {sorted(options.items())}"

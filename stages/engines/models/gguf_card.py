@@ -11,7 +11,7 @@ from typing import Any
 
 from stages.engines.models.given_folder import CARD, copy_files
 
-_TOLD = {
+_STATED = {
     "license": "general.license",
     "license_name": "general.license.name",
     "license_link": "general.license.link",
@@ -33,8 +33,8 @@ def take_card(file: Path, metadata: dict[str, Any], target: Path) -> None:
 
 def _card(file: Path, metadata: dict[str, Any]) -> str:
     name = _name(file, metadata)
-    told = {key: metadata[told] for key, told in _TOLD.items() if metadata.get(told)}
-    values = {"base_model_name": name, **told}
+    stated = {key: metadata[stated] for key, stated in _STATED.items() if metadata.get(stated)}
+    values = {"base_model_name": name, **stated}
     # A text in JSON is one in YAML, whatever is in it.
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     front = "\n".join(lines)

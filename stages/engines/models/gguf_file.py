@@ -42,15 +42,16 @@ def find_gguf(source: Path, where: str) -> Path | None:
         if source.suffix != SUFFIX:
             raise StageError(f"{where} is a file, but not a {SUFFIX} file: name a model's folder")
         return source
-    found = sorted(source.glob(f"*{SUFFIX}"))
-    if not found or list(source.glob("*.safetensors")):
+    gguf_files = sorted(source.glob(f"*{SUFFIX}"))
+    if not gguf_files or list(source.glob("*.safetensors")):
         return None
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    if len(gguf_files) > 1:
+        names = ", ".join(path.name for path in gguf_files)
         raise StageError(
-            f"{where} holds several GGUF files ({names}): name one of them, {where}/{found[0].name}"
+            f"{where} holds several GGUF files ({names}): name one of them, "
+            f"{where}/{gguf_files[0].name}"
         )
-    return found[0]
+    return gguf_files[0]
 
 
 def convert_gguf(file: Path, target: Path, precision: Precision, given: Any = None) -> Any:
@@ -67,11 +68,11 @@ def convert_gguf(file: Path, target: Path, precision: Precision, given: Any = No
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
-    found = sum(parameter.numel() for parameter in model.parameters())
-    if found != num_numbers:
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    if num_weights != num_numbers:
         raise StageError(
             f"{file} holds {num_numbers} weights, but the {config.model_type} model that was read "
-            f"from it has {found}: transformers does not convert this kind of file faithfully"
+            f"from it has {num_weights}: transformers does not convert this kind of file faithfully"
         )
     model.to(DTYPES[precision])
     model.config.dtype = DTYPES[precision]
@@ -136,11 +137,11 @@ def _check_rotary_base(file: Path, metadata: dict[str, Any], config: Any) -> Non
     architecture = metadata.get("general.architecture")
     rotary = getattr(config, "rope_parameters", None) or {}
     for name, kind in _THETAS.items():
-        said = metadata.get(f"{architecture}.{name}")
+        stated = metadata.get(f"{architecture}.{name}")
         read = (rotary.get(kind) or rotary).get("rope_theta")
-        if said is not None and (read is None or not math.isclose(said, read, rel_tol=1e-6)):
+        if stated is not None and (read is None or not math.isclose(stated, read, rel_tol=1e-6)):
             raise StageError(
-                f"{file} has the rotary base {said:g} ({architecture}.{name}), but the "
+                f"{file} has the rotary base {stated:g} ({architecture}.{name}), but the "
                 f"{config.model_type} model that was read from it has {read}: transformers does "
                 "not convert this kind of file faithfully, start from the model's safetensors"
             )

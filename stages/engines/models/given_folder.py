@@ -26,14 +26,16 @@ INDEX = ".safetensors.index.json"
 OTHER_SENSES = ("vision_config", "audio_config", "speech_config")
 
 
-class Kind(StrEnum):
+class ModelKind(StrEnum):
     """What a given model is to do."""
 
     POLICY = "causal language model"
     SCORER = "sequence classifier"
 
 
-def check_folder(folder: Path, where: str, kind: Kind, param: str, *, trust_code: bool) -> None:
+def check_folder(
+    folder: Path, where: str, kind: ModelKind, param: str, *, trust_code: bool
+) -> None:
     """StageError where this is no folder of such a model, or its code is not allowed by `param`."""
     if not (folder / "config.json").is_file():
         raise StageError(f"{where} has no config.json: it is not a Hugging Face model folder")
@@ -138,7 +140,7 @@ def _check_kind(
     folder: Path,
     config: dict[str, Any],
     where: str,
-    kind: Kind,
+    kind: ModelKind,
     param: str,
     *,
     trust_code: bool,
@@ -158,7 +160,7 @@ def _check_kind(
     if own_code and trust_code:
         check_code_is_there(folder)
         return
-    wanted = [causal] if kind is Kind.POLICY else [causal, scorer]
+    wanted = [causal] if kind is ModelKind.POLICY else [causal, scorer]
     if wanted[-1] is None:
         if own_code:
             raise StageError(refusal(folder, param))

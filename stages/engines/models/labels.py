@@ -20,7 +20,7 @@ def choose_label(where: str, wanted: int | str | None, names: dict[int, str]) ->
         if len(names) == 1:
             return 0
         raise StageError(f"{where} has {len(names)} labels, {shown}: say which by `label`")
-    found = [i for i, name in names.items() if wanted in (i, name)]
-    if not found:
+    matches = [i for i, name in names.items() if wanted in (i, name)]
+    if not matches:
         raise StageError(f"{where} has no label {wanted!r}; it has {shown}")
-    return found[0]
+    return matches[0]

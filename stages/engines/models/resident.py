@@ -45,8 +45,8 @@ class _Held:
 
     @property
     def layouts(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.form[2]
-        return found
+        layouts: dict[str, Any] = self.form[2]
+        return layouts
 
 
 @dataclass
@@ -163,10 +163,10 @@ def _as_kept(held: _Held, outs: Mapping[Path, str]) -> _Held | None:
 
 def _equals(model: Any, folder: Path) -> bool:
     from stages.context import StageError
-    from stages.engines.models.weights import Part, check_weights
+    from stages.engines.models.weights import ModelPart, check_weights
 
     try:
-        check_weights(model, folder, Part.ALL)
+        check_weights(model, folder, ModelPart.ALL)
     except StageError:
         return False
     return True

@@ -16,7 +16,7 @@ from stages.context import StageError
 from stages.data.tokenizer import Decoder
 from stages.engines.models.base_folder import load_tokenizer
 from stages.engines.models.folders import load_scalar_model, start_scalar_model
-from stages.engines.models.given_folder import Kind, check_folder
+from stages.engines.models.given_folder import ModelKind, check_folder
 from stages.engines.models.labels import choose_label, labels_of
 
 Start = Callable[[Path, str], Any]
@@ -26,7 +26,7 @@ Start = Callable[[Path, str], Any]
 def start_of(folder: Path, base: Path, label: int | str | None) -> Start:
     """How to load a user's folder; StageError where it is not fit."""
     where = f"reward_model.folder {folder}"
-    check_folder(folder, where, Kind.SCORER, "model.trust_remote_code", trust_code=False)
+    check_folder(folder, where, ModelKind.SCORER, "model.trust_remote_code", trust_code=False)
     _check_tokenizer(folder, base, where)
     if not is_classifier(folder):
         if label is not None:

@@ -34,7 +34,7 @@ from stages.engines.models.lora import (
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class Part(StrEnum):
+class ModelPart(StrEnum):
     """What of a model comes from its folder."""
 
     ALL = "all"
@@ -42,7 +42,7 @@ class Part(StrEnum):
     """All but the head, which is another one, and new."""
 
 
-def check_weights(model: Any, folder: Path, part: Part = Part.ALL) -> None:
+def check_weights(model: Any, folder: Path, part: ModelPart = ModelPart.ALL) -> None:
     """StageError names the first tensor that is missing, left over, different or not finite."""
     with ExitStack() as files:
         stored = _Stored(files, folder, model)
@@ -60,33 +60,33 @@ def stored_weights(
         return None
     opened = open_tensors(files, folder)
     held = model.state_dict(keep_vars=True)
-    found: dict[str, str] = {}
+    stored_as: dict[str, str] = {}
     for name in held:
         spellings = _spellings(name, f"{model.base_model_prefix}.")
         if spelling := next((each for each in spellings if each in opened), None):
-            found[name] = spelling
-    for name in held.keys() - found.keys():
-        tied = (other for other in found if held[other] is held[name])
+            stored_as[name] = spelling
+    for name in held.keys() - stored_as.keys():
+        tied = (other for other in stored_as if held[other] is held[name])
         if (other := next(tied, None)) is None:
             return None
-        found[name] = found[other]
-    return {name: partial(opened[each].get_tensor, each) for name, each in found.items()}
+        stored_as[name] = stored_as[other]
+    return {name: partial(opened[each].get_tensor, each) for name, each in stored_as.items()}
 
 
-def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: Part) -> None:
+def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: ModelPart) -> None:
     backbone = f"{model.base_model_prefix}."
     checked: set[tuple[int, torch.Size]] = set()
     absent: list[str] = []
     left = set(stored.names())
     for name, tensor in held.items():
-        if part is Part.BACKBONE and not name.startswith(backbone):
+        if part is ModelPart.BACKBONE and not name.startswith(backbone):
             continue
-        found = next((n for n in _spellings(name, backbone) if n in left), None)
-        if found is None:
+        stored_name = next((n for n in _spellings(name, backbone) if n in left), None)
+        if stored_name is None:
             absent.append(name)
             continue
-        left.remove(found)
-        compare_tensor(stored.folder, name, tensor, stored.read(found))
+        left.remove(stored_name)
+        compare_tensor(stored.folder, name, tensor, stored.read(stored_name))
         checked.add((tensor.data_ptr(), tensor.shape))
     for name in absent:
         if (held[name].data_ptr(), held[name].shape) not in checked:
@@ -94,7 +94,7 @@ def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: Part)
                 f"{stored.folder} has no tensor {name}, so what the model has there was made up "
                 "at random while it was loaded: save the whole model again"
             )
-    if part is Part.BACKBONE:
+    if part is ModelPart.BACKBONE:
         left = {name for name in left if name.startswith(backbone)}
     left = {name for name in left if not is_computed(model, name)}
     if left:

@@ -23,7 +23,7 @@ from stages.contracts.sharding import Offload, Sharding
 
 BUCKET_ELEMENTS = 50_000_000
 """Gradients are summed in pieces of about so many numbers."""
-STAGES = {Sharding.ZERO1: 1, Sharding.ZERO2: 2, Sharding.ZERO3: 3}
+ZERO_STAGES = {Sharding.ZERO1: 1, Sharding.ZERO2: 2, Sharding.ZERO3: 3}
 
 
 def open_engine(ctx: Context, model: Any, optimizer: Any, config: dict[str, Any]) -> Any:
@@ -72,7 +72,7 @@ def configured(ctx: Context, max_grad_norm: float, precision: Precision) -> dict
     on_gpu = ctx.device.startswith("cuda")
     host = {"device": "cpu", "pin_memory": on_gpu}
     zero: dict[str, Any] = {
-        "stage": STAGES[ctx.sharding],
+        "stage": ZERO_STAGES[ctx.sharding],
         # With the others, it would add gradients up while a step has still micro-batches to come.
         "overlap_comm": ctx.sharding is Sharding.ZERO3,
         "reduce_bucket_size": BUCKET_ELEMENTS,

@@ -28,7 +28,7 @@ LOOK_INTERVAL_S = 1.0
 UNIT_ROWS = 256
 """Rows of a unit that is scored: what a kill may cost, and the least that a shard takes on."""
 Compute = Callable[[range], Sequence[Any]]
-"""The results of a unit, one a row: JSON."""
+"""The results of a unit, one per row: JSON."""
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ def join(ctx: Context) -> Iterator["Ranks"]:
         signs.write_failure(str(error))
         raise
     except BaseException as error:
-        said = str(error) or repr(error)
-        signs.write_failure(f"rank {ctx.rank} failed at {signs.at}: {said}")
+        message = str(error) or repr(error)
+        signs.write_failure(f"rank {ctx.rank} failed at {signs.at}: {message}")
         raise
     finally:
         signs.end()
@@ -131,9 +131,9 @@ class Ranks:
             return asked
         assert self._signs
         self._signs.at = at
-        said = torch.tensor([int(one) for one in asked], device=self._device)
+        flags = torch.tensor([int(one) for one in asked], device=self._device)
         with self._collective():
-            return [bool(one) for one in self._reduce(said, dist.ReduceOp.MAX)]
+            return [bool(one) for one in self._reduce(flags, dist.ReduceOp.MAX)]
 
     def from_first(
         self, value: Any, tensors: Mapping[str, Tensor]
@@ -141,10 +141,10 @@ class Ranks:
         """Rank 0's value, and its tensors as they come, on every rank."""
         if self.world == 1:
             return value, iter(tensors.items())
-        said = [(value, {name: (t.shape, t.dtype) for name, t in tensors.items()})]
+        header = [(value, {name: (t.shape, t.dtype) for name, t in tensors.items()})]
         with self._collective():
-            dist.broadcast_object_list(said, src=0)
-        value, forms = said[0]
+            dist.broadcast_object_list(header, src=0)
+        value, forms = header[0]
         return value, self._copies(forms, tensors)
 
     def _copies(

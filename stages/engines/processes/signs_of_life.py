@@ -73,8 +73,8 @@ class SignsOfLife:
     def left(self) -> Mapping[str, Any] | None:
         """What a rank that has ended said of it: its `error`, and whether it was `stopped`."""
         for path in sorted(self._folder.glob("failure-*.json")):
-            if found := _read(path):
-                return found
+            if failure := _read(path):
+                return failure
         return None
 
     def failure(self) -> str | None:
@@ -163,8 +163,8 @@ class SignsOfLife:
         return [rank for rank in range(self._world) if rank != self._rank]
 
     def _signs(self) -> Signs:
-        found = {r: _read(self._folder / f"rank-{r}.json") for r in range(self._world)}
-        return {rank: sign for rank, sign in found.items() if sign}
+        signs = {r: _read(self._folder / f"rank-{r}.json") for r in range(self._world)}
+        return {rank: sign for rank, sign in signs.items() if sign}
 
     def _leave_sign(self) -> None:
         self._beat += 1
@@ -210,8 +210,10 @@ class Watch:
             silent = self._silent_s.get(rank, 0.0) + passed if beat == self._beats.get(rank) else 0
             self._beats[rank], self._silent_s[rank] = beat, silent
             if silent > self._patience_s:
-                said = _last_sign(signs[rank]) if rank in signs else "it has left no sign of life"
-                lost.append(f"{_name(rank, signs)} has not come to {where}; {said}")
+                last_sign = (
+                    _last_sign(signs[rank]) if rank in signs else "it has left no sign of life"
+                )
+                lost.append(f"{_name(rank, signs)} has not come to {where}; {last_sign}")
         return _tell(lost)
 
 

@@ -34,9 +34,9 @@ def explain(
         return f"its weights are not finite already, first {weights[0]}: lower the learning rate"
     in_step = any(learner.lockstep for learner in learners.values())
     turns = _turns(ranks, share) if in_step else [(row, True) for row in share]
-    found: list[str] = []
+    culprits: list[str] = []
     if survey_of:
-        found = _first_of(
+        culprits = _first_of(
             ranks,
             (
                 f"{describe(row)} ({wrong})"
@@ -47,8 +47,8 @@ def explain(
             in_step,
         )
     # A number of the whole step that is not finite spoils every row's loss.
-    if not found:
-        found = _first_of(
+    if not culprits:
+        culprits = _first_of(
             ranks,
             (
                 f"{describe(row)} ({wrong})"
@@ -58,13 +58,13 @@ def explain(
             ),
             in_step,
         )
-    if not found:
+    if not culprits:
         return (
             "each of its rows alone is finite, so their sum is too large for the type of number, "
             "or what was drawn at random made it so: lower the learning rate"
         )
-    more = " and maybe more" if len(found) >= NAMED else ""
-    return f"look at {'; '.join(found[:NAMED])}{more}"
+    more = " and maybe more" if len(culprits) >= NAMED else ""
+    return f"look at {'; '.join(culprits[:NAMED])}{more}"
 
 
 def _first_of(ranks: Ranks, names: Iterator[str], to_the_end: bool = False) -> list[str]:

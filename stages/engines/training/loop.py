@@ -23,12 +23,12 @@ import numpy
 import torch
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, Metric, Per
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per
 from stages.context import Context, StageError, Stopped
 from stages.contracts.optimizer import OptimizerParams
 from stages.contracts.precision import Precision
 from stages.data.seeds import shuffled, stable_hash
-from stages.engines.forward.packed import pace_for, set_pace
+from stages.engines.forward.packed import configure_forward, settings_for
 from stages.engines.forward.packing import pack
 from stages.engines.processes.ranks import ALONE, Ranks
 from stages.engines.training.faults import explain
@@ -145,7 +145,7 @@ def train(
     saved_at, due = time.monotonic(), False
     for learner in learners.values():
         learner.model.train(dropout)
-        set_pace(learner.model, pace_for(ctx))
+        configure_forward(learner.model, settings_for(ctx))
     for step in range(len(history), plan.num_steps):
         stop, save = ranks.agree(f"step {step + 1}{name}", ctx.should_stop(), due)
         tensors = gather(learners) if stop or save else {}
@@ -193,18 +193,18 @@ def _step(
         [share[i] for i in group] for group in pack(lengths, ctx.micro_tokens)
     ]
     empty = _empty_turns(ranks, learners, len(micro_batches)) * [plan.rows(step)[:1]]
-    told = Step(counts, _survey(ranks, work, micro_batches, empty))
+    of_this_step = Step(counts, _survey(ranks, work, micro_batches, empty))
     on_device: Parts[Tensor] = {}
     with ranks.exchanging():
         for rows in micro_batches:
-            loss = work.loss(rows, told)
+            loss = work.loss(rows, of_this_step)
             _backward(learners, loss.value / ranks.num_sharing)
-            parts = {"loss": Metric(loss.value, Per.STEP), **loss.metrics}
+            parts = {"loss": MetricPart(loss.value, Per.STEP), **loss.metrics}
             _put_together(
                 on_device, {name: (m.share(counts).double(), m.per) for name, m in parts.items()}
             )
         for rows in empty:
-            _backward(learners, work.loss(rows, told).value * 0.0)
+            _backward(learners, work.loss(rows, of_this_step).value * 0.0)
     of_share = _read(on_device)
     of_step: Parts[float] = {}
     for of_rank in ranks.gather_shares(of_share):
@@ -221,7 +221,7 @@ def _step(
                 ranks,
                 learners,
                 share,
-                lambda row: work.loss([row], told),
+                lambda row: work.loss([row], of_this_step),
                 (lambda row: work.survey([row])) if work.survey else None,  # type: ignore[misc]
                 work.describe,
                 seed,

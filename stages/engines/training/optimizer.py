@@ -160,15 +160,15 @@ class Learner:
         return weights | averages | moments
 
     def load_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        found = dict(tensors)
+        by_name = dict(tensors)
         for name, master in self._masters.items():
-            master.data.copy_(found[f"weight.{name}"])
+            master.data.copy_(by_name[f"weight.{name}"])
         self._round(self._masters)
         for name, average in self._average.items():
-            average.copy_(found[f"average.{name}"])
+            average.copy_(by_name[f"average.{name}"])
         prefix = "moment."
         self.load_moments(
-            {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
+            {k.removeprefix(prefix): v for k, v in by_name.items() if k.startswith(prefix)}
         )
 
 

@@ -73,15 +73,15 @@ def resume_with_values(
     fits: Callable[[Mapping[str, Any]], bool] = lambda _: True,
 ) -> tuple[list[Metrics], Mapping[str, Any]]:
     """The same with the values that were saved, which have to fit, too; none at a fresh start."""
-    found = None
+    saved = None
     if not ranks.rank:
-        found = load_checkpoint(
+        saved = load_checkpoint(
             scratch, lambda checkpoint: _fits(checkpoint, learners) and fits(checkpoint.values)
         )
-        drop_checkpoints_after(scratch, found.step if found else 0)
+        drop_checkpoints_after(scratch, saved.step if saved else 0)
     values: Mapping[str, Any]
     values, tensors = ranks.from_first(
-        found.values if found else {}, dict(sorted(found.tensors.items())) if found else {}
+        saved.values if saved else {}, dict(sorted(saved.tensors.items())) if saved else {}
     )
     # One tensor at a time: no rank has to have room for all that the ranks hold together.
     for name, of_learner in groupby(tensors, lambda item: item[0].partition("/")[0]):
@@ -99,8 +99,8 @@ def _fits(checkpoint: Checkpoint, learners: Mapping[str, AnyLearner]) -> bool:
     left = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
     for name, learner in learners.items():
         for key, shape in learner.shapes().items():
-            found = left.pop(f"{name}/{key}", None)
+            saved_shape = left.pop(f"{name}/{key}", None)
             # A parameter that has not had a gradient yet has no moments.
-            if found != shape and (found is not None or not key.startswith("moment.")):
+            if saved_shape != shape and (saved_shape is not None or not key.startswith("moment.")):
                 return False
     return not left

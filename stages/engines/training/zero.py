@@ -27,7 +27,7 @@ from torch import Tensor
 
 from stages.context import Context
 from stages.engines.models.lora import HEAD, unwrapped
-from stages.engines.processes.deepspeed_engine import STAGES, configured, open_engine
+from stages.engines.processes.deepspeed_engine import ZERO_STAGES, configured, open_engine
 from stages.engines.processes.ranks import Ranks
 from stages.engines.training.learner import Optimization
 
@@ -36,7 +36,7 @@ _FLAT = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Part:
+class FlatSlice:
     """The run of a parameter's numbers that this rank holds, in one of its flat tensors."""
 
     flat: int
@@ -59,7 +59,7 @@ class ZeroLearner:
         self.precision = how.precision
         self._rank, self._world = ranks.rank, ranks.world
         self._device = torch.device(ctx.device)
-        self._stage = STAGES[ctx.sharding]
+        self._stage = ZERO_STAGES[ctx.sharding]
         self._shapes = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
         self._step_count = 0.0
         self._whole: dict[str, Tensor] | None = None
@@ -158,27 +158,27 @@ class ZeroLearner:
             return self._whole_moments
         if not self._step_count:
             return {}
-        found: dict[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
         for name in self._shapes:
             for moment in _FLAT:
                 whole = self._get(self._moments(moment), name)
                 if whole is not None:
-                    found[f"{moment}.{name}"] = whole
+                    moments[f"{moment}.{name}"] = whole
             if not self._rank:
-                found[f"step.{name}"] = torch.tensor(self._step_count)
-        return found
+                moments[f"step.{name}"] = torch.tensor(self._step_count)
+        return moments
 
     def load_moments(self, moments: Mapping[str, Tensor]) -> None:
         self._load((f"moment.{name}", moments[name]) for name in moments)
 
     def tensors(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for kind, flats in (("weight", self._flats()), ("average", self._averages)):
             for name in self._shapes if flats else ():
                 whole = self._get(flats, name)
                 if whole is not None:
-                    found[f"{kind}.{name}"] = whole
-        return found | {f"moment.{name}": value for name, value in self.moments().items()}
+                    tensors[f"{kind}.{name}"] = whole
+        return tensors | {f"moment.{name}": value for name, value in self.moments().items()}
 
     def shapes(self) -> dict[str, torch.Size]:
         kinds = ["weight", *(["average"] if self._averages else [])]
@@ -230,9 +230,9 @@ class ZeroLearner:
         for flat in self._flats():
             self._zero.optimizer.state[flat]["step"].fill_(steps)
 
-    def _find_parts(self) -> dict[str, Part]:
+    def _find_parts(self) -> dict[str, FlatSlice]:
         """Of each parameter that learns; one that lies with other ranks has none."""
-        parts: dict[str, Part] = {}
+        parts: dict[str, FlatSlice] = {}
         groups = [] if self._stage == 3 else self._zero.bit16_groups
         flat_of = {parameter: flat for flat, group in enumerate(groups) for parameter in group}
         for name, parameter in self.model.named_parameters():
@@ -244,11 +244,11 @@ class ZeroLearner:
                 # The last part is filled up where the numbers do not divide evenly.
                 size = min(int(size), self._shapes[name].numel() - start)
                 if size > 0:
-                    parts[name] = Part(int(flat), int(at), int(start), size)
+                    parts[name] = FlatSlice(int(flat), int(at), int(start), size)
             elif (here := parameter._hp_mapping) is not None:
                 there, inside = here.hp_fragment_address, here.lp_fragment_address
                 flat = flat_of[parameter]
-                parts[name] = Part(flat, there.start, inside.start, inside.numel)
+                parts[name] = FlatSlice(flat, there.start, inside.start, inside.numel)
         return parts
 
     def _get(self, flats: Sequence[Tensor], name: str) -> Tensor | None:
@@ -263,8 +263,8 @@ class ZeroLearner:
 
     def _gather(self) -> dict[str, Tensor]:
         """All weights in float32, on the CPU of rank 0; all ranks call it."""
-        found = {name: self._get(self._flats(), name) for name in self._shapes}
-        return {**self._frozen, **{name: w for name, w in found.items() if w is not None}}
+        trained = {name: self._get(self._flats(), name) for name in self._shapes}
+        return {**self._frozen, **{name: w for name, w in trained.items() if w is not None}}
 
     def _put(self, flats: Sequence[Tensor], name: str, whole: Tensor) -> None:
         """Take this rank's part of a whole tensor."""

@@ -25,7 +25,7 @@ _SAID_OF_ITSELF = ("__name__", "__qualname__", "__doc__", "__annotations__")
 """What a decorator takes over from a function."""
 
 
-class Refused(Exception):
+class AccessRefused(Exception):
     """The other side asked for what it must not have."""
 
 
@@ -35,10 +35,10 @@ def refuse_kind(on: Any) -> None:
     kind = on if isinstance(on, type) else type(on)
     place = place_of(kind, anywhere=True)
     if place is not None and (kind is on or _HANDED_OUT.isdisjoint(place)):
-        raise Refused("of what Python has")
+        raise AccessRefused("of what Python has")
     unittest = sys.modules.get("unittest")
     if unittest is not None and issubclass(kind, unittest.TestCase):
-        raise Refused("of a test: it could be skipped, or told what is equal")
+        raise AccessRefused("of a test: it could be skipped, or told what is equal")
 
 
 def refuse_insides(what: str, on: Any, name: Any) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.rewards.sandbox.run import run_program
-from stages.rewards.sandbox.status import Kind
+from stages.rewards.sandbox.status import IsolationKind
 from stages.rewards.sandbox.values import Limits, SandboxBroken, SandboxUnavailable
 
 # Run inside, with the path of a file that exists outside: what of the outside can be reached.
@@ -36,7 +36,7 @@ print(json.dumps(reached))
 class Isolation:
     """What there is, and why not more."""
 
-    kind: Kind
+    kind: IsolationKind
     detail: str
 
 
@@ -44,15 +44,15 @@ class Isolation:
 def isolation() -> Isolation:
     """The best kind that works here: tried once per process, with a real program."""
     why_not: list[str] = []
-    for kind in (Kind.NAMESPACES, Kind.BUBBLEWRAP):
+    for kind in (IsolationKind.NAMESPACES, IsolationKind.BUBBLEWRAP):
         problem = problem_with(kind)
         if problem is None:
             return Isolation(kind, "; ".join([*why_not, f"{kind} works"]))
         why_not.append(f"{kind}: {problem}")
-    return Isolation(Kind.NONE, "; ".join(why_not))
+    return Isolation(IsolationKind.NONE, "; ".join(why_not))
 
 
-def problem_with(kind: Kind) -> str | None:
+def problem_with(kind: IsolationKind) -> str | None:
     """What is wrong with this kind here; None if nothing."""
     try:
         done = run_program(_PROBE, __file__, limits=Limits(wall_s=30), kind=kind)
@@ -65,13 +65,13 @@ def problem_with(kind: Kind) -> str | None:
     return f"a test program could reach {', '.join(reached)}" if reached else None
 
 
-def kind_to_use(*, allow_unisolated: bool = False) -> Kind:
+def kind_to_use(*, allow_unisolated: bool = False) -> IsolationKind:
     """The kind of isolation for untrusted code; an error where there is none and nobody said so."""
-    found = isolation()
-    if found.kind is not Kind.NONE or allow_unisolated:
-        return found.kind
+    offered = isolation()
+    if offered.kind is not IsolationKind.NONE or allow_unisolated:
+        return offered.kind
     raise SandboxUnavailable(
-        f"untrusted code needs isolation, and this machine offers none ({found.detail}).\n"
+        f"untrusted code needs isolation, and this machine offers none ({offered.detail}).\n"
         f"{remedy()}"
     )
 

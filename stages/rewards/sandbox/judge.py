@@ -211,7 +211,7 @@ Names = namedtuple("Names", ("read", "defined"))
 
 
 def _names(source: str, called: str) -> Names:
-    found = Names(set(), set())
+    names = Names(set(), set())
     try:
         table = symtable.symtable(source, called, "exec")
     except (SyntaxError, ValueError) as error:
@@ -220,10 +220,10 @@ def _names(source: str, called: str) -> Names:
         for symbol in inner.get_symbols():
             here = inner is table or symbol.is_declared_global()
             if here and (symbol.is_assigned() or symbol.is_imported()):
-                found.defined.add(symbol.get_name())
+                names.defined.add(symbol.get_name())
             if symbol.is_referenced() and (inner is table or symbol.is_global()):
-                found.read.add(symbol.get_name())
-    return found
+                names.read.add(symbol.get_name())
+    return names
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
@@ -233,11 +233,11 @@ def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 
 def _names_of_the_program(setup: str, cases: list[str], taken: list[str]) -> set[str]:
-    found = [_names(setup, "setup")]
-    found += [_names(case, f"case {number}") for number, case in enumerate(cases)]
+    by_part = [_names(setup, "setup")]
+    by_part += [_names(case, f"case {number}") for number, case in enumerate(cases)]
     _refuse_missing_modules([setup, *cases])
-    free = set().union(*(names.read for names in found))
-    free -= {*dir(builtins), "__file__"}.union(*(names.defined for names in found))
+    free = set().union(*(names.read for names in by_part))
+    free -= {*dir(builtins), "__file__"}.union(*(names.defined for names in by_part))
     for name in sorted((free - {*taken}) & _looked_into([setup, *cases])):
         raise Broken(
             f"they use Python's `{name}`, and nothing imports it: write `import {name}` into "

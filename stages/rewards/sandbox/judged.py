@@ -18,7 +18,7 @@ from stages.rewards.sandbox.run import (
     read_report,
     started,
 )
-from stages.rewards.sandbox.status import Kind, Role
+from stages.rewards.sandbox.status import IsolationKind, SandboxRole
 from stages.rewards.sandbox.values import Limits, SandboxBroken
 
 
@@ -38,7 +38,7 @@ class BrokenTests(Exception):
     """The tests themselves are wrong, whatever the program."""
 
 
-def run_tests(program: str, tests: CodeTests, limits: Limits, *, kind: Kind) -> list[bool]:
+def run_tests(program: str, tests: CodeTests, limits: Limits, *, kind: IsolationKind) -> list[bool]:
     """Which cases pass. The limits hold for the program, and again for the tests.
 
     Tests are broken if they are so with an empty program as well. Otherwise this one made them look
@@ -51,29 +51,29 @@ def run_tests(program: str, tests: CodeTests, limits: Limits, *, kind: Kind) -> 
         return [False] * len(tests.cases)
 
 
-def _judged(program: str, tests: CodeTests, limits: Limits, kind: Kind) -> list[bool]:
+def _judged(program: str, tests: CodeTests, limits: Limits, kind: IsolationKind) -> list[bool]:
     with Descriptors() as ends:
         asked, ask = ends.pipe()
         answered, answer = ends.pipe()
-        found, find = ends.pipe()
+        results_from, results_to = ends.pipe()
         nowhere = ends.own(os.open(os.devnull, os.O_WRONLY))
-        candidate = Task(Role.CANDIDATE, {"program": program})
-        judging = Task(Role.JUDGE, asdict(tests))
+        candidate = Task(SandboxRole.CANDIDATE, {"program": program})
+        judging = Task(SandboxRole.JUDGE, asdict(tests))
         with (
             started(candidate, limits, (asked, answer, nowhere), kind) as it,
-            started(judging, limits, (answered, ask, find), kind) as its_judge,
+            started(judging, limits, (answered, ask, results_to), kind) as its_judge,
         ):
-            ends.close(asked, ask, answered, answer, find)
-            said = judge.LONGEST_VERDICT * 4 + 16 * (1 + len(tests.cases))
-            verdict, report = Stream(said), Stream(1 << 16)
-            listen({found: verdict, its_judge.report: report}, GRACE_S + limits.wall_s)
-            read_report(report, verdict)
+            ends.close(asked, ask, answered, answer, results_to)
+            longest = judge.LONGEST_VERDICT * 4 + 16 * (1 + len(tests.cases))
+            results, report = Stream(longest), Stream(1 << 16)
+            listen({results_from: results, its_judge.report: report}, GRACE_S + limits.wall_s)
+            read_report(report, results)
             if select.select([it.report], [], [], 0)[0]:
                 # It ended before the judge did: of itself, or because its sandbox failed.
                 read_report(Stream(1 << 16, bytearray(os.read(it.report, 1 << 16))), Stream(0))
-    ready, *lines = verdict.text().splitlines() or [""]
+    ready, *lines = results.text().splitlines() or [""]
     if ready != judge.READY:
-        raise SandboxBroken(f"the judge did not start: {verdict.text()[-1000:]!r}")
+        raise SandboxBroken(f"the judge did not start: {results.text()[-1000:]!r}")
     for line in lines:
         if line.startswith(judge.BROKEN):
             raise BrokenTests(line.removeprefix(judge.BROKEN))

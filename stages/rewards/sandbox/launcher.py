@@ -24,7 +24,7 @@ from stages.rewards.sandbox import linux, root
 from stages.rewards.sandbox.candidate import be_candidate
 from stages.rewards.sandbox.judge import be_judge
 from stages.rewards.sandbox.seccomp import filter_here
-from stages.rewards.sandbox.status import Kind, Role
+from stages.rewards.sandbox.status import IsolationKind, SandboxRole
 from stages.rewards.sandbox.supervisor import Channels, supervise
 
 TYPE_CHECKING = False
@@ -86,14 +86,14 @@ def once(control: int, report: int) -> None:
         limits: Any = SimpleNamespace(**task["limits"])
         # Should the machine run out of memory, this goes before the training does.
         _write("/proc/self/oom_score_adj", "1000")
-        kind = Kind(task["kind"])
-        if kind is Kind.NAMESPACES:
+        kind = IsolationKind(task["kind"])
+        if kind is IsolationKind.NAMESPACES:
             is_program = _in_namespaces(limits, task["files"], channels)
         else:
             # Bubblewrap has done the rest; or nobody has.
             root.write_files(task["files"])
             proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-            own = kind is Kind.BUBBLEWRAP
+            own = kind is IsolationKind.BUBBLEWRAP
             is_program = supervise(limits, channels, proc, uid=None, own=own)
     except Exception as error:
         channels.say("failed", repr(error))
@@ -103,7 +103,7 @@ def once(control: int, report: int) -> None:
     # Of bubblewrap's.
     os.environ.pop("PWD", None)
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)]
-    _RUN[Role(task["role"])](**task["given"])
+    _RUN[SandboxRole(task["role"])](**task["given"])
 
 
 def _run_main(source: bytes) -> None:
@@ -131,9 +131,9 @@ def _and_end(run: Any) -> Any:
 
 
 _RUN = {
-    Role.PROGRAM: _run_main,
-    Role.CANDIDATE: _and_end(be_candidate),
-    Role.JUDGE: _and_end(be_judge),
+    SandboxRole.PROGRAM: _run_main,
+    SandboxRole.CANDIDATE: _and_end(be_candidate),
+    SandboxRole.JUDGE: _and_end(be_judge),
 }
 
 

@@ -24,7 +24,7 @@ import types
 
 from stages.rewards.sandbox import mirrors
 from stages.rewards.sandbox.containers import Containers
-from stages.rewards.sandbox.guard import Refused, refuse_insides, refuse_kind
+from stages.rewards.sandbox.guard import AccessRefused, refuse_insides, refuse_kind
 from stages.rewards.sandbox.mirrors import (
     ANSWERS,
     COMPARISONS,
@@ -185,13 +185,13 @@ class Link:
                 return copy.deepcopy(on)
             case "await", []:
                 return self._awaited(on)
-        raise Refused(f"{what} {arguments}")
+        raise AccessRefused(f"{what} {arguments}")
 
     def _refuse_unless_handed_out(self, on: Any) -> None:
         number = self._numbers.get(id(on), 0)
         kin = self._containers.values.get(number) is on and type(on) not in CONTENT
         if self._mine.get(number) is not on and not kin:
-            raise Refused("of what it was not given")
+            raise AccessRefused("of what it was not given")
         refuse_kind(on)
 
     def _awaited(self, on: Any) -> Any:

@@ -139,10 +139,10 @@ def place_of(value: Any, *, anywhere: bool) -> tuple[str, str] | None:
         return value.__name__, ""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names:
-        found = sys.modules.get(module)
+        named = sys.modules.get(module)
         for part in str(name).split("."):
-            found = getattr(found, part, None)  # type: ignore[assignment]
-        if found is value and module != "__main__":
+            named = getattr(named, part, None)  # type: ignore[assignment]
+        if named is value and module != "__main__":
             return module, str(name)
     return None
 
@@ -152,7 +152,7 @@ def at_place(module: str, name: str, *, anywhere: bool) -> Any:
         return PLAIN.get(name) or _ERRORS[name]
     if not anywhere:
         raise ValueError("not for the judge")
-    found = importlib.import_module(module)
+    named = importlib.import_module(module)
     for part in name.split(".") if name else ():
-        found = getattr(found, part)
-    return found
+        named = getattr(named, part)
+    return named

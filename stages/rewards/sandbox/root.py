@@ -71,14 +71,14 @@ def bound_paths() -> list[str]:
 def package_folders() -> list[str]:
     """Installed packages inside what is bound: this project may be among them."""
     folders = [path for path in bound_paths() if os.path.isdir(path) and not os.path.islink(path)]
-    found = [
+    candidates = [
         f"{folder}/{python}/{packages}"
         for folder in folders
         for python in sorted(os.listdir(folder))
         for packages in ("site-packages", "dist-packages")
         if python.startswith("python")
     ]
-    return [path for path in found if os.path.isdir(path)]
+    return [path for path in candidates if os.path.isdir(path)]
 
 
 def enter(files: Mapping[str, bytes], file_mb: int, owner: int) -> int:
@@ -138,8 +138,8 @@ def _bind(path: str) -> None:
 
 
 def _make_read_only(point: str) -> None:
-    said = os.statvfs(point).f_flag
-    kept = sum(flag for word, flag in _KEPT.items() if said & word)
+    mount_flags = os.statvfs(point).f_flag
+    kept = sum(flag for word, flag in _KEPT.items() if mount_flags & word)
     flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | kept
     linux.mount(None, point, None, flags)
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from stages.rewards.sandbox import bubblewrap, launcher, warm
 from stages.rewards.sandbox.root import environment, python
-from stages.rewards.sandbox.status import Kind, Role, Status
-from stages.rewards.sandbox.values import Limits, Outcome, SandboxBroken
+from stages.rewards.sandbox.status import IsolationKind, SandboxRole, Status
+from stages.rewards.sandbox.values import Limits, ProgramResult, SandboxBroken
 
 PROJECT = Path(__file__).resolve().parents[3]
 GRACE_S = 20.0
@@ -104,7 +104,7 @@ class Feed:
 class Task:
     """What a sandbox is to do."""
 
-    role: Role
+    role: SandboxRole
     given: dict[str, Any]
     files: Mapping[str, bytes] = field(default_factory=dict)
     """In the folder that it starts in."""
@@ -120,7 +120,7 @@ class Running:
 
 @contextlib.contextmanager
 def started(
-    task: Task, limits: Limits, streams: tuple[int, int, int], kind: Kind
+    task: Task, limits: Limits, streams: tuple[int, int, int], kind: IsolationKind
 ) -> Iterator[Running]:
     """A sandbox with these standard streams; gone when the block is left."""
     packed = launcher.packed(
@@ -132,16 +132,16 @@ def started(
             "given": task.given,
         }
     )
-    folder = tempfile.mkdtemp(prefix="unisolated-") if kind is Kind.NONE else None
+    folder = tempfile.mkdtemp(prefix="unisolated-") if kind is IsolationKind.NONE else None
     with Descriptors() as ends:
         taken, control = ends.pipe()
-        report, said = ends.pipe()
-        if kind is Kind.NAMESPACES:
-            end_by_force = warm.ask_for_a_sandbox(taken, said, *streams)
+        report, report_to = ends.pipe()
+        if kind is IsolationKind.NAMESPACES:
+            end_by_force = warm.ask_for_a_sandbox(taken, report_to, *streams)
         else:
-            end_by_force = _start(taken, said, streams, kind, limits, folder)
+            end_by_force = _start(taken, report_to, streams, kind, limits, folder)
         try:
-            ends.close(taken, said)
+            ends.close(taken, report_to)
             with contextlib.suppress(BrokenPipeError):
                 _write_all(control, packed)
             yield Running(report)
@@ -155,22 +155,22 @@ def started(
 
 def _start(
     taken: int,
-    said: int,
+    report_to: int,
     streams: tuple[int, int, int],
-    kind: Kind,
+    kind: IsolationKind,
     limits: Limits,
     folder: str | None,
 ) -> Callable[[], None]:
     """A process for this one sandbox. Returns what kills it."""
-    passed = [taken, said]
+    passed = [taken, report_to]
     with Descriptors() as ends:
-        if kind is Kind.BUBBLEWRAP:
+        if kind is IsolationKind.BUBBLEWRAP:
             passed.append(ends.own(bubblewrap.code()))
             command = bubblewrap.command(passed[-1], limits.file_mb, launcher.NOBODY)
         else:
             command = [*python(), "-c", _ONCE.format(path=str(PROJECT))]
         process = subprocess.Popen(
-            [*command, str(taken), str(said)],
+            [*command, str(taken), str(report_to)],
             stdin=streams[0],
             stdout=streams[1],
             stderr=streams[2],
@@ -210,8 +210,8 @@ def run_program(
     files: Mapping[str, bytes] | None = None,
     limits: Limits | None = None,
     *,
-    kind: Kind,
-) -> Outcome:
+    kind: IsolationKind,
+) -> ProgramResult:
     """Run a Python program with `files` in its folder, and say how it ended.
 
     Raises SandboxBroken where the sandbox failed, whatever the program did.
@@ -221,7 +221,7 @@ def run_program(
             raise ValueError(f"{name!r} is no name for a file beside {launcher.MAIN}")
     limits = limits or Limits()
     main = source.encode("utf-8", "surrogatepass")
-    task = Task(Role.PROGRAM, {"source": main}, {**(files or {}), launcher.MAIN: main})
+    task = Task(SandboxRole.PROGRAM, {"source": main}, {**(files or {}), launcher.MAIN: main})
     given = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
     with Descriptors() as ends:
         stdin_r, stdin_w = ends.pipe()
@@ -235,9 +235,9 @@ def run_program(
             feed = Feed(ends.give_up(stdin_w), given)
             listen({out_r: out, err_r: err, sandbox.report: report}, GRACE_S + limits.wall_s, feed)
         if out.overran or err.overran:
-            return Outcome(Status.OUTPUT, None, out.text(), err.text())
+            return ProgramResult(Status.OUTPUT, None, out.text(), err.text())
         ended = read_report(report, err)
-        return Outcome(ended.status, ended.exit_code, out.text(), err.text())
+        return ProgramResult(ended.status, ended.exit_code, out.text(), err.text())
 
 
 def listen(streams: Mapping[int, Stream], seconds: float, feed: Feed | None = None) -> None:
@@ -278,8 +278,8 @@ def read_report(stream: Stream, stderr: Stream) -> Report:
             raise SandboxBroken(line.removeprefix("failed "))
     if not lines:
         raise SandboxBroken(
-            "the sandbox ended without a word; was it killed from outside, or was the machine out "
-            f"of memory? Its last lines: {stderr.text()[-1000:]!r}"
+            "the sandbox exited without reporting a result; was it killed from outside, or was the "
+            f"machine out of memory? Its last lines: {stderr.text()[-1000:]!r}"
         )
     status, *code = lines[0].split()
     return Report(Status(status), int(code[0]) if code else None)

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class IsolationKind(StrEnum):
     """What stands between a program and this machine."""
 
     NAMESPACES = "namespaces"
@@ -14,7 +14,7 @@ class Kind(StrEnum):
     """Limits and a filter of system calls; it can read and write what its user can."""
 
 
-class Role(StrEnum):
+class SandboxRole(StrEnum):
     """What a sandbox is for."""
 
     PROGRAM = "program"

@@ -162,16 +162,16 @@ def _counts_by_namespace() -> bool:
 
 def _reap(child: int) -> int | None:
     """The program's wait status once it has ended; its orphans are buried on the way."""
-    found = None
+    wait_status = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return wait_status
         if pid == 0:
-            return found
+            return wait_status
         if pid == child:
-            found = status
+            wait_status = status
 
 
 _Usage = namedtuple("_Usage", ("processes", "cpu_s", "memory"))
@@ -230,8 +230,8 @@ def _read(path: str, folder: int) -> str:
 
 def _swapped(status: str) -> int:
     """No such line is there of a process that ends; its name, before it, has no newline."""
-    _, found, rest = status.partition("\nVmSwap:")
-    return int(rest.split()[0]) * 1024 if found else 0
+    _, has_swap, rest = status.partition("\nVmSwap:")
+    return int(rest.split()[0]) * 1024 if has_swap else 0
 
 
 def _how_it_ended(status: int, used: _Usage, limits: Limits) -> tuple[Status, object]:

@@ -28,7 +28,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramResult:
     """What became of a program."""
 
     status: Status

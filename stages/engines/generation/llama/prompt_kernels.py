@@ -1,4 +1,4 @@
-"""Prompts enter the cache by two Triton kernels a layer, whatever their number.
+"""Prompts enter the cache by two Triton kernels per layer, whatever their number.
 
 One norms and rotates queries and keys, a program for each token; the other copies keys and values
 to every slot that begins with the prompt. The numbers are rounded as in a decode step.
