@@ -22,8 +22,8 @@ NOBODY = ("setpriv", "--reuid=65533", "--regid=65533", "--clear-groups")
 PROBE = """
 import sys
 from stages.rewards.sandbox.isolation import problem_with
-from stages.rewards.sandbox.status import Kind
-print(problem_with(Kind(sys.argv[1])) or "")
+from stages.rewards.sandbox.status import IsolationKind
+print(problem_with(IsolationKind(sys.argv[1])) or "")
 """
 # A loaded machine may take its time to start and end a sandbox.
 SLACK_S = 20

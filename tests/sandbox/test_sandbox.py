@@ -134,8 +134,8 @@ os.execv(sys.executable, ["python", "-S", "-c", "import time; time.sleep(600)", 
 CALLER = """
 import sys
 from stages.rewards.sandbox.run import run_program
-from stages.rewards.sandbox.status import Kind
-run_program(sys.argv[1], kind=Kind(sys.argv[2]))
+from stages.rewards.sandbox.status import IsolationKind
+run_program(sys.argv[1], kind=IsolationKind(sys.argv[2]))
 """
 
 
