@@ -1,4 +1,4 @@
-"""What a stage may use of the world besides its inputs: seed, scratch, progress, metrics, stopping.
+"""The context of a stage: seed, scratch, progress, metrics and stopping.
 
 A stage is `run(config, inputs, out, ctx) -> metrics`. It reads only `inputs`, writes only `out`,
 keeps resume state only in `ctx.scratch`, draws randomness only from `ctx.seed`, and asks
@@ -67,20 +67,20 @@ class Context:
     sequence_parallel: int = 1
     """Neighbouring ranks that share each row of tokens."""
     checkpoint_seconds: float = 30.0
-    """How much work a kill may cost."""
+    """Seconds between two checkpoints: the work that a kill may cost."""
     rank: int = 0
-    """This process among those that train together; rank 0 speaks and writes for all."""
+    """Rank of this process among those that train together; rank 0 logs and writes for all."""
     world: int = 1
-    """How many train together."""
+    """Number of ranks."""
     collective_seconds: float = 600.0
-    """How long the ranks wait for one of theirs before they give it up."""
+    """Timeout of a collective, in seconds."""
     signs_of_life: Path | None = None
-    """A folder of this very start of the job, where ranks leave word of how far they are."""
+    """Folder of this start of the job, where ranks write heartbeats and how far they are."""
     shard: int = 0
-    """This process among those that share out a stage's units of work, each on its own."""
+    """Number of this shard: shards share out a stage's units of work, each on its own."""
     num_shards: int = 1
     parts: dict[Path, list[Any]] | None = None
-    """Where results of units of work are kept instead of in the scratch: they die with us."""
+    """Keeps results of units of work in memory, not in the scratch: they end with the process."""
     graph: Sequence[Mapping[str, Any]] = ()
     """For a stage that wants it: the nodes upstream with the hashes of their outputs."""
     _stop: list[bool] = field(default_factory=lambda: [False])
@@ -116,7 +116,7 @@ class Context:
         return self.should_stop() and (self.world == 1 or not together)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one step's metrics, once a step; `resume_at` drops those past a checkpoint.
+        """Append one step's metrics, once per step; `resume_at` drops those past a checkpoint.
 
         A row that cannot be written, as on a full disk, waits for the next one or `write_metrics`.
         """
@@ -183,7 +183,7 @@ class Context:
                 print(line, flush=True)
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep a small table, such as sample generations, for the run comparison."""
+        """Log a small table, such as sample generations, for comparing runs."""
         if self.rank:
             return
         folder = self.folder / "tables"

@@ -1,4 +1,4 @@
-"""Training that goes wrong without failing: what the numbers of a policy give reason to warn of.
+"""Warnings: training that goes wrong without failing, seen in a policy's metrics.
 
 Pure functions of numbers, without torch, so that both planes judge alike: the report from its
 evidence, the control plane from the files of the workspace and of a running job. A policy is judged
@@ -15,7 +15,7 @@ from stages.contracts.warn import WarnParams
 
 
 class WarningKind(StrEnum):
-    """What may be wrong."""
+    """The kinds of warnings."""
 
     ENTROPY_COLLAPSE = "entropy_collapse"
     KL_BLOW_UP = "kl_blow_up"

@@ -1,4 +1,4 @@
-"""How much better an action was than expected.
+"""Advantages: how much better an action was than expected.
 
 [B, T] tensors run over response tokens. Tokens that are masked (padding, and what a tool said
 between two turns) are not actions: they are paid nothing, nothing decays through them, and what

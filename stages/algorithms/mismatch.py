@@ -1,4 +1,4 @@
-"""What is done about a sampler whose log-probs differ from the trainer's.
+"""Importance-sampling corrections for a sampler whose log-probs differ from the trainer's.
 
 The importance weight of a token is trainer / sampler probability, that of a response the product
 over its tokens. Truncated importance sampling (Yao et al. 2025) caps it; masked importance sampling

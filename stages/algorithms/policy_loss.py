@@ -1,4 +1,4 @@
-"""What a policy update descends: clipped surrogates and policy gradients.
+"""Losses of a policy update: clipped surrogates and policy gradients.
 
 Every kind reports the same metrics, so that runs can be compared. The ratio is that of the policy
 to the one before the update: of each token, for GSPO of each response. Its extremes count the
@@ -17,7 +17,7 @@ from stages.contracts.objectives import Aggregation, PolicyObjective
 
 @dataclass(frozen=True)
 class Objective:
-    """Which loss, how far the ratio may go, and how losses by token become one number."""
+    """The objective: which loss, its clip range, and how token losses are aggregated."""
 
     kind: PolicyObjective
     clip_low: float
@@ -25,7 +25,7 @@ class Objective:
     clip_high: float
     """The ratio is held below 1 + clip_high."""
     dual_clip: float | None
-    """A bad token's loss is at most this times its advantage (clip and gspo)."""
+    """Dual clip: the ratio's bound where the advantage is negative (clip and gspo)."""
     aggregation: Aggregation
     scale: float
 
@@ -80,7 +80,7 @@ def policy_loss(
 def entropy_bonus(
     entropies: Tensor, tokens: Tokens, counts: Counts, aggregation: Aggregation, scale: float
 ) -> Loss:
-    """Minus the policy's entropy: descending it keeps the policy exploring."""
+    """The entropy bonus: minus the policy's entropy."""
     value = -aggregate(entropies, tokens, counts, aggregation, scale)
     return Loss(value, {"entropy": MetricPart(tokens.total(entropies.detach()), Per.TOKEN)})
 

@@ -1,4 +1,4 @@
-"""What a policy learns from directly: preference pairs, or responses that are desirable or not.
+"""Losses on preferences: pairs of responses, or single ones that are desirable or not.
 
 A pair counts where both of its responses have a token, a single response where it has one. A loss
 is a mean over those of the optimizer step. The reward that a policy implies for a response is
@@ -22,7 +22,7 @@ first step, where the policy is the reference, all are."""
 
 @dataclass(frozen=True)
 class PairLogprobs:
-    """[P] each: how likely a model finds the two responses of each pair."""
+    """[P] each: a model's log-probs of the two responses of each pair."""
 
     chosen: Tensor
     """The sum of the log-probs of the response's valid tokens."""

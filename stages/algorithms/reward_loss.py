@@ -1,4 +1,4 @@
-"""What a reward model learns from: preference pairs, ratings, or steps that are right or wrong.
+"""Losses of a reward model: preference pairs, ratings, or steps that are right or wrong.
 
 Bradley and Terry's model of a preference is applied not only to the rewards of whole responses but
 to what the model says at every token from the first that differs on, as DeepSpeed-Chat does (Yao et

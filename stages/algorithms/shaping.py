@@ -1,4 +1,4 @@
-"""What becomes of a response's reward before advantages are computed. Tensors are [N]."""
+"""Reward shaping: what happens to rewards before advantages are computed. Tensors are [N]."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def combine(by_source: Mapping[str, Tensor], weights: Mapping[str, float]) -> Te
 
 
 def clip_rewards(rewards: Tensor, limit: float) -> Tensor:
-    """Rewards held within `limit` of zero."""
+    """Rewards clipped to plus or minus `limit`."""
     return rewards.clamp(-limit, limit)
 
 
@@ -43,5 +43,5 @@ def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int, penalty: 
 
 
 def missing_eos(ended: Tensor, penalty: float) -> Tensor:
-    """-penalty for each response that did not come to its own end, to be added to the reward."""
+    """-penalty for each truncated response, to be added to the reward."""
     return torch.where(ended, 0.0, -penalty)

@@ -1,4 +1,4 @@
-"""The critic's loss, and how good the critic is."""
+"""The value loss, and the critic's explained variance."""
 
 import torch
 from torch import Tensor

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Aggregation(StrEnum):
-    """How losses by token become one number."""
+    """How token losses are aggregated."""
 
     TOKEN_MEAN = "token_mean"
     """Over all tokens of the optimizer step: long responses count in full (DAPO)."""
@@ -15,7 +15,7 @@ class Aggregation(StrEnum):
 
 
 class PolicyObjective(StrEnum):
-    """What a policy update ascends."""
+    """The objective of a policy update."""
 
     CLIP = "clip"
     """PPO's clipped surrogate, token by token."""
@@ -28,7 +28,7 @@ class PolicyObjective(StrEnum):
 
 
 class KlPlace(StrEnum):
-    """Where the policy pays for its distance from the reference."""
+    """Where the KL penalty goes."""
 
     REWARD = "reward"
     LOSS = "loss"
@@ -44,7 +44,7 @@ class KlEstimator(StrEnum):
 
 
 class Mismatch(StrEnum):
-    """What is done about a sampler whose log-probs differ from the trainer's."""
+    """Importance-sampling corrections for a sampler whose log-probs differ from the trainer's."""
 
     NONE = "none"
     TOKEN_TRUNCATE = "token_truncate"
@@ -58,7 +58,7 @@ class Mismatch(StrEnum):
 
 
 class PreferenceLoss(StrEnum):
-    """How a policy learns from preferences directly."""
+    """The loss on preferences."""
 
     SIGMOID = "sigmoid"
     """DPO; with label_smoothing, cDPO."""
@@ -78,7 +78,7 @@ REFERENCE_FREE = frozenset({PreferenceLoss.SIMPO, PreferenceLoss.ORPO})
 
 
 class RewardObjective(StrEnum):
-    """What a reward model is trained on."""
+    """The objective of a reward model."""
 
     BRADLEY_TERRY = "bradley_terry"
     """Preference pairs."""

@@ -1,4 +1,4 @@
-"""Built-in rules as sources of rewards: each looks at one response and says a number."""
+"""Built-in rules as sources of rewards: each scores one response."""
 
 import re
 from enum import StrEnum
@@ -24,7 +24,7 @@ class Rule(Section):
 
 
 class CorrectnessRule(Rule):
-    """A rule that says whether a response is right."""
+    """A rule that checks whether a response is right."""
 
     must_end: bool = True
     """Whether a truncated response counts as wrong."""

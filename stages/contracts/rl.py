@@ -9,7 +9,7 @@ from stages.contracts.family import family_tree, refuse_odd_names
 
 
 class Algorithm(StrEnum):
-    """How the policy learns from its scored rollouts."""
+    """The RL algorithm."""
 
     PPO = "ppo"
     """A critic and GAE."""

@@ -29,7 +29,7 @@ CARRY_SHARE = 0.85
 
 
 class Slip(StrEnum):
-    """How a worked addition goes wrong."""
+    """The mistakes of a worked addition."""
 
     FORGOTTEN_CARRY = "forgotten_carry"
     SPURIOUS_CARRY = "spurious_carry"

@@ -41,7 +41,7 @@ def read_role(path: Path, role: str, reader: str) -> list[dict[str, Any]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Sorted keys, one key a line."""
+    """Sorted keys, one key per line."""
     path.write_text(
         json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
     )

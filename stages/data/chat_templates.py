@@ -1,4 +1,4 @@
-"""How a conversation becomes text, also for tokenizers that do not say so themselves.
+"""Chat templates, also for tokenizers that have none: how a conversation becomes text.
 
 A template is Jinja, as transformers applies it, but for the day: some write today's date, and the
 same data would have other tokens tomorrow. The built-in ones end what the assistant says with the

@@ -1,4 +1,4 @@
-"""Numbers that are not finite stop a stage, with the row that has them and where in it."""
+"""Checks for NaN and infinity: they stop a stage, and the error names row and token."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What lies in prepare.folder: files of rows, what may lie beside them, and what nothing reads.
+"""The content of prepare.folder: files of rows, what may lie beside them, and the rest.
 
 Without prepare.files a file goes by its name, so whatever is there has to be read. A held-out file
 of a type that is not read would otherwise be passed over, and evaluation prompts would come from

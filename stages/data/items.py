@@ -42,7 +42,7 @@ class Example:
         return ()
 
     def supervision(self) -> Sequence[Any]:
-        """What makes two rows with the same prompt and responses different rows."""
+        """Margin, rating or labels: they tell apart rows of the same prompt and responses."""
         return ()
 
     @cached_property

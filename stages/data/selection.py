@@ -1,4 +1,4 @@
-"""Which of the rows that the sources give are used, and how often.
+"""Row selection: which rows of the sources are used, and how often.
 
 No training set has an answer to a held-out prompt, not even as one turn of a longer dialogue. Where
 a role has no held-out source, some of its prompts are split off: those whose hash is lowest, so

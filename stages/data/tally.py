@@ -1,4 +1,4 @@
-"""What became of each row: how many were read, kept and dropped, from where and why."""
+"""Counts of rows read, kept and dropped, by source and reason."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from stages.contracts.sources import Role
 
 
 class Dropped(StrEnum):
-    """Why a row is in no training set."""
+    """Why a row was dropped."""
 
     UNREADABLE = "unreadable"
     """It is not what its format says (`prepare.bad_rows`)."""

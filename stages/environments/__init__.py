@@ -1,1 +1,1 @@
-"""What a policy can act in, turn after turn: tools and games."""
+"""Environments that a policy acts in, turn after turn: tools and games."""

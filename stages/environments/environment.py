@@ -1,4 +1,4 @@
-"""What an environment is: something that answers a policy's turns and pays for them.
+"""An environment: it answers a policy's turns with observations and rewards.
 
 One object plays one episode. The row's prompt opens it; the policy speaks, `step` answers with what
 the policy observes next, and so on until the environment says that it is done, or the policy's
@@ -20,9 +20,9 @@ class Observation:
     """An environment's answer to a turn."""
 
     text: str = ""
-    """What the policy reads next; nobody reads it where the episode is over."""
+    """What the policy reads next; unused where the episode is over."""
     reward: float = 0.0
-    """What the turn is paid."""
+    """The reward of the turn."""
     done: bool = False
     """Whether the episode is over."""
 
@@ -35,7 +35,7 @@ class Environment(ABC):
     a stop the policy goes on in the same message, and the observation is put there as it is. After
     the end token the observation is a message of its own, as the chat template has it."""
     role: ClassVar[str] = "user"
-    """Who says these messages, for the chat template."""
+    """The role of these messages, for the chat template."""
 
     @abstractmethod
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
@@ -43,4 +43,4 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, action: str) -> Observation:
-        """Answer a turn; `action` is all that the policy said in it, without special tokens."""
+        """Answer a turn; `action` is the policy's text in it, without special tokens."""

@@ -28,7 +28,7 @@ from stages.environments.turns import TurnTemplate, read_turns
 
 
 class EpisodeLimits(Protocol):
-    """Which environment, and how far an episode may go: what params say of it."""
+    """The params of an environment and the limits of its episodes."""
 
     @property
     def environment(self) -> str | None: ...

@@ -1,4 +1,4 @@
-"""Which class `rollout.environment` names: one that comes with the project, or one of the user's.
+"""The class that `rollout.environment` names: a built-in one, or one of the user's.
 
 A user's environment is `module:Class`, the module a file in the folder `rollout.environments`. The
 folder is an input of the stage: importing from it leaves nothing in it, and a changed file is

@@ -1,4 +1,4 @@
-"""How an observation becomes tokens between two turns.
+"""The tokens of an observation between two turns.
 
 A turn that ended with the end token is a finished message. What the chat template puts between it
 and the policy's next turn is read off the template once: a dialogue with a placeholder is rendered,

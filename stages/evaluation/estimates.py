@@ -1,4 +1,4 @@
-"""Estimates from a few samples a prompt, and how far they can be trusted. All in closed form.
+"""Estimates from a few samples per prompt, with intervals. All in closed form.
 
 Every share here is a mean over prompts of something between 0 and 1. Among all such variables with
 the same mean, one that is only ever 0 or 1 varies most, so the interval of a binomial share holds

@@ -1,4 +1,4 @@
-"""The numbers of an evaluation under the names that are published.
+"""The metrics of an evaluation.
 
 What cannot be measured has no number: no accuracy where nothing says what is right, no win rate of
 the reference itself. A prompt counts as much as any other, however many samples it has. Shares of

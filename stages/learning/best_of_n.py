@@ -12,7 +12,7 @@ from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, t
 
 
 def learn_from_the_best(update: Update) -> UpdateResult:
-    """Keep the best responses to each prompt and learn to say them."""
+    """Keep the best responses to each prompt and train on them."""
     measured = measure(update.ctx, update.policy.model, update.rollouts, update.config)
     best = the_best(update.rollouts, update.config.policy_update.keep_best)
     work = imitation(

@@ -59,7 +59,7 @@ class Measured:
 
     @property
     def kl_per_response(self) -> float:
-        """Nats per response, k1: what an adaptive coefficient steers by."""
+        """Nats per response, k1: what an adaptive KL coefficient is updated by."""
         divergence = k1(self.logprobs, self.ref_logprobs) * self.mask
         return float(divergence.sum() / len(self.mask))
 
@@ -229,7 +229,7 @@ def _advantages(
 
 
 def token_penalties(measured: Measured, params: PolicyUpdateParams, kl_coef: float) -> Tensor:
-    """[N, T] what each token pays for leaving the reference, where that is part of the reward."""
+    """[N, T] the KL penalty of each token, where that is part of the reward; else zeros."""
     if params.kl_in is KlPlace.LOSS:
         return torch.zeros_like(measured.logprobs)
     return kl_coef * kl_estimate(params.kl_estimator, measured.logprobs, measured.ref_logprobs)
@@ -244,18 +244,18 @@ def critic_values(ctx: Context, critic: Any, rollouts: Rollouts) -> Tensor:
 
 
 def how_well_explained(experience: Experience) -> float:
-    """The share of the returns' variance that the critic foresaw."""
+    """Explained variance: the share of the returns' variance that the critic predicts."""
     return explained_variance(experience.values, experience.returns, experience.mask)
 
 
 def group_numbers(rollouts: Rollouts) -> Tensor:
-    """[N] a number for each prompt."""
+    """[N] group ids: one number per prompt."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(r["prompt_id"], len(numbers)) for r in rollouts])
 
 
 def check_kl(kl: float, params: PolicyUpdateParams) -> None:
-    """StageError where the policy has left the reference too far behind."""
+    """StageError where the KL to the reference is above `max_kl`."""
     if not kl <= params.max_kl:
         raise StageError(
             f"the policy is {kl:.3g} nats per token from the SFT policy, more than "

@@ -1,4 +1,4 @@
-"""Learning to say what is shown: SFT on demonstrations, or on a policy's own best responses."""
+"""Imitation: SFT on demonstrations, or on a policy's own best responses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -57,7 +57,7 @@ SHOWN = ("policy_loss", KL, "entropy")
 
 
 def learn_by_policy_gradient(update: Update) -> UpdateResult:
-    """One iteration of any of them."""
+    """One iteration of any of these algorithms."""
     config, params = update.config, update.config.policy_update
     kl_coef = params.kl_coef
     if params.kl_target is not None and update.state.kl_coef is not None:
@@ -95,7 +95,7 @@ def learn_by_policy_gradient(update: Update) -> UpdateResult:
 
 
 def rows_to_learn_from(update: Update) -> list[int]:
-    """All rollouts, or those that came to their own end."""
+    """All rollouts, or with `overlong_filter` those that were not truncated."""
     rows = range(len(update.rollouts))
     if not update.config.policy_update.overlong_filter:
         return list(rows)
@@ -212,7 +212,7 @@ def _work(
 
 
 def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef: float) -> None:
-    """Fit the critic to what the responses were really paid, token by token."""
+    """Fit the critic to the discounted returns of the rollouts."""
     params, rollouts = update.config.policy_update, update.rollouts
     device = update.ctx.device
     returns = discounted_returns(
@@ -249,7 +249,7 @@ def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef:
 
 
 def response_batch(model: Any, rollouts: Rollouts, rows: Rows, device: str) -> Batch:
-    """Some rollouts as the model reads them."""
+    """Some rollouts as one batch."""
     return collate(
         [rollouts[i]["prompt_ids"] for i in rows],
         [rollouts[i]["response_ids"] for i in rows],

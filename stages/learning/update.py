@@ -1,4 +1,4 @@
-"""What the ways of updating a policy share: what they are given, and what they leave."""
+"""The input and the result of a policy update, whatever its algorithm."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Update:
         return self.learners["policy"]
 
     def plan(self, num_rows: int, epochs: int | None = None) -> Plan:
-        """Optimizer steps over so many rows, at rates that go on from the iteration before."""
+        """Optimizer steps over so many rows; the schedule continues from the iteration before."""
         params = self.config.policy_update
         return Plan(
             num_rows=num_rows,
@@ -62,7 +62,7 @@ class Update:
         )
 
     def train(self, plan: Plan, work: Work, shown: Sequence[str]) -> list[Metrics]:
-        """The policy alone, by the work."""
+        """Train the policy alone."""
         return train(self.ctx, {"policy": self.policy}, plan, work, shown=shown, ranks=self.ranks)
 
 
@@ -75,7 +75,7 @@ def continued_learner(
     config: PolicyUpdateConfig,
     state: RlState,
 ) -> AnyLearner:
-    """A model that goes on with the moments that the iteration before left under the name."""
+    """A learner that continues with the optimizer moments of the iteration before."""
     params = config.policy_update
     how = Optimization(
         learning_rate=learning_rate,
@@ -124,12 +124,12 @@ def trained_on(
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update has done."""
+    """The result of an update."""
 
     history: Sequence[Metrics]
     experience: Sequence[Mapping[str, Any]]
     """The samples that the policy was trained on, by `trained_on`."""
     metrics: Mapping[str, float | int] = field(default_factory=dict)
-    """What there is to say about the rollouts that it learnt from."""
+    """Metrics of the rollouts that it learnt from."""
     kl_coef: float | None = None
-    """What an adaptive KL coefficient has become."""
+    """The KL coefficient of the next iteration, where it is adaptive."""

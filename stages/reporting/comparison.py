@@ -19,7 +19,7 @@ SIGNIFICANCE = 0.05
 
 
 class Outcome(StrEnum):
-    """What became of a prompt."""
+    """The outcome of a prompt: its response before and after."""
 
     IMPROVED = "improved"
     REGRESSED = "regressed"
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 
 class PolicyOutcome(StrEnum):
-    """What became of the policy."""
+    """Whether the policy got better."""
 
     BETTER = "better"
     WORSE = "worse"

@@ -17,7 +17,7 @@ COLUMNS = (
 
 
 def render(family: Family, evidence: Evidence) -> str:
-    """One row a policy, `sft` first; a cell is empty where nothing was measured."""
+    """One row per policy, `sft` first; a cell is empty where nothing was measured."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["iteration", "policy", *COLUMNS])

@@ -1,4 +1,4 @@
-"""What the report rests on: the numbers and samples of the policies that params.yaml names.
+"""The report's data: metrics and samples of the policies that params.yaml names.
 
 Folders may hold leftovers of iterations that were taken out of params.yaml; they are never read.
 """

@@ -264,7 +264,7 @@ def _beats(evidence: Evidence, mine: str, theirs: str) -> list[str | None]:
 
 
 def _beside(name: str, metrics: Mapping[str, float]) -> Markup | None:
-    """How sure a number is: its interval or its standard error, where there is one."""
+    """The interval or the standard error of a value, where there is one."""
     low, high = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
     if low is not None:
         return _small(write_interval(low, high))

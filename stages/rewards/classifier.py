@@ -43,7 +43,7 @@ def check_model(name: str, params: Model, folder: Path) -> int:
 
 @dataclass(frozen=True)
 class _Context:
-    """The most tokens that a model reads."""
+    """A model's context length."""
 
     num_tokens: float
     said_by: str

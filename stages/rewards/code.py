@@ -110,7 +110,7 @@ def _setup(extra: Row) -> str:
 
 
 def _python_of(prompt: str, name: str) -> str:
-    """What of the prompt is Python: all of it, or its last block if that defines the function."""
+    """The Python in a prompt: all of it, or its last block if that defines the function."""
     blocks = _PYTHON_BLOCK.findall(prompt) or _ANY_BLOCK.findall(prompt)
     for text in (prompt, *blocks[-1:]):
         if (tree := _parsed(text)) is not None and (

@@ -1,4 +1,4 @@
-"""What a source of rewards is given of a row: plain JSON, by the same names everywhere.
+"""A row as reward sources see it: plain JSON, by the same names everywhere.
 
 A rule sees one row: `prompt`, `response`, `answer`, `finish_reason`, `response_ids`, how many of
 these are the policy's own as `num_tokens`, what an environment paid as `environment_reward`, and
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 class Unusable(Exception):
-    """A row that a source cannot score, and why: something of it is missing or makes no sense."""
+    """A row that a source cannot score, and why: something is missing or invalid."""
 
 
 def given(row: Row) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A Python process that scores rows for us, and that can be ended wherever it hangs.
+"""A Python process that scores rows, and that can be killed wherever it hangs.
 
 A rule may meet a response that it never finishes with, a function of the user's may do anything: in
 a process of its own it can neither take the stage with it nor keep it waiting, not even from inside
@@ -27,11 +27,11 @@ START_SECONDS = 120.0
 
 
 class Hung(Exception):
-    """The process did not answer in time, or used up its share of the CPU; it has been ended."""
+    """The process timed out, by the clock or in CPU time; it has been killed."""
 
 
 class CannotScore(Exception):
-    """The process says why it cannot score; `index` is the row's, where it knows."""
+    """The process cannot score, and says why; `index` is the row's, where it knows."""
 
     def __init__(self, reason: str, index: int | None = None) -> None:
         super().__init__(reason)

@@ -72,7 +72,7 @@ class JudgeScorer:
         return self._params.on_unparsable
 
     def _answer(self, row: Row) -> tuple[str, bool]:
-        """What it said, and whether it was cut before it had said all."""
+        """The judge's reply, and whether it was truncated."""
         message = request(self._params, self._template, row)
         asked = json.dumps([self._server.url, message], sort_keys=True)
         digest = hashlib.sha256(asked.encode()).hexdigest()
@@ -99,7 +99,7 @@ class JudgeScorer:
 
 
 def read_template(name: str, params: Judge, folder: Path) -> str:
-    """What the judge is asked; StageError where its file is missing or asks about no response."""
+    """The prompt template of a judge; StageError where it is missing or has no response."""
     if params.template is not None:
         return params.template
     path = folder / str(params.file)
@@ -132,7 +132,7 @@ def request(params: Judge, template: str, row: Row) -> dict[str, Any]:
 
 
 def parse(text: str, params: Judge) -> float | None:
-    """The number that an answer gives, if it is within the range."""
+    """The score in an answer, if it is within the range."""
     number = _field(text, params.field) if params.field else _last_number(text, params.high)
     return number if number is not None and params.low <= number <= params.high else None
 

@@ -18,10 +18,10 @@ from stages.rewards.isolated import CannotScore, Hung, Isolated, Workers
 from stages.rewards.side_by_side import side_by_side
 
 SEARCH_TIMEOUTS = 3
-"""How many timeouts may be spent on finding the row that a function fails at."""
+"""Limit of the search for the row that a function fails at, in timeouts."""
 
 WALL_TIMES, WALL_SECONDS = 10, 60
-"""How much longer a rule may take on a busy machine, which gives it little of its CPU."""
+"""Wall-clock limit of a rule: its CPU time limit so many times, and so many seconds more."""
 
 
 class _Processes:

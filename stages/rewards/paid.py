@@ -1,4 +1,4 @@
-"""What an environment paid for an episode, as a source of rewards: it is in the row already."""
+"""The environment's reward of an episode, as a source of rewards: it is in the row already."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""One request to a server that scores, sent again while there is hope.
+"""One request to a reward server, with retries.
 
 Hope is after 429, 5xx, a lost connection and a timeout: the next try waits, twice as long each
 time, or as long as the server says (Retry-After). Anything else is final, and the message has the
@@ -104,7 +104,7 @@ class Server:
             raise NoAnswer(f"{self.url} answered no JSON: {shown!r}") from None
 
     def shown(self, text: str) -> str:
-        """What a server said, as messages show it: not too much, and never the token."""
+        """A server's text as messages show it: not too much, and never the token."""
         return (text.replace(self._token, "***") if self._token else text)[:SHOWN]
 
     def _first_line(self, error: urllib.error.HTTPError) -> str:

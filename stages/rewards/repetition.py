@@ -1,4 +1,4 @@
-"""repetition: minus the share of a response's word sequences that it has said before.
+"""repetition: minus the share of a response's word sequences that repeat an earlier one.
 
 A response of which no sequence of `ngram` words comes twice gets 0; one that says the same over and
 over comes near -1. Words count without regard to case.
@@ -16,6 +16,6 @@ def open_rule(params: Repetition, _folder: Path) -> Callable[[Row], float]:
 
 
 def repeated_share(words: list[str], ngram: int) -> float:
-    """Of all sequences of so many words, the share that is not there for the first time."""
+    """The share of n-grams that repeat an earlier one."""
     sequences = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
     return 1 - len(set(sequences)) / len(sequences) if sequences else 0.0

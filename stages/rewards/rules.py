@@ -1,4 +1,4 @@
-"""The built-in rules: each looks at one response and its row, and says a number.
+"""The built-in rules: each scores one response and its row.
 
 A rule is pure: the same row and params give the same reward. It may take for ever on an odd
 response, so it is called in a process that can be ended (isolated.py).

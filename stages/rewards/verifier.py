@@ -1,4 +1,4 @@
-"""A rule that says whether a response is right: 1.0 or 0.0.
+"""The verifier: whether a response is right, 1.0 or 0.0.
 
 verifier.json holds the rule. The answer is the response's text after the last `after` (all of it
 where `after` is null), without surrounding space; it is right when it equals the expected one. A

@@ -1,4 +1,4 @@
-"""Which format a source is in, told by its columns.
+"""Detects the format of a source from its columns.
 
 Of the formats whose columns are all there, the most specific count: `prompt`, `completion` and
 `label` are rated responses, not prompts. Of those, the ones that can serve the role count. One has

@@ -41,7 +41,7 @@ _CALL = "_compiled_call_impl"
 
 @dataclass(frozen=True)
 class ForwardSettings:
-    """How a model is run. Changes results by rounding at most."""
+    """Settings of the forward pass. They change results by rounding at most."""
 
     compile: bool = False
     """Whether layers are compiled."""
@@ -57,7 +57,7 @@ _layers: WeakKeyDictionary[Any, list[tuple[Any, Callable[..., Any]]]] = WeakKeyD
 
 
 def configure_forward(model: Any, settings: ForwardSettings) -> None:
-    """From now on the model is run so."""
+    """Run the model with these settings from now on."""
     if settings == _settings.get(unwrapped(model)):
         return
     if settings.compile:

@@ -1,4 +1,4 @@
-"""What a model with a scalar head, a reward model or a critic, says: one value per token."""
+"""Forward passes of scalar heads (reward models, critics): one value per token."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a generator is asked, what it answers, and what any of them can do.
+"""The protocol of a generator (an inference engine), its requests and its completions.
 
 Log-probs and entropies are those of the distribution that the token was drawn from: scaled by the
 temperature and, where unlikely tokens are cut off, renormalised over the rest, the *support*. A
@@ -25,11 +25,11 @@ class Sampling:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    """Keep the likeliest tokens until together they have this probability; 1: off."""
+    """Nucleus sampling: the likeliest tokens up to this total probability; 1: off."""
     top_k: int = 0
-    """Keep this many of the likeliest tokens; 0: off."""
+    """Top-k sampling; 0: off."""
     min_p: float = 0.0
-    """Keep tokens at least this probable relative to the likeliest; 0: off."""
+    """Min-p sampling: smallest probability relative to the likeliest token; 0: off."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a completion besides the model's own end tokens; they are its last id."""
 
@@ -45,10 +45,10 @@ class Request:
     prompt_ids: Sequence[int]
     seed: int | None = None
     max_new_tokens: int | None = None
-    """Where fewer tokens than the call allows may answer this one."""
+    """Limit of new tokens, where it is below that of the call."""
 
     def limit(self, of_call: int) -> int:
-        """How many tokens may answer it in a call that allows so many."""
+        """Largest number of new tokens, in a call that allows so many."""
         return of_call if self.max_new_tokens is None else min(self.max_new_tokens, of_call)
 
 
@@ -71,7 +71,7 @@ class Completion:
     """0 for each token that was observed, not sampled: its log-prob is 0 and its support empty;
     None: all were sampled."""
     environment_reward: float | None = None
-    """What the environment paid for the episode."""
+    """The environment's reward of the episode."""
     turns: int = 1
 
     @property
@@ -80,13 +80,13 @@ class Completion:
 
 
 class Generator(Protocol):
-    """A policy that answers requests, wherever its weights are."""
+    """An inference engine: it samples from a policy."""
 
     policy_hash: str
     """Of the weights that it answers with."""
 
     def load(self, folder: Path) -> None:
-        """Answer with the weights in a folder from now on; StageError if they did not arrive."""
+        """Load the weights in a folder; StageError if they did not arrive."""
 
     def generate(
         self, requests: Sequence[Request], *, max_new_tokens: int, sampling: Sampling
@@ -94,13 +94,13 @@ class Generator(Protocol):
         """Complete all requests, in their order."""
 
     def sleep(self) -> None:
-        """Free the memory of the device, weights and cache."""
+        """Free the device's memory: weights and cache."""
 
     def wake(self) -> None:
-        """Be ready again, with the weights from before the sleep."""
+        """Load the weights from before the sleep again."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free everything."""
 
 
 def check_context(context: int | None, requests: Sequence[Request], max_new_tokens: int) -> None:

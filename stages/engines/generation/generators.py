@@ -1,4 +1,4 @@
-"""Which generator answers: chosen by device and size, or named in params."""
+"""The choice of a generator: by device and size, or named in params."""
 
 from contextlib import AbstractContextManager, closing
 from importlib.util import find_spec
@@ -83,7 +83,7 @@ def choose(folder: Path, device: str, engine: Engine) -> Engine:
 
 
 def num_weights(folder: Path) -> int:
-    """How many numbers a model folder's files hold."""
+    """Number of weights in a model folder's files."""
     total = 0
     for path in sorted(folder.rglob("*.safetensors")):
         with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]

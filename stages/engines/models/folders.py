@@ -64,12 +64,12 @@ def load_policy(folder: Path, device: str = "cpu", precision: Precision = Precis
 def load_scalar_model(
     folder: Path, device: str = "cpu", precision: Precision = Precision.FLOAT32
 ) -> Any:
-    """A reward model or critic: a backbone with a head of one number."""
+    """A reward model or critic: a backbone with a scalar head."""
     return _load(AutoScalarModel, folder, device, precision)
 
 
 def start_scalar_model(folder: Path, device: str = "cpu") -> Any:
-    """The backbone of a language model under a new head that says 0 for everything."""
+    """The backbone of a language model with a new scalar head, whose weights are zero."""
     model = _load(
         AutoScalarModel,
         folder,
@@ -185,7 +185,7 @@ def end_ids(model: Any) -> frozenset[int]:
 
 
 def pad_id(model: Any) -> int:
-    """What to pad with. Padding is masked everywhere, so any token does."""
+    """The padding token. Padding is masked everywhere, so any token does."""
     value = model.config.pad_token_id
     return int(value) if value is not None else min(end_ids(model), default=0)
 

@@ -1,4 +1,4 @@
-"""How a computation comes by its models: loaded for it, or at hand already."""
+"""Model loaders: each model loaded anew, or once for the process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from stages.engines.models.classifiers import load_classifier
 from stages.engines.models.folders import load_policy, load_scalar_model
 
 Load = Callable[[Path, str, Precision], Any]
-"""(folder, device, precision) to a model that only answers."""
+"""(folder, device, precision) to a model in evaluation mode."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Loaders:
 
 
 FRESH = Loaders()
-"""Each model is loaded anew, and let go by whoever asked for it."""
+"""Each model is loaded anew, and freed by its caller."""
 
 
 def resident() -> Loaders:

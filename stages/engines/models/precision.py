@@ -1,4 +1,4 @@
-"""The type of number that a model computes in.
+"""Precision: the type that a model computes in.
 
 Files hold float32 weights. A model that computes in another type has them rounded, each weight on
 its own and always in the same way, so whoever loads a folder computes with the same bits. Buffers

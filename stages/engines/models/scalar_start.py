@@ -20,7 +20,7 @@ from stages.engines.models.given_folder import ModelKind, check_folder
 from stages.engines.models.labels import choose_label, labels_of
 
 Start = Callable[[Path, str], Any]
-"""(folder, device) to a model with a head of one number."""
+"""(folder, device) to a model with a scalar head."""
 
 
 def start_of(folder: Path, base: Path, label: int | str | None) -> Start:

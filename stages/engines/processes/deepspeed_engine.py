@@ -22,7 +22,7 @@ from stages.contracts.precision import Precision
 from stages.contracts.sharding import Offload, Sharding
 
 BUCKET_ELEMENTS = 50_000_000
-"""Gradients are summed in pieces of about so many numbers."""
+"""Size of a gradient bucket, in numbers."""
 ZERO_STAGES = {Sharding.ZERO1: 1, Sharding.ZERO2: 2, Sharding.ZERO3: 3}
 
 

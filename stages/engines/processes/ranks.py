@@ -23,7 +23,7 @@ from stages.context import Context, RankLost, ShareDone, Stopped
 from stages.engines.processes.signs_of_life import SignsOfLife
 
 BUCKET_ELEMENTS = 25_000_000
-"""Gradients are summed in pieces of about so many numbers."""
+"""Size of a gradient bucket, in numbers."""
 
 
 @contextmanager
@@ -181,7 +181,7 @@ class Ranks:
         return self.gather(value)[:: self.num_sharing]
 
     def gather(self, value: Any) -> list[Any]:
-        """Each rank's value, by rank."""
+        """All-gather: each rank's value, by rank."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world

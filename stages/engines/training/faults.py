@@ -1,4 +1,4 @@
-"""Why a step's numbers are not finite: which weight, or which of its rows.
+"""The cause of a loss or gradient that is not finite: which weight, or which row.
 
 Looked for only once a step has failed, so it may cost what it likes. Each rank looks through its
 own share, and all of them say what any of them found. Where passes through a model are collectives,
@@ -102,7 +102,7 @@ def _wrong_with(
     seed: int,
     forward_only: bool,
 ) -> Iterable[str]:
-    """What is wrong with it, the first thing only."""
+    """The first cause."""
     torch.manual_seed(seed)
     for learner in learners.values():
         for _, parameter in learner.named_parameters():

@@ -1,4 +1,4 @@
-"""What the training loop asks of whoever learns, whether its state is on one GPU or on many.
+"""The protocol of a learner: a model with its optimizer, on one GPU or spread over many.
 
 optimizer.py has the learner of a process that holds all of it, zero.py the one that spreads it over
 the ranks. Both speak of weights and moments by parameter, whole and in float32: a checkpoint, or
@@ -18,12 +18,12 @@ from stages.contracts.precision import Precision
 from stages.engines.processes.ranks import Ranks
 
 NORM_OR_BIAS = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
-"""As transformers' Trainer knows them, and so TRL's, by their lower-case names."""
+"""Parameters that transformers' Trainer and TRL spare, by their lower-case names."""
 
 
 @dataclass(frozen=True)
 class Optimization:
-    """How a model learns: AdamW, gradients no longer than a norm, a moving average or none."""
+    """Optimizer settings: AdamW, gradient clipping, moving average of the weights."""
 
     learning_rate: float
     max_grad_norm: float
@@ -80,19 +80,19 @@ class AnyLearner(Protocol):
         """Get ready for the backward pass of a loss; what the loss has to be multiplied by."""
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
-        """What learns, with its gradients; none where these are spread over the ranks."""
+        """Trainable parameters with their gradients; none where these are spread over the ranks."""
 
     def sum_gradients(self, ranks: Ranks) -> None:
         """Add up the ranks' gradients; all ranks."""
 
     def clip_gradients(self) -> float:
-        """Scale the gradients down to the largest norm allowed; the norm before that. All ranks."""
+        """Clip the gradients to the largest norm; returns the norm before that. All ranks."""
 
     def step(self, factor: float) -> None:
         """One optimizer step at `factor` times the learning rate; all ranks."""
 
     def settle(self) -> None:
-        """Put the moving average, where there is one, in the place of the weights; all ranks."""
+        """Replace the weights by their moving average, where there is one; all ranks."""
 
     def weights_not_finite(self) -> list[str]:
         """The names of weights, as far as this rank has them, with numbers that are not finite."""
@@ -101,7 +101,7 @@ class AnyLearner(Protocol):
         """The model with its float32 weights in it, on rank 0; all ranks."""
 
     def moments(self) -> Mapping[str, Tensor]:
-        """AdamW's state, by parameter, on rank 0; all ranks."""
+        """AdamW's state by parameter, on rank 0; all ranks."""
 
     def load_moments(self, moments: Mapping[str, Tensor]) -> None:
         """Each rank takes its part of what `moments` gave."""

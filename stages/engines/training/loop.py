@@ -44,17 +44,17 @@ Parts = dict[str, tuple[Number, Per]]
 
 @dataclass(frozen=True)
 class Step:
-    """What every micro-batch of an optimizer step is told about the whole of it."""
+    """What a micro-batch's loss needs of the whole optimizer step."""
 
     counts: Counts
-    """What its losses divide by."""
+    """The counts that losses divide by."""
     sums: Mapping[str, float]
-    """What the step's survey has summed up."""
+    """Sums of the step's survey."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is learnt: the rows' counts, and the loss of some of them."""
+    """A training task: the counts of its rows, and the loss of some of them."""
 
     counts: Callable[[Rows], Counts]
     """Valid tokens and sequences of a step's rows."""
@@ -274,7 +274,7 @@ def _survey(
 
 
 def _read(parts: Parts[Tensor]) -> Parts[float]:
-    """All numbers at once: each look at a GPU waits for all that it has still to do."""
+    """All values at once: each transfer from a GPU waits for all its queued work."""
     if not parts:
         return {}
     values = torch.stack([value for value, _ in parts.values()]).tolist()
@@ -317,7 +317,7 @@ def cosine_plan(params: OptimizerParams, num_rows: int, seed: int) -> Plan:
 def fresh_learner(
     ctx: Context, ranks: Ranks, model: Any, params: OptimizerParams, precision: Precision
 ) -> AnyLearner:
-    """A model with an optimizer that has seen nothing yet."""
+    """A learner with a new optimizer."""
     how = Optimization(
         learning_rate=params.learning_rate,
         max_grad_norm=params.max_grad_norm,

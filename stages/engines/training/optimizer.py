@@ -80,7 +80,7 @@ class Learner:
             self._round(self._copies)
 
     def parameters(self) -> Iterable[Tensor]:
-        """What learns, with its gradients, in float32."""
+        """Trainable parameters with their gradients, in float32."""
         return self._masters.values()
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
@@ -98,7 +98,7 @@ class Learner:
         return [name for name, weight in weights if not bool(weight.isfinite().all())]
 
     def clip_gradients(self) -> float:
-        """Scale the gradients down to the largest norm allowed; the norm before that."""
+        """Clip the gradients to the largest norm; returns the norm before that."""
         norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.how.max_grad_norm)
         return float(norm)
 
@@ -113,7 +113,7 @@ class Learner:
             average.lerp_(self._masters[name].detach(), 1 - self.how.ema_decay)
 
     def settle(self) -> None:
-        """Put the moving average, where there is one, in the place of the weights."""
+        """Replace the weights by their moving average, where there is one."""
         for name, average in self._average.items():
             self._masters[name].data.copy_(average)
         self._round(self._average)

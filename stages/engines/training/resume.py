@@ -1,4 +1,4 @@
-"""How training goes on after a kill: what a checkpoint holds, and whom it fits.
+"""Resuming training: what a checkpoint holds, and which learners it fits.
 
 It holds what is no function of the step: the weights, moments and averages of every learner, and
 the metrics of the steps so far. One that does not fit the learners, in names or shapes, or whose

@@ -1,4 +1,4 @@
-"""What one iteration leaves for the next beside the policy: steps, moments, KL controller, critic.
+"""RL state between iterations, beside the policy: steps, moments, KL controller, critic.
 
 state/state.json               {"steps": optimizer steps over all iterations so far,
                                 "kl_coef": what an adaptive KL coefficient has become, or null}

@@ -1,4 +1,4 @@
-"""How learning rates go: a factor on the peak, from (step, number of steps)."""
+"""Learning-rate schedules: a factor on the peak, from (step, number of steps)."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from stages.contracts.optimizer import Schedule
 
 
 def warmup_then_cosine(warmup_ratio: float, floor: float = 0.1) -> Callable[[int, int], float]:
-    """A linear rise, then half a cosine down to `floor`."""
+    """Linear warm-up, then cosine decay to `floor`."""
 
     def factor(step: int, num_steps: int) -> float:
         warmup = math.ceil(warmup_ratio * num_steps)

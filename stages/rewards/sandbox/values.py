@@ -29,7 +29,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """What became of a program."""
+    """The result of a program."""
 
     status: Status
     exit_code: int | None
