@@ -9,8 +9,8 @@ from stages.contracts.prepare import Turns
 from stages.contracts.sources import Role
 from stages.data.artifacts import canonical_json
 from stages.data.dialogue import Dialogue, Message, digest, is_plain, normalised, spoken
-from stages.data.formats.messages import RowError
 from stages.data.formats.rows import Given
+from stages.data.row_error import RowError
 
 
 @dataclass(frozen=True)

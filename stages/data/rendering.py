@@ -11,8 +11,8 @@ from typing import Any
 
 from stages.data.artifacts import canonical_json
 from stages.data.dialogue import Message, response_text
-from stages.data.formats.messages import RowError
 from stages.data.items import Demonstration, Example, Labelled, Pair, Rated
+from stages.data.row_error import RowError
 from stages.data.tokenizer import Renderer, Response, Segment
 
 

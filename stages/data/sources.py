@@ -18,10 +18,10 @@ from stages.data.artifacts import canonical_json
 from stages.data.folder import entries, files_by_role, kind_of, role_of
 from stages.data.formats.detect import detect, renamed
 from stages.data.formats.files import TYPES, Numbered, counted_in, file_type, hub_rows, rows_of
-from stages.data.formats.messages import RowError
 from stages.data.formats.rows import listed
 from stages.data.formats.table import RowFormat
 from stages.data.items import Example, Place, items_of
+from stages.data.row_error import RowError
 from stages.data.tally import Dropped, RowCounts
 
 NUM_LOOKED_AT = 64

@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from stages.data.chat_templates import as_text
 from stages.data.dialogue import REASONING, Dialogue, Message, is_plain
-from stages.data.formats.messages import RowError
+from stages.data.row_error import RowError
 from stages.data.seeds import content_id
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"

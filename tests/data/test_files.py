@@ -15,7 +15,7 @@ from stages.context import StageError
 from stages.contracts.sources import Source
 from stages.data.formats import files
 from stages.data.formats.files import counted_in, hub_rows, rows_of
-from stages.data.formats.messages import RowError
+from stages.data.row_error import RowError
 
 ROWS = [
     {"prompt": "é\n\"quoted\", 'so'", "label": True, "list": [1, {"a": None}]},

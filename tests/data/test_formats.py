@@ -16,9 +16,10 @@ from stages.contracts.prepare import Turns
 from stages.contracts.sources import Role, Source
 from stages.data.dialogue import Dialogue, normalised
 from stages.data.formats.detect import detect, renamed
-from stages.data.formats.messages import RowError, from_transcript, is_transcript, messages_of
+from stages.data.formats.messages import from_transcript, is_transcript, messages_of
 from stages.data.formats.table import FORMATS
 from stages.data.items import Demonstration, Example, Labelled, Pair, Place, Rated, items_of
+from stages.data.row_error import RowError
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/data.md"
 

@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from stages.data.chat_templates import BUILT_IN
 from stages.data.dialogue import Dialogue, asked, reply
-from stages.data.formats.messages import RowError
 from stages.data.items import Demonstration, Labelled, Pair, Place
 from stages.data.rendering import render
+from stages.data.row_error import RowError
 from stages.data.tokenizer import Renderer, build_character_tokenizer
 
 PLACE = Place("file.jsonl", 1)

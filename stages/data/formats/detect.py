@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.contracts.sources import FormatName, Role, Source
-from stages.data.formats.messages import RowError
 from stages.data.formats.rows import listed
 from stages.data.formats.table import FORMATS, RowFormat
+from stages.data.row_error import RowError
 
 
 def renamed(row: Mapping[str, Any], columns: Mapping[str, str | None]) -> Mapping[str, Any]:

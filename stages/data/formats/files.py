@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from stages.context import StageError
 from stages.contracts.sources import Source
-from stages.data.formats.messages import RowError
+from stages.data.row_error import RowError
 
 Numbered = tuple[int, "dict[str, Any] | RowError"]
 """The number of a row's first line, or of the row where there are no lines, and the row; or what

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from stages.data.dialogue import REASONING, Message
+from stages.data.row_error import RowError
 
 _ROLES = {
     "system": "system",
@@ -32,10 +33,6 @@ _KEPT = ("tool_calls", "tool_call_id", "name", *REASONING)
 _TURN = re.compile(r"(?:\A\s*|\r?\n\r?\n)(Human|Assistant):")
 _PYTHON = re.compile(r"\s*\[\s*\{'(?:role|content)': ")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
-
-
-class RowError(ValueError):
-    """What is wrong with a row, to be said after its place."""
 
 
 def is_transcript(value: Any, speaker: str) -> bool:

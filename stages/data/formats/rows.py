@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stages.data.dialogue import Dialogue, Message
-from stages.data.formats.messages import RowError, from_json, messages_of
+from stages.data.formats.messages import from_json, messages_of
+from stages.data.row_error import RowError
 
 Row = Mapping[str, Any]
 LARGEST = 3.4e38

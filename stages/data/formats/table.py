@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stages.contracts.sources import FormatName, Role
-from stages.data.formats.messages import RowError, as_json, tools_of
+from stages.data.formats.messages import as_json, tools_of
 from stages.data.formats.rows import (
     RATINGS,
     Given,
@@ -25,6 +25,7 @@ from stages.data.formats.rows import (
     stepwise,
     text_of,
 )
+from stages.data.row_error import RowError
 
 _ALWAYS = ("answer", "system", "tools")
 """Columns that mean the same in every format."""
