@@ -38,6 +38,13 @@ def _copy_working_tree(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name)
 
 
+def write_code(clone: Path, name: str, text: str) -> None:
+    """Give a file of the stages other text, and have the code maps follow."""
+    (clone / name).write_text(text, encoding="utf-8")
+    words = [sys.executable, "-m", "pipelines", "code"]
+    subprocess.run(words, cwd=clone, env=environment(), check=True)
+
+
 def environment() -> dict[str, str]:
     """As after activating the environment that this Python belongs to."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from clones import ROOT, environment, make_clone
 
-from pipelines.identity.code import code_files
+from pipelines.identity.code import map_path
 from stages.contracts.catalog import BoundStage, bind_all
 from stages.contracts.params import Params
 
@@ -68,7 +68,6 @@ def main() -> None:
 def add_history(clone: Path, commits: int) -> int:
     """Commit so many versions of dvc.lock; returns the size of one."""
     nodes = bind_all(Params())
-    code = {node.address: code_files(ROOT, node.stage.module) for node in nodes}
     version = dict.fromkeys((node.address for node in nodes), 0)
     keys = list(dict.fromkeys(node.key for node in nodes if node.key and "@" in node.address))
     stream = []
@@ -80,7 +79,7 @@ def add_history(clone: Path, commits: int) -> int:
                 version[node.address] = number
         made = {p: version[n.address] for n in nodes for p in (*n.outs.values(), n.metrics)}
         text = "schema: '2.0'\nstages:\n" + "".join(
-            block(node, code[node.address], made, version[node.address]) for node in nodes
+            block(node, made, version[node.address]) for node in nodes
         )
         stream.append(
             f"commit refs/heads/history\ncommitter b <b@example.org> {1_700_000_000 + number} "
@@ -93,7 +92,7 @@ def add_history(clone: Path, commits: int) -> int:
     return len(text)
 
 
-def block(node: BoundStage, code: list[str], made: dict[str, int], version: int) -> str:
+def block(node: BoundStage, made: dict[str, int], version: int) -> str:
     """A stage's record as DVC writes it."""
     params = json.loads(node.config.model_dump_json(by_alias=True))
     lines = [
@@ -101,7 +100,7 @@ def block(node: BoundStage, code: list[str], made: dict[str, int], version: int)
         f"    cmd: python -m pipelines stage {node.address}",
         "    deps:",
     ]
-    for path in [*dict.fromkeys(node.inputs.values()), *code]:
+    for path in [*dict.fromkeys(node.inputs.values()), map_path(node.stage.module)]:
         lines += item(path, made.get(path, 0))
     lines += ["    params:", "      params.yaml:"]
     lines += [f"        {key}: {json.dumps(value)}" for key, value in params.items()]

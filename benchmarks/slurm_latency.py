@@ -25,7 +25,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from clones import ROOT, environment, make_clone
+from clones import ROOT, environment, make_clone, write_code
 from startup import EMPTY_STAGE
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -46,7 +46,7 @@ def main() -> None:
         cluster.up()
         try:
             clone = make_clone(Path(name) / "clone")
-            (clone / "stages/prepare.py").write_text(EMPTY_STAGE, encoding="utf-8")
+            write_code(clone, "stages/prepare.py", EMPTY_STAGE)
             variables = {
                 **environment(),
                 **cluster.environment,

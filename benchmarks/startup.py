@@ -24,7 +24,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from clones import ROOT, environment, make_clone
+from clones import ROOT, environment, make_clone, write_code
 
 AIM_S = 0.8
 
@@ -82,7 +82,7 @@ def main() -> None:
 def empty_clone(folder: Path) -> Path:
     """A clone with an empty `prepare`, and a bare stage beside it in dvc.yaml."""
     clone = make_clone(folder)
-    (clone / "stages/prepare.py").write_text(EMPTY_STAGE, encoding="utf-8")
+    write_code(clone, "stages/prepare.py", EMPTY_STAGE)
     graph = clone / "dvc.yaml"
     graph.write_text(
         graph.read_text(encoding="utf-8") + "\n  bare:\n    cmd: 'true'\n    deps: [params.yaml]\n",

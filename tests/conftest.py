@@ -14,8 +14,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from ruamel.yaml import YAML
 
+from pipelines.base.repository import Repository
 from pipelines.config.profiles import Resources
+from pipelines.identity.map_files import write_maps
 from pipelines.warm.identity import is_switched_off
+from stages.contracts.catalog import STAGES
 from tests.cost import pytest_terminal_summary  # noqa: F401  (a hook of pytest's)
 from tests.forks import fork_servers, run_forked
 from tests.hardware import HAS_GPU
@@ -188,6 +191,11 @@ class Clone:
                 section = section[parent]
             section[last] = value
         yaml.dump(params, path)
+
+    def write_code(self, name: str, text: str) -> None:
+        """Give a file of the stages other text, and have the code maps follow."""
+        (self.root / name).write_text(text)
+        write_maps(Repository(self.root), [stage.module for stage in STAGES.values()])
 
     def commit(self, message: str = "change") -> None:
         self.run("git", "add", "-A")

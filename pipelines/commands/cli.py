@@ -46,6 +46,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     from pipelines.config.params import load_params
     from pipelines.config.profiles import load_profile, profile_name
     from pipelines.dvc_repo.plan import make_plan
+    from pipelines.identity.code import CODE_STAGE
 
     repository = Repository.find()
     params = load_params(repository.root)
@@ -60,13 +61,16 @@ def _plan(arguments: argparse.Namespace) -> None:
         ]
         print(json.dumps(rows, indent=2))
         return
-    stale = [stage for stage in plan if stage.stale]
     width = max(len(stage.address) for stage in plan)
-    for stage in stale:
+    for stage in (stage for stage in plan if stage.stale):
         how = "restore" if stage.cached else "run"
         reasons = ", ".join(stage.reasons[:3]) + (", ..." if len(stage.reasons) > 3 else "")
         where = _describe(resources[stage.address])
+        if stage.address == CODE_STAGE:
+            how, where = "update", "at once"
         print(f"{how:<8}{stage.address:<{width}}  {where:<22}  {reasons}")
+    plan = [stage for stage in plan if stage.address != CODE_STAGE]
+    stale = [stage for stage in plan if stage.stale]
     restored = sum(stage.cached for stage in stale)
     counts = [f"{len(stale) - restored} to run with profile {name}"]
     counts += [f"{restored} to restore"] if restored else []
@@ -98,6 +102,14 @@ def _stage(arguments: argparse.Namespace) -> None:
         print(render_stage(arguments.address, arguments.profile))
     else:
         run_stage(arguments.address, arguments.profile)
+
+
+def _code(_: argparse.Namespace) -> None:
+    from pipelines.base.repository import Repository
+    from pipelines.identity.map_files import write_maps
+    from stages.contracts.catalog import STAGES
+
+    write_maps(Repository.find(), [stage.module for stage in STAGES.values()])
 
 
 def _status(arguments: argparse.Namespace) -> None:
@@ -331,6 +343,7 @@ _COMMANDS: dict[str, Function] = {
     "plan": _plan,
     "run": _run,
     "stage": _stage,
+    "code": _code,
     "status": _status,
     "cancel": _cancel,
     "record": _record,

@@ -80,6 +80,8 @@ def parser_of(functions: Mapping[str, Function]) -> argparse.ArgumentParser:
     add_profile(stage)
     stage.add_argument("--dry-run", action="store_true", help="print the exact job script instead")
 
+    add("code", "Write down which code each stage runs (what dvc.yaml calls: `dvc repro code`).")
+
     status = add("status", "Show how every stage fares; works while stages run.")
     status.add_argument(
         "--orphans", action="store_true", help="list live jobs that no stage wants instead"

@@ -31,8 +31,12 @@ def dvc_command(*stages: str) -> list[str]:
 
 def dvc_environment(profile: str, invocation: Invocation) -> dict[str, str]:
     """The environment of such a command: dvc.yaml calls `python`, which must be this one."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **invocation.export(), PROFILE_VARIABLE: profile, "PATH": path}
+    return {**os.environ, **invocation.export(), PROFILE_VARIABLE: profile, "PATH": dvc_path()}
+
+
+def dvc_path() -> str:
+    """PATH with this Python before any other."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 def start_dvc(

@@ -18,7 +18,9 @@ from pipelines.driver.driver import Driver
 from pipelines.driver.dvc_process import ONLY_RESTORE
 from pipelines.driver.executors import make_executor
 from pipelines.driver.upkeep import before_a_stage
+from pipelines.identity.code import code_map, code_version, version_of
 from pipelines.identity.hashing import HashCache
+from pipelines.identity.map_files import refuse_other_map
 from pipelines.identity.snapshot import take_snapshot, uncommitted
 from pipelines.identity.spec import make_spec
 from pipelines.ledger.entry import Entry, Ledger, State
@@ -73,11 +75,13 @@ def make_order(
     bound = bind_stage(address, params)
     ledger = Ledger(repository.jobs)
     before_a_stage(repository, Console().line)
-    code = take_snapshot(repository)
+    copy = take_snapshot(repository)
+    code = code_map(copy, bound.stage.module, repository.home)
+    refuse_other_map(repository.root, address, bound.stage.module, code)
     hashes = HashCache(repository.home / "hashes.json")
-    spec = make_spec(repository.root, bound, hashes, code)
+    spec = make_spec(repository.root, bound, hashes, version_of(code))
     hashes.save()
-    info, launch = describe_launch(repository, params, bound, profile_name(chosen_profile), code)
+    info, launch = describe_launch(repository, params, bound, profile_name(chosen_profile), copy)
     if bound.stage.wants_graph:
         launch["graph"] = upstream_graph(recorded_outs(repository.root), params, bound)
     return ledger.find_or_create(spec, info), launch
@@ -127,7 +131,8 @@ def fingerprint(repository: Repository, address: str) -> str:
     try:
         bound = bind_stage(address, load_params(repository.root))
         hashes = HashCache(repository.home / "hashes.json")
-        return make_spec(repository.root, bound, hashes).fingerprint
+        code = code_version(repository.root, bound.stage.module, repository.home)
+        return make_spec(repository.root, bound, hashes, code).fingerprint
     except LockstepError:
         return ""
 

@@ -61,6 +61,10 @@ class Contents:
             self.look([path])
         return self._now[path]
 
+    def foresee(self, path: str, content: Content) -> None:
+        """Take it that this is there now."""
+        self._now[path] = content
+
     def restore(self, path: str, content: Content) -> None:
         """Take it that this is there from now on, out of DVC's cache."""
         self._restored[path] = content
@@ -152,9 +156,12 @@ def _is_executable(file: Path) -> bool:
 
 
 def _walk(folder: Path, ignored: frozenset[str]) -> Iterator[Path]:
+    def counts(name: str) -> bool:
+        return name not in ignored and f"*{Path(name).suffix}" not in ignored
+
     for here, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in ignored]
-        yield from (Path(here, name) for name in files if name not in ignored)
+        folders[:] = filter(counts, folders)
+        yield from (Path(here, name) for name in filter(counts, files))
 
 
 def _is_in(path: str, folder: str) -> bool:

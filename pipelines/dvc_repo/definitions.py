@@ -1,9 +1,8 @@
 """Every stage of dvc.yaml with its paths filled in, read in a time that grows with their number.
 
-DVC's index makes an object for each path of each stage, which takes a minute for a few hundred
-iterations. Here DVC fills in the templates, and the code files that every iteration of a stage has
-in common are read once. Whatever a stage may have that is not looked after here raises Unusual:
-such a graph is DVC's own index to read.
+DVC's index makes an object for each path of each stage, which takes long for a few hundred
+iterations. Here DVC fills in the templates and no more. Whatever a stage may have that is not
+looked after here raises Unusual: such a graph is DVC's own index to read.
 """
 
 import os
@@ -17,7 +16,7 @@ _LIST_FILES = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-stand
 _KNOWN_KEYS = {"cmd", "deps", "params", "outs", "metrics", "desc", "meta"}
 _KNOWN_OUT_KEYS = {"cache", "persist", "desc", "type", "labels", "meta", "push"}
 _PARAM_KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
-_IGNORED_NAME = re.compile(r"[\w.-]+/?")
+_IGNORED_NAME = re.compile(r"(\*\.)?[\w.-]+/?")
 
 
 class Unusual(Exception):
@@ -58,7 +57,6 @@ def read_definitions(repo: Any) -> dict[str, Definition]:
     _see_that_it_is_the_only_one(root)
     try:
         data = COMPILED_MULTI_STAGE_SCHEMA(load_yaml(str(root / "dvc.yaml")))
-        shared = {name: _take_literal_deps(body) for name, body in data.get("stages", {}).items()}
         resolver = DataResolver(repo, str(root), data)
         names = resolver.get_keys()
         filled = {name: resolver.resolve_one(name)[name] for name in names}
@@ -66,10 +64,7 @@ def read_definitions(repo: Any) -> dict[str, Definition]:
         raise Unusual(str(error)) from None
     if "datasets" in data:
         raise Unusual("dvc.yaml has datasets")
-    definitions = {
-        name: _definition(name, body, shared.get(name) or shared[name.rsplit("@", 1)[0]])
-        for name, body in filled.items()
-    }
+    definitions = {name: _definition(name, body) for name, body in filled.items()}
     paths = {path for one in definitions.values() for path in one.deps}
     for path in paths.union(out.path for one in definitions.values() for out in one.outs):
         _see_that_it_is_plain(root, path)
@@ -77,7 +72,7 @@ def read_definitions(repo: Any) -> dict[str, Definition]:
 
 
 def ignored_names(root: Path) -> frozenset[str]:
-    """What .dvcignore leaves out of folders; Unusual where it has more than plain names."""
+    """What .dvcignore leaves out of folders; Unusual where it has more than names and endings."""
     ignored = {".git", ".hg", ".dvc"}
     path = root / ".dvcignore"
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -102,24 +97,11 @@ def _see_that_it_is_the_only_one(root: Path) -> None:
         raise Unusual("there are more files of DVC's than dvc.yaml")
 
 
-def _take_literal_deps(body: dict[str, Any]) -> list[tuple[int, str]]:
-    """Remove the deps without a template in them; what they are and where they stood."""
-    template = body.get("do", body)
-    deps = template.get("deps")
-    if deps is None:
-        return []
-    taken = [(place, dep) for place, dep in enumerate(deps) if "${" not in dep]
-    template["deps"] = [dep for dep in deps if "${" in dep]
-    return taken
-
-
-def _definition(name: str, body: dict[str, Any], literal: list[tuple[int, str]]) -> Definition:
+def _definition(name: str, body: dict[str, Any]) -> Definition:
     unknown = body.keys() - _KNOWN_KEYS
     if unknown:
         raise Unusual(f"stage {name} has {', '.join(sorted(unknown))}")
-    deps = list(body.get("deps", ()))
-    for place, dep in literal:
-        deps.insert(place, dep)
+    deps = body.get("deps", ())
     outs = [*_outs(name, body.get("outs", ())), *_outs(name, body.get("metrics", ()))]
     if not deps and not outs:
         raise Unusual(f"stage {name} has neither deps nor outs")

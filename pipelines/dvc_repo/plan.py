@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines.base.errors import LockstepError
 from pipelines.config.params import refuse_special_files
+from pipelines.dvc_repo.code_stage import CodeStage
 from pipelines.dvc_repo.definitions import Definition, Unusual, read_definitions
 from pipelines.dvc_repo.graph import (
     address_of,
@@ -21,6 +22,7 @@ from pipelines.dvc_repo.graph import (
     stages_in_order,
 )
 from pipelines.dvc_repo.staleness import Stage, Workspace
+from pipelines.identity.code import CODE_STAGE
 from stages.contracts.params import Params
 
 
@@ -30,6 +32,7 @@ class PlannedStage:
 
     address: str
     upstream: tuple[str, ...]
+    """Without the stage that writes the code maps: what it would write is foreseen."""
     stale: bool
     reasons: list[str] = field(default_factory=list)
     cached: bool = False
@@ -96,16 +99,22 @@ def _plan(
     nodes = connect(dict(definitions))
     if targets:
         nodes = restrict(nodes, targets)
-    workspace = Workspace.read(repo)
+    writer = definitions.get(CODE_STAGE)
+    outs = [out.path for out in writer.outs] if writer else []
+    code = CodeStage.of(Path(repo.root_dir), writer and writer.cmd, outs)
+    workspace = Workspace.read(repo, code)
     workspace.look({address: definitions[address] for address in nodes})
     planned: dict[str, PlannedStage] = {}
     for address, node in nodes.items():
-        waits_for = [up for up in node.upstream if planned[up].stale]
+        upstream = code.without(node.upstream)
+        waits_for = [up for up in upstream if planned[up].stale]
         stage = Stage(definitions[address], workspace)
         reasons = stage.reasons() or [f"after {up}" for up in waits_for]
         known = all(planned[up].cached for up in waits_for)
         cached = bool(reasons) and known and stage.restore()
-        planned[address] = PlannedStage(address, node.upstream, bool(reasons), reasons, cached)
+        planned[address] = PlannedStage(address, upstream, bool(reasons), reasons, cached)
+        if code.maps and address == CODE_STAGE:
+            workspace.foresee_code()
     return list(planned.values())
 
 
@@ -117,23 +126,28 @@ def _plan_of_dvc(
     if params is not None:
         refuse_lost_stages(stages, params)
     nodes = nodes_of(list(stages.values()), repo.index.graph)
+    writer = stages.get(CODE_STAGE)
+    outs = [out.def_path for out in writer.outs] if writer else []
+    code = CodeStage.of(Path(repo.root_dir), writer and writer.cmd, outs)
     planned: dict[str, PlannedStage] = {}
     for address, node in (restrict(nodes, targets) if targets else nodes).items():
-        waits_for = [up for up in node.upstream if planned[up].stale]
+        upstream = code.without(node.upstream)
+        waits_for = [up for up in upstream if planned[up].stale]
         stage = stages[address]
-        reasons = _reasons(stage.status().get(stage.addressing, []), stage)
+        reasons = _reasons(stage.status().get(stage.addressing, []), stage, code)
         cached = bool(reasons) and not waits_for and _in_run_cache(repo, stages[address])
         reasons = reasons or [f"after {up}" for up in waits_for]
-        planned[address] = PlannedStage(address, node.upstream, bool(reasons), reasons, cached)
+        planned[address] = PlannedStage(address, upstream, bool(reasons), reasons, cached)
     return list(planned.values())
 
 
-def _reasons(status: list[Any], stage: Any) -> list[str]:
-    """DVC's status entries as short phrases."""
+def _reasons(status: list[Any], stage: Any, code: CodeStage) -> list[str]:
+    """DVC's status entries as short phrases; what has changed in the code, file by file."""
     never_ran = stage.outs and all(not out.hash_info for out in stage.outs)
     if never_ran:
         return ["has not run yet"]
-    reasons = []
+    maps = {dep.def_path: dep.hash_info.value for dep in stage.deps if dep.def_path in code.maps}
+    reasons = [reason for path, md5 in maps.items() for reason in code.reasons(path, md5)]
     for item in status:
         if isinstance(item, str):
             reasons.append(item)
@@ -143,7 +157,7 @@ def _reasons(status: list[Any], stage: Any) -> list[str]:
             for path, change in changes.items():
                 if isinstance(change, dict):
                     reasons += [f"param {key} {how}" for key, how in change.items()]
-                else:
+                elif path not in maps:
                     reasons.append(f"{_code(path) or what} {path} {change}")
     return reasons
 

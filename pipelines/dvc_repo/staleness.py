@@ -15,6 +15,7 @@ from typing import Any
 from ruamel.yaml.error import YAMLError
 
 from pipelines.base.repository import Repository
+from pipelines.dvc_repo.code_stage import CodeStage
 from pipelines.dvc_repo.contents import Content, Contents
 from pipelines.dvc_repo.definitions import Definition, Unusual, ignored_names
 from pipelines.dvc_repo.lock_file import read_stages
@@ -42,9 +43,10 @@ class Workspace:
     runs: Path
     """DVC's run cache."""
     hashes: HashCache
+    code: CodeStage
 
     @classmethod
-    def read(cls, repo: Any) -> "Workspace":
+    def read(cls, repo: Any, code: CodeStage) -> "Workspace":
         """Unusual where DVC's settings, or its lock file, are read by DVC alone."""
         from dvc.utils.serialize import load_yaml
 
@@ -58,6 +60,7 @@ class Workspace:
             lock=read_stages(root),
             runs=Path(repo.stage_cache.cache_dir),
             hashes=hashes,
+            code=code,
         )
 
     def look(self, definitions: Mapping[str, Definition]) -> None:
@@ -67,6 +70,11 @@ class Workspace:
             paths.union(out.path for one in definitions.values() for out in one.outs)
         )
         self.hashes.save()
+
+    def foresee_code(self) -> None:
+        """From here on, the code maps are what the stage that writes them would make of them."""
+        for path, version in self.code.versions.items():
+            self.contents.foresee(path, Content(version))
 
     def param(self, key: str) -> Any:
         value = self.params
@@ -112,8 +120,11 @@ class Stage:
         said = []
         for path in dict.fromkeys(self.definition.deps):
             there = self.workspace.contents.now(path)
-            if there is None or path not in recorded or there.md5 != recorded[path].md5:
-                what = "code" if path.endswith(".py") else "input"
+            known = recorded.get(path)
+            if path in self.workspace.code.versions:
+                said += self.workspace.code.reasons(path, known.md5 if known else None)
+            elif there is None or known is None or there.md5 != known.md5:
+                what = _name(path, "input")
                 said.append(f"{what} {path} {'deleted' if there is None else 'modified'}")
         return said
 

@@ -89,7 +89,7 @@ def lineage_json(found: Provenance) -> dict[str, Any]:
             {
                 "stage": making.stage,
                 "commit": making.commit,
-                "code": making.code_hash,
+                "code": making.code_version,
                 "params": dict(sorted(making.params.items())),
                 "inputs": dict(sorted(making.inputs.items())),
                 "outs": dict(sorted(making.outs.items())),
@@ -287,7 +287,7 @@ def _lineage(found: Provenance) -> str:
         [
             f"`{making.stage}`",
             "<br>".join(f"`{path}` {digest}" for path, digest in sorted(making.outs.items())),
-            f"`{(making.code_hash or 'not recorded')[:12]}`",
+            f"`{(making.code_version or 'not recorded')[:12]}`",
         ]
         for making in found.stages
     ]

@@ -14,7 +14,6 @@ from typing import Any
 
 from pipelines.base import atomic
 from pipelines.base.errors import LockstepError
-from pipelines.identity.code import code_version
 from pipelines.identity.hashing import HashCache
 from stages.contracts.catalog import BoundStage
 
@@ -37,6 +36,7 @@ class Spec:
     key: str | None
     config: dict[str, Any]
     code: str
+    """The md5 of its code map."""
     inputs: dict[str, Artifact]
     outs: dict[str, str]
     metrics: str
@@ -56,8 +56,8 @@ class Spec:
         return cls(**values)
 
 
-def make_spec(root: Path, bound: BoundStage, hashes: HashCache, code: Path | None = None) -> Spec:
-    """Fix a bound stage's identity: hash its inputs, and its code where `code` has it."""
+def make_spec(root: Path, bound: BoundStage, hashes: HashCache, code: str) -> Spec:
+    """Fix a bound stage's identity: hash its inputs; `code` is the version of its code."""
     for name, path in bound.inputs.items():
         if not (root / path).exists():
             raise LockstepError(
@@ -65,7 +65,7 @@ def make_spec(root: Path, bound: BoundStage, hashes: HashCache, code: Path | Non
                 "run `dvc repro` so that the stages before it make it"
             )
     inputs = {path: hashes.of(root / path) for path in bound.inputs.values()}
-    return spec_of(bound, code_version(code or root, bound.stage.module), inputs)
+    return spec_of(bound, code, inputs)
 
 
 def spec_of(bound: BoundStage, code: str, inputs: Mapping[str, str]) -> Spec:

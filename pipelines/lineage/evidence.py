@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from pipelines.base.repository import Repository
+from pipelines.identity.map_files import KnownMaps
 from pipelines.lineage.history import LOCK_FILE, Commit, History
-from pipelines.lineage.jobs import code_of, ran, read_ledger
+from pipelines.lineage.jobs import read_ledger
 from pipelines.lineage.locks import LockReader
 from pipelines.lineage.making import Job, Lock, Making, unique
 
@@ -152,7 +153,7 @@ def gather(repository: Repository) -> Evidence:
     """Read everything that this clone has."""
     notes: list[str] = []
     reader, history = LockReader(), History(repository.root)
-    joiner = _Joiner(read_ledger(repository, notes))
+    joiner = _Joiner(read_ledger(repository, notes), KnownMaps(repository))
     commits = {commit.sha: commit for commit in history.commits()}
     blobs = history.lock_blobs(commits)
     records: dict[str, Records] = {}
@@ -202,7 +203,8 @@ def _ordered(makings: Iterable[Making], commits: Mapping[str, Commit]) -> list[M
 class _Joiner:
     """Makes each record of dvc.lock one making, with the jobs that did exactly that."""
 
-    def __init__(self, jobs: list[Making]) -> None:
+    def __init__(self, jobs: list[Making], maps: KnownMaps) -> None:
+        self._maps = maps
         self._by_stage: dict[str, list[Making]] = defaultdict(list)
         for job in sorted(jobs, key=lambda job: -(_job_of(job).ended or 0.0)):
             self._by_stage[job.stage].append(job)
@@ -226,7 +228,7 @@ class _Joiner:
         alone: dict[str, Making] = {}
         for job in (job for jobs in self._by_stage.values() for job in jobs):
             if id(job) not in self._used:
-                making = replace(job, code=code_of(job))
+                making = replace(job, code=self._maps.get(job.code_version) or {})
                 known = alone.get(making.id)
                 alone[making.id] = (
                     replace(known, jobs=(*known.jobs, *making.jobs)) if known else making
@@ -239,15 +241,16 @@ class _Joiner:
             places = self._places[key]
             matching = [job for job in self._by_stage[stage] if _is_same(record, job)]
             self._used.update(id(job) for job in matching)
+            version = next(iter(record["code"].values()), None)
             # What a job knows is complete: dvc.lock has only the params that params.yaml names.
             params = {**(matching[0].params if matching else {}), **record["params"]}
             self._makings[key] = Making(
                 stage=stage,
                 params=params,
                 inputs=record["inputs"],
-                code=record["code"],
+                code=self._maps.get(version) or {},
                 outs=record["outs"],
-                code_version=matching[0].code_version if matching else None,
+                code_version=version,
                 jobs=tuple(_job_of(job) for job in matching),
                 commits=tuple(place for place in places if place != WORKSPACE),
                 in_workspace=WORKSPACE in places,
@@ -266,5 +269,5 @@ def _is_same(record: Mapping[str, Any], job: Making) -> bool:
         job.outs.items() <= record["outs"].items()
         and job.inputs.items() <= record["inputs"].items()
         and all(record["params"][key] == job.params[key] for key in shared)
-        and ran(job, record["code"])
+        and (not record["code"] or job.code_version in record["code"].values())
     )

@@ -73,8 +73,8 @@ def code(making: Making) -> str:
         parts.append(f"recorded by commit {making.commits[0][:7]}")
     if making.code:
         parts.append(f"{len(making.code)} files")
-    if making.code_hash:
-        parts.append(f"version {short_hash(making.code_hash)}")
+    if making.code_version:
+        parts.append(f"version {short_hash(making.code_version)}")
     return ", ".join(parts)
 
 

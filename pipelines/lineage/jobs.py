@@ -4,18 +4,14 @@ An entry that is half-written or corrupted is left out and named in the notes: l
 there and never repairs it. Files that only add detail (launch, worker, tracking) may be missing.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipelines.base.repository import Repository
-from pipelines.identity.code import code_files
 from pipelines.lineage.making import Job, Making, Try, flatten
-from stages.contracts.catalog import STAGES
 
 _CHANGED = re.compile(r"^diff --git a/(.+) b/\1$", re.MULTILINE)
 
@@ -98,14 +94,13 @@ def _making(folder: Path, read: _Reader) -> Making | None:
         run_id=tracking.get("run_id"),
         run_url=tracking.get("url"),
         folder=folder,
-        copy=Path(launch["code"]) if launch.get("code") else None,
         graph=_graph(launch),
     )
     return making_of(spec, outcome["outs"], job)
 
 
 def making_of(spec: Mapping[str, Any], outs: Mapping[str, str], job: Job) -> Making:
-    """A making as a job's own files describe it; the files of its code are looked at if needed."""
+    """A making as a job's own files describe it, without the files of its code."""
     return Making(
         stage=spec["stage"],
         params=flatten(spec["config"]),
@@ -134,37 +129,3 @@ def _try(
 def _graph(launch: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     nodes = launch.get("graph") or ()
     return {node["stage"]: {p: h for p, h in node["outs"].items() if h} for node in nodes}
-
-
-def code_of(making: Making) -> dict[str, str]:
-    """The hashes of its code's files, from the copy that it ran; nothing where that is gone."""
-    stage = STAGES.get(making.name)
-    copy = making.job.copy if making.job else None
-    if stage is None or copy is None or not copy.is_dir():
-        return {}
-    return dict(_closure(copy, stage.module))
-
-
-def ran(making: Making, code: Mapping[str, str]) -> bool:
-    """Whether the copy that it ran has these very files; True where there is nothing to ask."""
-    copy = making.job.copy if making.job else None
-    if copy is None or not code or not copy.is_dir():
-        return True
-    return all(_md5(copy / name) == digest for name, digest in code.items())
-
-
-@cache
-def _closure(copy: Path, module: str) -> tuple[tuple[str, str], ...]:
-    try:
-        files = code_files(copy, module)
-    except (OSError, SyntaxError, ValueError):
-        return ()
-    return tuple((name, _md5(copy / name)) for name in files)
-
-
-@cache
-def _md5(path: Path) -> str:
-    try:
-        return hashlib.md5(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""

@@ -13,10 +13,11 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from pipelines.identity.code import CODE_STAGE
 from pipelines.lineage.making import flatten
 
 Record = Mapping[str, Mapping[str, Any]]
-"""`params`, `inputs`, `code` and `outs` of a stage."""
+"""`params`, `inputs` and `outs` of a stage; `code` has its code map, by path and hash."""
 
 _HEAD = re.compile(r"(?:schema: '2\.0'\n)?stages:\n")
 _STAGE = re.compile(r"^  (?=[^ #\n])", re.MULTILINE)
@@ -25,7 +26,6 @@ _SECTION = re.compile(r"^    (?=[a-z])", re.MULTILINE)
 _LIST = re.compile(r"    (?:deps|outs):\n((?:    - path: [^\n]+\n(?:      \w+: [^\n]+\n)*)*)")
 _ITEM = re.compile(r"    - path: ([\w.][\w./@ -]*)\n((?:      \w+: [^\n]+\n)*)")
 _HASH = re.compile(r"      (?:md5|etag|checksum): '?([\w.-]+)'?\n")
-_CODE = "stages/"
 
 
 class LockReader:
@@ -40,14 +40,14 @@ class LockReader:
         head = _HEAD.match(text)
         starts = [match.start() for match in _STAGE.finditer(text, head.end())] if head else []
         if head is None or starts[:1] != [head.end()]:
-            return _parse(text)
+            return _without_code(_parse(text))
         records: dict[str, Record] = {}
         for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
             block = text[start:end]
             if block not in self._blocks:
                 self._blocks[block] = self._plain(block) or _parse(f"stages:\n{block}")
             records |= self._blocks[block]
-        return records
+        return _without_code(records)
 
     def _plain(self, block: str) -> dict[str, Record] | None:
         """A block in the form that DVC gives it; None where it has another."""
@@ -131,5 +131,10 @@ def _hash(item: Mapping[str, Any]) -> str:
 
 
 def is_code(path: str) -> bool:
-    """Whether a dependency is a file of the compute plane's code."""
-    return path.startswith(_CODE) and path.endswith(".py")
+    """Whether a dependency is a code map."""
+    return path.startswith(f"{CODE_STAGE}/")
+
+
+def _without_code(records: dict[str, Record]) -> dict[str, Record]:
+    """The stages that make artifacts: code is what a stage runs, not what it reads."""
+    return {stage: record for stage, record in records.items() if stage != CODE_STAGE}

@@ -54,8 +54,6 @@ class Job:
     run_id: str | None = None
     run_url: str | None = None
     folder: Path | None = None
-    copy: Path | None = None
-    """The copy of the code that it ran."""
     graph: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What a report was told about the stages before it: the outputs of each, by hash."""
 
@@ -89,10 +87,10 @@ class Making:
     inputs: Mapping[str, str]
     """Path and hash of each artifact it read."""
     code: Mapping[str, str]
-    """Path and hash of each file of its code; empty where that is not known."""
+    """Path and digest of each file of its code; empty where that is not known."""
     outs: Mapping[str, str]
     code_version: str | None = None
-    """One hash over its code, as its job was told; the ledger alone has it."""
+    """The md5 of its code map, the same in every clone; None where it is not known."""
     jobs: tuple[Job, ...] = ()
     """The jobs that did exactly this, newest first; more than one where it was forced."""
     commits: tuple[str, ...] = ()
@@ -115,16 +113,9 @@ class Making:
     @cached_property
     def id(self) -> str:
         """Twelve characters that tell it from every other making."""
-        identity = [self.stage, self.params, self.inputs, self.code or self.code_version, self.outs]
+        identity = [self.stage, self.params, self.inputs, self.code_version, self.outs]
         text = json.dumps(identity, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    @cached_property
-    def code_hash(self) -> str | None:
-        """One hash over its code, the same in every clone; None where nothing of it is known."""
-        if not self.code:
-            return self.code_version
-        return hashlib.sha256(json.dumps(sorted(self.code.items())).encode()).hexdigest()
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -177,14 +177,7 @@ class Resolver:
         digest = name.lower()
         if not _HEX.fullmatch(digest):
             return None
-        known = [
-            making
-            for making in makings
-            # What MLflow's runs are tagged with is the job's own.
-            if any(
-                (each or "").startswith(digest) for each in (making.code_hash, making.code_version)
-            )
-        ]
+        known = [making for making in makings if (making.code_version or "").startswith(digest)]
         found = {making.stage: making for making in reversed(known)}
         if len(found) > 1:
             listed = "".join(f"\n  {stage}" for stage in sorted(found)[:_MOST])

@@ -174,7 +174,7 @@ def making_json(node: Node) -> dict[str, Any]:
         "code": {
             "commit": making.commit,
             "uncommitted": list(making.job.uncommitted) if making.job else None,
-            "version": making.code_hash,
+            "version": making.code_version,
             "files": dict(making.code),
         },
         "environment": dict(making.job.environment) if making.job else None,

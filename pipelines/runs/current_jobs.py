@@ -40,7 +40,7 @@ class CurrentJobs:
         self._root = repository.root
         self._hashes = HashCache(repository.home / "hashes.json")
         self._hash = cache(self._hashes.of)
-        self._code = cache(lambda module: code_version(self._root, module))
+        self._code = cache(lambda module: code_version(self._root, module, repository.home))
         self._nodes = nodes
         self._entries: dict[str, list[Entry]] = {}
         for entry in Ledger(repository.jobs).entries():

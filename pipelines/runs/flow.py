@@ -35,10 +35,10 @@ from pipelines.driver.dvc_process import dvc_environment, interrupt, start_dvc
 from pipelines.driver.stage import describe_command
 from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.lock_order import order_lock
-from pipelines.dvc_repo.plan import make_plan
 from pipelines.ledger.entry import Attempt, Ledger, State
 from pipelines.ledger.invocation import new_invocation
 from pipelines.ledger.stop_requests import StopRequest, request_stop
+from pipelines.runs.current_code import plan_stages
 from pipelines.runs.exclusive import only_pipeline
 from pipelines.runs.schedule import Schedule
 from pipelines.servers.servers import running as running_servers
@@ -71,7 +71,7 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
     invocation = new_invocation(name)
     with only_pipeline(repository, name, logger.info) as lock:
         before_a_run(repository, params, logger.info)
-        plan = make_plan(repository.root, targets, params)
+        plan = plan_stages(repository, targets, params)
         stale = [stage for stage in plan if stage.stale]
         if not stale:
             order_lock(repository.root)  # an earlier flow may have been killed just before

@@ -15,9 +15,10 @@ from pipelines.config.profiles import profile_name
 from pipelines.driver.dvc_process import dvc_command, dvc_environment
 from pipelines.driver.stage import fingerprint
 from pipelines.driver.upkeep import after_a_run, before_a_run
-from pipelines.dvc_repo.plan import PlannedStage, make_plan
+from pipelines.dvc_repo.plan import PlannedStage
 from pipelines.ledger.entry import Attempt, Ledger, State
 from pipelines.ledger.invocation import new_invocation
+from pipelines.runs.current_code import plan_stages
 from pipelines.runs.exclusive import PASSING, only_pipeline
 from pipelines.slurm.scheduler import Scheduler
 
@@ -40,7 +41,7 @@ def record_finished(
     Scheduler(repository).refresh(now=True)
     environment = dvc_environment(profile, new_invocation("lockstep record"))
     while True:
-        plan = make_plan(repository.root, targets, params)
+        plan = plan_stages(repository, targets, params)
         fresh = {stage.address for stage in plan if not stage.stale}
         finished = [
             stage

@@ -41,10 +41,12 @@ from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.lock_order import order_lock
 from pipelines.dvc_repo.plan import PlannedStage, make_plan
 from pipelines.dvc_repo.repair import mend_dvc_files
+from pipelines.identity.code import CODE_STAGE
 from pipelines.ledger.entry import Entry, Ledger, State
 from pipelines.ledger.invocation import new_invocation
 from pipelines.ledger.stop_requests import StopRequest, request_stop
 from pipelines.runs.chain import submit_chain
+from pipelines.runs.current_code import plan_stages
 from pipelines.runs.detach import submit_ready
 from pipelines.runs.exclusive import only_pipeline
 from pipelines.runs.record import record_finished
@@ -83,12 +85,12 @@ def run_pipeline(
     profile = load_profile(repository.root, name)
     if dry_run:
         for stage in make_plan(repository.root, targets, params):
-            if stage.stale:
+            if stage.stale and stage.address != CODE_STAGE:
                 console.line(render_stage(stage.address, name))
         return
     with only_pipeline(repository, "lockstep run", console.line) as lock:
         before_a_run(repository, params, console.line)
-        plan = make_plan(repository.root, targets, params)
+        plan = plan_stages(repository, targets, params)
         stale = sum(stage.stale for stage in plan)
         cached = sum(stage.cached for stage in plan)
         if not stale:
@@ -199,7 +201,7 @@ class PipelineRun:
                 signal.signal(number, handler)
             self.console.clear()
         mend_dvc_files(self.repository, self.console.line)
-        left = make_plan(self.repository.root, targets)
+        left = plan_stages(self.repository, targets)
         stale = {stage.address for stage in left if stage.stale}
         done = [name for name in names if name not in stale]
         taken = seconds(time.monotonic() - began)

@@ -67,7 +67,8 @@ def _resolve(folder: Path) -> Attempt:
     bound = bind(link["stage"], params)
     workspace = chain / "workspace"
     hashes = HashCache(chain / "hashes.json")
-    spec = make_spec(workspace, bound, hashes, Path(launch["code"]))
+    code = code_version(Path(launch["code"]), bound.stage.module, repository.home)
+    spec = make_spec(workspace, bound, hashes, code)
     hashes.save()
     entry = Ledger(repository.jobs).find_or_create(spec, link["info"])
     if bound.stage.wants_graph:
@@ -160,5 +161,5 @@ def wait_for_link(repository: Repository, address: str, console: Console) -> Non
 def _is_what_is_wanted(repository: Repository, link: Link) -> bool:
     """Whether the link's params and code of the stage are those of the workspace."""
     ours = bind(link.stage, load_params(repository.root))
-    code = code_version(repository.root, ours.stage.module)
+    code = code_version(repository.root, ours.stage.module, repository.home)
     return link.computes() == (ours.config.values(ours.key), code)

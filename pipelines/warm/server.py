@@ -189,7 +189,7 @@ def preload(kind: Kind) -> None:
     if kind is Kind.CONTROL:
         names = list(_OF_CONTROL)
         for stage in STAGES.values():
-            code_version(HERE, stage.module)  # what each file imports is remembered
+            code_version(HERE, stage.module)  # what each file holds is remembered
     else:
         from stages.engines.processes import determinism
 

@@ -72,7 +72,7 @@ def light_root(fresh_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     with copy_to_torment(fresh_root, folder / "clone") as clone:
         clone.without_tracking()
         for name in ("prepare", "sft"):
-            (clone.root / f"stages/{name}.py").write_text(LIGHT_STAGE)
+            clone.write_code(f"stages/{name}.py", LIGHT_STAGE)
         clone.commit("light")
         clone.run("lockstep", "run", "prepare")
         shutil.copytree(clone.root, folder / "peaceful", symlinks=True)

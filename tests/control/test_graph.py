@@ -16,9 +16,10 @@ from pipelines.base.errors import LockstepError
 from pipelines.config.params import load_params
 from pipelines.dvc_repo.graph import read_graph
 from pipelines.dvc_repo.plan import make_plan
-from pipelines.identity.code import code_files
+from pipelines.identity import code, syntax
+from pipelines.identity.code import CODE_COMMAND, CODE_STAGE, map_path
 from stages.contracts.base import Over
-from stages.contracts.catalog import BoundStage, bind_all
+from stages.contracts.catalog import STAGES, BoundStage, bind_all
 from stages.contracts.params import Params
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def paths(items: Any) -> set[str]:
 
 
 def test_the_graph_has_exactly_the_declared_stages(dvc_stages: dict[str, Any]) -> None:
-    assert set(dvc_stages) == {bound.address for bound in bind_all(Params())}
+    assert set(dvc_stages) == {CODE_STAGE, *(bound.address for bound in bind_all(Params()))}
 
 
 @pytest.mark.parametrize("bound", bind_all(Params()), ids=lambda bound: bound.address)
@@ -43,7 +44,7 @@ def test_stage_matches_its_contract(bound: BoundStage, dvc_stages: dict[str, Any
     files = [dep for dep in stage.deps if type(dep).__name__ != "ParamsDependency"]
     params = [key for dep in stage.params for key in dep.params]
     assert stage.cmd == f"python -m pipelines stage {bound.address}"
-    assert paths(files) == {*bound.inputs.values(), *code_files(ROOT, bound.stage.module)}
+    assert paths(files) == {*bound.inputs.values(), map_path(bound.stage.module)}
     assert sorted(params) == sorted(bound.config.param_keys())
     assert paths(out for out in stage.outs if not out.metric) == set(bound.outs.values())
     # DVC restores no stage that has another output outside its cache.
@@ -51,22 +52,33 @@ def test_stage_matches_its_contract(bound: BoundStage, dvc_stages: dict[str, Any
     assert all(out.use_cache != bool(out.metric) for out in stage.outs)
 
 
+def test_the_code_of_every_stage_is_written_by_one_quick_stage(dvc_stages: dict[str, Any]) -> None:
+    stage = dvc_stages[CODE_STAGE]
+    assert stage.cmd == CODE_COMMAND
+    assert paths(stage.outs) == {map_path(stage.module) for stage in STAGES.values()}
+    assert not any(out.use_cache for out in stage.outs), "they are in git"
+    # What decides on digests decides on the maps.
+    rules = {Path(it.__file__).relative_to(ROOT).as_posix() for it in (code, syntax)}
+    assert paths(stage.deps) == {"stages", *rules}
+    assert not stage.always_changed
+
+
 def test_sft_and_reward_model_do_not_wait_for_one_another() -> None:
     graph = read_graph(ROOT)
-    assert graph["sft"].upstream == ("prepare",)
-    assert graph["reward_model"].upstream == ("prepare",)
+    assert graph["sft"].upstream == ("code", "prepare")
+    assert graph["reward_model"].upstream == ("code", "prepare")
 
 
 def test_stages_have_the_same_names_in_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     here = read_graph(ROOT)
     monkeypatch.chdir(ROOT / "docs")
     assert read_graph(ROOT) == here
-    assert [stage.address for stage in make_plan(ROOT, ["sft"])] == ["prepare", "sft"]
+    assert [stage.address for stage in make_plan(ROOT, ["sft"])] == ["code", "prepare", "sft"]
 
 
 def test_each_iteration_follows_its_parent() -> None:
     graph = read_graph(ROOT)
-    assert set(graph["rollout@iter_002"].upstream) == {"policy_update@iter_001", "prepare"}
+    assert set(graph["rollout@iter_002"].upstream) == {"code", "policy_update@iter_001", "prepare"}
     assert "rollout@iter_002" in graph["score@iter_002"].upstream
     assert {"rollout@iter_002", "score@iter_002"} <= set(graph["policy_update@iter_002"].upstream)
     assert "policy_update@iter_002" in graph["evaluate@iter_002"].upstream
@@ -85,27 +97,6 @@ def test_no_job_of_the_loop_needs_more_than_two_models() -> None:
         if bound.stage.over is Over.ITERATIONS and bound.stage.name != "evaluate":
             weights = [name for name in bound.inputs if name in ("policy", "reference", "reward")]
             assert len(weights) <= 2, bound.address
-
-
-def test_sft_does_not_depend_on_the_code_of_the_loop() -> None:
-    files = code_files(ROOT, "stages.sft")
-    assert "stages/sft.py" in files
-    assert not [file for file in files if "policy_update" in file or "generation" in file]
-
-
-def test_code_files_follow_imports_in_every_form(tmp_path: Path) -> None:
-    (tmp_path / "stages" / "inner").mkdir(parents=True)
-    write = {
-        "stages/a.py": "import stages.b\nfrom stages import c\n",
-        "stages/b.py": "from stages.inner.d import thing\n",
-        "stages/c.py": "def f():\n    from stages import e\n",
-        "stages/inner/d.py": "import json\n",
-        "stages/e.py": "",
-        "stages/unused.py": "",
-    }
-    for name, text in write.items():
-        (tmp_path / name).write_text(text)
-    assert code_files(tmp_path, "stages.a") == sorted(set(write) - {"stages/unused.py"})
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pipelines.base import atomic
 from pipelines.base.errors import LockstepError
 from pipelines.base.locks import hold_lock, is_locked
 from pipelines.base.processes import start_of
+from pipelines.identity.code import code_version
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import Artifact, Spec, make_spec
 from pipelines.ledger.entry import Entry, Ledger, State
@@ -84,17 +85,24 @@ def test_a_spec_follows_the_stages_code_and_inputs(tmp_path: Path) -> None:
     for path in bound.inputs.values():
         (tmp_path / path).mkdir(parents=True)
     (tmp_path / "artifacts/base/config.json").write_text("{}")
-    before = make_spec(tmp_path, bound, HashCache()).fingerprint
-    assert make_spec(tmp_path, bound, HashCache()).fingerprint == before
+
+    def fingerprint() -> str:
+        code = code_version(tmp_path, bound.stage.module)
+        return make_spec(tmp_path, bound, HashCache(), code).fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
     unrelated = tmp_path / "stages/evaluate.py"
-    unrelated.write_text(unrelated.read_text() + "\n")
-    assert make_spec(tmp_path, bound, HashCache()).fingerprint == before
+    unrelated.write_text(unrelated.read_text() + "\nMORE = 1\n")
+    assert fingerprint() == before
     code = tmp_path / "stages/engines/training/loop.py"
-    code.write_text(code.read_text() + "\n")
-    changed = make_spec(tmp_path, bound, HashCache()).fingerprint
+    code.write_text(code.read_text() + "\n# A comment.\n")
+    assert fingerprint() == before
+    code.write_text(code.read_text() + "\nMORE = 1\n")
+    changed = fingerprint()
     assert changed != before
     (tmp_path / "artifacts/base/config.json").write_text("{ }")
-    assert make_spec(tmp_path, bound, HashCache()).fingerprint not in (before, changed)
+    assert fingerprint() not in (before, changed)
 
 
 def test_an_unfinished_entry_is_found_again(ledger: Ledger) -> None:

@@ -89,7 +89,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
     Repo.init(str(root)).close()
     (root / "data").mkdir()
-    (root / ".dvcignore").write_text("# not data\n__pycache__\n")
+    (root / ".dvcignore").write_text("# not data\n__pycache__\n*.pyc\n")
     for name, text in {
         "data/a": "a",
         "data/b": "b",
@@ -167,7 +167,9 @@ def lose_object(path: str) -> Callable[[Path], None]:
 
 
 CHANGES = {
-    "nothing that counts": both(write("data/a", "a"), write("data/__pycache__/x.pyc", "x")),
+    "nothing that counts": both(
+        write("data/a", "a"), write("data/__pycache__/x.py", "x"), write("data/x.pyc", "x")
+    ),
     "params": both(
         edit("params.yaml", "size: 0.5", "size: 0.6"), edit("params.yaml", "seed: 1", "seed: true")
     ),
@@ -286,7 +288,7 @@ UNUSUAL = {
     "frozen": edit("dvc.yaml", "  keeps:", "  keeps:\n    frozen: true"),
     "a folder of its own": edit("dvc.yaml", "  keeps:", "  keeps:\n    wdir: ."),
     "a file of dvc add": write("data/a.dvc", "outs:\n- path: a\n"),
-    "more than names": write(".dvcignore", "*.pyc\n"),
+    "more than names": write(".dvcignore", "/data/*.pyc\n"),
     "a file of params": both(
         edit("dvc.yaml", "[steps]", "[steps, {more.yaml: [key]}]"), write("more.yaml", "key: 1")
     ),

@@ -17,12 +17,12 @@ from pipelines.base import atomic
 from pipelines.base.locks import hold_lock
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
-from pipelines.dvc_repo.graph import read_graph
+from pipelines.identity.code import code_version
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import make_spec
 from pipelines.ledger.entry import Entry, Ledger
 from pipelines.runs.status import StageStatus, render, stage_statuses
-from stages.contracts.catalog import bind
+from stages.contracts.catalog import bind, bind_all
 from tests.conftest import TINY, Clone, copy_tree
 
 METRICS = {
@@ -36,8 +36,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clone = copy_tree(tmp_path_factory.mktemp("status") / "done")
     clone.set_params(**TINY)
     pretend_to_run(clone.root, METRICS)
-    for address in read_graph(clone.root):
-        publish(job(clone.root, address))
+    for bound in bind_all(load_params(clone.root)):
+        publish(job(clone.root, bound.address))
     return clone.root
 
 
@@ -48,7 +48,8 @@ def clone(done: Path, tmp_path: Path) -> Clone:
 
 def job(root: Path, address: str) -> Entry:
     """A job that computes the stage as it is now."""
-    spec = make_spec(root, bind(address, load_params(root)), HashCache())
+    bound = bind(address, load_params(root))
+    spec = make_spec(root, bound, HashCache(), code_version(root, bound.stage.module))
     entry = Ledger(Repository(root).jobs).find_or_create(spec, {})
     entry.new_attempt({"executor": "local", "time": time.time(), "resources": {}})
     return entry
@@ -128,7 +129,7 @@ def test_a_job_counts_for_what_it_computes(clone: Clone) -> None:
     end(entry, "failed")
     failed = statuses(clone)["policy_update@iter_001"]
     assert (failed.state, failed.error) == ("failed", "what went wrong")
-    (clone.root / "stages/policy_update.py").open("a").write("# mended\n")
+    (clone.root / "stages/policy_update.py").open("a").write("FIXED = True\n")
     assert states(clone)["policy_update@iter_001"] == "stale"
 
 
@@ -150,7 +151,9 @@ def test_a_job_of_inputs_that_are_not_there_yet_counts_while_it_lives(clone: Clo
     """As in a chain, whose jobs make their own inputs: DVC records them at the end."""
     clone.set_params(rollout__temperature=0.7)
     rollout = job(clone.root, "rollout@iter_001")
-    spec = make_spec(clone.root, bind("score@iter_001", load_params(clone.root)), HashCache())
+    bound = bind("score@iter_001", load_params(clone.root))
+    code = code_version(clone.root, bound.stage.module)
+    spec = make_spec(clone.root, bound, HashCache(), code)
     score = Ledger(Repository(clone.root).jobs).find_or_create(spec, {})
     score.new_attempt({"executor": "local", "time": time.time(), "resources": {}})
     with alive(rollout), alive(score):

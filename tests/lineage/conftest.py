@@ -75,7 +75,7 @@ def make_history(root: Path) -> Clone:
     score = clone.root / "stages" / "score.py"
     score.write_text(score.read_text().replace(_LINE, f"{_LINE}    rewards = rewards + 1\n"))
     clone.commit("kinder scores")
-    clone.run("dvc", "repro", "--single-item", "score@iter_002")
+    clone.run("dvc", "repro", "--single-item", "code", "score@iter_002")
     clone.run("lockstep", "sync")
     clone.commit("results of kinder scores")
     clone.run("git", "tag", "kinder")

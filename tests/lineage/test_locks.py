@@ -18,7 +18,7 @@ stages:
       md5: 6ffbaaad7b4ac6e1afabed19a80b2560.dir
       size: 0
       nfiles: 1
-    - path: stages/prepare.py
+    - path: code/prepare.json
       hash: md5
       md5: '00000000000000000000000000000012'
       size: 5
@@ -51,7 +51,7 @@ def test_the_fast_way_and_the_parser_agree() -> None:
         "seed": 17,
     }
     assert records["prepare"]["inputs"] == {"data": "6ffbaaad7b4ac6e1afabed19a80b2560.dir"}
-    assert records["prepare"]["code"] == {"stages/prepare.py": "00000000000000000000000000000012"}
+    assert records["prepare"]["code"] == {"code/prepare.json": "00000000000000000000000000000012"}
     text = io.StringIO()
     yaml = YAML()
     yaml.indent(mapping=4, sequence=6, offset=3)  # a form that the fast way does not know

@@ -77,7 +77,7 @@ def test_results_that_were_never_committed_are_known_by_the_ledger(
     assert answer["target"]["found_in"] == "ledger"
     score = stage_of(answer, "score@iter_002")
     assert score["recorded_in"] == []
-    assert "stages/score.py" in score["code"]["files"]  # from the copy of the code that it ran
+    assert "stages/score.py" in score["code"]["files"]  # from the copy of its map
     compared = ask_copy("diff", "scores@iter_002", new, "--json").json
     assert [root["key"] for root in compared["root_causes"]] == ["stages/score.py"]
 

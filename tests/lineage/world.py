@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.base.repository import Repository
+from pipelines.identity.code import version_of
 from pipelines.identity.hashing import HashCache
 from pipelines.lineage.content import Content
 from pipelines.lineage.evidence import Artifact, Evidence
@@ -31,6 +32,7 @@ def making(
     environment: Mapping[str, Any] | None = HERE,
     earlier: tuple[Mapping[str, Any], ...] = (),
 ) -> Making:
+    code = code or {"stages/x.py": "1"}
     job = Job(
         "entry",
         "published",
@@ -43,7 +45,8 @@ def making(
         stage=stage,
         params=params or {"seed": 17},
         inputs=inputs,
-        code=code or {"stages/x.py": "1"},
+        code=code,
+        code_version=version_of(code),
         outs=outs,
         jobs=(job,) if environment is not None else (),
         in_workspace=True,

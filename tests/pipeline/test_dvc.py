@@ -185,8 +185,8 @@ def test_adding_an_iteration_runs_only_that_one_and_removing_it_restores(finishe
 
 def test_a_code_change_reruns_the_stages_that_import_it(finished: Any) -> None:
     path = finished.root / "stages/evaluate.py"
-    path.write_text(path.read_text() + "\n")
-    assert stale(finished) == {"evaluate_sft", "evaluate@iter_001", "report"}
+    path.write_text(path.read_text() + "\nMORE = 1\n")
+    assert stale(finished) == {"code", "evaluate_sft", "evaluate@iter_001", "report"}
 
 
 def test_a_profile_is_not_identity(finished: Any) -> None:

@@ -28,7 +28,7 @@ def _only_jobs(finished: Any) -> None:
 @pytest.fixture
 def counting(finished: Any) -> Any:
     """The finished clone with an SFT stage that counts: it has nothing to import, and sleeps."""
-    (finished.root / "stages/sft.py").write_text(COUNTING_STAGE)
+    finished.write_code("stages/sft.py", COUNTING_STAGE)
     return finished
 
 

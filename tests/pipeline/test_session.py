@@ -77,9 +77,9 @@ def counting_root(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Pat
     clone = clones.copy_tree(tmp_path_factory.mktemp("counting") / "clone")
     clone.without_tracking()
     clone.set_params(sft__epochs=SHORT, reward_model__epochs=SHORT)
-    (clone.root / "stages/prepare.py").write_text(EMPTY_STAGE)
+    clone.write_code("stages/prepare.py", EMPTY_STAGE)
     for name in STAGES.split(","):
-        (clone.root / f"stages/{name}.py").write_text(COUNTING_STAGE)
+        clone.write_code(f"stages/{name}.py", COUNTING_STAGE)
     clone.run("dvc", "repro", "--single-item", "prepare")
     clone.commit("prepared")
     root: Path = clone.root
@@ -165,14 +165,14 @@ def test_a_stage_that_was_left_out_goes_its_usual_way(counting: Any) -> None:
 
 
 def test_stages_find_a_clean_process_and_a_failed_one_takes_nobody_along(counting: Any) -> None:
-    path = counting.root / "stages/sft.py"
-    path.write_text(COUNTING_STAGE.replace("FAILS_AT = False, -1", "FAILS_AT = False, 1"))
+    failing = COUNTING_STAGE.replace("FAILS_AT = False, -1", "FAILS_AT = False, 1")
+    counting.write_code("stages/sft.py", failing)
     failed = counting.run("dvc", "repro", "--single-item", "sft", check=False)
     assert "failed: RuntimeError: it went wrong" in failed.stdout
     assert "raise RuntimeError" in log_of(attempts(counting)[-1])
     pid = pid_of(counting)
     counting.run("dvc", "repro", "--single-item", "reward_model")
-    path.write_text(COUNTING_STAGE)
+    counting.write_code("stages/sft.py", COUNTING_STAGE)
     counting.run("dvc", "repro", "--single-item", "sft")
     assert (done_by(counting), done_by(counting, "reward_model")) == ("3 steps", "3 steps")
     assert executors(counting) == executors(counting, "reward_model") == ["session"]
@@ -185,8 +185,8 @@ def test_stages_find_a_clean_process_and_a_failed_one_takes_nobody_along(countin
 def test_a_stage_runs_with_the_code_it_was_posted_with(counting: Any) -> None:
     counting.run("dvc", "repro", "--single-item", "sft")
     pid = pid_of(counting)
-    path = counting.root / "stages/sft.py"
-    path.write_text(COUNTING_STAGE.replace("{steps} steps", "{steps} new steps"))
+    new = COUNTING_STAGE.replace("{steps} steps", "{steps} new steps")
+    counting.write_code("stages/sft.py", new)
     counting.run("dvc", "repro", "--single-item", "sft")
     assert done_by(counting) == "3 new steps"
     assert executors(counting) == ["session"]
@@ -262,10 +262,8 @@ def test_cancelling_a_stage_leaves_the_session_to_the_next(counting: Any) -> Non
 
 
 def test_a_stage_that_does_not_stop_takes_the_session_with_it(counting: Any) -> None:
-    path = counting.root / "stages/sft.py"
-    path.write_text(
-        COUNTING_STAGE.replace("HEEDLESS, FAILS_AT = False", "HEEDLESS, FAILS_AT = True")
-    )
+    heedless = COUNTING_STAGE.replace("HEEDLESS, FAILS_AT = False", "HEEDLESS, FAILS_AT = True")
+    counting.write_code("stages/sft.py", heedless)
     driver, attempt = at_work(counting)
     attempt.mark_cancelled()
     assert SessionExecutor(Repository(counting.root), stop_s=1.0).cancel(attempt)

@@ -79,9 +79,9 @@ def test_secrets_of_the_environment_reach_nothing(finished: Any) -> None:
         "\nraise OSError(os.environ['SOME_PASSWORD'])\n"
     )
     whole = path.read_text()
-    path.write_text(whole + leak)
+    finished.write_code("stages/report.py", whole + leak)
     failure(finished, "dvc", "repro", "--single-item", "report", **secrets)
-    path.write_text(whole)
+    finished.write_code("stages/report.py", whole)
     finished.run("dvc", "repro", "--force", "--single-item", "report", **secrets)
     finished.run("lockstep", "sync", **secrets)
     logs = finished.run("lockstep", "logs", "report").stdout

@@ -88,8 +88,8 @@ def test_what_a_server_imports_starts_no_thread_and_touches_no_gpu_and_each_chil
 def test_code_that_changes_is_run_by_the_next_stage(finished: Any) -> None:
     finished.without_tracking()
     finished.run("dvc", "repro", "--single-item", "--force", "sft")
-    source = finished.root / "stages/sft.py"
-    source.write_text(source.read_text() + '\nprint("the new code")\n')
+    source = (finished.root / "stages/sft.py").read_text()
+    finished.write_code("stages/sft.py", source + '\nprint("the new code")\n')
     finished.run("dvc", "repro", "--single-item", "sft")
     newest = max(
         finished.root.glob(".lockstep/jobs/sft/*/attempts/*/job_0_log.out"),

@@ -221,7 +221,7 @@ class SlurmClone(clones.Clone):
         code = path.read_text()
         head = re.search(r"^def run\(.*?\)(?: -> [^\n]*)?:\n", code, re.DOTALL | re.MULTILINE)
         assert head, path
-        path.write_text(code[: head.end()] + lines + code[head.end() :])
+        self.write_code(f"stages/{stage}.py", code[: head.end()] + lines + code[head.end() :])
 
     def hold(self) -> None:
         """Let an SFT stage that counts wait before its last step."""
@@ -374,7 +374,7 @@ def slurm_clone(prepared_root: Path, tmp_path: Path, cluster: Any) -> Iterator[S
 def count(clone: Any, epochs: int) -> None:
     """Let SFT count instead of training, because its libraries take ten seconds to import."""
     clone.set_params(sft__epochs=epochs)
-    (clone.root / "stages/sft.py").write_text(COUNTING_STAGE)
+    clone.write_code("stages/sft.py", COUNTING_STAGE)
     clone.commit("counts")
 
 

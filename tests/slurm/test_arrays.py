@@ -49,19 +49,19 @@ def opened(ctx, folder, engine, precision, slots, longest):
 '''
 
 
-def answer_by_hash(root: Path) -> None:
+def answer_by_hash(clone: Any) -> None:
     """Let rollouts be those of no model, whose libraries take ten seconds to import.
 
     All else is the stage's own: how shards share, keep, resume and merge.
     """
-    (root / "stages/engines/generation/generators.py").write_text(ANSWER_BY_HASH)
+    clone.write_code("stages/engines/generation/generators.py", ANSWER_BY_HASH)
 
 
 @pytest.fixture(scope="module")
 def by_one_process(pipeline_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What dvc.lock says of rollouts without a model that one process made, without Slurm."""
     clone = _conftest().copy_at_home(pipeline_root, tmp_path_factory.mktemp("one"))
-    answer_by_hash(clone.root)
+    answer_by_hash(clone)
     clone.run("dvc", "repro", "--single-item", ROLLOUT)
     return outs(clone.root, ROLLOUT)
 
@@ -72,7 +72,7 @@ def trained(slurm_clone: Any, pipeline_root: Path) -> Any:
     shutil.rmtree(slurm_clone.root)
     ledger = shutil.ignore_patterns(".lockstep")
     shutil.copytree(pipeline_root, slurm_clone.root, symlinks=True, ignore=ledger)
-    answer_by_hash(slurm_clone.root)
+    answer_by_hash(slurm_clone)
     return slurm_clone
 
 

@@ -143,7 +143,7 @@ def test_a_closed_terminal_leaves_the_job_running(long_sft: Any) -> None:
 
 def test_detach_submits_and_returns(medium_sft: Any) -> None:
     digests = sys.modules["tests.slurm.conftest"].DIGESTING_STAGE
-    (medium_sft.root / "stages/reward_model.py").write_text(digests)
+    medium_sft.write_code("stages/reward_model.py", digests)
     hold = str(medium_sft.root / "hold")
     wait = f"    import os, time\n    while os.path.exists({hold!r}):\n        time.sleep(0.1)\n"
     medium_sft.begin_with("reward_model", wait)

@@ -21,7 +21,7 @@ def test_a_chain_runs_by_itself_and_records_the_same_bytes(slurm_clone: Any) -> 
     """With stages that digest what they are given: one wrong input makes other bytes."""
     conftest = sys.modules["tests.slurm.conftest"]
     for stage in conftest.STAGES:
-        (slurm_clone.root / f"stages/{stage}.py").write_text(conftest.DIGESTING_STAGE)
+        slurm_clone.write_code(f"stages/{stage}.py", conftest.DIGESTING_STAGE)
     slurm_clone.commit("digests")
     at_home = conftest.copy_at_home(slurm_clone.root, slurm_clone.root.parent / "home")
     at_home.run("lockstep", "run")

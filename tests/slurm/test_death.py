@@ -116,8 +116,8 @@ def test_a_held_job_says_how_to_release_it(long_sft: Any) -> None:
 def test_a_time_limit_that_kills_is_named(long_sft: Any) -> None:
     """A stage that does not heed the warning is killed at the limit, which is shortened here."""
     long_sft.set_profile(requeues=0)
-    code = long_sft.root / "stages/sft.py"
-    code.write_text(code.read_text().replace("if ctx.should_stop():", "if False:"))
+    code = (long_sft.root / "stages/sft.py").read_text()
+    long_sft.write_code("stages/sft.py", code.replace("if ctx.should_stop():", "if False:"))
     driver = start(long_sft)
     row = long_sft.training()
     long_sft.cluster.run("scontrol", "update", f"JobId={row['job']}", "EndTime=now+30")

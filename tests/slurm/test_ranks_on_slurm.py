@@ -73,7 +73,7 @@ def counting(slurm_clone: Any) -> Any:
     """On two nodes, with an SFT stage that counts for long enough to be caught at it."""
     slurm_clone.set_profile(**RANKS | {"collective_seconds": 8})
     slurm_clone.set_params(sft__epochs=20_000)
-    (slurm_clone.root / "stages/sft.py").write_text(COUNT_TOGETHER)
+    slurm_clone.write_code("stages/sft.py", COUNT_TOGETHER)
     slurm_clone.commit("counts")
     return slurm_clone
 

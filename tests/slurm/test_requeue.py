@@ -68,9 +68,9 @@ def test_preemption_with_cancel(medium_sft: Any, undisturbed_lock: str) -> None:
 def test_preemption_of_a_worker_that_does_not_listen(long_sft: Any) -> None:
     """It is killed at the end of its grace, and a new job goes on from the last checkpoint."""
     long_sft.set_profile(partition="spot-cancel")
-    code = long_sft.root / "stages/sft.py"
+    code = (long_sft.root / "stages/sft.py").read_text()
     deaf = "        save(step)\n        if False:\n"
-    code.write_text(code.read_text().replace("        if ctx.should_stop():\n", deaf))
+    long_sft.write_code("stages/sft.py", code.replace("        if ctx.should_stop():\n", deaf))
     driver = start(long_sft)
     row = long_sft.training()
     preempt(long_sft, row["nodes"])
@@ -120,16 +120,15 @@ def test_a_time_limit_is_survived_by_going_on(long_sft: Any) -> None:
 
 def test_the_warning_reaches_the_worker_and_not_its_helpers(long_sft: Any) -> None:
     """A helper process that a stage has started must live to help it save."""
-    code = long_sft.root / "stages/sft.py"
     begin, end = "    params = config.sft\n", "            raise Stopped"
-    text = code.read_text()
+    text = (long_sft.root / "stages/sft.py").read_text()
     text = text.replace(
         begin,
         f"{begin}    import subprocess\n    helper = subprocess.Popen(['sleep', '300'])\n",
     )
     note = f"open('{long_sft.root}/helper', 'a').write(f'{{helper.poll()}} ')"
     text = text.replace(end, f"            time.sleep(1)\n            {note}\n{end}")
-    code.write_text(text)
+    long_sft.write_code("stages/sft.py", text)
     driver = start(long_sft)
     row = long_sft.training()
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])

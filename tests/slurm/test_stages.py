@@ -99,11 +99,11 @@ def test_a_failing_set_up_line_fails_the_job_and_is_shown(slurm_clone: Any) -> N
 def test_secrets_of_the_control_plane_do_not_travel_and_others_are_in_no_log(
     quick_sft: Any,
 ) -> None:
-    leak, code = quick_sft.root / "leak", quick_sft.root / "stages/sft.py"
+    leak, code = quick_sft.root / "leak", (quick_sft.root / "stages/sft.py").read_text()
     begin = "def run(config, inputs, out, ctx):\n"
     told = begin + "    os.system('echo mine is $MY_API_KEY')\n"
-    assert begin in code.read_text()
-    code.write_text(code.read_text().replace(begin, told))
+    assert begin in code
+    quick_sft.write_code("stages/sft.py", code.replace(begin, told))
     quick_sft.set_profile(setup=[f"env > {leak}"])
     quick_sft.run(
         "dvc",
