@@ -60,11 +60,11 @@ def save_checkpoint(scratch: Path, checkpoint: Checkpoint) -> None:
             VALUES: _write_synced(aside / VALUES, [values]),
         }
         _write_synced(aside / MANIFEST, [json.dumps(hashes).encode()])
-        _sync_folder(aside)
+        sync_path(aside)
         if final.exists():
             shutil.rmtree(final)
         aside.rename(final)
-        _sync_folder(scratch)
+        sync_path(scratch)
     except OSError:
         # On a full disk, half a checkpoint only takes room from what can still be written.
         shutil.rmtree(aside, ignore_errors=True)
@@ -97,7 +97,7 @@ def _read(folder: Path) -> Checkpoint | None:
     try:
         step = int(folder.name.rpartition("-")[2])
         hashes = json.loads((folder / MANIFEST).read_bytes())
-        if {name: _hash(folder / name) for name in (TENSORS, VALUES)} != hashes:
+        if {name: file_hash(folder / name) for name in (TENSORS, VALUES)} != hashes:
             return None
         values = json.loads((folder / VALUES).read_bytes())
         if not isinstance(values, dict):
@@ -139,7 +139,7 @@ def _write_synced(path: Path, blocks: Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-def _hash(path: Path) -> str:
+def file_hash(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -147,8 +147,9 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Bring a file, or a folder's list of files, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

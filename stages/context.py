@@ -74,7 +74,7 @@ class Context:
     """Number of ranks."""
     collective_seconds: float = 600.0
     """Timeout of a collective, in seconds."""
-    signs_of_life: Path | None = None
+    heartbeats: Path | None = None
     """Folder of this start of the job, where ranks write heartbeats and how far they are."""
     shard: int = 0
     """Number of this shard: shards share out a stage's units of work, each on its own."""

@@ -92,13 +92,13 @@ def run(
     judging = rewarding
     if judge.name != reward.name:
         judged = list(compress(responses, can_be_judged))
-        name = f"verdicts-on-{generated.policy_hash}"
+        name = f"correctness-of-{generated.policy_hash}"
         judging = rewards_from(judge, ctx, name, judged, config.precision)
     fill(ctx, referring, rewarding, *([judging] if judging is not rewarding else []))
     ref_logprobs, rewards = collect(ctx, referring), collect(ctx, rewarding)
-    verdicts = iter(collect(ctx, judging))
+    judgements = iter(collect(ctx, judging))
     correct = [
-        next(verdicts) >= config.evaluate.correct_at if judgeable else None
+        next(judgements) >= config.evaluate.correct_at if judgeable else None
         for judgeable in can_be_judged
     ]
 

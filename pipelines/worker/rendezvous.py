@@ -1,8 +1,8 @@
 """How the ranks of a job find each other, once each node has checked what it is about to read.
 
-In a folder of this very start of the job, each rank leaves signs of life from its beginning and a
+In a folder of this very start of the job, each rank sends heartbeats from its beginning and a
 mark when it is ready; then rank 0 says where to meet. Always true:
-- A rank is waited for as long as it gives signs of life: its inputs may be large, its disk slow.
+- A rank is waited for as long as it sends heartbeats: its inputs may be large, its disk slow.
 - A rank that is told to stop, or that fails, takes the others with it, whether or not they have
   been told: nobody waits for one that has left.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from pipelines.base import atomic
 from pipelines.ledger.task import Task
 from stages.context import Context, RankLost, Stopped
-from stages.engines.processes.signs_of_life import SignsOfLife
+from stages.engines.processes.heartbeats import Heartbeats
 
 POLL_S = 0.3
 _PLACE = "rendezvous.json"
@@ -29,37 +29,37 @@ def among_ranks(task: Task, context: Context) -> Iterator[Callable[[], None]]:
     if task.world == 1:
         yield lambda: None
         return
-    folder = context.signs_of_life
+    folder = context.heartbeats
     assert folder is not None
-    with on_the_way(task, folder, context.collective_seconds) as signs:
-        yield lambda: os.environ.update(meet(task, folder, signs, context.should_stop))
+    with on_the_way(task, folder, context.collective_seconds) as heartbeats:
+        yield lambda: os.environ.update(meet(task, folder, heartbeats, context.should_stop))
 
 
 @contextmanager
-def on_the_way(task: Task, folder: Path, patience_s: float) -> Iterator[SignsOfLife]:
-    """Around all that a rank does before it meets the others, with signs of life from the start."""
-    signs = SignsOfLife(folder, task.rank, task.world, patience_s)
-    signs.at = "the check of its inputs"
-    signs.begin()
+def on_the_way(task: Task, folder: Path, patience_s: float) -> Iterator[Heartbeats]:
+    """Around all that a rank does before it meets the others, with heartbeats from the start."""
+    heartbeats = Heartbeats(folder, task.rank, task.world, patience_s)
+    heartbeats.at = "the check of its inputs"
+    heartbeats.begin()
     try:
-        yield signs
+        yield heartbeats
     except Stopped as error:
         # The others may be past the point where they would look for their own word to stop.
-        signs.write_failure(f"rank {task.rank} was told to stop: {error}", stopped=True)
+        heartbeats.write_failure(f"rank {task.rank} was told to stop: {error}", stopped=True)
         raise
     except RankLost as error:
-        signs.write_failure(str(error))
+        heartbeats.write_failure(str(error))
         raise
     except BaseException as error:
         cause = str(error) or repr(error)
-        signs.write_failure(f"rank {task.rank} failed before the start: {cause}")
+        heartbeats.write_failure(f"rank {task.rank} failed before the start: {cause}")
         raise
     finally:
-        signs.end()
+        heartbeats.end()
 
 
 def meet(
-    task: Task, folder: Path, signs: SignsOfLife, should_stop: Callable[[], bool]
+    task: Task, folder: Path, heartbeats: Heartbeats, should_stop: Callable[[], bool]
 ) -> dict[str, str]:
     """Wait until all are ready; what torch.distributed reads of the environment.
 
@@ -73,13 +73,13 @@ def meet(
             ranks = range(1, task.world)
             return [rank for rank in ranks if not (folder / f"ready-{rank}").exists()]
 
-        _wait(signs, should_stop, not_ready)
+        _wait(heartbeats, should_stop, not_ready)
         name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         with socket.socket() as probe:
             probe.bind(("", 0))
             place = {"address": name, "port": probe.getsockname()[1]}
         atomic.write_json(folder / _PLACE, place)
-    _wait(signs, should_stop, lambda: [] if (folder / _PLACE).exists() else [0])
+    _wait(heartbeats, should_stop, lambda: [] if (folder / _PLACE).exists() else [0])
     place = atomic.load_json(folder / _PLACE)
     return {
         "RANK": str(task.rank),
@@ -92,12 +92,12 @@ def meet(
 
 
 def _wait(
-    signs: SignsOfLife, should_stop: Callable[[], bool], late: Callable[[], list[int]]
+    heartbeats: Heartbeats, should_stop: Callable[[], bool], late: Callable[[], list[int]]
 ) -> None:
     """Until nobody is late."""
-    watch = signs.watch()
+    watch = heartbeats.watch()
     while ranks := late():
-        if left := signs.left():
+        if left := heartbeats.left():
             raise (Stopped if left["stopped"] else RankLost)(str(left["error"]))
         if should_stop():
             raise Stopped("before the ranks met")

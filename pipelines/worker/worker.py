@@ -262,7 +262,7 @@ def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], task: Task) -
         rank=task.rank,
         world=task.world,
         collective_seconds=resources["collective_seconds"],
-        signs_of_life=signs if task.world > 1 else None,
+        heartbeats=signs if task.world > 1 else None,
         shard=task.shard,
         num_shards=task.num_shards,
         micro_tokens=resources["micro_tokens"],

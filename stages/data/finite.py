@@ -1,6 +1,7 @@
 """Checks for NaN and infinity: they stop a stage, and the error names row and token."""
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,3 +38,11 @@ def check_finite(what: str, name: str, values: float | Sequence[float], remedy: 
 
 def _advice(remedy: str) -> str:
     return f": {remedy}" if remedy else ""
+
+
+def is_finite(value: Any) -> bool:
+    """Whether it is a finite number, of any type; one that no float can hold is not."""
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:
+        return False

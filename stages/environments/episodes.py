@@ -7,8 +7,6 @@ sample's own, and an episode of one turn is the completion that it would be with
 """
 
 import json
-import math
-import numbers
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +15,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from stages.context import StageError
-from stages.data.finite import sample_name
+from stages.data.finite import is_finite, sample_name
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Completion, Generator, Request, Sampling
@@ -230,19 +228,12 @@ def _take_turn(
     episode.support += [[] for _ in observed if completion.support is not None]
 
 
-def _is_finite(reward: Any) -> bool:
-    try:
-        return isinstance(reward, numbers.Real) and math.isfinite(reward)
-    except OverflowError:
-        return False
-
-
 def _checked(arena: Arena, episode: _Episode, where: str, answer: Any) -> Observation:
     if not isinstance(answer, Observation):
         problem = f"it answered with {type(answer).__name__}, not with an Observation"
     elif not isinstance(answer.text, str):
         problem = f"the text of its answer is of type {type(answer.text).__name__}"
-    elif not _is_finite(answer.reward):
+    elif not is_finite(answer.reward):
         problem = f"its reward is {answer.reward!r}, not a finite number"
     else:
         return answer

@@ -79,7 +79,7 @@ def _header(story: Story, concerns: Sequence[Concern], *, has_tasks: bool) -> Ma
     return element(
         "header",
         element("div", element("p", "Lockstep", class_="brand"), nav, class_="top"),
-        element("h1", story.headline, ".", class_=story.verdict.value),
+        element("h1", story.headline, ".", class_=story.outcome.value),
         element("p", story.lead, class_="lead"),
         element("p", story.method, ".", class_="method"),
         element("ul", caveats, class_="caveats") if caveats else None,

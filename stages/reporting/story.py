@@ -22,7 +22,7 @@ EVEN = 0.5
 
 @dataclass(frozen=True)
 class Story:
-    verdict: PolicyOutcome
+    outcome: PolicyOutcome
     headline: str
     lead: str
     method: str
@@ -31,34 +31,34 @@ class Story:
 
 def tell(params: Params, family: Family, evidence: Evidence, pairs: list[BeforeAfter]) -> Story:
     """Draw the conclusions that the numbers allow."""
-    verdict = judge(pairs)
+    outcome = judge(pairs)
     first, last = evidence.evaluations[ROOT], evidence.evaluations[family.final]
     is_judged = "accuracy" in first and "accuracy" in last
     return Story(
-        verdict=verdict,
-        headline=_by_accuracy(verdict, first, last) if is_judged else _by_reward(verdict, pairs),
+        outcome=outcome,
+        headline=_by_accuracy(outcome, first, last) if is_judged else _by_reward(outcome, pairs),
         lead=_lead(family, pairs) if is_judged else _lead_by_reward(family, pairs),
         method=_method(params, family),
-        caveats=tuple(_caveats(family, evidence, verdict)),
+        caveats=tuple(_caveats(family, evidence, outcome)),
     )
 
 
-def _by_accuracy(verdict: PolicyOutcome, first: Metrics, last: Metrics) -> str:
+def _by_accuracy(outcome: PolicyOutcome, first: Metrics, last: Metrics) -> str:
     before, after = (write(metrics["accuracy"], Form.SHARE) for metrics in (first, last))
     return {
         PolicyOutcome.BETTER: f"It learned: accuracy rose from {before} to {after}",
         PolicyOutcome.WORSE: f"It got worse: accuracy fell from {before} to {after}",
         PolicyOutcome.UNCLEAR: f"No clear change: accuracy was {before} and is now {after}",
-    }[verdict]
+    }[outcome]
 
 
-def _by_reward(verdict: PolicyOutcome, pairs: list[BeforeAfter]) -> str:
+def _by_reward(outcome: PolicyOutcome, pairs: list[BeforeAfter]) -> str:
     rate = write(statistics.fmean(pair.won for pair in pairs), Form.SHARE)
     start = {
         PolicyOutcome.BETTER: "It learned",
         PolicyOutcome.WORSE: "It got worse",
         PolicyOutcome.UNCLEAR: "No clear change",
-    }[verdict]
+    }[outcome]
     return f"{start}: by reward it wins {rate} against the supervised policy"
 
 
@@ -116,9 +116,9 @@ def _reward_words(params: Params) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _caveats(family: Family, evidence: Evidence, verdict: PolicyOutcome) -> list[str]:
+def _caveats(family: Family, evidence: Evidence, outcome: PolicyOutcome) -> list[str]:
     caveats = []
-    if verdict is PolicyOutcome.UNCLEAR:
+    if outcome is PolicyOutcome.UNCLEAR:
         caveats.append(
             "Too few prompts changed sides to tell this difference from chance. More held-out "
             "prompts or more iterations would decide it."
@@ -136,7 +136,7 @@ def _caveats(family: Family, evidence: Evidence, verdict: PolicyOutcome) -> list
             f"{best} is more accurate ({share}) than {family.final}, which counts as final because "
             "it is the last that params.yaml names."
         )
-    fell = verdict is PolicyOutcome.WORSE and family.final in accuracy
+    fell = outcome is PolicyOutcome.WORSE and family.final in accuracy
     if last["reward_mean"] > first["reward_mean"] and fell:
         caveats.append(
             "Reward rose while accuracy fell: the policy has probably learned to please the reward "

@@ -90,7 +90,7 @@ def _by_rule(order: Mapping[str, Any]) -> Score:
     def score(rows: Sequence[Mapping[str, Any]]) -> list[float]:
         rewards = []
         for index, row in enumerate(rows):
-            # Of CPU time, so that a busy machine does not change a verdict. The signal ends the
+            # Of CPU time, so that a busy machine does not change a reward. The signal ends the
             # process wherever it is.
             signal.setitimer(signal.ITIMER_PROF, seconds)
             try:

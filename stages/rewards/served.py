@@ -5,7 +5,6 @@ each response. A server's rewards are what it says at the time: two scorings agr
 does.
 """
 
-import math
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 
 from stages.context import Context, StageError
 from stages.contracts.rewards import Http
+from stages.data.finite import is_finite
 from stages.rewards.given import Row, column_names, columns, names_of
 from stages.rewards.remote import NoAnswer, Server
 from stages.rewards.side_by_side import side_by_side
@@ -65,13 +65,6 @@ class HttpScorer:
             if isinstance(reward, bool) or not isinstance(reward, int | float):
                 shown = self._server.shown(repr(reward))
                 raise StageError(f"{begin} {shown}, not a number, for {names_of([row])}")
-            if not _is_finite(reward):
+            if not is_finite(reward):
                 raise StageError(f"{begin} {str(reward)[:SHOWN]} for {names_of([row])}")
         return [float(reward) for reward in rewards]
-
-
-def _is_finite(reward: float) -> bool:
-    try:
-        return math.isfinite(reward)
-    except OverflowError:
-        return False

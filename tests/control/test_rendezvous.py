@@ -11,7 +11,7 @@ import pytest
 from pipelines.ledger.task import Task
 from pipelines.worker.rendezvous import meet, on_the_way
 from stages.context import RankLost, Stopped
-from stages.engines.processes.signs_of_life import SignsOfLife
+from stages.engines.processes.heartbeats import Heartbeats
 from tests.waiting import FOR_EVER_S, must_not_wait
 
 """No test waits for so long, unless the ranks do."""
@@ -109,8 +109,8 @@ def test_an_error_on_the_way_is_that_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_gives_no_sign_of_life_is_named(tmp_path: Path) -> None:
-    lost = SignsOfLife(tmp_path, 2, 3, FOR_EVER_S)
+def test_a_rank_that_sends_no_heartbeat_is_named(tmp_path: Path) -> None:
+    lost = Heartbeats(tmp_path, 2, 3, FOR_EVER_S)
     lost.begin()
     lost.end()
     with ThreadPoolExecutor(2) as pool:

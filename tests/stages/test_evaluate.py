@@ -213,7 +213,7 @@ def test_what_is_right_may_be_a_reward_that_is_high_enough(run):
     assert metrics["accuracy"] == sum(row["reward"] >= -4.0 for row in greedy) / 16
     passes = {path.parent.name.split("-")[0] for path in ctx.parts}
     assert "rewards" in passes
-    assert "verdicts" not in passes, "the reward model is asked once"
+    assert "correctness" not in passes, "the reward model is asked once"
 
 
 def test_tasks_have_rows_and_the_largest_have_metrics(run):

@@ -143,7 +143,7 @@ def rank_fit(folder, rank, world, options):
         collective_seconds=options.get("patience", 60),
         checkpoint_seconds=options.get("checkpoint_seconds", 1000),
         micro_tokens=2,
-        signs_of_life=Path(options["signs"]),
+        heartbeats=Path(options["signs"]),
     )
     ctx.stop_after = mine.pop("stop_after", ctx.stop_after)
     if mine.pop("sees_no_scratch", False):
@@ -156,7 +156,7 @@ def rank_stage(folder, rank, world, options):
     from conftest import Runner
 
     runner, address = Runner(folder), options["address"]
-    ctx = runner.context(address, rank=rank, world=world, signs_of_life=Path(options["signs"]))
+    ctx = runner.context(address, rank=rank, world=world, heartbeats=Path(options["signs"]))
     metrics = runner.run(address, ctx)
     (folder / f"metrics-{rank}.json").write_text(json.dumps(metrics))
 
@@ -417,7 +417,7 @@ def test_a_rank_that_never_starts_is_named(tmp_path, absent):
     for status, said in ends.values():
         assert status == 1
         assert f"rank {absent} has not come to the start, where 2 ranks have waited" in said
-        assert "it has left no sign of life" in said
+        assert "it has sent no heartbeat" in said
 
 
 def test_the_error_of_one_rank_is_that_of_all(tmp_path):

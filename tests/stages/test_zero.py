@@ -132,7 +132,7 @@ def main(jobs, rank):
             "sharding": Sharding(job["sharding"]),
             "offload": Offload(job.get("offload", "none")),
         }
-        how |= {"rank": rank, "world": WORLD, "signs_of_life": signs, "micro_tokens": 24}
+        how |= {"rank": rank, "world": WORLD, "heartbeats": signs, "micro_tokens": 24}
         how["sequence_parallel"] = job.get("sequence_parallel", 1)
         how["checkpoint_activations"] = job.get("checkpoint_activations", False)
         try:

@@ -4,7 +4,7 @@ Always true:
 - Losses are divided by counts of the whole step, so gradients and metrics are sums over the ranks,
   and all ranks take the same optimizer step: their weights stay equal to the bit.
 - All stop at the same step, resume from what rank 0 found, and fail together.
-- A rank that dies or hangs is named by the others in bounded time (see signs_of_life.py).
+- A rank that dies or hangs is named by the others in bounded time (see heartbeats.py).
 
 The same number of ranks gives the same bytes again on the CPU. Another number adds the same
 gradients up in another order, which differs by rounding.
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stages.context import Context, RankLost, ShareDone, Stopped
-from stages.engines.processes.signs_of_life import SignsOfLife
+from stages.engines.processes.heartbeats import Heartbeats
 
 BUCKET_ELEMENTS = 25_000_000
 """Size of a gradient bucket, in numbers."""
@@ -38,10 +38,10 @@ def join(ctx: Context) -> Iterator["Ranks"]:
         yield alone
         alone.finish()
         return
-    assert ctx.signs_of_life is not None
-    signs = SignsOfLife(ctx.signs_of_life, ctx.rank, ctx.world, ctx.collective_seconds)
-    signs.begin()
-    ranks = Ranks(ctx.rank, ctx.world, ctx.device, signs, ctx.sequence_parallel)
+    assert ctx.heartbeats is not None
+    heartbeats = Heartbeats(ctx.heartbeats, ctx.rank, ctx.world, ctx.collective_seconds)
+    heartbeats.begin()
+    ranks = Ranks(ctx.rank, ctx.world, ctx.device, heartbeats, ctx.sequence_parallel)
     try:
         # Wherever in there a connection breaks: libraries have collectives of their own.
         with ranks.exchanging():
@@ -52,17 +52,17 @@ def join(ctx: Context) -> Iterator["Ranks"]:
     except Stopped:
         # Asked to stop on its own, between two loops: it says so where the others ask next.
         if dist.is_initialized():
-            ranks.agree_to_stop(True, signs.at)
+            ranks.agree_to_stop(True, heartbeats.at)
         raise
     except RankLost as error:
-        signs.write_failure(str(error))
+        heartbeats.write_failure(str(error))
         raise
     except BaseException as error:
         message = str(error) or repr(error)
-        signs.write_failure(f"rank {ctx.rank} failed at {signs.at}: {message}")
+        heartbeats.write_failure(f"rank {ctx.rank} failed at {heartbeats.at}: {message}")
         raise
     finally:
-        signs.end()
+        heartbeats.end()
     if ctx.rank:
         raise ShareDone(f"rank {ctx.rank} has trained; rank 0 writes")
 
@@ -75,12 +75,12 @@ class Ranks:
         rank: int = 0,
         world: int = 1,
         device: str = "cpu",
-        signs: SignsOfLife | None = None,
+        heartbeats: Heartbeats | None = None,
         num_sharing: int = 1,
     ) -> None:
         self.rank, self.world = rank, world
         self._device = torch.device(device)
-        self._signs = signs
+        self._heartbeats = heartbeats
         self._at_end: list[Callable[[], None]] = []
         self.num_sharing = num_sharing
         """Neighbours that share rows, each a part of their tokens (forward/ulysses.py)."""
@@ -109,8 +109,8 @@ class Ranks:
         """Leave the group, once every rank has all that it needs from the others."""
         if self.world == 1:
             return
-        assert self._signs
-        with self._signs.waiting(), suppress(RuntimeError):
+        assert self._heartbeats
+        with self._heartbeats.waiting(), suppress(RuntimeError):
             self._reduce(torch.zeros(1, device=self._device), dist.ReduceOp.SUM)
         dist.destroy_process_group()
 
@@ -129,8 +129,8 @@ class Ranks:
         """Of each thing that a rank may ask for, whether any has before it came to `at`."""
         if self.world == 1:
             return asked
-        assert self._signs
-        self._signs.at = at
+        assert self._heartbeats
+        self._heartbeats.at = at
         flags = torch.tensor([int(one) for one in asked], device=self._device)
         with self._collective():
             return [bool(one) for one in self._reduce(flags, dist.ReduceOp.MAX)]
@@ -198,7 +198,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if self._signs and (lost := self._signs.find_lost()):
+            if self._heartbeats and (lost := self._heartbeats.find_lost()):
                 raise RankLost(lost) from error
             raise
 
@@ -210,15 +210,15 @@ class Ranks:
     @contextmanager
     def _collective(self) -> Iterator[None]:
         """Around each collective: waiting is watched, and a broken connection names its rank."""
-        assert self._signs
+        assert self._heartbeats
         if self._device.type == "cuda":
             # What this rank still computes is not time that it waits for others.
             torch.cuda.synchronize(self._device)
         try:
-            with self._signs.waiting():
+            with self._heartbeats.waiting():
                 yield
         except RuntimeError as error:
-            if lost := self._signs.find_lost():
+            if lost := self._heartbeats.find_lost():
                 raise RankLost(lost) from error
             raise
 

@@ -7,7 +7,6 @@ that begins with a checkpoint, so that what it leaves inside can be gone on from
 that could not be written counts as none, and is tried again when as much time has passed.
 """
 
-import hashlib
 import math
 import os
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.checkpoint import file_hash, sync_path
 from stages.context import Context
 from stages.data import schema
 from stages.data.artifacts import FILE_MODE, read_parquet, write_parquet
@@ -78,7 +78,7 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             aside = path.with_suffix(".tmp")
             write_parquet(aside, rows, SCHEMAS[kind])
-            digest = _hash(aside)
+            digest = file_hash(aside)
             os.replace(aside, path)
             return name, digest
 
@@ -114,7 +114,7 @@ class Journal:
         self._tried_at = time.monotonic()
 
     def publish(self, kind: str, num_steps: int, path: Path) -> None:
-        """The rows of all steps as one file, a row group a step."""
+        """The rows of all steps as one file, one row group per step."""
         self._settle(sync=False)
         whole = pa.schema([STEP, *SCHEMAS[kind]])
         with pq.ParquetWriter(path, whole, compression="zstd", store_schema=False) as writer:
@@ -133,7 +133,7 @@ class Journal:
         self._writing.clear()
         if sync:
             for name in self._unsynced:
-                _sync(self._rows / name)
+                sync_path(self._rows / name)
             self._unsynced.clear()
 
     def _is_saved(self) -> bool:
@@ -151,22 +151,10 @@ class Journal:
         if not isinstance(files, dict):
             return False
         return all(
-            (self._rows / name).is_file() and _hash(self._rows / name) == digest
+            (self._rows / name).is_file() and file_hash(self._rows / name) == digest
             for name, digest in files.items()
         )
 
 
 def _step(name: str) -> int:
     return int(Path(name).stem)
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 READY, PASSED, FAILED, BROKEN = "ready", "passed", "failed", "broken "
 """What the judge says, a line each: that it is there, then one for every case."""
-LONGEST_VERDICT = 1000
+LONGEST_RESULT = 1000
 _OFTEN_FORGOTTEN = {
     "collections": "Counter OrderedDict defaultdict deque namedtuple",
     "copy": "deepcopy",
@@ -86,7 +86,7 @@ def be_judge(setup: str, cases: list[str], taken: list[str]) -> None:
     answers, questions, out = take_streams()
 
     def say(line: str) -> None:
-        out.write(" ".join(line.splitlines())[:LONGEST_VERDICT].encode() + b"\n")
+        out.write(" ".join(line.splitlines())[:LONGEST_RESULT].encode() + b"\n")
 
     say(READY)
     sys.argv = ["judge"]
@@ -108,13 +108,13 @@ def be_judge(setup: str, cases: list[str], taken: list[str]) -> None:
             say(f"{BROKEN}what comes before them does not run: {error!r}")
             return
     for number, case in enumerate(cases):
-        verdict = _verdict(case, f"case {number}", space, link) if set_up else FAILED
-        say(verdict)
-        if verdict.startswith(BROKEN):
+        result = _result_of(case, f"case {number}", space, link) if set_up else FAILED
+        say(result)
+        if result.startswith(BROKEN):
             return
 
 
-def _verdict(case: str, name: str, space: Namespace, link: Link) -> str:
+def _result_of(case: str, name: str, space: Namespace, link: Link) -> str:
     space.looked = space.missed = False
     asked = link.asked
     failure: BaseException | None = None

@@ -64,7 +64,7 @@ def _judged(program: str, tests: CodeTests, limits: Limits, kind: IsolationKind)
             started(judging, limits, (answered, ask, results_to), kind) as its_judge,
         ):
             ends.close(asked, ask, answered, answer, results_to)
-            longest = judge.LONGEST_VERDICT * 4 + 16 * (1 + len(tests.cases))
+            longest = judge.LONGEST_RESULT * 4 + 16 * (1 + len(tests.cases))
             results, report = Stream(longest), Stream(1 << 16)
             listen({results_from: results, its_judge.report: report}, GRACE_S + limits.wall_s)
             read_report(report, results)

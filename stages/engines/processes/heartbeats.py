@@ -1,12 +1,12 @@
-"""Word that each rank leaves of how far it is, and what the others make of its silence.
+"""Heartbeats of ranks: how far each is, and what the others conclude from its silence.
 
 Once a second a thread of each rank writes `rank-R.json` into a folder of this start of the job. The
 same thread ends the process when a collective has kept it waiting for too long: whoever hangs in a
 backend's C++ can raise nothing. Always true:
 - Whoever gives up says which rank it waited for, in its log and in `failure-R.json`; those that
   give up later repeat that, so all name the same culprit.
-- A rank counts as silent if its sign does not change while this one looks on. Clocks of two hosts
-  are compared only to say in a message how long ago a sign was left.
+- A rank counts as silent if its heartbeat does not change while this one looks on. Clocks of two
+  hosts are compared only to say in a message how old a heartbeat is.
 - Time in which the job is suspended does not count as waiting.
 """
 
@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import Any
 
 BEAT_S = 1.0
-"""Between two signs of a rank."""
+"""Seconds between two heartbeats of a rank."""
 LOOK_S = 4.0
-"""How long a sign has to stay the same for its rank to count as silent."""
+"""How long a heartbeat has to stay the same for its rank to count as silent."""
 NAMED = 8
 """At most so many ranks are named in one message."""
 
-Signs = dict[int, Mapping[str, Any]]
+ByRank = dict[int, Mapping[str, Any]]
 
 
-class SignsOfLife:
-    """This rank's own signs, and its view of those of the others."""
+class Heartbeats:
+    """This rank's own heartbeats, and its view of those of the others."""
 
     def __init__(self, folder: Path, rank: int, world: int, patience_s: float) -> None:
         self.at = "the start"
@@ -44,11 +44,11 @@ class SignsOfLife:
         self._waiting = False
         self._beat = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="signs-of-life", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="heartbeats", daemon=True)
 
     def begin(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._leave_sign()
+        self._write_heartbeat()
         self._thread.start()
 
     def end(self) -> None:
@@ -86,33 +86,33 @@ class SignsOfLife:
         """For ranks that are waited for outside a collective."""
         return Watch(self, self._patience_s)
 
-    def sign_of(self, rank: int) -> Mapping[str, Any] | None:
+    def heartbeat_of(self, rank: int) -> Mapping[str, Any] | None:
         return _read(self._folder / f"rank-{rank}.json")
 
     def find_lost(self) -> str | None:
         """After a broken connection: the error of the rank that caused it, if one can be found."""
-        before = self._signs()
+        before = self._heartbeats()
         for _ in range(round(LOOK_S / BEAT_S)):
             if error := self.failure():
                 return error
             time.sleep(BEAT_S)
-        now = self._signs()
+        now = self._heartbeats()
         return self.failure() or _tell(
             [
-                f"{_name(rank, now)} was lost at {self.at}; {_last_sign(now[rank])}"
+                f"{_name(rank, now)} was lost at {self.at}; {_last_heartbeat(now[rank])}"
                 for rank in self._silent(before, now)
                 if rank in now
             ]
         )
 
     def _keep(self) -> None:
-        """Leave signs, and end the process if it waits in one collective for too long."""
+        """Write heartbeats; end the process if it waits in one collective for too long."""
         number, waited, last = 0, 0.0, time.monotonic()
-        before: Signs | None = None
+        before: ByRank | None = None
         while not self._ended.wait(BEAT_S):
             now = time.monotonic()
             passed, last = min(now - last, 2 * BEAT_S), now
-            self._leave_sign()
+            self._write_heartbeat()
             if not self._waiting or number != self._collectives:
                 number, waited, before = self._collectives, 0.0, None
                 continue
@@ -120,9 +120,9 @@ class SignsOfLife:
             if waited > LOOK_S and (error := self.failure()):
                 self._give_up(number, error)
             elif waited > self._patience_s and before is None:
-                before = self._signs()
+                before = self._heartbeats()
             elif before is not None and waited > self._patience_s + LOOK_S:
-                self._give_up(number, self._late(before, self._signs(), waited))
+                self._give_up(number, self._late(before, self._heartbeats(), waited))
 
     def _give_up(self, number: int, error: str) -> None:
         if self._waiting and number == self._collectives:
@@ -130,11 +130,11 @@ class SignsOfLife:
             print(f"error: {error}", file=sys.stderr, flush=True)
             os._exit(1)
 
-    def _late(self, before: Signs, now: Signs, waited: float) -> str:
+    def _late(self, before: ByRank, now: ByRank, waited: float) -> str:
         """Who is waited for: silent ranks, else those that live but have come least far."""
         mine = self._collectives
         silent = self._silent(before, now)
-        least = min((sign["collectives"] for sign in now.values()), default=mine)
+        least = min((heartbeat["collectives"] for heartbeat in now.values()), default=mine)
         behind = [r for r in now if now[r]["collectives"] == least < mine and r != self._rank]
         late = silent or behind
         num_waiting = self._world - len(late)
@@ -142,8 +142,7 @@ class SignsOfLife:
         where = f"{self.at}, where {ranks} waited for {waited:.0f} s"
         return _tell(
             [
-                f"{_name(rank, now)} has not come to {where}; "
-                + (_last_sign(now[rank]) if rank in now else "it has left no sign of life")
+                f"{_name(rank, now)} has not come to {where}; " + _last_heartbeat(now.get(rank))
                 for rank in late
             ]
         ) or (
@@ -151,24 +150,24 @@ class SignsOfLife:
             f"arrived in {waited:.0f} s: look at the network between their hosts"
         )
 
-    def _silent(self, before: Signs, now: Signs) -> list[int]:
-        """Ranks whose sign is missing or has not changed between two looks."""
+    def _silent(self, before: ByRank, now: ByRank) -> list[int]:
+        """Ranks whose heartbeat is missing or has not changed between two looks."""
 
-        def beat(signs: Signs, rank: int) -> int | None:
-            return signs[rank]["beat"] if rank in signs else None
+        def beat(heartbeats: ByRank, rank: int) -> int | None:
+            return heartbeats[rank]["beat"] if rank in heartbeats else None
 
         return [rank for rank in self._others() if beat(before, rank) == beat(now, rank)]
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self._world) if rank != self._rank]
 
-    def _signs(self) -> Signs:
-        signs = {r: _read(self._folder / f"rank-{r}.json") for r in range(self._world)}
-        return {rank: sign for rank, sign in signs.items() if sign}
+    def _heartbeats(self) -> ByRank:
+        heartbeats = {r: _read(self._folder / f"rank-{r}.json") for r in range(self._world)}
+        return {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat}
 
-    def _leave_sign(self) -> None:
+    def _write_heartbeat(self) -> None:
         self._beat += 1
-        sign = {
+        heartbeat = {
             "rank": self._rank,
             "host": self._host,
             "pid": os.getpid(),
@@ -177,7 +176,7 @@ class SignsOfLife:
             "at": self.at,
             "time": time.time(),
         }
-        self._write(f"rank-{self._rank}", sign)
+        self._write(f"rank-{self._rank}", heartbeat)
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         aside = self._folder / f".{name}.tmp"
@@ -190,11 +189,11 @@ class SignsOfLife:
 class Watch:
     """How long some ranks have been silent, by what one that waits for them has seen.
 
-    As long as they give signs of life they may take their time.
+    As long as they send heartbeats they may take their time.
     """
 
-    def __init__(self, signs: SignsOfLife, patience_s: float) -> None:
-        self._signs, self._patience_s = signs, patience_s
+    def __init__(self, heartbeats: Heartbeats, patience_s: float) -> None:
+        self._heartbeats, self._patience_s = heartbeats, patience_s
         self._last = time.monotonic()
         self._beats: dict[int, int | None] = {}
         self._silent_s: dict[int, float] = {}
@@ -203,17 +202,17 @@ class Watch:
         """To be called time and again; who of them has been silent for too long, if one has."""
         now = time.monotonic()
         passed, self._last = min(now - self._last, 2 * BEAT_S), now
-        signs = {rank: sign for rank in ranks if (sign := self._signs.sign_of(rank))}
+        heartbeats = {
+            rank: heartbeat for rank in ranks if (heartbeat := self._heartbeats.heartbeat_of(rank))
+        }
         lost = []
         for rank in ranks:
-            beat = signs[rank]["beat"] if rank in signs else None
+            beat = heartbeats[rank]["beat"] if rank in heartbeats else None
             silent = self._silent_s.get(rank, 0.0) + passed if beat == self._beats.get(rank) else 0
             self._beats[rank], self._silent_s[rank] = beat, silent
             if silent > self._patience_s:
-                last_sign = (
-                    _last_sign(signs[rank]) if rank in signs else "it has left no sign of life"
-                )
-                lost.append(f"{_name(rank, signs)} has not come to {where}; {last_sign}")
+                last = _last_heartbeat(heartbeats.get(rank))
+                lost.append(f"{_name(rank, heartbeats)} has not come to {where}; {last}")
         return _tell(lost)
 
 
@@ -225,13 +224,15 @@ def _read(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _name(rank: int, signs: Signs) -> str:
-    return f"rank {rank} on {signs[rank]['host']}" if rank in signs else f"rank {rank}"
+def _name(rank: int, heartbeats: ByRank) -> str:
+    return f"rank {rank} on {heartbeats[rank]['host']}" if rank in heartbeats else f"rank {rank}"
 
 
-def _last_sign(sign: Mapping[str, Any]) -> str:
-    age = max(0.0, time.time() - sign["time"])
-    return f"its last sign of life, at {sign['at']}, was {age:.0f} s ago"
+def _last_heartbeat(heartbeat: Mapping[str, Any] | None) -> str:
+    if heartbeat is None:
+        return "it has sent no heartbeat"
+    age = max(0.0, time.time() - heartbeat["time"])
+    return f"its last heartbeat, at {heartbeat['at']}, was {age:.0f} s ago"
 
 
 def _tell(ranks: list[str]) -> str | None:
