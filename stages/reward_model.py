@@ -122,8 +122,8 @@ def _as_it_is(
     """A finished reward model, only measured."""
     if not is_classifier(source):
         raise StageError(
-            f"reward_model.epochs is 0, but {source} holds a language model, and a new head on it "
-            "says 0 for everything: name a finished reward model, or set epochs to 1"
+            f"reward_model.epochs is 0, but {source} holds a language model, and an untrained head "
+            "gives every response the reward 0: name a finished reward model, or set epochs to 1"
         )
     if ctx.rank:
         raise ShareDone("there is nothing to train; rank 0 writes")

@@ -27,7 +27,7 @@ class Critic(StrEnum):
     """The reward model where the reward is one, else the policy; none where none is needed."""
     REWARD_MODEL = "reward_model"
     POLICY = "policy"
-    """The policy's backbone under a head that says 0."""
+    """The policy's backbone with a new head, whose weights are zero."""
     NONE = "none"
 
 

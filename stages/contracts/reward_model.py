@@ -55,8 +55,8 @@ class RewardModelParams(OptimizerParams):
     def _something_rates(self) -> "RewardModelParams":
         if self.start is RewardStart.BASE and not self.epochs:
             raise ValueError(
-                "epochs is 0, but a new head on the base model says 0 for everything: set start to "
-                "folder and name a finished reward model, or epochs to 1"
+                "epochs is 0, but an untrained head gives every response the reward 0: set start "
+                "to folder and name a finished reward model, or epochs to 1"
             )
         if self.start is RewardStart.BASE and self.label is not None:
             raise ValueError("label is for a classifier: set start to folder, or label to null")

@@ -273,7 +273,7 @@ def test_a_reward_model_of_another_tokenizer_is_refused_with_the_difference(runn
 def test_epochs_of_zero_need_a_model_that_rates(runner):
     run = reward_run(runner, "run", epochs=0)
     write_family(run.root / "models", "llama")
-    with pytest.raises(StageError, match=r"holds a language model.*says 0 for everything"):
+    with pytest.raises(StageError, match=r"holds a language model.*every response the reward 0"):
         run.run("reward_model")
-    with pytest.raises(ValueError, match="a new head on the base model says 0 for everything"):
+    with pytest.raises(ValueError, match="an untrained head gives every response the reward 0"):
         Params.model_validate({"reward_model": {"epochs": 0}})

@@ -114,11 +114,11 @@ def test_a_model_that_is_not_what_was_saved_is_not_kept(folder: Path, tmp_path: 
 
 @pytest.mark.usefixtures("_switched_on")
 @pytest.mark.parametrize(
-    "pace",
+    "settings",
     [ForwardSettings(checkpoint_activations=True), ForwardSettings(compile=True, micro_tokens=64)],
     ids=["checkpointed", "compiled"],
 )
-def test_a_model_is_kept_at_whatever_pace_it_was_run(
+def test_a_model_is_kept_however_it_was_run(
     folder: Path, settings: ForwardSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

@@ -1,6 +1,6 @@
 """What a reward model starts from: the base, or a folder of the user's that shares its tokenizer.
 
-A causal language model gets a new head that says 0 for everything. A sequence classifier keeps its
+A causal language model gets a new head, whose weights are zero. A sequence classifier keeps its
 own; of several labels one is kept. Token ids are read as they are, so the two tokenizers must give
 every token the same number: anything else would be read as another text.
 """
