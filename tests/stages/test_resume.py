@@ -428,7 +428,7 @@ def test_an_error_of_the_disk_is_no_reason_to_drop_a_checkpoint(tmp_path, monkey
         raise OSError(errno.ESTALE, "Stale file handle")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "_hash", stale)
+        patched.setattr(checkpoint, "file_hash", stale)
         with pytest.raises(OSError, match="Stale"):
             fit(context(folder))
     assert sorted(path.name for path in (folder / "scratch").glob("checkpoint-*")) == kept
