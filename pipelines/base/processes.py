@@ -3,9 +3,9 @@
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -44,18 +44,22 @@ def process_lives(pid: int, started: str) -> bool:
         return False
 
 
-def this_process() -> dict[str, Any]:
+@dataclass(frozen=True)
+class ProcessMark:
     """How a file says which process wrote it."""
+
+    pid: int
+    started: str
+    host: str
+
+    def lives_here(self) -> bool:
+        """Whether it is a process of this host, and still runs."""
+        return self.host == socket.gethostname() and process_lives(self.pid, self.started)
+
+
+def this_process() -> ProcessMark:
     me = os.getpid()
-    return {"pid": me, "started": start_of(me), "host": socket.gethostname()}
-
-
-def is_being_submitted(launch: Mapping[str, Any]) -> bool:
-    """Whether the process that is submitting this, on this host, is still at it."""
-    submitter = launch.get("submitter")
-    if submitter is None or submitter["host"] != socket.gethostname():
-        return False
-    return process_lives(submitter["pid"], submitter["started"])
+    return ProcessMark(me, start_of(me), socket.gethostname())
 
 
 def is_named_by_a_process(word: str) -> bool:

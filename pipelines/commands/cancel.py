@@ -9,7 +9,6 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.owners import user_name
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
-from pipelines.config.profiles import ExecutorKind
 from pipelines.driver.executors import make_executor
 from pipelines.driver.orphans import find_orphans, live_attempts
 from pipelines.ledger.entry import Attempt, Ledger
@@ -45,7 +44,7 @@ def cancel(repository: Repository, stages: list[str], console: Console) -> None:
         )
     if others:
         jobs = "; ".join(
-            f"{stage}, job {attempt.job} of {user_name((attempt.launch or {})['user'])}"
+            f"{stage}, job {attempt.job} of {user_name(attempt.launched.user)}"
             for stage, attempt in others
         )
         raise LockstepError(f"only who submitted a job can end it, so these go on: {jobs}")
@@ -71,7 +70,7 @@ def cancel_orphans(repository: Repository, console: Console) -> None:
 
 def _is_anothers(attempt: Attempt) -> bool:
     """Whether this user cannot end it; on Slurm, no job but one's own is touched."""
-    user = (attempt.launch or {}).get("user", os.getuid())
+    user = attempt.launched.user
     return user != os.getuid() and (attempt.on_slurm or os.getuid() != 0)
 
 
@@ -89,8 +88,7 @@ def _dying(repository: Repository) -> dict[str, Attempt]:
 
 
 def _cancel(repository: Repository, what: str, attempt: Attempt, console: Console) -> bool:
-    kind = ExecutorKind((attempt.launch or {}).get("executor", ExecutorKind.LOCAL))
-    gone = make_executor(kind, repository).cancel(attempt)
+    gone = make_executor(attempt.launched.executor, repository).cancel(attempt)
     if gone:
         console.line(f"{what}: cancelled job {attempt.job}")
     return gone

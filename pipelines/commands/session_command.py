@@ -10,9 +10,8 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any
+from dataclasses import replace
 
-from pipelines.base import atomic
 from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
 from pipelines.base.processes import start_of, this_process
@@ -30,6 +29,7 @@ from pipelines.config.threads import thread_variables
 from pipelines.driver.executors import make_executor
 from pipelines.driver.session_executor import STOP_S, end_host
 from pipelines.identity.snapshot import take_snapshot
+from pipelines.ledger.launch import Launch
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import batch_script
 from pipelines.slurm.submit import just_wait, slurm_batches, stays_here, submit_batches
@@ -78,20 +78,22 @@ def _up(repository: Repository, arguments: argparse.Namespace, console: Console)
         print(f"{name} is not served: {why}", file=sys.stderr)
     if not served:
         raise LockstepError(f"profile {profile}: a session would serve none of {', '.join(names)}")
-    changes: dict[str, Any] = {"requeues": 0}
+    changes = {"requeues": 0}
     if arguments.minutes:
         changes["time_minutes"] = arguments.minutes
-    launch = {
-        "executor": loaded.executor,
-        "module": HOST_MODULE,
-        "profile": profile,
-        "stages": served,
-        "idle_minutes": arguments.idle_minutes,
-        "resources": {**resources.model_dump(mode="json"), **changes},
-        "clone": str(repository.root),
-        "code": str(take_snapshot(repository)),
-        "time": time.time(),
-    }
+    launch = Launch(
+        executor=loaded.executor,
+        module=HOST_MODULE,
+        profile=profile,
+        stages=tuple(served),
+        idle_minutes=arguments.idle_minutes,
+        resources=Resources.model_validate({**resources.model_dump(), **changes}),
+        clone=repository.root,
+        root=repository.root,
+        code=take_snapshot(repository),
+        user=os.getuid(),
+        time=time.time(),
+    )
     if arguments.dry_run:
         console.line(_script(repository, arguments.name, launch))
         return
@@ -107,20 +109,18 @@ def choose_resources(profile: Profile, names: list[str]) -> tuple[Resources, dic
     """What the session gets: as the neediest of its stages; and which stages that does not fit."""
     if unknown := [name for name in names if name not in STAGES]:
         raise LockstepError(f"--stages {', '.join(unknown)}: stages are {', '.join(STAGES)}")
-    wants = {name: profile.resources(name).model_dump(mode="json") for name in names}
+    wants = {name: profile.resources(name) for name in names}
     shards = {
-        name: each["shards"] if _may_be_sharded(profile, name) else 1
-        for name, each in wants.items()
+        name: each.shards if _may_be_sharded(profile, name) else 1 for name, each in wants.items()
     }
     alone = [name for name, each in wants.items() if not misfit(each, each, shards[name])] or names[
         :1
     ]
     if not alone:
         raise LockstepError("--stages names no stage")
-    neediest = profile.resources(max(alone, key=lambda name: _need(profile.resources(name))))
-    has = neediest.model_dump(mode="json")
-    why = {name: misfit(has, each, shards[name]) for name, each in wants.items()}
-    memories = [wants[name]["memory"] for name in names if not why[name]]
+    neediest = wants[max(alone, key=lambda name: _need(wants[name]))]
+    why = {name: misfit(neediest, each, shards[name]) for name, each in wants.items()}
+    memories = [wants[name].memory for name in names if not why[name]]
     # None, and Slurm's 0, are no limit of ours.
     memory = max(memories, key=lambda each: bytes_of(each) or math.inf, default=neediest.memory)
     largest = neediest.model_copy(update={"memory": memory})
@@ -136,7 +136,7 @@ def _need(resources: Resources) -> tuple[int, int, int]:
     return resources.gpus_per_node, resources.cpus_per_task, resources.time_minutes
 
 
-def up(repository: Repository, name: str, launch: dict[str, Any]) -> Session:
+def up(repository: Repository, name: str, launch: Launch) -> Session:
     """Start the process, or submit the job, of a new session."""
     Scheduler(repository).refresh(now=True)
     for other in living(repository):
@@ -145,9 +145,9 @@ def up(repository: Repository, name: str, launch: dict[str, Any]) -> Session:
                 f"session {other.label} is up already; `lockstep session down {name}` ends it, "
                 "--name gives this one another name"
             )
-    session = new_session(repository, name, {**launch, "submitter": this_process()})
+    session = new_session(repository, name, replace(launch, submitter=this_process()))
     try:
-        if launch["executor"] == ExecutorKind.SLURM:
+        if launch.executor is ExecutorKind.SLURM:
             make_executor(ExecutorKind.SLURM, repository)  # says so where there is no Slurm
             submitted = submit_batches(
                 Scheduler(repository), f"session-{name}", session.folder, launch, pause=just_wait
@@ -157,20 +157,20 @@ def up(repository: Repository, name: str, launch: dict[str, Any]) -> Session:
     except BaseException as error:
         session.note_end(f"it could not be started: {error}")
         raise
-    atomic.write_json(session.folder / "launch.json", {**launch, **submitted})
+    session.host.write(submitted)
     return session
 
 
-def _start_here(repository: Repository, session: Session, launch: dict[str, Any]) -> dict[str, Any]:
+def _start_here(repository: Repository, session: Session, launch: Launch) -> Launch:
     """A process of its own, which neither Ctrl-C nor the end of the terminal reaches."""
-    resources = Resources.model_validate(launch["resources"])
+    resources = launch.resources
     words = [resources.python or sys.executable, "-u", "-m", HOST_MODULE, str(session.folder)]
     words = [*shlex.split(resources.container or ""), *words]
     script = "\n".join(["set -e", *resources.setup, f"exec {shlex.join(words)}"])
     kept = {name: value for name, value in os.environ.items() if not stays_here(name)}
     variables = {
         **thread_variables(resources),
-        "PYTHONPATH": launch["code"],
+        "PYTHONPATH": str(launch.code),
         "PYTHONSAFEPATH": "1",
         # As for a job of its own: of the machine's GPUs, as many as the profile says.
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(resources.gpus_per_node))),
@@ -188,12 +188,12 @@ def _start_here(repository: Repository, session: Session, launch: dict[str, Any]
             start_new_session=True,
         )
     pid = process.pid
-    return {"job": str(pid), "pid": pid, "pid_started": start_of(pid)}
+    return replace(launch, job=str(pid), pid=pid, pid_started=start_of(pid))
 
 
-def _script(repository: Repository, name: str, launch: dict[str, Any]) -> str:
-    if launch["executor"] != ExecutorKind.SLURM:
-        return f"# profile {launch['profile']} runs it on this machine, without a job script"
+def _script(repository: Repository, name: str, launch: Launch) -> str:
+    if launch.executor is not ExecutorKind.SLURM:
+        return f"# profile {launch.profile} runs it on this machine, without a job script"
     folder = repository.home / "sessions" / name / "dry-run"
     (batch,) = slurm_batches(f"session-{name}", folder, "dry-run", launch)
     return batch_script(batch)

@@ -1,11 +1,13 @@
 """What a stage is doing at this moment, for the line that changes in place."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines.base import atomic
 from pipelines.base.console import describe_warnings
-from pipelines.ledger.entry import Attempt, Entry, State
+from pipelines.ledger.entry import Attempt, Entry
+from pipelines.ledger.scheduler_view import SlurmJob
+from pipelines.ledger.state import State
 from pipelines.slurm.queue import why_they_wait
 from stages.progress import describe
 
@@ -46,6 +48,6 @@ def why_it_waits(attempt: Attempt) -> str:
     return why_they_wait(slurm_jobs(attempt))
 
 
-def slurm_jobs(attempt: Attempt) -> list[dict[str, Any]]:
+def slurm_jobs(attempt: Attempt) -> list[SlurmJob]:
     """The jobs of an attempt as Slurm last showed them."""
-    return list((attempt.scheduler or {}).get("jobs", {}).values())
+    return list(attempt.scheduler.jobs.values())

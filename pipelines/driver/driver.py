@@ -8,10 +8,9 @@ preemption, at its time limit or with its node, is followed through its restarts
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.base import atomic
 from pipelines.base.console import Console, describe_metrics, seconds
 from pipelines.base.errors import LockstepError
 from pipelines.base.interrupts import Interrupts
@@ -21,13 +20,18 @@ from pipelines.config.profiles import ExecutorKind
 from pipelines.driver.activity import activity, slurm_jobs, why_it_waits
 from pipelines.driver.executors import Executor
 from pipelines.driver.session_watch import SessionWatch
-from pipelines.ledger.entry import Attempt, Entry, State
+from pipelines.ledger.entry import Attempt, Entry
 from pipelines.ledger.invocation import Invocation, dvc_ancestor
+from pipelines.ledger.launch import Launch
 from pipelines.ledger.publish import publish
-from pipelines.ledger.shards import shares
+from pipelines.ledger.record import Record
+from pipelines.ledger.reports import Result
+from pipelines.ledger.shards import missing_shards
+from pipelines.ledger.state import State
 from pipelines.ledger.stop_requests import StopRequest, stop_request_of
 from pipelines.slurm.outcome import Outcome, outcome_here, outcome_in_session, outcome_of, tail
 from pipelines.slurm.submit import SUBMIT_AGAIN_S
+from pipelines.tracking.cursor import StageCursor
 from pipelines.tracking.health import Health
 from pipelines.tracking.rounds import ship_all
 from pipelines.tracking.shipper import start_shipper
@@ -56,8 +60,8 @@ class Driver:
     repository: Repository
     entry: Entry
     executors: Callable[[ExecutorKind], Executor]
-    launch: dict[str, Any]
-    """How the job is started: what the worker reads as launch.json."""
+    launch: Launch
+    """How the job is started."""
     invocation: Invocation
     console: Console
     identity: Callable[[], str]
@@ -88,7 +92,7 @@ class Driver:
 
     def _complete(self) -> None:
         interrupts = Interrupts()
-        if self.launch["executor"] is not ExecutorKind.DEBUG:
+        if self.launch.executor is not ExecutorKind.DEBUG:
             # In this process, Ctrl-C belongs to the debugger.
             interrupts.catch()
         if self._state(now=True) in (State.COMPLETED, State.PUBLISHED):
@@ -110,8 +114,8 @@ class Driver:
                 self._say(f"{who} before its job was there; submitting it now")
                 continue
             outcome = self._outcome(attempt)
-            restarts = (attempt.launch or {}).get("restarts_before", 0) + attempt.restarts + 1
-            most = self.launch["resources"]["requeues"]
+            restarts = attempt.launched.restarts_before + attempt.restarts + 1
+            most = self.launch.resources.requeues
             if not (outcome.try_again and restarts <= most):
                 self._give_up(attempt, outcome)
             self._say(f"{outcome.what}; going on in a new job (restart {restarts} of {most})")
@@ -120,12 +124,12 @@ class Driver:
         """The worker reads launch.json, so it comes before the job; the job's id comes after."""
         for earlier in self.entry.attempts():
             self._see_gone(earlier)
-        launch = {**self.launch, "time": time.time(), "restarts_before": restarts}
+        launch = replace(self.launch, time=time.time(), restarts_before=restarts)
         session = serving(self.repository, self.entry.spec.name, launch, self._say)
         if session is not None:
-            launch |= {"executor": ExecutorKind.SESSION, "session": str(session.folder)}
+            launch = replace(launch, executor=ExecutorKind.SESSION, session=session.folder)
         else:
-            launch |= shares(self.entry, launch)
+            launch = replace(launch, shards=missing_shards(self.entry, launch))
         attempt = self.entry.new_attempt(launch)
         again = f", attempt {attempt.number}" if attempt.number > 1 else ""
         executor = self._executor(attempt)
@@ -148,20 +152,19 @@ class Driver:
         except BaseException as error:
             self._note_end(attempt, State.FAILED, str(error) or type(error).__name__)
             raise
-        atomic.write_json(attempt.folder / "launch.json", {**launch, **submitted})
+        attempt.write(submitted)
         if session is not None:
             what = f"posted to session {session.label}{again}"
         else:
-            job = f" as job {submitted['job']}" if executor.leaves_jobs(attempt) else ""
-            what = f"submitted to {launch['profile']}{again}{job}"
+            job = f" as job {submitted.job}" if executor.leaves_jobs(attempt) else ""
+            what = f"submitted to {launch.profile}{again}{job}"
         self._say(f"{what} (log: {attempt.folder})")
         return attempt
 
     def _note_end(self, attempt: Attempt, state: State, error: str) -> None:
-        """The word of a worker that will not be there; should its job come yet, it does nothing."""
+        """Report for a worker that will not be there; should its job come yet, it does nothing."""
         attempt.mark_cancelled()
-        word = {"state": state, "error": error, "retryable": False}
-        atomic.write_json(attempt.folder / "result.json", word)
+        attempt.write(Result(state=state, error=error))
 
     def _see_gone(self, earlier: Attempt) -> None:
         """Two jobs must not work at one stage: end what is left of an attempt given up."""
@@ -278,7 +281,7 @@ class Driver:
     def _state(self, *, now: bool = False) -> State:
         if now:
             # Somebody may have submitted by hand what a dry run has written down.
-            self.executors(self.launch["executor"]).refresh(now=True)
+            self.executors(self.launch.executor).refresh(now=True)
         attempts = self.entry.attempts()
         if attempts:
             executor = self._executor(attempts[-1])
@@ -289,15 +292,14 @@ class Driver:
 
     def _executor(self, attempt: Attempt) -> Executor:
         """Whoever has the job: an earlier command may have used another profile."""
-        kind = (attempt.launch or {}).get("executor", self.launch["executor"])
-        return self.executors(ExecutorKind(kind))
+        return self.executors((attempt.launch or self.launch).executor)
 
     def _say_changes(self, attempt: Attempt, state: State, executor: Executor) -> None:
         """What is worth a line: the run in MLflow, a warning, where Slurm has the job."""
-        tracking = atomic.read_json(self.entry.folder / "tracking.json") or {}
-        if tracking.get("run_id") and not self.announced.get("run"):
+        cursor = StageCursor.of(self.entry)
+        if cursor.run_id and not self.announced.get("run"):
             self.announced["run"] = True
-            self._say(f"MLflow run {tracking.get('url') or tracking['run_id']}")
+            self._say(f"MLflow run {cursor.url or cursor.run_id}")
         for symptom in self.health.of(self.entry.stage, self.entry):
             if not self.announced.get(symptom.kind):
                 self.announced[symptom.kind] = True
@@ -306,11 +308,12 @@ class Driver:
             return
         self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
         reason = why_it_waits(attempt)
-        restart = (attempt.worker or {}).get("restart", 0)
+        worker = attempt.worker
+        restart = worker.restart if worker else 0
         if state is State.QUEUED and reason:
             self._say_once("place", (restart, reason), f"queued ({reason})")
         elif state is State.RUNNING:
-            nodes = ", ".join(sorted({job["nodes"] for job in slurm_jobs(attempt)} - {""}))
+            nodes = ", ".join(sorted({job.nodes for job in slurm_jobs(attempt)} - {""}))
             again = f", restart {restart}" if restart else ""
             self._say_once("place", (restart, "runs"), f"running on {nodes}{again}")
         elif state is State.SUSPENDED:
@@ -334,10 +337,10 @@ class Driver:
         else:
             ship_all(self.repository, timeout=SHIP_TIMEOUT_S)
 
-    def _say_end(self, record: dict[str, Any]) -> None:
-        taken = seconds(record["ended"] - record["started"])
-        self._say(f"done in {taken}: {describe_metrics(record['metrics'])}")
-        for path, digest in record["outs"].items():
+    def _say_end(self, record: Record) -> None:
+        taken = seconds(record.ended - record.started)
+        self._say(f"done in {taken}: {describe_metrics(record.metrics or {})}")
+        for path, digest in record.outs.items():
             self._say(f"  {path}  {digest}")
         for symptom in self.health.of(self.entry.stage, self.entry, now=True):
             self._say(f"warning: {symptom}")

@@ -9,16 +9,18 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.processes import end_processes, start_of
 from pipelines.base.repository import Repository
-from pipelines.config.profiles import ExecutorKind, Resources
+from pipelines.config.profiles import ExecutorKind
 from pipelines.config.threads import thread_variables
 from pipelines.driver.session_executor import SessionExecutor
 from pipelines.driver.slurm_executor import SlurmExecutor
 from pipelines.ledger.entry import Attempt
+from pipelines.ledger.launch import Launch
 from pipelines.slurm.submit import Pause
 from pipelines.warm.jobs import fork_job
 
@@ -26,8 +28,8 @@ from pipelines.warm.jobs import fork_job
 class Executor(Protocol):
     """Submits attempts and ends them."""
 
-    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:
-        """Start the job; what it returns is added to the attempt's launch.json."""
+    def submit(self, attempt: Attempt, pause: Pause) -> Launch:
+        """Start the job; the attempt's launch, with its job."""
         ...
 
     def cancel(self, attempt: Attempt) -> bool:
@@ -77,26 +79,28 @@ class LocalExecutor(_OnThisMachine):
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
 
-    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
-        resources = resources_of(attempt)
+    def submit(self, attempt: Attempt, pause: Pause) -> Launch:  # noqa: ARG002
+        launch = attempt.launched
+        resources = launch.resources
         if forked := fork_job(self._repository, attempt, resources):
             pid, started = forked.pid, forked.started
         else:
-            pid = _submit_locally(attempt, resources)
+            pid = _submit_locally(attempt, launch)
             started = start_of(pid)
-        return {"job": str(pid), "pid": pid, "pid_started": started}
+        return replace(launch, job=str(pid), pid=pid, pid_started=started)
 
     def cancel(self, attempt: Attempt) -> bool:
-        roots = [(attempt.launch or {}).get("pid"), (attempt.worker or {}).get("pid")]
+        roots = [each.pid for each in (attempt.launch, attempt.worker) if each]
         end_processes([pid for pid in roots if pid])
         return True
 
 
-def _submit_locally(attempt: Attempt, resources: Resources) -> int:
+def _submit_locally(attempt: Attempt, launch: Launch) -> int:
     import submitit
 
     from pipelines.worker.worker import run_attempt
 
+    resources = launch.resources
     executor = submitit.LocalExecutor(attempt.folder, python=resources.python)
     executor.update_parameters(
         timeout_min=resources.time_minutes,
@@ -104,7 +108,7 @@ def _submit_locally(attempt: Attempt, resources: Resources) -> int:
         setup=resources.setup,
     )
     # The job imports the code as it is now, and no other: not that of the folder it starts in.
-    code = {"PYTHONPATH": (attempt.launch or {})["code"], "PYTHONSAFEPATH": "1"}
+    code = {"PYTHONPATH": str(launch.code), "PYTHONSAFEPATH": "1"}
     with _blocked_interrupts(), _variables(thread_variables(resources) | code):
         job = executor.submit(run_attempt, str(attempt.folder))
     return int(job.job_id)
@@ -113,19 +117,16 @@ def _submit_locally(attempt: Attempt, resources: Resources) -> int:
 class DebugExecutor(_OnThisMachine):
     """The job is a function call in this process, so breakpoints work."""
 
-    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
+    def submit(self, attempt: Attempt, pause: Pause) -> Launch:  # noqa: ARG002
         from pipelines.worker.worker import run_attempt
 
-        with _variables(thread_variables(resources_of(attempt))):
+        launch = attempt.launched
+        with _variables(thread_variables(launch.resources)):
             run_attempt(str(attempt.folder))
-        return {"job": "in-process"}
+        return replace(launch, job="in-process")
 
     def cancel(self, attempt: Attempt) -> bool:  # noqa: ARG002
         return True  # nothing outlives the process
-
-
-def resources_of(attempt: Attempt) -> Resources:
-    return Resources.model_validate((attempt.launch or {})["resources"])
 
 
 def make_executor(kind: ExecutorKind, repository: Repository) -> Executor:

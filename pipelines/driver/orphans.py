@@ -47,7 +47,7 @@ def find_orphans(repository: Repository) -> list[Orphan]:
         Orphan(
             job=attempt.job,
             what=f"{entry.stage}, superseded",
-            where=str((attempt.worker or {}).get("host", "")),
+            where=worker.host if (worker := attempt.worker) else "",
             attempt=attempt,
         )
         for entry in Ledger(repository.jobs).entries()

@@ -6,8 +6,7 @@ memory; one that does not come to such a boundary in time takes the session with
 
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.processes import end_processes
@@ -15,6 +14,7 @@ from pipelines.base.repository import Repository
 from pipelines.driver.slurm_executor import SlurmExecutor
 from pipelines.ledger import mailbox
 from pipelines.ledger.entry import Attempt
+from pipelines.ledger.launch import Launch
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.submit import Pause
 from pipelines.worker.session import Session, is_here
@@ -32,13 +32,13 @@ class SessionExecutor:
         self._scheduler = Scheduler(repository)
         self._stop_s = stop_s
 
-    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:  # noqa: ARG002
-        session = _session_of(attempt)
-        mailbox.post(session.folder, attempt.folder, (attempt.launch or {})["code"])
-        return {"job": session.label}
+    def submit(self, attempt: Attempt, pause: Pause) -> Launch:  # noqa: ARG002
+        session, launch = session_of(attempt), attempt.launched
+        mailbox.post(session.folder, attempt.folder, launch.code)
+        return replace(launch, job=session.label)
 
     def cancel(self, attempt: Attempt) -> bool:
-        session = _session_of(attempt)
+        session = session_of(attempt)
         if mailbox.withdraw(session.folder, attempt.folder):
             return True
         deadline = time.monotonic() + self._stop_s
@@ -65,16 +65,18 @@ def end_host(repository: Repository, session: Session) -> bool:
     """End the process of a session whatever it does; whether it is gone."""
     if session.host.on_slurm:
         return SlurmExecutor(repository).cancel(session.host)
-    if not is_here(session):
-        raise LockstepError(
-            f"session {session.label} runs on {(session.host.worker or {})['host']}: end it there"
-        )
-    pids = {(session.host.worker or {}).get("pid"), session.launch.get("pid")}
+    worker = session.host.worker
+    if worker and not is_here(session):
+        raise LockstepError(f"session {session.label} runs on {worker.host}: end it there")
+    pids = {worker.pid if worker else None, session.launch.pid}
     with suppress(ProcessLookupError):
         if session.host.state().alive:
             end_processes([pid for pid in pids if pid])
     return not session.host.state().alive
 
 
-def _session_of(attempt: Attempt) -> Session:
-    return Session(Path((attempt.launch or {})["session"]))
+def session_of(attempt: Attempt) -> Session:
+    """The session that an attempt was posted to."""
+    folder = attempt.launched.session
+    assert folder is not None
+    return Session(folder)

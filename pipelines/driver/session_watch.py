@@ -9,14 +9,14 @@ in Slurm's queue, or that Slurm has suspended, is not silent but idle.
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
-from pipelines.driver.session_executor import end_host
+from pipelines.driver.session_executor import end_host, session_of
 from pipelines.ledger import mailbox
-from pipelines.ledger.entry import Attempt, State
-from pipelines.worker.session import STALE_S, Session
+from pipelines.ledger.entry import Attempt
+from pipelines.ledger.state import State
+from pipelines.worker.session import STALE_S
 
 HANG_S = 600.0
 """Silence after which a stage is taken from a session that has begun with it."""
@@ -34,7 +34,7 @@ class SessionWatch:
         hang_s: float = HANG_S,
     ) -> None:
         self._repository, self._attempt, self._say = repository, attempt, say
-        self._session = Session(Path((attempt.launch or {})["session"]))
+        self._session = session_of(attempt)
         self._stale_s, self._hang_s = stale_s, hang_s
         self._sign: float | None = None
         self._since = time.monotonic()
@@ -67,7 +67,8 @@ class SessionWatch:
             self._say(f"{problem}; ending it if that lasts for {self._hang_s:.0f} s")
 
     def _silence(self) -> float:
-        sign, now = self._session.heartbeat.get("time"), time.monotonic()
+        beat, now = self._session.heartbeat, time.monotonic()
+        sign = beat.time if beat else None
         state = self._session.host.state()
         # What a job does before its Python runs (`setup`, a container) takes as long as it takes.
         begun = state is State.RUNNING or not self._session.host.on_slurm

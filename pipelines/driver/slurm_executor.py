@@ -2,11 +2,10 @@
 
 import time
 from contextlib import suppress
-from typing import Any
 
-from pipelines.base.processes import is_being_submitted
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Attempt
+from pipelines.ledger.launch import Launch
 from pipelines.slurm.queue import SlurmSilent
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.submit import Pause, submit_batches
@@ -23,13 +22,13 @@ class SlurmExecutor:
     def __init__(self, repository: Repository) -> None:
         self._scheduler = Scheduler(repository)
 
-    def submit(self, attempt: Attempt, pause: Pause) -> dict[str, Any]:
+    def submit(self, attempt: Attempt, pause: Pause) -> Launch:
         return submit_batches(
-            self._scheduler, attempt.entry.stage, attempt.folder, attempt.launch or {}, pause=pause
+            self._scheduler, attempt.entry.stage, attempt.folder, attempt.launched, pause=pause
         )
 
     def never_had(self, attempt: Attempt) -> bool:
-        if not attempt.state().alive or attempt.jobs or is_being_submitted(attempt.launch or {}):
+        if not attempt.state().alive or attempt.jobs or attempt.is_being_submitted():
             return False
         return not self._scheduler.tokens_of([attempt.folder])
 

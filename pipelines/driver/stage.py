@@ -4,9 +4,9 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from pipelines.base import atomic
 from pipelines.base.console import Console
@@ -23,10 +23,13 @@ from pipelines.identity.hashing import HashCache
 from pipelines.identity.map_files import refuse_other_map
 from pipelines.identity.snapshot import take_snapshot, uncommitted
 from pipelines.identity.spec import make_spec
-from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.invocation import Invocation, current_invocation
+from pipelines.ledger.launch import Launch
 from pipelines.ledger.publish import recorded_outs
-from pipelines.ledger.shards import shares
+from pipelines.ledger.record import Origin
+from pipelines.ledger.shards import missing_shards
+from pipelines.ledger.state import State
 from pipelines.ledger.upstream import upstream_graph
 from pipelines.slurm.link import wait_for_link
 from pipelines.slurm.scheduler import Scheduler
@@ -69,7 +72,7 @@ def make_driver(
 
 def make_order(
     repository: Repository, address: str, chosen_profile: str | None
-) -> tuple[Entry, dict[str, Any]]:
+) -> tuple[Entry, Launch]:
     """What is to be computed, as an entry of the ledger, and how."""
     params = load_params(repository.root)
     bound = bind_stage(address, params)
@@ -81,49 +84,47 @@ def make_order(
     hashes = HashCache(repository.home / "hashes.json")
     spec = make_spec(repository.root, bound, hashes, version_of(code))
     hashes.save()
-    info, launch = describe_launch(repository, params, bound, profile_name(chosen_profile), copy)
+    origin, launch = describe_launch(repository, params, bound, profile_name(chosen_profile), copy)
     if bound.stage.wants_graph:
-        launch["graph"] = upstream_graph(recorded_outs(repository.root), params, bound)
-    return ledger.find_or_create(spec, info), launch
+        graph = upstream_graph(recorded_outs(repository.root), params, bound)
+        launch = replace(launch, graph=tuple(graph))
+    return ledger.find_or_create(spec, origin), launch
 
 
 def describe_launch(
     repository: Repository, params: Params, bound: BoundStage, profile: str, code: Path
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Who asks for a stage and from what, and how it shall run: entry.json and launch.json."""
-    info = describe_command(repository, params, current_invocation())
+) -> tuple[Origin, Launch]:
+    """Who asks for a stage and from what, and how it shall run."""
+    origin = describe_command(repository, params, current_invocation())
     loaded = load_profile(repository.root, profile)
     resources = loaded.resources(bound.stage.name)
     check_launch(profile, resources, bound.stage)
     on_slurm = loaded.executor is ExecutorKind.SLURM
     in_shards = on_slurm and bound.stage.processes is Processes.SHARDS
-    launch: dict[str, Any] = {
-        "invocation": info["invocation"],
-        "user": os.getuid(),
-        "executor": loaded.executor,
-        "profile": profile,
-        "clone": str(repository.root),
-        "root": str(repository.root),
-        "code": str(code),
-        "git_commit": info["git_commit"],
-        "git_diff": uncommitted(repository),
-        "resources": resources.model_dump(mode="json"),
-        "num_shards": resources.shards if in_shards else 1,
-        "graph": [],
-    }
-    return info, launch
+    launch = Launch(
+        invocation=origin.invocation,
+        user=os.getuid(),
+        executor=loaded.executor,
+        profile=profile,
+        clone=repository.root,
+        root=repository.root,
+        code=code,
+        git_commit=origin.git_commit,
+        git_diff=uncommitted(repository),
+        resources=resources,
+        num_shards=resources.shards if in_shards else 1,
+    )
+    return origin, launch
 
 
-def describe_command(
-    repository: Repository, params: Params, invocation: Invocation
-) -> dict[str, Any]:
+def describe_command(repository: Repository, params: Params, invocation: Invocation) -> Origin:
     """Who asks, and from what: what MLflow's run of the command says about it."""
-    return {
-        "invocation": invocation.as_json(),
-        "git_commit": repository.git_commit(),
-        "experiment": os.environ.get("DVC_EXP_NAME"),
-        "title": f"{params.rl.algorithm} · {params.rl.reward} · seed {params.seed}",
-    }
+    return Origin(
+        invocation=invocation,
+        git_commit=repository.git_commit(),
+        experiment=os.environ.get("DVC_EXP_NAME"),
+        title=f"{params.rl.algorithm} · {params.rl.reward} · seed {params.seed}",
+    )
 
 
 def fingerprint(repository: Repository, address: str) -> str:
@@ -156,9 +157,9 @@ def render_stage(address: str, chosen_profile: str | None = None) -> str:
         _, launch = describe_launch(repository, params, bound, name, repository.home / "code")
         by_hand = f"not yet: {error}"
     else:
-        launch = atomic.load_json(folder / "launch.json")
-    if launch["num_shards"] > 1:
-        launch.setdefault("shards", list(range(launch["num_shards"])))
+        launch = Attempt(folder).launched
+    if launch.num_shards > 1 and launch.shards is None:
+        launch = replace(launch, shards=tuple(range(launch.num_shards)))
     scripts = [batch_script(batch) for batch in slurm_batches(address, folder, token, launch)]
     return "\n".join(
         [
@@ -180,18 +181,17 @@ def _prepare(repository: Repository, address: str, profile: str) -> tuple[Path, 
         raise LockstepError(f"its job {','.join(entry.attempts()[-1].jobs)} runs already")
     if entry.state() in (State.COMPLETED, State.PUBLISHED):
         raise LockstepError("it is finished; `lockstep record` has DVC record it")
-    launch |= {"prepared": True, "restarts_before": 0}
+    launch = replace(launch, prepared=True)
     attempt = entry.new_attempt(launch)
     token = Scheduler(repository).register(attempt.folder)
-    launch["token"] = token
-    launch |= shares(entry, launch)
-    atomic.write_json(attempt.folder / "launch.json", launch)
+    launch = replace(launch, token=token, shards=missing_shards(entry, launch))
+    attempt.write(launch)
     scripts = []
     for number, batch in enumerate(slurm_batches(address, attempt.folder, token, launch)):
         path = attempt.folder / f"submission{number or ''}.sh"
         atomic.write_text(path, batch_script(batch))
         scripts.append(shlex.quote(str(path)))
-    return attempt.folder, token, _by_hand(scripts, launch["resources"]["array_parallelism"])
+    return attempt.folder, token, _by_hand(scripts, launch.resources.array_parallelism)
 
 
 def _by_hand(scripts: Sequence[str], parallelism: int) -> str:

@@ -35,7 +35,7 @@ _MATHS = re.compile(
 """Features by which numerical libraries choose their kernels."""
 
 
-def describe(context: Context, resources: dict[str, Any]) -> dict[str, Any]:
+def describe(context: Context, deterministic: bool) -> dict[str, Any]:
     """The machine, the process and how the stage is run."""
     return {
         "host": socket.gethostname(),
@@ -48,7 +48,7 @@ def describe(context: Context, resources: dict[str, Any]) -> dict[str, Any]:
         "threads": os.environ.get("OMP_NUM_THREADS"),
         # Which of a node's GPUs it was says nothing; what kind it is comes below.
         "device": context.device.partition(":")[0],
-        "deterministic": resources["deterministic"],
+        "deterministic": deterministic,
         "micro_tokens": context.micro_tokens,
         "compile": context.compile,
         "checkpoint_activations": context.checkpoint_activations,

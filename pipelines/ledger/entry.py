@@ -20,68 +20,29 @@ DVC's.
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pipelines.base import atomic
 from pipelines.base.errors import LockstepError
 from pipelines.base.locks import hold_lock, is_locked
 from pipelines.base.owners import not_ours
-from pipelines.base.processes import (
-    is_being_submitted,
-    is_named_by_a_process,
-    process_lives,
-    this_process,
-)
+from pipelines.base.processes import is_named_by_a_process, process_lives, this_process
+from pipelines.config.profiles import ExecutorKind
 from pipelines.identity.spec import Spec
-from pipelines.ledger import mailbox
+from pipelines.ledger import files, mailbox
+from pipelines.ledger.launch import Launch
+from pipelines.ledger.record import Origin, Record
+from pipelines.ledger.reports import Result, TaskReport, Worker
+from pipelines.ledger.scheduler_view import SchedulerView
+from pipelines.ledger.state import PAUSED, WAITING, State
 
 FAILURE_PREFIX = "FAILED-"
 """Begins the name of a mark that a failed process leaves: one listing tells of it."""
 METRICS_OUT = "metrics"
 """The summary metrics, among the outputs."""
-WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-"""Slurm's words for a job that has yet to start, or to start again."""
-PAUSED = ("SUSPENDED", "STOPPED")
-"""Slurm's words for a job that keeps its nodes and computes nothing."""
-
-
-class State(StrEnum):
-    """Where an entry stands."""
-
-    NEW = "new"
-    QUEUED = "queued"
-    """Slurm has it and has not started it, or has put it back."""
-    STARTING = "starting"
-    RUNNING = "running"
-    SUSPENDED = "suspended"
-    """Slurm has halted its processes until somebody has it go on."""
-    COMPLETED = "completed"
-    """The outputs are whole and wait in `out/`."""
-    PUBLISHED = "published"
-    """The outputs are in the workspace."""
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    DIED = "died"
-    """The worker is gone and left no word."""
-
-    @property
-    def alive(self) -> bool:
-        return self in (State.QUEUED, State.STARTING, State.RUNNING, State.SUSPENDED)
-
-
-class TaskState(StrEnum):
-    """What a process says of itself where the attempt as a whole goes on."""
-
-    RUNNING = "running"
-    DONE = "done"
-    STOPPED = "stopped"
-    """It saved and ended because Slurm wanted it to; the job is to go on later."""
-    LOST_A_RANK = "lost a rank"
 
 
 @dataclass(frozen=True)
@@ -99,74 +60,85 @@ class Attempt:
         return int(self.folder.name)
 
     @property
-    def result(self) -> dict[str, Any] | None:
-        """What the worker said at its end: state, error, hashes."""
-        return atomic.read_json(self.folder / "result.json")
+    def result(self) -> Result | None:
+        """What the worker, or whoever could not start one, reported at the end."""
+        return files.read(Result, self.folder / "result.json")
 
     @property
-    def launch(self) -> dict[str, Any] | None:
-        """What the driver said at submission: executor, job id, profile."""
-        return atomic.read_json(self.folder / "launch.json")
+    def launch(self) -> Launch | None:
+        return files.read(Launch, self.folder / "launch.json")
 
     @property
-    def worker(self) -> dict[str, Any] | None:
-        """What the worker said at its start: pid, host."""
-        return atomic.read_json(self.folder / "worker.json")
+    def launched(self) -> Launch:
+        """How an attempt is run that must have been launched."""
+        return files.load(Launch, self.folder / "launch.json")
+
+    @property
+    def worker(self) -> Worker | None:
+        return files.read(Worker, self.folder / "worker.json")
+
+    def write(self, value: Launch | Worker | Result | SchedulerView) -> None:
+        """Write the file of that kind."""
+        files.write(self.folder / _NAMES[type(value)], value)
 
     @property
     def session(self) -> "Attempt | None":
         """The session that it was posted to; its folder has the form of an attempt's."""
-        folder = (self.launch or {}).get("session")
-        return Attempt(Path(folder)) if folder else None
+        launch = self.launch
+        return Attempt(launch.session) if launch and launch.session else None
 
     @property
-    def scheduler(self) -> dict[str, Any] | None:
+    def scheduler(self) -> SchedulerView:
         """What Slurm last said: its jobs (in a session, the session's), and whether all ended."""
-        return atomic.read_json((self.session or self).folder / "scheduler.json")
+        path = (self.session or self).folder / "scheduler.json"
+        return files.read(SchedulerView, path) or SchedulerView()
 
     @property
     def jobs(self) -> list[str]:
         """Slurm's numbers of its jobs, as far as they are known."""
-        seen = (self.scheduler or {}).get("jobs", {})
-        noted = (self.launch or {}).get("jobs", [])
-        known = {*noted, *(job.partition("_")[0] for job in seen)}
+        launch = self.launch
+        noted = launch.jobs if launch else ()
+        known = {*noted, *(job.partition("_")[0] for job in self.scheduler.jobs)}
         return sorted(job for job in known if job.isdigit())
 
     @property
     def job(self) -> str:
         """The job's name for people."""
-        return str((self.launch or {}).get("job") or ",".join(self.jobs) or "?")
+        launch = self.launch
+        return (launch and launch.job) or ",".join(self.jobs) or "?"
 
     @property
     def left_slurm(self) -> bool:
         """Whether Slurm is known to have none of its jobs any more."""
-        return bool((self.scheduler or {}).get("ended"))
+        return self.scheduler.ended
 
     @property
-    def tasks(self) -> list[dict[str, Any]]:
-        """The last word of each process of the job."""
-        words = [atomic.read_json(path) for path in sorted(self.folder.glob("tasks/*.json"))]
-        return [word for word in words if word]
+    def tasks(self) -> list[TaskReport]:
+        """What each process of the job last reported."""
+        paths = sorted(self.folder.glob("tasks/*.json"))
+        return [report for path in paths if (report := files.read(TaskReport, path))]
 
     @property
     def restarts(self) -> int:
         """How often Slurm has started the job again."""
-        return max((task.get("restart", 0) for task in self.tasks), default=0)
+        return max((task.restart for task in self.tasks), default=0)
 
     @property
     def on_slurm(self) -> bool:
-        return (self.launch or {}).get("executor") == "slurm"
+        launch = self.launch
+        return launch is not None and launch.executor is ExecutorKind.SLURM
 
     @property
     def prepared(self) -> bool:
         """Whether a dry run has written it down and nobody has submitted it."""
-        seen = self.scheduler or {}
-        return bool((self.launch or {}).get("prepared")) and not (self.worker or seen.get("jobs"))
+        launch = self.launch
+        return bool(launch and launch.prepared) and not (self.worker or self.scheduler.jobs)
 
     @property
     def never_started(self) -> bool:
         """Whether it died with whoever was to submit it: no process of it was ever seen."""
-        noted = self.worker or self.result or (self.launch or {}).get("pid")
+        launch = self.launch
+        noted = self.worker or self.result or (launch and launch.pid)
         return not noted and not self.on_slurm and self.state() is State.DIED
 
     @property
@@ -177,9 +149,8 @@ class Attempt:
         atomic.write_json(self.folder / "cancelled.json", {"time": time.time()})
 
     def state(self) -> State:
-        result = self.result
-        if result is not None:
-            return State(result["state"])
+        if (result := self.result) is not None:
+            return State(result.state)
         if self.on_slurm:
             return self._state_on_slurm()
         if (session := self.session) is not None:
@@ -187,7 +158,7 @@ class Attempt:
         if is_locked(self.folder / "alive"):
             return State.RUNNING
         if (result := self.result) is not None:
-            return State(result["state"])  # written since
+            return State(result.state)  # written since
         if self.was_cancelled:
             return State.CANCELLED
         return State.STARTING if self.worker is None and self._may_still_start() else State.DIED
@@ -198,27 +169,25 @@ class Attempt:
             return State.CANCELLED
         if any(self.folder.glob(f"tasks/{FAILURE_PREFIX}*")):
             return State.FAILED
-        seen = self.scheduler or {}
-        jobs = seen.get("jobs", {}).values()
-        if seen.get("ended"):
-            taken_back = any(job["state"] == "CANCELLED" for job in jobs)
-            return State.CANCELLED if taken_back else State.DIED
-        if not jobs or all(job["state"] in WAITING for job in jobs):
+        seen = self.scheduler
+        states = {job.state for job in seen.jobs.values()}
+        if seen.ended:
+            return State.CANCELLED if "CANCELLED" in states else State.DIED
+        if states.issubset(WAITING):
             return State.QUEUED
-        states = {job["state"] for job in jobs}
         if states.intersection(PAUSED) and "RUNNING" not in states:
             return State.SUSPENDED
         return State.RUNNING if self.worker else State.STARTING
 
     def _state_in(self, session: "Attempt") -> State:
-        """A session that lives ends no attempt without a word, so only its own end is looked at."""
+        """A session that lives reports how each attempt ended, so only its own end is looked at."""
         waits = mailbox.is_waiting(session.folder, self.folder)
         posted = waits or mailbox.is_taken(session.folder, self.folder)
-        if not posted and is_being_submitted(self.launch or {}):
+        if not posted and self.is_being_submitted():
             return State.STARTING
         if not (posted and session.state().alive):
             if (result := self.result) is not None:
-                return State(result["state"])  # written since
+                return State(result.state)  # written since
             return State.CANCELLED if self.was_cancelled else State.DIED
         if waits:
             return State.QUEUED
@@ -229,10 +198,23 @@ class Attempt:
 
     def _may_still_start(self) -> bool:
         """Whether the submitted process lives or, where none is noted, there may be one."""
-        launch = self.launch or {}
-        if "pid" in launch:
-            return process_lives(launch["pid"], launch["pid_started"])
-        return is_being_submitted(launch) or is_named_by_a_process(str(self.folder))
+        launch = self.launch
+        if launch and launch.pid:
+            return process_lives(launch.pid, launch.pid_started)
+        return self.is_being_submitted() or is_named_by_a_process(str(self.folder))
+
+    def is_being_submitted(self) -> bool:
+        """Whether the process that submits it, on this host, is still at it."""
+        launch = self.launch
+        return bool(launch and launch.submitter and launch.submitter.lives_here())
+
+
+_NAMES: dict[type, str] = {
+    Launch: "launch.json",
+    Worker: "worker.json",
+    Result: "result.json",
+    SchedulerView: "scheduler.json",
+}
 
 
 @dataclass(frozen=True)
@@ -246,8 +228,8 @@ class Entry:
         return Spec.read(self.folder / "spec.json")
 
     @property
-    def info(self) -> dict[str, Any]:
-        return atomic.read_json(self.folder / "entry.json") or {}
+    def origin(self) -> Origin:
+        return files.load(Origin, self.folder / "entry.json")
 
     @property
     def asked_for(self) -> float:
@@ -260,16 +242,15 @@ class Entry:
         return self.folder.parent.name
 
     @property
-    def record(self) -> dict[str, Any] | None:
-        return atomic.read_json(self.folder / "record.json")
+    def record(self) -> Record | None:
+        return files.read(Record, self.folder / "record.json")
 
     @property
     def outs(self) -> dict[str, str]:
-        """The hashes of what came out, as soon as anybody has said them."""
+        """The hashes of what came out, as soon as they are known."""
         attempts = self.attempts()
-        result = (attempts[-1].result if attempts else None) or {}
-        outs: dict[str, str] = (self.record or result).get("outs") or {}
-        return outs
+        end = self.record or (attempts[-1].result if attempts else None)
+        return (end and end.outs) or {}
 
     @property
     def out(self) -> Path:
@@ -284,21 +265,21 @@ class Entry:
         paths = sorted((self.folder / "attempts").glob("[0-9]*"))
         return [Attempt(path) for path in paths if path.exists()]
 
-    def new_attempt(self, launch: Mapping[str, Any]) -> Attempt:
+    def new_attempt(self, launch: Launch) -> Attempt:
         """The folder for the next submission: a new one, unless a dry run has prepared one.
 
         It comes with its launch.json, which says who is submitting it: after a kill, one that
         nobody has submitted is told from one whose job is on its way.
         """
-        launch = {**launch, "submitter": this_process()}
+        launch = replace(launch, submitter=this_process())
         written = self._folders()
         if written and written[-1].prepared:
-            atomic.write_json(written[-1].folder / "launch.json", launch)
+            written[-1].write(launch)
             return written[-1]
         folder = self._next_folder()
         aside = atomic.unique(folder)
         shutil.rmtree(aside, ignore_errors=True)
-        atomic.write_json(aside / "launch.json", launch)
+        Attempt(aside).write(launch)
         aside.rename(folder)
         return Attempt(folder)
 
@@ -354,7 +335,7 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def find_or_create(self, spec: Spec, info: dict[str, Any]) -> Entry:
+    def find_or_create(self, spec: Spec, origin: Origin) -> Entry:
         """The entry for this very spec whose outputs DVC has not recorded yet, or a new one."""
         stem = spec.fingerprint[:12]
         numbers = [0]
@@ -367,7 +348,7 @@ class Ledger:
         entry = Entry(self.folder / spec.stage / f"{stem}-{max(numbers) + 1:03}")
         aside = atomic.unique(entry.folder)
         shutil.rmtree(aside, ignore_errors=True)
-        atomic.write_json(aside / "entry.json", {**info, "created": time.time()})
+        files.write(aside / "entry.json", replace(origin, created=time.time()))
         spec.write(aside / "spec.json")
         self._make_newest(spec.stage, aside / "entry.json")
         try:

@@ -12,7 +12,6 @@ import socket
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -28,20 +27,17 @@ class Invocation:
 
     id: str
     command: str
-    pid: int
-    """The process behind it."""
-    pid_started: str
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    pid: int | None = None
+    """The process behind it; None where only its jobs can tell whether it goes on."""
+    pid_started: str = ""
 
     def export(self) -> dict[str, str]:
         """The variable that tells the stages below which invocation they belong to."""
-        return {VARIABLE: json.dumps(self.as_json())}
+        return {VARIABLE: json.dumps(asdict(self))}
 
     def lives(self) -> bool:
         """Whether the process behind it still runs."""
-        return process_lives(self.pid, self.pid_started)
+        return self.pid is not None and process_lives(self.pid, self.pid_started)
 
 
 def new_invocation(command: str) -> Invocation:

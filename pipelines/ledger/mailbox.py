@@ -6,16 +6,27 @@ and a session that takes it on cannot both succeed, and after any death it is kn
 """
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from pipelines.base import atomic
+from pipelines.ledger import files
 
 
-def post(session: Path, attempt: Path, code: str) -> None:
+@dataclass(frozen=True)
+class Post:
+    """An attempt that a session shall run, with that copy of the code."""
+
+    VERSION: ClassVar[int] = 1
+
+    attempt: Path
+    code: Path
+    time: float
+
+
+def post(session: Path, attempt: Path, code: Path) -> None:
     """Ask the session in this folder to run an attempt with that copy of the code."""
-    word = {"attempt": str(attempt), "code": code, "time": time.time()}
-    atomic.write_json(_waiting(session, attempt), word)
+    files.write(_waiting(session, attempt), Post(attempt, code, time.time()))
 
 
 def withdraw(session: Path, attempt: Path) -> bool:
@@ -35,10 +46,10 @@ def is_taken(session: Path, attempt: Path) -> bool:
     return _taken(session, attempt).exists()
 
 
-def waiting(session: Path) -> list[dict[str, Any]]:
-    """What the posts say that wait, the oldest first."""
-    posts = [atomic.read_json(path) for path in (session / "mailbox").glob("[!.]*.json")]
-    return sorted((word for word in posts if word), key=lambda word: float(word["time"]))
+def waiting(session: Path) -> list[Post]:
+    """The posts that wait, the oldest first."""
+    posts = [files.read(Post, path) for path in (session / "mailbox").glob("[!.]*.json")]
+    return sorted((each for each in posts if each), key=lambda each: each.time)
 
 
 def take(session: Path, attempt: Path) -> bool:

@@ -18,35 +18,42 @@ from typing import Any
 from pipelines.base import atomic
 from pipelines.dvc_repo.lock_file import read_stages
 from pipelines.identity.hashing import HashCache
+from pipelines.ledger import files
 from pipelines.ledger.entry import METRICS_OUT, Entry, Ledger
 from pipelines.ledger.environments import earlier_environments
+from pipelines.ledger.record import Record
+from pipelines.ledger.reports import Result
+from pipelines.ledger.state import State
 
 _BESIDE = ".publishing"
 """In the name of what is written beside an output that lies on another disk than the ledger."""
 
 
-def publish(root: Path, entry: Entry) -> dict[str, Any]:
+def publish(root: Path, entry: Entry) -> Record:
     """Put the outputs where DVC expects them and close the entry; returns its record."""
-    spec = entry.spec
+    spec, origin = entry.spec, entry.origin
     place_outputs(entry, root, entry.folder / "publishing")
-    words = [attempt.result or {} for attempt in reversed(entry.attempts())]
-    result = next((word for word in words if "outs" in word), None) or _reconstructed(entry)
-    record = {
-        "stage": spec.stage,
-        "fingerprint": spec.fingerprint,
-        "inputs": {item.path: item.hash for item in spec.inputs.values()},
-        "outs": result["outs"],
-        "metrics": result["metrics"],
-        "attempts": len(entry.attempts()),
-        "started": result["started"],
-        "ended": result["ended"],
-        "published": time.time(),
-        "environment": result["environment"],
-        **{key: entry.info.get(key) for key in ("git_commit", "experiment", "invocation")},
-    }
-    if earlier := earlier_environments(entry, result["environment"]):
-        record["earlier_environments"] = earlier
-    atomic.write_json(entry.folder / "record.json", record)
+    results = [attempt.result for attempt in reversed(entry.attempts())]
+    finished = [each for each in results if each and each.outs is not None]
+    result = finished[0] if finished else _reconstructed(entry)
+    now = time.time()
+    record = Record(
+        stage=spec.stage,
+        fingerprint=spec.fingerprint,
+        inputs={item.path: item.hash for item in spec.inputs.values()},
+        outs=result.outs or {},
+        metrics=result.metrics,
+        attempts=len(entry.attempts()),
+        started=result.started or now,
+        ended=result.ended or now,
+        published=now,
+        environment=result.environment,
+        git_commit=origin.git_commit,
+        experiment=origin.experiment,
+        invocation=origin.invocation,
+        earlier_environments=tuple(earlier_environments(entry, result.environment)),
+    )
+    files.write(entry.folder / "record.json", record)
     # Not before: a process that shares the work may still be looking through it.
     shutil.rmtree(entry.folder / "scratch", ignore_errors=True)
     return record
@@ -60,20 +67,21 @@ def place_outputs(entry: Entry, root: Path, aside: Path) -> None:
         _place(source, root / target, aside)
 
 
-def _reconstructed(entry: Entry) -> dict[str, Any]:
-    """The result of a worker that was stopped after its last rename and before its last word."""
+def _reconstructed(entry: Entry) -> Result:
+    """The result of a worker that was killed after its last rename and before it reported."""
     hashes = HashCache()
     ended = entry.out.stat().st_mtime
     # An attempt that found all done, or that never got far, does not know what made it.
-    words = [attempt.worker or {} for attempt in reversed(entry.attempts())]
-    worker: dict[str, Any] = next((word for word in words if word.get("environment")), {})
-    return {
-        "outs": {path: hashes.of(entry.out / name) for name, path in entry.spec.outs.items()},
-        "metrics": atomic.read_json(entry.out / METRICS_OUT),
-        "started": min(worker.get("time", ended), ended),
-        "ended": ended,
-        "environment": worker.get("environment", {}),
-    }
+    workers = [attempt.worker for attempt in reversed(entry.attempts())]
+    worker = next((each for each in workers if each and each.environment), None)
+    return Result(
+        state=State.COMPLETED,
+        outs={path: hashes.of(entry.out / name) for name, path in entry.spec.outs.items()},
+        metrics=atomic.read_json(entry.out / METRICS_OUT),
+        started=min(worker.time, ended) if worker else ended,
+        ended=ended,
+        environment=worker.environment if worker else {},
+    )
 
 
 def drop_recorded(root: Path, ledger: Ledger) -> None:
@@ -82,7 +90,7 @@ def drop_recorded(root: Path, ledger: Ledger) -> None:
     for out in ledger.folder.glob("*/*/out"):
         entry = Entry(out.parent)
         record = entry.record
-        if record and record["outs"].items() <= recorded.get(entry.stage, {}).items():
+        if record and record.outs.items() <= recorded.get(entry.stage, {}).items():
             # Renamed first: half a folder must never pass for the outputs.
             doomed = atomic.unique(out)
             shutil.rmtree(doomed, ignore_errors=True)

@@ -4,11 +4,13 @@ A signal can come before its receiver listens, and dvc stands between the comman
 A file waits until it is read.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
-from pipelines.base import atomic
 from pipelines.base.repository import Repository
+from pipelines.ledger import files
 
 
 class StopRequest(StrEnum):
@@ -19,14 +21,21 @@ class StopRequest(StrEnum):
     """The drivers let go and the jobs go on."""
 
 
+@dataclass(frozen=True)
+class _Written:
+    VERSION: ClassVar[int] = 1
+
+    request: StopRequest
+
+
 def request_stop(repository: Repository, invocation: str, request: StopRequest) -> None:
-    atomic.write_json(_path(repository, invocation), {"request": request})
+    files.write(_path(repository, invocation), _Written(request))
 
 
 def stop_request_of(repository: Repository, invocation: str) -> StopRequest | None:
     """How the command behind this invocation asks to be left, if it does."""
-    written = atomic.read_json(_path(repository, invocation))
-    return StopRequest(written["request"]) if written else None
+    written = files.read(_Written, _path(repository, invocation))
+    return written.request if written else None
 
 
 def _path(repository: Repository, invocation: str) -> Path:

@@ -9,8 +9,8 @@ import shutil
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pipelines.base import atomic
 from pipelines.base.console import Console
@@ -23,7 +23,8 @@ from pipelines.driver.orphans import RECORDER, live_attempts
 from pipelines.driver.stage import describe_launch
 from pipelines.dvc_repo.plan import PlannedStage
 from pipelines.identity.snapshot import take_snapshot
-from pipelines.slurm.link import LINK_FILE, waiting_links
+from pipelines.ledger.entry import Attempt
+from pipelines.slurm.link import LinkOrder, waiting_links
 from pipelines.slurm.queue import SlurmSilent
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import Batch
@@ -111,23 +112,21 @@ def _write_link(
     folder = chain / "links" / address
     folder.mkdir(parents=True)
     bound = bind(address, params)
-    info, launch = describe_launch(repository, params, bound, profile, code)
-    launch |= {"root": str(chain / "workspace"), "time": time.time(), "restarts_before": 0}
-    if launch["num_shards"] > 1:
-        launch["shards"] = list(range(launch["num_shards"]))
-    atomic.write_json(folder / "launch.json", launch)
-    place: dict[str, Any] = {"stage": address, "root": str(repository.root), "info": info}
-    atomic.write_json(folder / LINK_FILE, place)
+    origin, launch = describe_launch(repository, params, bound, profile, code)
+    shards = tuple(range(launch.num_shards)) if launch.num_shards > 1 else None
+    workspace = chain / "workspace"
+    Attempt(folder).write(replace(launch, root=workspace, time=time.time(), shards=shards))
+    LinkOrder(address, repository.root, origin).write(folder)
     return folder
 
 
 def _submit(repository: Repository, folder: Path, after: list[str]) -> list[str]:
-    launch = atomic.load_json(folder / "launch.json")
+    attempt = Attempt(folder)
     submitted = submit_batches(
-        Scheduler(repository), folder.name, folder, launch, after=after, pause=just_wait
+        Scheduler(repository), folder.name, folder, attempt.launched, after=after, pause=just_wait
     )
-    atomic.write_json(folder / "launch.json", {**launch, **submitted})
-    return list(submitted["jobs"])
+    attempt.write(submitted)
+    return list(submitted.jobs)
 
 
 def _submit_recorder(

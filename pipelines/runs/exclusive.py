@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def only_pipeline(
     holder_file = repository.home / "run.json"
     with (repository.home / "run.lock").open("a", encoding="utf-8") as lock:
         _take(lock.fileno(), holder_file, say)
-        word = {**this_process(), "time": time.time(), "command": redact(command)}
+        word = {**asdict(this_process()), "time": time.time(), "command": redact(command)}
         atomic.write_json(holder_file, word)
         try:
             yield lock.fileno()

@@ -35,8 +35,9 @@ from pipelines.driver.dvc_process import dvc_environment, interrupt, start_dvc
 from pipelines.driver.stage import describe_command
 from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.lock_order import order_lock
-from pipelines.ledger.entry import Attempt, Ledger, State
+from pipelines.ledger.entry import Attempt, Ledger
 from pipelines.ledger.invocation import new_invocation
+from pipelines.ledger.state import State
 from pipelines.ledger.stop_requests import StopRequest, request_stop
 from pipelines.runs.current_code import plan_stages
 from pipelines.runs.exclusive import only_pipeline
@@ -91,8 +92,8 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
                 it.address for it in stale if it.cached and ended[it.address].is_completed()
             ]
             if restored:
-                info = describe_command(repository, params, invocation)
-                note_restored(repository, info, restored)
+                origin = describe_command(repository, params, invocation)
+                note_restored(repository, origin, restored)
         finally:
             stages.stop()
             after_a_run(repository, logger.info)
@@ -302,11 +303,12 @@ def _latest_attempt(repository: Repository, address: str) -> Attempt | None:
 
 def _another_try_may_help(attempt: Attempt) -> bool:
     """Whether the job died, or says so itself, and nobody asked for its end."""
-    if (attempt.folder / "cancelled.json").exists():
+    if attempt.was_cancelled:
         return False
     if attempt.state() is State.DIED and not attempt.on_slurm:
         return True  # on Slurm, the driver itself tries again where that may help
-    return bool((attempt.result or {}).get("retryable"))
+    result = attempt.result
+    return result is not None and result.retryable
 
 
 def _without_flow_variables(environment: dict[str, str]) -> dict[str, str]:

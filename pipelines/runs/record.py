@@ -16,8 +16,9 @@ from pipelines.driver.dvc_process import dvc_command, dvc_environment
 from pipelines.driver.stage import fingerprint
 from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.plan import PlannedStage
-from pipelines.ledger.entry import Attempt, Ledger, State
+from pipelines.ledger.entry import Attempt, Ledger
 from pipelines.ledger.invocation import new_invocation
+from pipelines.ledger.state import State
 from pipelines.runs.current_code import plan_stages
 from pipelines.runs.exclusive import PASSING, only_pipeline
 from pipelines.slurm.scheduler import Scheduler

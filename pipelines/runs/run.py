@@ -42,8 +42,9 @@ from pipelines.dvc_repo.lock_order import order_lock
 from pipelines.dvc_repo.plan import PlannedStage, make_plan
 from pipelines.dvc_repo.repair import mend_dvc_files
 from pipelines.identity.code import CODE_STAGE
-from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.ledger.entry import Entry, Ledger
 from pipelines.ledger.invocation import new_invocation
+from pipelines.ledger.state import State
 from pipelines.ledger.stop_requests import StopRequest, request_stop
 from pipelines.runs.chain import submit_chain
 from pipelines.runs.current_code import plan_stages
@@ -206,8 +207,8 @@ class PipelineRun:
         done = [name for name in names if name not in stale]
         taken = seconds(time.monotonic() - began)
         if done:
-            info = describe_command(self.repository, params, self.invocation)
-            note_restored(self.repository, info, done)
+            origin = describe_command(self.repository, params, self.invocation)
+            note_restored(self.repository, origin, done)
             self.console.line(f"restored from DVC's cache ({taken}): {', '.join(done)}")
             for name in done:
                 for symptom in self.warnings(name):
@@ -263,7 +264,7 @@ class PipelineRun:
 
     def _start(self, address: str) -> None:
         records = [entry.record for entry in self.ledger.entries(address)]
-        before = {record["published"] for record in records if record}
+        before = {record.published for record in records if record}
         if self.profile.executor is ExecutorKind.DEBUG:
             # One process, this terminal: a breakpoint in a stage must reach the user.
             here = subprocess.Popen(
@@ -308,9 +309,9 @@ class PipelineRun:
 
     def _outcome(self, entry: Entry | None, job: _Running) -> str:
         record = entry.record if entry else None
-        if entry is None or record is None or record["published"] in job.before:
+        if entry is None or record is None or record.published in job.before:
             return "unchanged or restored from the cache"
-        return describe_metrics(record["metrics"])
+        return describe_metrics(record.metrics or {})
 
     def _show_progress(self) -> None:
         if not self.console.is_terminal:
@@ -323,7 +324,7 @@ class PipelineRun:
     def _activity(self, address: str, job: _Running) -> str:
         entry = self.ledger.latest(address).get(address)
         record = entry.record if entry else None
-        if entry is None or (record and record["published"] in job.before):
+        if entry is None or (record and record.published in job.before):
             return "starting"
         return activity(entry, entry.state(), self.health.of(address, entry))
 

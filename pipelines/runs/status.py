@@ -9,18 +9,19 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pipelines.base import atomic
 from pipelines.base.console import describe_warnings, seconds
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.driver.activity import progress_of, slurm_jobs, why_it_waits
 from pipelines.dvc_repo.plan import look
-from pipelines.ledger.entry import PAUSED, Attempt, Entry, Ledger, State
+from pipelines.ledger.entry import Attempt, Entry, Ledger
+from pipelines.ledger.state import PAUSED, State
 from pipelines.runs.current_jobs import CurrentJobs, Standing
 from pipelines.slurm.link import Link, unstarted_links
 from pipelines.slurm.outcome import outcome_in_session, outcome_of
 from pipelines.slurm.scheduler import Scheduler
+from pipelines.tracking.cursor import StageCursor
 from pipelines.tracking.health import Health
 from stages.contracts.catalog import bind_all
 from stages.health import Symptom
@@ -134,31 +135,30 @@ def _of_standing(standing: Standing, link: Link | None, fresh: set[str]) -> Stag
 
 
 def _is_newer(link: Attempt, entry: Entry | None) -> bool:
-    submitted: float = (link.launch or {}).get("time", 0.0)
-    return entry is None or submitted > entry.asked_for
+    return entry is None or link.launched.time > entry.asked_for
 
 
 def _of_entry(entry: Entry) -> StageStatus:
     attempts, state = entry.attempts(), entry.state()
     if not attempts:
         return StageStatus(entry.stage, state.value)
-    tracking = atomic.read_json(entry.folder / "tracking.json") or {}
-    before = (attempts[-1].launch or {}).get("restarts_before", 0)
+    cursor = StageCursor.of(entry)
+    before = attempts[-1].launched.restarts_before
     return replace(
         _of_attempt(entry.stage, attempts[-1], state),
         progress=progress_of(entry) if state in AT_WORK else "",
         attempts=len(attempts),
         restarts=before + attempts[-1].restarts,
-        mlflow_run=tracking.get("run_id"),
-        mlflow_url=tracking.get("url"),
+        mlflow_run=cursor.run_id,
+        mlflow_url=cursor.url,
     )
 
 
 def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
-    launch, worker = attempt.launch or {}, attempt.worker or {}
-    resources = launch.get("resources", {})
-    hosts = sorted({job["nodes"] for job in slurm_jobs(attempt)} - {""})
-    limit = 60.0 * resources["time_minutes"] if attempt.on_slurm else None
+    launch, worker = attempt.launched, attempt.worker
+    resources = launch.resources
+    hosts = sorted({job.nodes for job in slurm_jobs(attempt)} - {""})
+    limit = 60.0 * resources.time_minutes if attempt.on_slurm else None
     return StageStatus(
         stage=stage,
         state=state.value,
@@ -167,22 +167,22 @@ def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
         limit=limit,
         error=_error(attempt, state),
         attempts=1,
-        job=launch.get("job") or ",".join(attempt.jobs) or None,
-        host=worker.get("host"),
+        job=launch.job or ",".join(attempt.jobs) or None,
+        host=worker.host if worker else None,
         nodes=", ".join(hosts) or None,
-        gpus=resources.get("nodes", 1) * resources.get("gpus_per_node", 0),
+        gpus=resources.nodes * resources.gpus_per_node,
         log=str(attempt.folder),
     )
 
 
 def _elapsed(attempt: Attempt, state: State) -> float | None:
     """Of a job on Slurm that runs, by Slurm's clock: its node's may be another than this host's."""
-    worker, result = attempt.worker or {}, attempt.result or {}
+    worker, result = attempt.worker, attempt.result
     if state in AT_WORK and attempt.on_slurm:
-        used = [job.get("used") for job in slurm_jobs(attempt) if job["state"] in LIVE]
+        used = [job.used for job in slurm_jobs(attempt) if job.state in LIVE]
         return max((value for value in used if value is not None), default=None)
-    started = result.get("started") or worker.get("time")
-    ended = result.get("ended") or (time.time() if state is State.RUNNING else None)
+    started = (result and result.started) or (worker and worker.time)
+    ended = (result and result.ended) or (time.time() if state is State.RUNNING else None)
     return max(ended - started, 0.0) if started and ended else None
 
 
@@ -193,8 +193,8 @@ def _error(attempt: Attempt, state: State) -> str | None:
         return outcome_of(attempt).what
     if attempt.session and attempt.result is None and not attempt.was_cancelled:
         return outcome_in_session(attempt).what
-    error: str | None = (attempt.result or {}).get("error")
-    return error
+    result = attempt.result
+    return result.error if result else None
 
 
 def render(statuses: list[StageStatus]) -> str:

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pipelines.base import atomic
 from pipelines.base.console import Console
@@ -21,36 +21,58 @@ from pipelines.config.params import load_params
 from pipelines.identity.code import code_version
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import make_spec
+from pipelines.ledger import files
 from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.invocation import current_invocation, dvc_ancestor
 from pipelines.ledger.publish import place_outputs, recorded_outs
+from pipelines.ledger.record import Origin
 from pipelines.ledger.stop_requests import stop_request_of
 from pipelines.ledger.upstream import upstream_graph
 from pipelines.slurm.scheduler import Scheduler
 from stages.contracts.catalog import bind
 
-LINK_FILE = "link.json"
-"""In the folder of a submission: its stage, and the chain it belongs to."""
+
+@dataclass(frozen=True)
+class LinkOrder:
+    """link.json, in the folder of a submission: its stage, its clone, and who asked for it."""
+
+    VERSION: ClassVar[int] = 1
+
+    stage: str
+    root: Path
+    origin: Origin
+
+    def write(self, folder: Path) -> None:
+        files.write(folder / "link.json", self)
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """resolved.json: the attempt that a link has become, once its job has started."""
+
+    VERSION: ClassVar[int] = 1
+
+    attempt: Path
 
 
 def is_link(folder: Path) -> bool:
-    return (folder / LINK_FILE).exists()
+    return (folder / "link.json").exists()
 
 
 def resolve(folder: Path) -> Attempt:
     """Find out what the link computes; every process of its jobs comes to the same answer."""
     with hold_lock(folder / "resolve.lock", wait=True):
-        known = atomic.read_json(folder / "entry.json")
+        known = files.read(_Resolved, folder / "resolved.json")
         if known is None:
-            known = {"attempt": str(_resolve(folder).folder)}
-            atomic.write_json(folder / "entry.json", known)
-    return Attempt(Path(known["attempt"]))
+            known = _Resolved(_resolve(folder).folder)
+            files.write(folder / "resolved.json", known)
+    return Attempt(known.attempt)
 
 
 def resolved(folder: Path) -> Entry | None:
     """The entry that a link's job has found to be its own, once it has started."""
-    known = atomic.read_json(folder / "entry.json")
-    return Attempt(Path(known["attempt"])).entry if known else None
+    known = files.read(_Resolved, folder / "resolved.json")
+    return Attempt(known.attempt).entry if known else None
 
 
 def hand_on(folder: Path, attempt: Attempt) -> None:
@@ -60,17 +82,16 @@ def hand_on(folder: Path, attempt: Attempt) -> None:
 
 
 def _resolve(folder: Path) -> Attempt:
-    chain, link = folder.parent.parent, atomic.load_json(folder / LINK_FILE)
-    launch = atomic.load_json(folder / "launch.json")
-    repository = Repository(Path(link["root"]))
+    chain, order = folder.parent.parent, files.load(LinkOrder, folder / "link.json")
+    repository = Repository(order.root)
     params = load_params(chain)
-    bound = bind(link["stage"], params)
+    bound = bind(order.stage, params)
     workspace = chain / "workspace"
     hashes = HashCache(chain / "hashes.json")
-    code = code_version(Path(launch["code"]), bound.stage.module, repository.home)
+    code = code_version(Attempt(folder).launched.code, bound.stage.module, repository.home)
     spec = make_spec(workspace, bound, hashes, code)
     hashes.save()
-    entry = Ledger(repository.jobs).find_or_create(spec, link["info"])
+    entry = Ledger(repository.jobs).find_or_create(spec, order.origin)
     if bound.stage.wants_graph:
         recorded = {**recorded_outs(repository.root), **_made_by(chain)}
         atomic.write_json(folder / "graph.json", upstream_graph(recorded, params, bound))
@@ -110,8 +131,8 @@ class Link:
     def computes(self) -> tuple[dict[str, Any], str]:
         """The params of its stage and the version of the code, as they were submitted."""
         bound = bind(self.stage, _params_of(self.folder.parent.parent))
-        code = Path(atomic.load_json(self.folder / "launch.json")["code"])
-        return bound.config.values(bound.key), _version_of(code, bound.stage.module)
+        version = _version_of(self.attempt.launched.code, bound.stage.module)
+        return bound.config.values(bound.key), version
 
 
 # What was submitted does not change, and the links of a chain have it in common.

@@ -2,13 +2,14 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from pipelines.base import atomic
 from pipelines.ledger.disk_space import no_room
-from pipelines.ledger.entry import Attempt, State, TaskState
+from pipelines.ledger.entry import Attempt
 from pipelines.ledger.logs import lines_of
-from pipelines.slurm.queue import VANISHED
+from pipelines.ledger.reports import TaskReport
+from pipelines.ledger.scheduler_view import SlurmJob
+from pipelines.ledger.state import VANISHED, State, TaskState
 
 LOG_TAIL = 20
 _SRUN = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
@@ -33,23 +34,20 @@ class Outcome:
 
 def outcome_of(attempt: Attempt) -> Outcome:
     """What became of an attempt that Slurm has no more jobs of, or that one of its jobs failed."""
-    failed = sorted(
-        (task for task in attempt.tasks if task["state"] == State.FAILED),
-        key=lambda task: float(task["time"]),
-    )
+    tasks = attempt.tasks
+    failed = [task for task in tasks if task.state is State.FAILED]
     if failed:
-        return _of_exception(failed[0])
-    jobs = (attempt.scheduler or {}).get("jobs", {})
-    bad = [job for job in jobs.values() if job["state"] != "COMPLETED"]
+        return _of_exception(min(failed, key=lambda task: task.time))
+    bad = [job for job in attempt.scheduler.jobs.values() if job.state != "COMPLETED"]
     # Of several, those that were ended because of another one say nothing.
-    bad.sort(key=lambda job: job["state"] == "CANCELLED")
+    bad.sort(key=lambda job: job.state == "CANCELLED")
     if not bad:
-        if any(task["state"] == TaskState.STOPPED for task in attempt.tasks):
+        if any(task.state is TaskState.STOPPED for task in tasks):
             return Outcome("Slurm ended it early", _GO_ON, try_again=True)
-        if attempt.tasks and all(task["state"] == TaskState.DONE for task in attempt.tasks):
+        if tasks and all(task.state is TaskState.DONE for task in tasks):
             return Outcome("its shards are done, but not all is there", _GO_ON, try_again=True)
         return Outcome("its job ended without a word", _GO_ON)
-    return _of_job(attempt, bad[0], attempt.launch or {})
+    return _of_job(attempt, bad[0])
 
 
 def outcome_in_session(attempt: Attempt) -> Outcome:
@@ -58,69 +56,69 @@ def outcome_in_session(attempt: Attempt) -> Outcome:
     if result is None:
         if full := no_room(attempt):
             return Outcome(full, _MAKE_ROOM)
-        why = (attempt.session.result or {}).get("why") if attempt.session else None
+        end = attempt.session.result if attempt.session else None
         gone = "is gone without a word: killed, or out of memory?"
-        what = f"session {label} ended: {why}" if why else f"session {label} {gone}"
+        what = f"session {label} ended: {end.why}" if end and end.why else f"session {label} {gone}"
         return Outcome(what, _GO_ON, try_again=True)
-    return Outcome(result["error"], _MEND, try_again=bool(result.get("retryable")))
+    return Outcome(result.error or "", _MEND, try_again=result.retryable)
 
 
 def outcome_here(attempt: Attempt) -> Outcome:
     """What became of an attempt that was a process of this machine."""
-    if error := (attempt.result or {}).get("error"):
-        return Outcome(error, _MEND)
+    result = attempt.result
+    if result and result.error:
+        return Outcome(result.error, _MEND)
     if full := no_room(attempt):
         return Outcome(full, _MAKE_ROOM)
     return Outcome("its process is gone without a word: killed, or out of memory?", _MEND)
 
 
-def _of_exception(task: dict[str, Any]) -> Outcome:
-    who = f"{task['what']} on {task['host']}: " if task["what"] else ""
-    return Outcome(f"{who}{task['error']}", _MEND, log=task["log"])
+def _of_exception(task: TaskReport) -> Outcome:
+    who = f"{task.what} on {task.host}: " if task.what else ""
+    return Outcome(f"{who}{task.error}", _MEND, log=task.log)
 
 
-def _of_job(attempt: Attempt, job: dict[str, Any], launch: dict[str, Any]) -> Outcome:
-    name, state, nodes = job["id"], job["state"], job["nodes"]
-    profile, resources = launch.get("profile"), launch.get("resources", {})
-    where = f" on {nodes}" if nodes else ""
-    file = f"slurm_profiles/{profile}.yaml"
+def _of_job(attempt: Attempt, job: SlurmJob) -> Outcome:
+    name, launch = job.id, attempt.launched
+    where = f" on {job.nodes}" if job.nodes else ""
+    file = f"slurm_profiles/{launch.profile}.yaml"
     log = f"{name}_"
-    match state:
+    match job.state:
         case "TIMEOUT" | "DEADLINE":
-            limit = resources.get("time_minutes")
             advice = f"raise `time_minutes` or lower `checkpoint_seconds` in {file}"
-            what = f"job {name} passed its time limit of {limit} minutes"
+            what = f"job {name} passed its time limit of {launch.resources.time_minutes} minutes"
             return Outcome(what, advice, try_again=True, log=log)
         case "NODE_FAIL" | "BOOT_FAIL":
             return Outcome(f"job {name} lost its node{where}", _GO_ON, try_again=True, log=log)
         case "PREEMPTED":
             return Outcome(f"job {name} was preempted{where}", _GO_ON, try_again=True, log=log)
         case "OUT_OF_MEMORY":
-            advice = f"raise `memory` ({resources.get('memory')}) or lower `micro_tokens` in {file}"
+            memory = launch.resources.memory
+            advice = f"raise `memory` ({memory}) or lower `micro_tokens` in {file}"
             return Outcome(f"job {name} ran out of memory{where}", advice, log=log)
         case "CANCELLED":
-            if job["reason"].startswith("Dependency"):
+            if job.reason.startswith("Dependency"):
                 what = f"Slurm took job {name} out of the queue: a job that it waits for has failed"
                 return Outcome(what, _GO_ON)
-            who = f" by {job['by']}" if job.get("by") else ""
+            who = f" by {job.by}" if job.by else ""
             what = f"job {name} was cancelled from outside{who} (scancel), not by lockstep"
             return Outcome(what, _GO_ON)
-        case _ if state == VANISHED:
+        case _ if job.state == VANISHED:
             lost = "its job" if name == "?" else f"job {name}"
             what = f"{lost} has vanished: Slurm no longer knows it"
             return Outcome(what, _GO_ON, try_again=True)
-    if any(task["state"] == TaskState.STOPPED for task in attempt.tasks):
+    if any(task.state is TaskState.STOPPED for task in attempt.tasks):
         what = f"job {name} was ended early by Slurm{where}"
         return Outcome(what, _GO_ON, try_again=True, log=log)
     return _of_process(attempt, job, where)
 
 
-def _of_process(attempt: Attempt, job: dict[str, Any], where: str) -> Outcome:
+def _of_process(attempt: Attempt, job: SlurmJob, where: str) -> Outcome:
     """A job that failed although no process of it said why: who went first, as srun saw it."""
-    name = job["id"]
+    name = job.id
     if full := no_room(attempt):
         return Outcome(f"job {name}{where}: {full}", _MAKE_ROOM)
-    lost = [task["error"] for task in attempt.tasks if task["state"] == TaskState.LOST_A_RANK]
+    lost = [str(task.error) for task in attempt.tasks if task.state is TaskState.LOST_A_RANK]
     lost += [
         word["error"]
         for path in sorted(attempt.folder.glob(f"restarts/{attempt.restarts:03}/failure-*.json"))
@@ -142,7 +140,7 @@ def _of_process(attempt: Attempt, job: dict[str, Any], where: str) -> Outcome:
             )
     if lost:
         return Outcome(f"job {name}: {lost[0]}", _GO_ON)
-    code, _, signal = (job["exit"] or "").partition(":")
+    code, _, signal = job.exit.partition(":")
     how = f"signal {signal}" if signal not in ("", "0") else f"exit status {code or '?'}"
     advice = _KILLED if signal == "9" or code == "137" else _GO_ON
     if attempt.worker is None:

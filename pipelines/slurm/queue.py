@@ -7,32 +7,15 @@ no accounting database. slurmctld forgets an ended job after a few minutes (MinJ
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.owners import user_name
+from pipelines.ledger.scheduler_view import SlurmJob
 
 TIMEOUT_S = 30.0
 DEFAULT_MAX_ARRAY_SIZE = 1001
-VANISHED = "VANISHED"
-"""Our word for a job that no command of Slurm's knows any more."""
-
-_ENDED = {
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "PREEMPTED",
-    "OUT_OF_MEMORY",
-    "BOOT_FAIL",
-    "DEADLINE",
-    "REVOKED",
-    VANISHED,
-}
 _FIELDS = ("%i", "%T", "%r", "%N", "%M", "%j", "%k")
 """A comment may hold anything, so it comes last."""
 
@@ -41,54 +24,24 @@ class SlurmSilent(LockstepError):
     """slurmctld does not answer: nothing is known, and nothing has changed."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """One job, or one task of an array, as Slurm shows it."""
-
-    id: str
-    state: str
-    reason: str = ""
-    nodes: str = ""
-    name: str = ""
-    comment: str = ""
-    exit: str = ""
-    """Exit status and signal, `0:9`, where Slurm was asked for it."""
-    used: float | None = None
-    """Seconds that it has run since it was last started, by slurmctld's clock."""
-    by: str = ""
-    """Who has cancelled it, where accounting tells."""
-
-    @property
-    def ended(self) -> bool:
-        return self.state in _ENDED
-
-    @property
-    def number(self) -> str:
-        """The number of the job, without the task of an array."""
-        return self.id.partition("_")[0]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def why_they_wait(jobs: Iterable[Mapping[str, Any]]) -> str:
+def why_they_wait(jobs: Iterable[SlurmJob]) -> str:
     """Slurm's own word for it, with what to do about those that wait for ever."""
-    waiting = [job for job in jobs if job["reason"]]
-    held = [job["id"] for job in waiting if "held" in job["reason"].lower()]
-    reasons = ", ".join(sorted({job["reason"] for job in waiting}))
+    waiting = [job for job in jobs if job.reason]
+    held = [job.id for job in waiting if "held" in job.reason.lower()]
+    reasons = ", ".join(sorted({job.reason for job in waiting}))
     return f"{reasons}; scontrol release {held[0]}" if held else reasons
 
 
-def my_jobs() -> list[Job]:
+def my_jobs() -> list[SlurmJob]:
     """Every job of this user that slurmctld has in memory, the ended ones among them."""
     command = ["squeue", "--noheader", "--array", "--states=all", "--user", str(os.getuid())]
     rows = _ask([*command, "--format", "|".join(_FIELDS)]).splitlines()
     return [_from_squeue(row.split("|", len(_FIELDS) - 1)) for row in rows if row.count("|") > 5]
 
 
-def _from_squeue(values: Sequence[str]) -> Job:
+def _from_squeue(values: Sequence[str]) -> SlurmJob:
     identity, state, reason, nodes, used, name, comment = (value.strip() for value in values)
-    return Job(
+    return SlurmJob(
         id=identity,
         state=state,
         reason="" if reason == "None" else reason,
@@ -108,7 +61,7 @@ def duration(text: str) -> float | None:
     return 86400.0 * days + 3600 * hours + 60 * minutes + rest
 
 
-def details(job: str) -> Job | None:
+def details(job: str) -> SlurmJob | None:
     """What scontrol says about one job; None where it does not know it."""
     try:
         text = _ask(["scontrol", "show", "job", "--oneliner", job])
@@ -118,7 +71,7 @@ def details(job: str) -> Job | None:
     if "JobState" not in values:
         return None
     reason, nodes = values.get("Reason", ""), values.get("NodeList", "")
-    return Job(
+    return SlurmJob(
         id=job,
         state=values["JobState"],
         reason="" if reason == "None" else reason,
@@ -130,7 +83,7 @@ def details(job: str) -> Job | None:
     )
 
 
-def accounted(jobs: Iterable[str]) -> dict[str, Job]:
+def accounted(jobs: Iterable[str]) -> dict[str, SlurmJob]:
     """What accounting says about ended jobs; nothing where there is no accounting."""
     wanted = sorted({job.partition("_")[0] for job in jobs})
     if not wanted:
@@ -146,13 +99,14 @@ def accounted(jobs: Iterable[str]) -> dict[str, Job]:
         # A job that a crash of slurmctld lost is shown as running for ever, so only an end is
         # believed.
         word, _, by = state.partition(" by ")  # `CANCELLED by 1000`
-        job = Job(identity, word, reason, nodes, name=name, exit=exit_code, by=by and user_name(by))
+        who = by and user_name(by)
+        job = SlurmJob(identity, word, reason, nodes, name=name, exit=exit_code, by=who)
         if job.ended:
             ended[identity] = job
     return ended
 
 
-def cancel_jobs(jobs: Sequence[str], are_ours: Callable[[Job], bool]) -> None:
+def cancel_jobs(jobs: Sequence[str], are_ours: Callable[[SlurmJob], bool]) -> None:
     """Ask Slurm to end these jobs, as far as it has them and they are ours."""
     if not jobs:
         return

@@ -4,16 +4,17 @@ A stage that stops before it is done has saved its scratch; it leaves a mark, on
 script puts the job back into the queue. Restarts are counted over all attempts at the stage.
 """
 
-from typing import Any
-
-from pipelines.ledger.entry import Attempt, State, TaskState
+from pipelines.ledger.entry import Attempt
+from pipelines.ledger.launch import Launch
+from pipelines.ledger.reports import Result
+from pipelines.ledger.state import State, TaskState
 from pipelines.ledger.task import Task
 from pipelines.slurm.script import REQUEUE_MARK
 from stages.context import StageError
 
 
-def refuse_endless_restarts(launch: dict[str, Any], task: Task) -> None:
-    restarts, most = _restarts(launch, task), launch["resources"]["requeues"]
+def refuse_endless_restarts(launch: Launch, task: Task) -> None:
+    restarts, most = launch.restarts_before + task.restart, launch.resources.requeues
     if task.job is not None and restarts > most:
         raise StageError(
             f"Slurm has started this job again {restarts} times, and its profile allows {most} "
@@ -21,30 +22,26 @@ def refuse_endless_restarts(launch: dict[str, Any], task: Task) -> None:
         )
 
 
-def stop_or_requeue(attempt: Attempt, launch: dict[str, Any], task: Task) -> dict[str, Any]:
+def stop_or_requeue(attempt: Attempt, task: Task) -> Result:
     """What becomes of a stage that was told to stop, and did."""
     if attempt.session is not None and not attempt.was_cancelled:
         error = "its session ended; it stopped at a step boundary"
-        return {"state": State.FAILED, "error": error, "retryable": True}
+        return Result(state=State.FAILED, error=error, retryable=True)
     if task.job is None or attempt.was_cancelled:
         error = "stopped at a step boundary"
-        return {"state": State.CANCELLED, "error": error, "retryable": True}
-    resources = launch["resources"]
-    if _restarts(launch, task) >= resources["requeues"]:
-        return {
-            "state": State.FAILED,
-            "error": (
+        return Result(state=State.CANCELLED, error=error, retryable=True)
+    launch = attempt.launched
+    resources = launch.resources
+    if launch.restarts_before + task.restart >= resources.requeues:
+        return Result(
+            state=State.FAILED,
+            error=(
                 "Slurm ended the job, by preemption or at its time limit of "
-                f"{resources['time_minutes']} minutes, and its profile allows no more restarts "
-                f"(requeues: {resources['requeues']}). What is done is kept: run the same command "
+                f"{resources.time_minutes} minutes, and its profile allows no more restarts "
+                f"(requeues: {resources.requeues}). What is done is kept: run the same command "
                 "to go on, or raise requeues or time_minutes"
             ),
-            "retryable": False,
-        }
+        )
     (attempt.folder / f"{REQUEUE_MARK}{task.job}.{task.restart}").touch()
     print("stopped at a step boundary, to go on after a restart", flush=True)
-    return {"state": TaskState.STOPPED}
-
-
-def _restarts(launch: dict[str, Any], task: Task) -> int:
-    return int(launch.get("restarts_before", 0)) + task.restart
+    return Result(state=TaskState.STOPPED)

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.redact import redact
-from pipelines.config.profiles import Resources
+from pipelines.ledger.launch import Launch
 from pipelines.slurm.queue import SlurmSilent, max_array_size, my_jobs
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import COMMENT_PREFIX, Batch, batch_script, command_of, parameters_of
@@ -29,16 +29,20 @@ _FULL = re.compile(r"MaxSubmit", re.IGNORECASE)
 
 
 def slurm_batches(
-    stage: str, folder: Path, token: str, launch: Mapping[str, Any], after: Sequence[str] = ()
+    stage: str, folder: Path, token: str, launch: Launch, after: Sequence[str] = ()
 ) -> list[Batch]:
     """The calls of sbatch that a submission needs: one, or several where an array is too large."""
-    resources = Resources.model_validate(launch["resources"])
-    clone, code = Path(launch["clone"]), Path(launch["code"])
-    whole = Batch(stage, folder, resources, token, code, clone, after=after)
-    if "module" in launch:
-        whole = replace(whole, module=launch["module"])
-    shards = launch.get("shards")
-    if shards is None:
+    whole = Batch(
+        stage=stage,
+        folder=folder,
+        resources=launch.resources,
+        token=token,
+        code=launch.code,
+        root=launch.clone,
+        after=after,
+        module=launch.module,
+    )
+    if launch.shards is None:
         return [whole]
     largest = max_array_size()
     if not largest:
@@ -47,9 +51,9 @@ def slurm_batches(
             "the profile"
         )
     chunks: dict[int, list[int]] = {}
-    for shard in shards:
+    for shard in launch.shards:
         chunks.setdefault(shard // largest, []).append(shard)
-    each, rest = divmod(resources.array_parallelism, len(chunks))
+    each, rest = divmod(launch.resources.array_parallelism, len(chunks))
     return [
         replace(
             whole,
@@ -65,12 +69,12 @@ def submit_batches(
     scheduler: Scheduler,
     stage: str,
     folder: Path,
-    launch: Mapping[str, Any],
+    launch: Launch,
     *,
     after: Sequence[str] = (),
     pause: Pause,
-) -> dict[str, Any]:
-    """Make a submission, all of it or none; what is to be noted about it in launch.json."""
+) -> Launch:
+    """Make a submission, all of it or none; the launch with its jobs."""
     token = scheduler.register(folder)
     jobs: list[str] = []
     try:
@@ -87,7 +91,7 @@ def submit_batches(
             scheduler.cancel([*jobs, *(job.number for job in my_jobs() if job.comment == mark)])
         raise
     scheduler.submitted(token, folder)
-    return {"job": ",".join(jobs), "jobs": jobs, "token": token}
+    return replace(launch, job=",".join(jobs), jobs=tuple(jobs), token=token)
 
 
 def submit_batch(batch: Batch, *, known: Sequence[str] = (), pause: Pause) -> str:

@@ -9,17 +9,20 @@ never runs ahead of it; so what it says is missing is sent again, in a form that
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pipelines.base import atomic
-from pipelines.base.processes import process_lives
 from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
-from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.ledger import files
+from pipelines.ledger.entry import Entry, Ledger
+from pipelines.ledger.invocation import Invocation
+from pipelines.ledger.record import Origin
+from pipelines.ledger.state import State
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _RESTORED = ".restored"
@@ -107,6 +110,17 @@ class ParentCursor(Cursor):
 
 
 @dataclass(frozen=True)
+class Restored:
+    """INVOCATION.restored: the stages that a command had DVC restore, which have no entry."""
+
+    VERSION: ClassVar[int] = 1
+
+    origin: Origin
+    stages: tuple[str, ...]
+    time: float
+
+
+@dataclass(frozen=True)
 class Group:
     """One invocation, with what is left to do about it."""
 
@@ -121,13 +135,15 @@ class Group:
     over_for_sure: bool
     closed: bool
     """Whether its own runs say so."""
-    restored: Mapping[str, Any]
-    """What the command has noted of the stages that it had DVC restore, which have no entry."""
+    restored: Restored | None
 
     @property
-    def info(self) -> Mapping[str, Any]:
+    def origin(self) -> Origin:
         """Who asked, and from what."""
-        return self.entries[0].info if self.entries else self.restored
+        if self.entries:
+            return self.entries[0].origin
+        assert self.restored is not None
+        return self.restored.origin
 
     @property
     def busy(self) -> bool:
@@ -139,12 +155,12 @@ class Scanner:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._settled: dict[Path, dict[str, Any]] = {}
+        self._settled: dict[Path, Invocation] = {}
 
     def groups(self) -> list[Group]:
         """Every invocation of this clone, oldest first."""
         members: dict[str, list[Entry]] = {}
-        commands: dict[str, dict[str, Any]] = {}
+        commands: dict[str, Invocation] = {}
         waiting: set[Path] = set()
         alive: set[Path] = set()
         for entry in Ledger(self._repository.jobs).entries():
@@ -163,12 +179,12 @@ class Scanner:
                     waiting.add(entry.folder)
                 elif state is State.PUBLISHED:
                     self._settled[entry.folder] = invocation
-            members.setdefault(invocation["id"], []).append(entry)
-            commands[invocation["id"]] = invocation
+            members.setdefault(invocation.id, []).append(entry)
+            commands[invocation.id] = invocation
         for path in sorted(_parents(self._repository).glob(f"*{_RESTORED}")):
-            invocation = (atomic.read_json(path) or {})["invocation"]
-            members.setdefault(invocation["id"], [])
-            commands.setdefault(invocation["id"], invocation)
+            invocation = files.load(Restored, path).origin.invocation
+            members.setdefault(invocation.id, [])
+            commands.setdefault(invocation.id, invocation)
         return [
             self._group(
                 commands[identity],
@@ -181,27 +197,27 @@ class Scanner:
 
     def _group(
         self,
-        invocation: dict[str, Any],
+        invocation: Invocation,
         entries: list[Entry],
         waiting: list[Entry],
         alive: list[Entry],
     ) -> Group:
-        cursor = ParentCursor.of(self._repository, invocation["id"])
+        cursor = ParentCursor.of(self._repository, invocation.id)
         over, sure = cursor.final, cursor.final
         if not over:
             lives = _command_lives(self._repository, invocation)
             over, sure = not (alive or lives), lives is False and not alive
         closed = cursor.done and (cursor.final or (over and cursor.entries == states_of(entries)))
         return Group(
-            id=invocation["id"],
-            command=invocation.get("command") or "?",
+            id=invocation.id,
+            command=invocation.command,
             entries=entries,
             waiting=waiting,
             alive=alive,
             over=over,
             over_for_sure=sure,
             closed=closed,
-            restored=atomic.read_json(_restored(self._repository, invocation["id"])) or {},
+            restored=files.read(Restored, _restored(self._repository, invocation.id)),
         )
 
 
@@ -232,16 +248,14 @@ def left_behind(
 
 def is_young(entry: Entry) -> bool:
     """Whether it was made just now; not one from before the clock was set back."""
-    created = float(entry.info.get("created", 0.0))
-    return 0 <= time.time() - created < START_GRACE_S
+    return 0 <= time.time() - entry.origin.created < START_GRACE_S
 
 
-def invocation_of(entry: Entry) -> dict[str, Any]:
+def invocation_of(entry: Entry) -> Invocation:
     """The command that an entry belongs to: the one behind its latest attempt."""
     attempts = entry.attempts()
-    launch = (attempts[-1].launch if attempts else None) or {}
-    invocation = launch.get("invocation") or entry.info.get("invocation") or {}
-    return {"id": "unknown", "command": "?", **invocation}
+    launch = attempts[-1].launch if attempts else None
+    return (launch and launch.invocation) or entry.origin.invocation
 
 
 def states_of(entries: Iterable[Entry]) -> dict[str, str]:
@@ -262,10 +276,10 @@ def end_invocation(repository: Repository, identity: str) -> None:
     atomic.write_json(_end_mark(repository, identity), {"time": time.time()})
 
 
-def note_restored(repository: Repository, info: Mapping[str, Any], stages: list[str]) -> None:
+def note_restored(repository: Repository, origin: Origin, stages: list[str]) -> None:
     """Keep which stages a command had DVC restore: nothing else in the ledger tells of them."""
-    path = _restored(repository, info["invocation"]["id"])
-    atomic.write_json(path, {**info, "stages": stages, "time": time.time()})
+    path = _restored(repository, origin.invocation.id)
+    files.write(path, Restored(origin, tuple(stages), time.time()))
 
 
 def note_problem(repository: Repository, text: str | None) -> None:
@@ -311,13 +325,11 @@ def store_address(repository: Repository) -> str:
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 
-def _command_lives(repository: Repository, invocation: dict[str, Any]) -> bool | None:
+def _command_lives(repository: Repository, invocation: Invocation) -> bool | None:
     """Whether the command still runs; None where only its jobs can tell."""
-    if _end_mark(repository, invocation["id"]).exists():
+    if _end_mark(repository, invocation.id).exists():
         return False
-    if "pid" not in invocation:
-        return None
-    return process_lives(invocation["pid"], invocation["pid_started"])
+    return None if invocation.pid is None else invocation.lives()
 
 
 def _parents(repository: Repository) -> Path:

@@ -147,7 +147,7 @@ class Health:
 def _made(entry: Entry | None, summary: Metrics) -> bool:
     """Whether the entry is what the workspace has, and not another that was restored since."""
     record = entry.record if entry is not None else None
-    return record is None or record["metrics"] == summary
+    return record is None or record.metrics == summary
 
 
 def _from_the_start(line: Sequence[Reading], first: Metrics) -> list[Reading]:

@@ -98,7 +98,7 @@ def batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 def summary_of(root: Path, entry: Entry) -> dict[str, float]:
     """The stage's summary metrics as it returned them, flat."""
     record = entry.record
-    values = (record or {}).get("metrics")
+    values = record.metrics if record else None
     if values is None:
         values = atomic.read_json(entry.out / METRICS_OUT)
     if values is None and record is not None and _is_latest(entry):

@@ -116,7 +116,7 @@ def producer() -> str:
 
 def run_id(entry: Entry) -> str:
     """The same for every event of an entry, whoever sends it and however often."""
-    created = float(entry.info.get("created", 0.0))
+    created = entry.origin.created
     identity = f"{entry_name(entry)}/{created:.6f}"
     return str(generate_static_uuid(datetime.fromtimestamp(created, UTC), identity.encode()))
 
@@ -124,9 +124,9 @@ def run_id(entry: Entry) -> str:
 def _time(entry: Entry, event: str) -> str:
     attempts = entry.attempts()
     attempt = attempts[0 if event == START else -1] if attempts else None
-    began = (attempt.worker or {}).get("time") if attempt else None
+    worker = attempt.worker if attempt else None
     ended = event not in (START, "RUNNING")
-    seconds = ended_at(entry) if ended else float(began or started_at(entry))
+    seconds = ended_at(entry) if ended else worker.time if worker else started_at(entry)
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
@@ -157,7 +157,7 @@ def _job_facets(repository: Repository, entry: Entry) -> dict[str, JobFacet]:
     }
     url = _origin(repository.root)
     if url:
-        commit = (entry.info.get("git_commit") or "").removesuffix("+")
+        commit = (entry.origin.git_commit or "").removesuffix("+")
         facets["sourceCodeLocation"] = source_code_location_job.SourceCodeLocationJobFacet(
             type="git",
             url=url,
@@ -171,9 +171,9 @@ def _job_facets(repository: Repository, entry: Entry) -> dict[str, JobFacet]:
 
 def _run_facets(entry: Entry, event: str, namespace: str) -> dict[str, RunFacet]:
     invocation = invocation_of(entry)
-    parent = str(uuid.uuid5(uuid.NAMESPACE_URL, f"lockstep:invocation:{invocation['id']}"))
+    parent = str(uuid.uuid5(uuid.NAMESPACE_URL, f"lockstep:invocation:{invocation.id}"))
     # Two words name the command; what follows are the arguments of one run of it.
-    command = " ".join(redact(invocation["command"]).split()[:2])
+    command = " ".join(redact(invocation.command).split()[:2])
     params = flat_params(_clean(entry.spec.config))
     facets: dict[str, RunFacet] = {
         "parent": parent_run.ParentRunFacet(
@@ -213,33 +213,32 @@ class LockstepRunFacet(RunFacet):
 
 
 def _details(entry: Entry) -> dict[str, Any]:
-    attempts, spec = entry.attempts(), entry.spec
-    launch = (attempts[-1].launch if attempts else None) or {}
-    worker = (attempts[-1].worker if attempts else None) or {}
-    result = (attempts[-1].result if attempts else None) or {}
-    record = entry.record or {}
+    attempts, spec, origin = entry.attempts(), entry.spec, entry.origin
+    last = attempts[-1] if attempts else None
+    launch, worker, result = (last.launch, last.worker, last.result) if last else (None,) * 3
+    end = entry.record or result
     details = {
         "fingerprint": spec.fingerprint,
         "code": spec.code,
-        "gitCommit": entry.info.get("git_commit"),
-        "dvcExperiment": entry.info.get("experiment"),
+        "gitCommit": origin.git_commit,
+        "dvcExperiment": origin.experiment,
         "iteration": iteration_of(spec),
         "attempts": len(attempts),
-        "profile": launch.get("profile"),
-        "executor": launch.get("executor"),
-        "job": launch.get("job"),
-        "host": worker.get("host"),
-        "environment": record.get("environment") or result.get("environment"),
-        "metrics": record.get("metrics") or result.get("metrics"),
+        "profile": launch.profile if launch else None,
+        "executor": launch.executor if launch else None,
+        "job": launch.job if launch else None,
+        "host": worker.host if worker else None,
+        "environment": end.environment if end else None,
+        "metrics": end.metrics if end else None,
     }
     return {key: value for key, value in details.items() if value}
 
 
 def _error(entry: Entry) -> str:
     attempt = entry.attempts()[-1]
-    error = (attempt.result or {}).get("error")
-    if error:
-        return str(error)
+    result = attempt.result
+    if result and result.error:
+        return result.error
     return outcome_of(attempt).what if attempt.on_slurm else "the job ended without a word"
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pipelines.base import atomic
 from pipelines.base.repository import Repository
-from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.ledger.entry import Entry, Ledger
+from pipelines.ledger.state import State
 from pipelines.tracking.cursor import is_young
 
 START, RUNNING, COMPLETE, FAIL, ABORT = "START", "RUNNING", "COMPLETE", "FAIL", "ABORT"

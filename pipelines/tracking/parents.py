@@ -6,15 +6,16 @@ ended, from dvc.lock: the stages that were up to date are linked to the runs tha
 
 import re
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines.base import atomic
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
-from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.ledger.entry import Entry, Ledger
+from pipelines.ledger.record import Origin
+from pipelines.ledger.state import State
 from pipelines.tracking.cached import UpToDate, up_to_date
 from pipelines.tracking.cursor import Group, ParentCursor, StageCursor, entry_name, left_behind
 from pipelines.tracking.metrics import Point, names_above, numbers, summary_of
@@ -49,7 +50,7 @@ class ParentShipper:
         self._repository.home.joinpath("tracking").mkdir(exist_ok=True)
         cursor = ParentCursor.of(self._repository, group.id, self._store.address)
         if cursor.run_id is None:
-            tags = {"lockstep.kind": "invocation", **_tags(group, group.info)}
+            tags = {"lockstep.kind": "invocation", **_tags(group, group.origin)}
             cursor.run_id = self._store.find_or_create_run(
                 ("lockstep.group", group.id),
                 _title(group),
@@ -73,7 +74,7 @@ class ParentShipper:
                 "mlflow.parentRunId": cursor.run_id,
                 "lockstep.kind": "iteration",
                 "lockstep.iteration": iteration,
-                **_tags(group, entry.info),
+                **_tags(group, entry.origin),
             }
             run = self._store.find_or_create_run(
                 ("lockstep.group", f"{group.id}/{iteration}"), iteration, tags, started_at(entry)
@@ -173,6 +174,7 @@ class ParentShipper:
             f"| {stage} | {state.value} | {self._link(StageCursor.of(entry).run_id)} |"
             for stage, (entry, state) in ran.items()
         ]
+        restored = group.restored.stages if group.restored else ()
         links: dict[str, str | None] = {}
         for item in up_to_date(self._repository.root, unfinished):
             stage = item.bound.address
@@ -180,7 +182,7 @@ class ParentShipper:
                 continue
             run = self._maker(item)
             links[stage] = run
-            how = "restored" if stage in group.restored.get("stages", ()) else "up to date"
+            how = "restored" if stage in restored else "up to date"
             rows.append(f"| {stage} | {how} | {self._link(run)} |")
             if stage not in cursor.measured:
                 self._measure_cached(item, group, cursor)
@@ -201,7 +203,7 @@ class ParentShipper:
         """The run that made these outputs, in this clone's ledger or in one that MLflow knows."""
         for entry in reversed(Ledger(self._repository.jobs).entries()):
             record = entry.record if entry.stage == item.bound.address else None
-            if record and record["outs"] == item.outs:
+            if record and record.outs == item.outs:
                 cursor = StageCursor.of(entry)
                 if cursor.run_id and cursor.store == self._store.address:
                     return cursor.run_id
@@ -227,21 +229,22 @@ class ParentShipper:
 
 def _title(group: Group) -> str:
     """What tells two runs apart comes first: MLflow's lists cut a name short."""
-    info = group.info
-    return " · ".join(filter(None, [info.get("title"), info.get("experiment"), group.command]))
+    origin = group.origin
+    return " · ".join(filter(None, [origin.title, origin.experiment, group.command]))
 
 
 def _began(group: Group) -> float:
-    return min(map(started_at, group.entries), default=group.restored.get("time", 0.0))
+    restored = group.restored.time if group.restored else 0.0
+    return min(map(started_at, group.entries), default=restored)
 
 
-def _tags(group: Group, info: Mapping[str, Any]) -> dict[str, str | None]:
+def _tags(group: Group, origin: Origin) -> dict[str, str | None]:
     return {
         "mlflow.source.name": "lockstep",
-        "mlflow.source.git.commit": info.get("git_commit"),
+        "mlflow.source.git.commit": origin.git_commit,
         "lockstep.invocation": group.id,
-        "lockstep.git_commit": info.get("git_commit"),
-        "lockstep.dvc_experiment": info.get("experiment"),
+        "lockstep.git_commit": origin.git_commit,
+        "lockstep.dvc_experiment": origin.experiment,
     }
 
 

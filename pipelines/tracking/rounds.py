@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.base.background import Patience
 from pipelines.base.repository import Repository
-from pipelines.ledger.entry import Entry, State
+from pipelines.ledger.entry import Entry
+from pipelines.ledger.state import State
 from pipelines.tracking import openlineage
 from pipelines.tracking.cursor import (
     Group,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.base.repository import Repository
 from pipelines.identity.spec import Spec
-from pipelines.ledger.entry import Attempt, Entry, State
+from pipelines.ledger.entry import Attempt, Entry
+from pipelines.ledger.state import State
 from pipelines.tracking.cursor import StageCursor, entry_name, invocation_of
 from pipelines.tracking.metrics import (
     STEP_PREFIX,
@@ -76,19 +77,18 @@ class StageShipper:
         return cursor
 
     def _start(self, entry: Entry, cursor: StageCursor, parent: str) -> None:
-        spec = entry.spec
-        created = entry.info.get("created", 0.0)
-        identity = f"{entry_name(entry)}/{created:.6f}"
+        spec, origin = entry.spec, entry.origin
+        identity = f"{entry_name(entry)}/{origin.created:.6f}"
         tags = {
             "mlflow.parentRunId": parent,
             "mlflow.source.name": "lockstep",
-            "mlflow.source.git.commit": entry.info.get("git_commit"),
+            "mlflow.source.git.commit": origin.git_commit,
             "lockstep.kind": "stage",
             "lockstep.stage": spec.name,
             "lockstep.address": spec.stage,
             "lockstep.iteration": iteration_of(spec),
-            "lockstep.git_commit": entry.info.get("git_commit"),
-            "lockstep.dvc_experiment": entry.info.get("experiment"),
+            "lockstep.git_commit": origin.git_commit,
+            "lockstep.dvc_experiment": origin.experiment,
             "lockstep.fingerprint": spec.fingerprint,
             "lockstep.code": spec.code,
         }
@@ -205,19 +205,18 @@ def _points(row: Mapping[str, Any], seen: Mapping[str, int]) -> list[Point]:
 
 
 def _state_tags(entry: Entry, state: State, attempts: list[Attempt]) -> dict[str, str | None]:
-    launch = (attempts[-1].launch if attempts else None) or {}
-    worker = (attempts[-1].worker if attempts else None) or {}
-    result = (attempts[-1].result if attempts else None) or {}
-    outs = (entry.record or {}).get("outs") or result.get("outs") or {}
+    last = attempts[-1] if attempts else None
+    launch, worker, result = (last.launch, last.worker, last.result) if last else (None,) * 3
+    outs = entry.outs
     return {
-        "lockstep.invocation": invocation_of(entry)["id"],
+        "lockstep.invocation": invocation_of(entry).id,
         "lockstep.state": state.value,
         "lockstep.attempts": str(len(attempts)),
-        "lockstep.profile": launch.get("profile"),
-        "lockstep.executor": launch.get("executor"),
-        "lockstep.job": launch.get("job"),
-        "lockstep.host": worker.get("host"),
-        "lockstep.error": result.get("error"),
+        "lockstep.profile": launch.profile if launch else None,
+        "lockstep.executor": launch.executor if launch else None,
+        "lockstep.job": launch.job if launch else None,
+        "lockstep.host": worker.host if worker else None,
+        "lockstep.error": result.error if result else None,
         "lockstep.output_hash": " ".join(outs[path] for path in sorted(outs)) or None,
         **{f"lockstep.out.{path}": digest for path, digest in outs.items()},
     }
@@ -236,16 +235,16 @@ def status_of(state: State) -> str:
 def started_at(entry: Entry) -> float:
     """When the first attempt was submitted."""
     attempts = entry.attempts()
-    launch = (attempts[0].launch if attempts else None) or {}
-    return float(launch.get("time") or entry.info.get("created", 0.0))
+    launch = attempts[0].launch if attempts else None
+    return (launch and launch.time) or entry.origin.created
 
 
 def ended_at(entry: Entry) -> float:
-    """When the last attempt ended; for one that died without a word, its last sign of life."""
+    """When the last attempt ended; for one that reported nothing, its last sign of life."""
     attempts = entry.attempts()
-    result = entry.record or (attempts[-1].result if attempts else None) or {}
-    if "ended" in result:
-        return float(result["ended"])
+    end = entry.record or (attempts[-1].result if attempts else None)
+    if end and end.ended is not None:
+        return end.ended
     paths = [entry.folder / "metrics.jsonl", entry.folder / "progress.json"]
     paths += attempts[-1].folder.iterdir() if attempts else []
     signs = []

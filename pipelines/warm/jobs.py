@@ -22,7 +22,7 @@ def fork_job(repository: Repository, attempt: Attempt, resources: Resources) -> 
     """Start the attempt's job; its process, or None where a fresh one has to be started."""
     if is_switched_off() or resources.setup:
         return None
-    identity = _identity(Path((attempt.launch or {})["code"]), resources, os.environ)
+    identity = _identity(attempt.launched.code, resources, os.environ)
     gpus = ",".join(map(str, range(resources.gpus_per_node)))
     request = Request.from_here(
         "pipelines.worker.worker",

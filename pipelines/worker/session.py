@@ -14,17 +14,20 @@ whoever finds it gone, or other than a stage wants it, runs the stage as if ther
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pipelines.base import atomic
 from pipelines.base.console import seconds
 from pipelines.base.repository import Repository
-from pipelines.config.profiles import ExecutorKind
-from pipelines.ledger import mailbox
-from pipelines.ledger.entry import Attempt, State
+from pipelines.config.profiles import ExecutorKind, Resources
+from pipelines.ledger import files, mailbox
+from pipelines.ledger.entry import Attempt
+from pipelines.ledger.launch import Launch
+from pipelines.ledger.reports import Result
+from pipelines.ledger.state import State
 
 HOST_MODULE = "pipelines.worker.session_host"
 BEAT_S = 5.0
@@ -32,6 +35,24 @@ STALE_S = 120.0
 """A process that has not said anything for so long hangs. Wrong clocks cost time, no bytes."""
 _ALIKE = ("device", "python", "container", "setup", "cpus_per_task", "deterministic")
 """What a process has for good: a stage that wants it otherwise needs another one."""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """heartbeat.json: what a session does, and a sign that it still does."""
+
+    VERSION: ClassVar[int] = 1
+
+    time: float
+    doing: str = ""
+    served: int = 0
+    resident: tuple[str, ...] = ()
+    """The models that it keeps in memory."""
+    reused: int = 0
+    code: Path = Path()
+
+    def write(self, folder: Path) -> None:
+        files.write(folder / "heartbeat.json", self)
 
 
 @dataclass(frozen=True)
@@ -55,18 +76,18 @@ class Session:
         return Attempt(self.folder)
 
     @property
-    def launch(self) -> dict[str, Any]:
-        return self.host.launch or {}
+    def launch(self) -> Launch:
+        return self.host.launched
 
     @property
-    def heartbeat(self) -> dict[str, Any]:
-        return atomic.read_json(self.folder / "heartbeat.json") or {}
+    def heartbeat(self) -> Heartbeat | None:
+        return files.read(Heartbeat, self.folder / "heartbeat.json")
 
     @property
     def silent_s(self) -> float:
-        """Seconds since it last said something; none where it has not begun to."""
-        last: float = self.heartbeat.get("time", time.time())
-        return max(time.time() - last, 0.0)
+        """Seconds since its last sign of life; none where it has not begun to give any."""
+        beat = self.heartbeat
+        return max(time.time() - beat.time, 0.0) if beat else 0.0
 
     @property
     def is_told_to_end(self) -> bool:
@@ -79,7 +100,8 @@ class Session:
         """Why nothing should be posted to it, in words; None where it takes posts."""
         state = self.host.state()
         if not state.alive:
-            return (self.host.result or {}).get("why") or f"it {state}"
+            result = self.host.result
+            return (result and result.why) or f"it {state}"
         if self.is_told_to_end:
             return "it was told to end"
         if self.silent_s > STALE_S:
@@ -87,30 +109,29 @@ class Session:
         return None
 
     def note_end(self, why: str) -> None:
-        """The last word of a session that could not say it itself."""
-        word = {"state": State.COMPLETED, "why": why, "ended": time.time()}
-        atomic.write_json(self.folder / "result.json", word)
+        """Why it ended, for whoever asks."""
+        self.host.write(Result(state=State.COMPLETED, why=why, ended=time.time()))
 
     def as_json(self) -> dict[str, Any]:
-        launch, worker, result = self.launch, self.host.worker or {}, self.host.result or {}
-        beat = self.heartbeat
+        launch, worker, result = self.launch, self.host.worker, self.host.result
+        beat = self.heartbeat or Heartbeat(time.time())
         return {
             "name": self.name,
             "number": int(self.folder.name),
             "state": "ended" if result else str(self.host.state()),
-            "why": result.get("why"),
-            "profile": launch.get("profile"),
-            "stages": launch.get("stages", []),
-            "job": launch.get("job"),
-            "host": worker.get("host"),
-            "pid": worker.get("pid"),
-            "doing": beat.get("doing") if not result else None,
-            "served": beat.get("served", 0),
+            "why": result.why if result else None,
+            "profile": launch.profile,
+            "stages": list(launch.stages),
+            "job": launch.job,
+            "host": worker.host if worker else None,
+            "pid": worker.pid if worker else None,
+            "doing": beat.doing or None if not result else None,
+            "served": beat.served,
             "waiting": len(mailbox.waiting(self.folder)) if not result else 0,
-            "resident": beat.get("resident", []) if not result else [],
-            "reused": beat.get("reused", 0),
+            "resident": list(beat.resident) if not result else [],
+            "reused": beat.reused,
             "silent_seconds": round(self.silent_s, 1),
-            "idle_minutes": launch.get("idle_minutes"),
+            "idle_minutes": launch.idle_minutes,
             "log": str(self.folder),
         }
 
@@ -147,47 +168,44 @@ def living(repository: Repository) -> list[Session]:
     return [session for session in sessions(repository) if session.host.state().alive]
 
 
-def new_session(repository: Repository, name: str, launch: Mapping[str, Any]) -> Session:
+def new_session(repository: Repository, name: str, launch: Launch) -> Session:
     """The folder of a session that is about to be started."""
     home = repository.home / "sessions" / name
     used = [int(path.name) for path in home.glob("[0-9]*")]
     folder = home / f"{max(used, default=0) + 1:03}"
     (folder / "mailbox").mkdir(parents=True)
-    atomic.write_json(folder / "launch.json", dict(launch))
-    return Session(folder)
+    session = Session(folder)
+    session.host.write(launch)
+    return session
 
 
-def misfit(has: Mapping[str, Any], wants: Mapping[str, Any], num_shards: int) -> str | None:
-    """Why a process with the one's resources must not run a stage that wants the other's.
-
-    As they are in files: another version may have written the session's.
-    """
-    if wants["nodes"] * wants["tasks_per_node"] > 1:
+def misfit(has: Resources, wants: Resources, num_shards: int) -> str | None:
+    """Why a process with the one's resources must not run a stage that wants the other's."""
+    if wants.nodes * wants.tasks_per_node > 1:
         return "it trains with several processes"
     if num_shards > 1:
         return f"its work is shared out to {num_shards} jobs (shards)"
-    if wants["gpus_per_node"] > has["gpus_per_node"]:
-        return f"it wants {wants['gpus_per_node']} GPUs, the session has {has['gpus_per_node']}"
+    if wants.gpus_per_node > has.gpus_per_node:
+        return f"it wants {wants.gpus_per_node} GPUs, the session has {has.gpus_per_node}"
     for key in _ALIKE:
-        if has.get(key) != wants[key]:
-            return f"its `{key}` is {wants[key]}, the session's {has.get(key)}"
+        its, ours = getattr(wants, key), getattr(has, key)
+        if its != ours:
+            return f"its `{key}` is {its}, the session's {ours}"
     return None
 
 
 def serving(
-    repository: Repository, stage: str, launch: Mapping[str, Any], say: Callable[[str], None]
+    repository: Repository, stage: str, launch: Launch, say: Callable[[str], None]
 ) -> Session | None:
     """The session of this launch's profile that runs the stage; says so where one cannot."""
-    if launch["executor"] not in (ExecutorKind.LOCAL, ExecutorKind.SLURM):
+    if launch.executor not in (ExecutorKind.LOCAL, ExecutorKind.SLURM):
         return None
     for session in sessions(repository):
-        order = session.launch
-        if order["profile"] != launch["profile"] or stage not in order["stages"]:
+        its = session.launch
+        if its.profile != launch.profile or stage not in its.stages:
             continue
         ended = session.host.result is not None
-        why = session.why_not() or misfit(
-            order["resources"], launch["resources"], launch["num_shards"]
-        )
+        why = session.why_not() or misfit(its.resources, launch.resources, launch.num_shards)
         if why is None:
             return session
         if not ended:
@@ -197,6 +215,5 @@ def serving(
 
 def is_here(session: Session) -> bool:
     """Whether its process, as far as it is known, is one of this machine."""
-    return bool(
-        (session.host.worker or {}).get("host", socket.gethostname()) == socket.gethostname()
-    )
+    worker = session.host.worker
+    return worker is None or worker.host == socket.gethostname()

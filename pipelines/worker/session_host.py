@@ -18,23 +18,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from pipelines.base import atomic
 from pipelines.base.console import say_anything
 from pipelines.base.processes import end_processes
 from pipelines.base.redact import RedactedStream
 from pipelines.base.redacted_log import close_to_others, open_log, output_put_back
-from pipelines.config.profiles import bytes_of
+from pipelines.config.profiles import Resources, bytes_of
 from pipelines.ledger import mailbox
-from pipelines.ledger.entry import Attempt, State
+from pipelines.ledger.entry import Attempt
+from pipelines.ledger.reports import Worker
+from pipelines.ledger.state import State
 from pipelines.slurm.signals import SlurmWarning
-from pipelines.worker.session import BEAT_S, HOST_MODULE, Session
+from pipelines.worker.session import BEAT_S, HOST_MODULE, Heartbeat, Session
 from pipelines.worker.worker import run_attempt
 from stages.contracts.catalog import STAGES
 from stages.engines.models import resident
@@ -57,18 +57,19 @@ class Host:
         self.current: tuple[Attempt, SlurmWarning] | None = None
         self.ending: str | None = None
         """Why it shall end, once it shall."""
-        minutes = session.launch["resources"]["time_minutes"]
-        started = (session.host.worker or {}).get("time", time.time())
+        self.launch, worker = session.launch, session.host.worker
+        minutes = self.launch.resources.time_minutes
+        started = worker.time if worker else time.time()
         self._deadline = time.monotonic() + 60.0 * minutes - max(time.time() - started, 0.0)
         self._lock = _hold(session.folder / "alive")
         warning.answer(lambda: self._end("Slurm, or whoever has its process, told it to end"))
 
     def serve(self) -> str:
         """Run what is posted until there is a reason to end, which is returned."""
-        idle_s = 60.0 * self.session.launch["idle_minutes"]
+        idle_s = 60.0 * self.launch.idle_minutes
         self._import_stages()
         restore = clean_slate.remember()
-        resident.switch_on(memory_to_keep(self.session.launch["resources"]))
+        resident.switch_on(memory_to_keep(self.launch.resources))
         idle_since = time.monotonic()
         while True:
             self.doing = "idle"
@@ -80,9 +81,9 @@ class Host:
                     return f"it was idle for {idle_s / 60:g} minutes"
                 time.sleep(POLL_S)
                 continue
-            if Path(posts[0]["code"]).resolve() != self.code:
-                self._replace(Path(posts[0]["code"]), "other code")
-            attempt = Attempt(Path(posts[0]["attempt"]))
+            if posts[0].code.resolve() != self.code:
+                self._replace(posts[0].code, "other code")
+            attempt = Attempt(posts[0].attempt)
             if mailbox.take(self.session.folder, attempt.folder):
                 ended = self._run(attempt)
                 restore()
@@ -124,15 +125,21 @@ class Host:
             current[1].come()
 
     def _beat(self) -> None:
-        word = {"time": time.time(), "doing": self.doing, "served": self.served}
-        word |= {"resident": resident.names(), "reused": resident.reused(), "code": str(self.code)}
-        atomic.write_json(self.session.folder / "heartbeat.json", word)
+        beat = Heartbeat(
+            time=time.time(),
+            doing=self.doing,
+            served=self.served,
+            resident=tuple(resident.names()),
+            reused=resident.reused(),
+            code=self.code,
+        )
+        beat.write(self.session.folder)
 
     def _import_stages(self) -> None:
         """What every stage would import for itself, before the first one is posted."""
-        if self.session.launch["resources"]["deterministic"]:
+        if self.launch.resources.deterministic:
             determinism.before_import()
-        for name in self.session.launch["stages"]:
+        for name in self.launch.stages:
             try:
                 importlib.import_module(STAGES[name].module)
             except Exception:
@@ -166,10 +173,10 @@ class Host:
         os.execve(sys.executable, words, {**os.environ, **variables})
 
 
-def memory_to_keep(resources: Mapping[str, Any]) -> int | None:
+def memory_to_keep(resources: Resources) -> int | None:
     """Bytes of models: a share of what the job has; None where the device's own size decides."""
-    has = bytes_of(resources["memory"])
-    return has // resident.SHARE if has and resources["device"] == "cpu" else None
+    has = bytes_of(resources.memory)
+    return has // resident.SHARE if has and resources.device == "cpu" else None
 
 
 def _hold(path: Path) -> int:
@@ -217,8 +224,8 @@ def main() -> int:
     session = Session(Path(sys.argv[1]).resolve())
     host = Host(session, warning)
     if session.host.worker is None:
-        me = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
-        atomic.write_json(session.folder / "worker.json", me)
+        me = Worker(pid=os.getpid(), host=socket.gethostname(), time=time.time())
+        session.host.write(me)
     threading.Thread(target=host.watch, name="session-watch", daemon=True).start()
     why = host.serve()
     print(f"ended: {why}", flush=True)

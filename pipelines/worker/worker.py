@@ -2,7 +2,7 @@
 
 The outputs are written aside and renamed as a whole at the end. Whatever happens, `result.json`
 says how it ended; where even that is missing, the worker died. A job may have many processes, each
-with a word of its own in `tasks/`; the one that writes the outputs has the word for all.
+with a report of its own in `tasks/`; the one that writes the outputs reports for all.
 
 On Slurm, a stage that is told to stop before it is done saves its scratch and leaves a mark, on
 which the batch script puts the job back into the queue.
@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ from pipelines.config.profiles import ExecutorKind
 from pipelines.identity import environment
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import Spec
-from pipelines.ledger.entry import FAILURE_PREFIX, METRICS_OUT, Attempt, Entry, State, TaskState
+from pipelines.ledger import files
+from pipelines.ledger.entry import FAILURE_PREFIX, METRICS_OUT, Attempt, Entry
 from pipelines.ledger.environments import note_environment
+from pipelines.ledger.launch import Launch
+from pipelines.ledger.reports import Result, TaskReport, Worker
+from pipelines.ledger.state import State, TaskState
 from pipelines.ledger.task import Task, find_task
 from pipelines.slurm import link
 from pipelines.slurm.restarts import refuse_endless_restarts, stop_or_requeue
@@ -62,10 +67,10 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
     warning = warning or SlurmWarning()
     attempt = Attempt(Path(folder))
     stage = STAGES[attempt.entry.spec.name]
-    launch = attempt.launch or {}
+    launch = attempt.launched
     # Slurm's variables also stand around a job of another kind, started inside an allocation.
-    on_slurm = attempt.on_slurm
-    task = find_task(stage.processes, launch["num_shards"], first_shard) if on_slurm else Task()
+    on_slurm = launch.executor is ExecutorKind.SLURM
+    task = find_task(stage.processes, launch.num_shards, first_shard) if on_slurm else Task()
     if task.idle:
         return TaskState.DONE
     with (
@@ -73,26 +78,25 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
         # A driver that was killed at the wrong moment may have led to two attempts at once.
         hold_lock(attempt.entry.folder / f"working.{task.label}", wait=True),
     ):
-        outcome: dict[str, Any]
-        # Slurm may bring back a job that is done, after a node's failure say: its word stands.
+        # Slurm may bring back a job that is done, after a node's failure say: its result stands.
         done = attempt.entry.out.exists() or attempt.entry.record is not None
-        _say_hello(attempt, task, done)
+        _report_start(attempt, task, done)
         if done:
-            outcome = {"state": State.COMPLETED}
+            result = Result(state=State.COMPLETED)
         elif attempt.was_cancelled:
             # Slurm has brought back a job that nobody wants any more.
-            outcome = {"state": State.CANCELLED, "error": "cancelled before it began"}
+            result = Result(state=State.CANCELLED, error="cancelled before it began")
         else:
             with _redacted(launch):
-                outcome = _run(attempt, launch, task, warning)
-        _say_goodbye(attempt, task, outcome, keep=done)
-    return str(outcome["state"])
+                result = _run(attempt, launch, task, warning)
+        _report_end(attempt, task, result, keep=done)
+    return str(result.state)
 
 
 @contextmanager
-def _redacted(launch: dict[str, Any]) -> Iterator[None]:
+def _redacted(launch: Launch) -> Iterator[None]:
     """A debugged stage has no log: a debugger needs the terminal as it is."""
-    if launch["executor"] != ExecutorKind.DEBUG:
+    if launch.executor is not ExecutorKind.DEBUG:
         with redacted_log():
             yield
         return
@@ -113,120 +117,129 @@ def _alive(attempt: Attempt, task: Task) -> Iterator[None]:
         yield
 
 
-def _say_hello(attempt: Attempt, task: Task, done: bool) -> None:
-    me = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+def _report_start(attempt: Attempt, task: Task, done: bool) -> None:
     if task.job is not None:
-        _say(attempt, task, {"state": TaskState.RUNNING})
+        _report(attempt, task, TaskState.RUNNING)
     if done:
         return
     if task.job is not None and task.restart and task.leads:
-        # The word of an earlier start of the same job no longer holds.
+        # The result of an earlier start of the same job no longer holds.
         (attempt.folder / "result.json").unlink(missing_ok=True)
     if task.leads and not (task.num_shards > 1 and attempt.worker):
         # How far an earlier start of the job was is not how far this one is.
         (attempt.entry.folder / "progress.json").unlink(missing_ok=True)
-        atomic.write_json(attempt.folder / "worker.json", {**me, "restart": task.restart})
+        me = Worker(
+            pid=os.getpid(), host=socket.gethostname(), time=time.time(), restart=task.restart
+        )
+        attempt.write(me)
 
 
 def _add_environment(attempt: Attempt, made_by: dict[str, Any]) -> None:
-    """Kept from the start: whoever finds outputs without a last word still knows what made them."""
-    worker = attempt.worker or {}
-    if (worker.get("pid"), worker.get("host")) == (os.getpid(), socket.gethostname()):
-        word = {**worker, "environment": made_by}
-        atomic.write_json(attempt.folder / "worker.json", word)
+    """Kept from the start: whoever finds outputs without a result still knows what made them."""
+    worker = attempt.worker
+    if worker and (worker.pid, worker.host) == (os.getpid(), socket.gethostname()):
+        attempt.write(replace(worker, environment=made_by))
 
 
-def _say_goodbye(attempt: Attempt, task: Task, outcome: dict[str, Any], *, keep: bool) -> None:
-    """With `keep`, a word that is there already stays: it says more than this process knows."""
+def _report_end(attempt: Attempt, task: Task, result: Result, *, keep: bool) -> None:
+    """With `keep`, a result that is there already stays: it says more than this process knows."""
     if task.job is not None:
-        _say(attempt, task, {key: outcome.get(key) for key in ("state", "error")})
-    final = outcome["state"] in (State.COMPLETED, State.CANCELLED, State.FAILED)
-    shares = task.num_shards > 1 and outcome["state"] != State.COMPLETED
+        _report(attempt, task, result.state, result.error)
+    final = result.state in (State.COMPLETED, State.CANCELLED, State.FAILED)
+    shares = task.num_shards > 1 and result.state != State.COMPLETED
     if final and task.leads and not shares and not (keep and attempt.result):
-        atomic.write_json(attempt.folder / "result.json", outcome)
+        attempt.write(result)
 
 
-def _say(attempt: Attempt, task: Task, word: dict[str, Any]) -> None:
-    """Leave this process's last word."""
-    me = {"rank": task.rank, "shard": task.shard, "num_shards": task.num_shards, "job": task.job}
-    me |= {"host": socket.gethostname(), "pid": os.getpid(), "restart": task.restart}
-    me |= {"log": task.log, "what": task.what()}
-    where = attempt.folder / "tasks" / f"{task.label}.json"
-    atomic.write_json(where, {**me, **word, "time": time.time()})
+def _report(
+    attempt: Attempt, task: Task, state: State | TaskState, error: str | None = None
+) -> None:
+    """Leave what this process has to say of itself."""
+    report = TaskReport(
+        rank=task.rank,
+        shard=task.shard,
+        num_shards=task.num_shards,
+        job=task.job,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        restart=task.restart,
+        log=task.log,
+        what=task.what(),
+        state=state,
+        error=error,
+        time=time.time(),
+    )
+    files.write(attempt.folder / "tasks" / f"{task.label}.json", report)
     alarm = attempt.folder / "tasks" / f"{FAILURE_PREFIX}{task.label}"
-    if word["state"] == State.FAILED:
+    if state == State.FAILED:
         alarm.touch()
     else:
         alarm.unlink(missing_ok=True)
 
 
-def _run(
-    attempt: Attempt, launch: dict[str, Any], task: Task, warning: SlurmWarning
-) -> dict[str, Any]:
+def _run(attempt: Attempt, launch: Launch, task: Task, warning: SlurmWarning) -> Result:
     started = time.time()
-    entry = attempt.entry
-    spec = entry.spec
+    spec = attempt.entry.spec
     context = _context(attempt, spec, launch, task)
     warning.answer(context.request_stop)
     again = f", restart {task.restart}" if task.restart else ""
     who = " ".join(filter(None, [task.what(), f"on {socket.gethostname()}"]))
     print(f"{spec.stage}: attempt {attempt.number}{again}, {who}", flush=True)
     made_by: dict[str, Any] = {}
-    outcome: dict[str, Any]
+    deterministic = launch.resources.deterministic
     try:
         _check_code(launch)
-        made_by = environment.describe(context, launch["resources"])
+        made_by = environment.describe(context, deterministic)
         _add_environment(attempt, made_by)
         refuse_endless_restarts(launch, task)
         with _on_terminate(_stop_at_once, task, warning), among_ranks(task, context) as meet_all:
-            if launch["resources"]["deterministic"]:
+            if deterministic:
                 determinism.before_import()
             run = importlib.import_module(STAGES[spec.name].module).run
-            if launch["resources"]["deterministic"]:
+            if deterministic:
                 determinism.after_import()
-            made_by = environment.describe(context, launch["resources"])
+            made_by = environment.describe(context, deterministic)
             _add_environment(attempt, made_by)
             if task.leads:
                 note_environment(attempt, task, made_by)
             if task.reads_for_its_node:
-                check_inputs(spec, Path(launch["root"]), context.should_stop)
+                check_inputs(spec, launch.root, context.should_stop)
             meet_all()
-        root = Path(launch["root"])
-        hashes = {root / artifact.path: artifact.hash for artifact in spec.inputs.values()}
+        hashes = {launch.root / artifact.path: artifact.hash for artifact in spec.inputs.values()}
         with _on_terminate(context.request_stop, task, warning), resident.among(hashes):
-            outs, metrics = _compute(run, entry, spec, context, root, task.label)
-        outcome = {"state": State.COMPLETED, "outs": outs, "metrics": metrics}
+            outs, metrics = _compute(run, attempt, context, task.label)
+        result = Result(state=State.COMPLETED, outs=outs, metrics=metrics)
     except ShareDone:
-        outcome = {"state": TaskState.DONE}
+        result = Result(state=TaskState.DONE)
     except (Stopped, KeyboardInterrupt):
-        outcome = stop_or_requeue(attempt, launch, task)
+        result = stop_or_requeue(attempt, task)
     except RankLost as error:
         # The rank that is gone, or its node, is what failed; Slurm knows how and what comes next.
         print(f"error: {error}", file=sys.stderr, flush=True)
-        outcome = {"state": TaskState.LOST_A_RANK, "error": redact(str(error))}
+        result = Result(state=TaskState.LOST_A_RANK, error=redact(str(error)))
     except StageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        outcome = {"state": State.FAILED, "error": redact(str(error)), "retryable": False}
+        result = Result(state=State.FAILED, error=redact(str(error)))
     except Exception as error:
         traceback.print_exc()
         if context.should_stop():
             # What was told to stop with the worker, a helper process, may go first.
-            outcome = stop_or_requeue(attempt, launch, task)
+            result = stop_or_requeue(attempt, task)
         else:
-            outcome = {
-                "state": State.FAILED,
-                "error": redact(_in_words(error, entry)),
-                "retryable": _may_pass(error, attempt),
-            }
-    return {**outcome, "started": started, "ended": time.time(), "environment": made_by}
+            result = Result(
+                state=State.FAILED,
+                error=redact(_in_words(error, attempt.entry)),
+                retryable=_may_pass(error, attempt),
+            )
+    return replace(result, started=started, ended=time.time(), environment=made_by)
 
 
-def _check_code(launch: dict[str, Any]) -> None:
+def _check_code(launch: Launch) -> None:
     """Whether this process runs the copy of the code that its result will be recorded for."""
     # A debugged stage runs in the command's own process, and with the command's own code.
-    if launch["executor"] != ExecutorKind.DEBUG and Path(launch["code"]).resolve() != CODE:
+    if launch.executor is not ExecutorKind.DEBUG and launch.code.resolve() != CODE:
         raise StageError(
-            f"this job has its code from {CODE}, not from {launch['code']}, the copy made for it: "
+            f"this job has its code from {CODE}, not from {launch.code}, the copy made for it: "
             "something resets PYTHONPATH on the way to the worker; see `setup`, `python`, "
             "`container` and `extra` in the profile"
         )
@@ -246,9 +259,9 @@ def _in_words(error: Exception, entry: Entry) -> str:
     return f"{text}, at work in {entry.folder}" if nameless else text
 
 
-def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], task: Task) -> Context:
-    resources = launch["resources"]
-    one_gpu_each = resources["device"] == "cuda" and task.job is not None
+def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Context:
+    resources = launch.resources
+    one_gpu_each = resources.device == "cuda" and task.job is not None
     together = STAGES[spec.name].processes is Processes.TOGETHER
     signs = attempt.folder / "restarts" / f"{task.restart:03}"
     if task.world > 1:
@@ -258,33 +271,35 @@ def _context(attempt: Attempt, spec: Spec, launch: dict[str, Any], task: Task) -
         key=spec.key,
         seed=spec.config.get("seed", 0),
         folder=attempt.entry.folder,
-        device=f"cuda:{task.local_rank}" if one_gpu_each else resources["device"],
+        device=f"cuda:{task.local_rank}" if one_gpu_each else resources.device,
         rank=task.rank,
         world=task.world,
-        collective_seconds=resources["collective_seconds"],
+        collective_seconds=resources.collective_seconds,
         heartbeats=signs if task.world > 1 else None,
         shard=task.shard,
         num_shards=task.num_shards,
-        micro_tokens=resources["micro_tokens"],
-        compile=resources["compile"],
-        checkpoint_activations=resources["checkpoint_activations"],
-        sharding=Sharding(resources["sharding"]) if together else Sharding.NONE,
-        offload=Offload(resources["offload"]) if together else Offload.NONE,
-        tensor_parallel=resources["tensor_parallel"],
-        generator_memory=resources["generator_memory"],
-        sequence_parallel=resources["sequence_parallel"] if together else 1,
-        checkpoint_seconds=resources["checkpoint_seconds"],
-        graph=atomic.read_json(attempt.folder / "graph.json") or launch.get("graph", ()),
+        micro_tokens=resources.micro_tokens,
+        compile=resources.compile,
+        checkpoint_activations=resources.checkpoint_activations,
+        sharding=resources.sharding if together else Sharding.NONE,
+        offload=resources.offload if together else Offload.NONE,
+        tensor_parallel=resources.tensor_parallel,
+        generator_memory=resources.generator_memory,
+        sequence_parallel=resources.sequence_parallel if together else 1,
+        checkpoint_seconds=resources.checkpoint_seconds,
+        graph=atomic.read_json(attempt.folder / "graph.json") or launch.graph,
     )
 
 
 def _compute(
-    run: StageFunction, entry: Entry, spec: Spec, context: Context, root: Path, label: str
+    run: StageFunction, attempt: Attempt, context: Context, label: str
 ) -> tuple[dict[str, str], dict[str, float]]:
     """Run the stage's function into a folder aside, then make that folder `out` in one step.
 
     Returns the hashes of the outputs by path, and the summary metrics.
     """
+    entry, root = attempt.entry, attempt.launched.root
+    spec = entry.spec
     config = STAGES[spec.name].config.from_values(spec.config, spec.key)
     for left in entry.folder.glob(f"out.{label}.*"):
         atomic.remove(left)  # by a process that was killed

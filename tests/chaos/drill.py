@@ -22,12 +22,14 @@ from typing import Any
 
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
-from pipelines.config.profiles import Resources
+from pipelines.config.profiles import ExecutorKind
 from pipelines.identity.spec import Spec
-from pipelines.ledger.entry import Ledger, State
+from pipelines.ledger.entry import Ledger
 from pipelines.ledger.publish import publish
+from pipelines.ledger.state import State
 from pipelines.worker.worker import run_attempt
 from stages.contracts.catalog import bind
+from tests.ledger_values import ORIGIN, launch
 
 CALLS = ("write", "fsync", "rename", "open", "mkdir", "ftruncate", "link", "write,open,rename")
 ERRORS = (errno.ENOSPC, errno.EIO)
@@ -69,18 +71,13 @@ def stage(root: Path) -> None:
         outs=dict(bound.outs),
         metrics=bound.metrics,
     )
-    entry = Ledger(repository.jobs).find_or_create(spec, {})
+    entry = Ledger(repository.jobs).find_or_create(spec, ORIGIN)
     with entry.lease():
         if entry.state() not in (State.COMPLETED, State.PUBLISHED):
-            launch = {
-                "executor": "debug",
-                "root": str(root),
-                "resources": Resources().model_dump(mode="json"),
-            }
-            attempt = entry.new_attempt(launch)
+            attempt = entry.new_attempt(launch(ExecutorKind.DEBUG, root=root))
             run_attempt(str(attempt.folder))
             if entry.state() is not State.COMPLETED:
-                raise WorkFailed((attempt.result or {})["error"])
+                raise WorkFailed(attempt.result.error if attempt.result else "")
         publish(root, entry)
 
 

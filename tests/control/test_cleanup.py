@@ -12,6 +12,8 @@ from pipelines.base import atomic
 from pipelines.base.locks import hold_lock
 from pipelines.base.repository import Repository
 from pipelines.ledger.cleanup import remove_stale_files
+from pipelines.ledger.entry import Attempt
+from tests.ledger_values import SLURM, launch, result
 
 DAYS_S = 2 * 86400.0
 
@@ -25,8 +27,9 @@ def repository(tmp_path: Path) -> Repository:
 def entry(repository: Repository) -> Path:
     """One whose only attempt has failed."""
     folder = repository.jobs / "sft/abc-001"
-    atomic.write_json(folder / "attempts/001/result.json", {"state": "failed"})
-    atomic.write_json(folder / "attempts/001/launch.json", {})
+    attempt = Attempt(folder / "attempts/001")
+    attempt.write(result("failed"))
+    attempt.write(launch())
     return folder
 
 
@@ -91,7 +94,7 @@ def test_half_written_outputs_of_the_dead_go_though_nobody_runs_the_stage_again(
 def test_another_hosts_outputs_stay_while_its_attempt_goes_on(
     repository: Repository, entry: Path
 ) -> None:
-    atomic.write_json(entry / "attempts/002/launch.json", {"executor": "slurm", "jobs": ["7"]})
+    Attempt(entry / "attempts/002").write(launch(SLURM, jobs=("7",)))
     out = write(entry / "out.00000.elsewhere.7", DAYS_S)
     remove_stale_files(repository)
     assert out.exists()
@@ -139,11 +142,12 @@ def test_a_chain_that_is_over_gives_its_copies_back_and_one_that_is_not_keeps_th
 ) -> None:
     chains = {name: repository.home / "chains" / name for name in ("over", "queued", "fresh")}
     for name, chain in chains.items():
-        atomic.write_json(chain / "links/sft/launch.json", {"executor": "slurm", "jobs": ["7"]})
+        link = Attempt(chain / "links/sft")
+        link.write(launch(SLURM, jobs=("7",)))
         write(chain / "links/sft/placing")
         write(chain / "workspace")
         if name != "queued":
-            atomic.write_json(chain / "links/sft/result.json", {"state": "completed"})
+            link.write(result())
         if name != "fresh":
             for path in (chain / "links/sft", chain):
                 os.utime(path, (0, 0))

@@ -17,6 +17,7 @@ from pipelines.config.reference import params_reference, profiles_reference
 from pipelines.ledger.entry import Ledger
 from pipelines.slurm import logs
 from tests.control.made_up import SPEC
+from tests.ledger_values import ORIGIN, launch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,8 +120,8 @@ def test_doctor_shows_no_error_that_is_none_of_this_profile(clone: Any) -> None:
 
 
 def test_the_name_of_a_log_is_written_once_also_while_it_is_empty(tmp_path: Path) -> None:
-    entry = Ledger(tmp_path).find_or_create(SPEC, {})
-    attempt = entry.new_attempt({"executor": "local", "num_shards": 1})
+    entry = Ledger(tmp_path).find_or_create(SPEC, ORIGIN)
+    attempt = entry.new_attempt(launch())
     log = attempt.folder / "job_0_log.out"
     log.touch()
     written: dict[str, int] = {}

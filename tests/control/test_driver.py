@@ -1,11 +1,9 @@
 """What a driver publishes is what the workspace asks for at that moment."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipelines.base import atomic
 from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
@@ -16,18 +14,18 @@ from pipelines.ledger.entry import Entry, Ledger
 from pipelines.ledger.invocation import current_invocation
 from pipelines.tracking.health import Health
 from tests.control.made_up import SPEC
+from tests.ledger_values import ORIGIN, launch, result
 
 
 @pytest.fixture
 def entry(tmp_path: Path) -> Entry:
     """A stage whose job has ended well, with nobody waiting for it."""
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {})
-    attempt = entry.new_attempt({"executor": "debug"})
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
+    attempt = entry.new_attempt(launch(ExecutorKind.DEBUG))
     (entry.out / "model").mkdir(parents=True)
     (entry.out / "model/weights").write_text("w")
     (entry.out / "metrics").write_text("{}")
-    result: dict[str, Any] = {"state": "completed", "outs": {}, "metrics": {}, "environment": {}}
-    atomic.write_json(attempt.folder / "result.json", {**result, "started": 1.0, "ended": 2.0})
+    attempt.write(result(outs={}, metrics={}))
     return entry
 
 
@@ -37,7 +35,7 @@ def driver(entry: Entry, root: Path, identity: str) -> Driver:
         repository=repository,
         entry=entry,
         executors=lambda kind: make_executor(kind, repository),
-        launch={"executor": ExecutorKind.DEBUG},
+        launch=launch(ExecutorKind.DEBUG),
         invocation=current_invocation(),
         console=Console(),
         identity=lambda: identity,

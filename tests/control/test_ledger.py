@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,20 @@ import pytest
 from pipelines.base import atomic
 from pipelines.base.errors import LockstepError
 from pipelines.base.locks import hold_lock, is_locked
-from pipelines.base.processes import start_of
+from pipelines.base.processes import start_of, this_process
 from pipelines.identity.code import code_version
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import Artifact, Spec, make_spec
-from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.ledger import files
+from pipelines.ledger.entry import Entry, Ledger
 from pipelines.ledger.publish import drop_recorded, publish
+from pipelines.ledger.state import State
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
+from tests.ledger_values import ORIGIN, launch, record, result, worker
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
-
-INFO = {"invocation": {"id": "i", "command": "dvc repro"}, "git_commit": "c", "experiment": None}
 
 
 def spec(**changes: object) -> Spec:
@@ -52,13 +54,11 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def finish(entry: Entry) -> None:
     """As a worker leaves it: complete outputs and a result."""
-    attempt = entry.new_attempt({})
+    attempt = entry.new_attempt(launch())
     (entry.out / "model").mkdir(parents=True)
     (entry.out / "model" / "weights").write_text("w")
     (entry.out / "metrics").write_text('{"loss": 1}')
-    result = {"state": "completed", "outs": {"artifacts/model": "m.dir"}, "metrics": {}}
-    result |= {"started": 1.0, "ended": 2.0, "environment": {}}
-    atomic.write_json(attempt.folder / "result.json", result)
+    attempt.write(result(outs={"artifacts/model": "m.dir"}, metrics={}))
 
 
 def test_a_spec_survives_its_file(tmp_path: Path) -> None:
@@ -106,17 +106,17 @@ def test_a_spec_follows_the_stages_code_and_inputs(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_entry_is_found_again(ledger: Ledger) -> None:
-    first = ledger.find_or_create(spec(), INFO)
-    assert ledger.find_or_create(spec(), INFO) == first
-    assert ledger.find_or_create(spec(code="other"), INFO) != first
+    first = ledger.find_or_create(spec(), ORIGIN)
+    assert ledger.find_or_create(spec(), ORIGIN) == first
+    assert ledger.find_or_create(spec(code="other"), ORIGIN) != first
 
 
 def test_the_latest_entry_is_the_one_last_asked_for(ledger: Ledger) -> None:
     """Going back to old params makes their job the wanted one again."""
-    first = ledger.find_or_create(spec(), INFO)
-    other = ledger.find_or_create(spec(code="other"), INFO)
+    first = ledger.find_or_create(spec(), ORIGIN)
+    other = ledger.find_or_create(spec(code="other"), ORIGIN)
     assert ledger.latest()["sft"] == other
-    ledger.find_or_create(spec(), INFO)
+    ledger.find_or_create(spec(), ORIGIN)
     assert ledger.latest()["sft"] == first
 
 
@@ -125,27 +125,26 @@ def test_an_entry_whose_maker_was_killed_half_way_is_made_anew(ledger: Ledger) -
     half = atomic.unique(ledger.folder / "sft" / f"{spec().fingerprint[:12]}-001")
     half.mkdir()
     (half / "entry.json").write_text("{}")
-    assert ledger.find_or_create(spec(), INFO).spec == spec()
+    assert ledger.find_or_create(spec(), ORIGIN).spec == spec()
     assert len(ledger.entries()) == 1
 
 
 def test_states_of_an_attempt(ledger: Ledger) -> None:
-    entry = ledger.find_or_create(spec(), INFO)
+    entry = ledger.find_or_create(spec(), ORIGIN)
     assert entry.state() is State.NEW
-    attempt = entry.new_attempt({})
+    attempt = entry.new_attempt(launch())
     assert entry.state() is State.STARTING
-    launch = {"pid": os.getpid(), "pid_started": start_of(os.getpid())}
-    atomic.write_json(attempt.folder / "launch.json", launch)
+    attempt.write(launch(pid=os.getpid(), pid_started=start_of(os.getpid())))
     assert entry.state() is State.STARTING
-    atomic.write_json(attempt.folder / "launch.json", {**launch, "pid_started": "another"})
+    attempt.write(launch(pid=os.getpid(), pid_started="another"))
     assert entry.state() is State.DIED, "the pid belongs to another process by now"
     with hold_lock(attempt.folder / "alive"):
         assert entry.state() is State.RUNNING
         attempt.mark_cancelled()
         assert entry.state() is State.RUNNING, "it still runs, whatever was asked of it"
     assert entry.state() is State.CANCELLED
-    again = entry.new_attempt({})
-    atomic.write_json(again.folder / "result.json", {"state": "failed", "error": "e"})
+    again = entry.new_attempt(launch())
+    again.write(result("failed", error="e"))
     assert entry.state() is State.FAILED
     assert [a.number for a in entry.attempts()] == [1, 2]
 
@@ -153,11 +152,9 @@ def test_states_of_an_attempt(ledger: Ledger) -> None:
 def test_a_submission_whose_driver_died_is_given_up_at_once_unless_its_job_is_there(
     ledger: Ledger,
 ) -> None:
-    attempt = ledger.find_or_create(spec(), INFO).new_attempt({})
+    attempt = ledger.find_or_create(spec(), ORIGIN).new_attempt(launch())
     assert attempt.state() is State.STARTING, "this process is about to submit it"
-    launch = attempt.launch or {}
-    launch["submitter"]["started"] += "1"
-    atomic.write_json(attempt.folder / "launch.json", launch)
+    attempt.write(launch(submitter=replace(this_process(), started="another")))
     assert attempt.state() is State.DIED
     assert attempt.never_started
     command = [sys.executable, "-c", "input()", str(attempt.folder)]
@@ -171,12 +168,12 @@ def test_a_submission_whose_driver_died_is_given_up_at_once_unless_its_job_is_th
 def test_the_entry_last_asked_for_is_the_newest_even_when_the_clock_was_set_back(
     ledger: Ledger,
 ) -> None:
-    before = ledger.find_or_create(spec(), INFO)
+    before = ledger.find_or_create(spec(), ORIGIN)
     tomorrow = time.time() + 86400
     os.utime(before.folder / "entry.json", (tomorrow, tomorrow))
-    after = ledger.find_or_create(spec(code="other"), INFO)
+    after = ledger.find_or_create(spec(code="other"), ORIGIN)
     assert ledger.latest()[after.stage] == after
-    ledger.find_or_create(spec(), INFO)
+    ledger.find_or_create(spec(), ORIGIN)
     assert ledger.latest()[after.stage] == before
 
 
@@ -198,7 +195,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 
 def test_one_driver_at_a_time(ledger: Ledger) -> None:
-    entry = ledger.find_or_create(spec(), INFO)
+    entry = ledger.find_or_create(spec(), ORIGIN)
     with (
         entry.lease(),
         pytest.raises(LockstepError, match="already waiting for this job"),
@@ -210,25 +207,27 @@ def test_one_driver_at_a_time(ledger: Ledger) -> None:
 def test_publishing_keeps_the_ledgers_copy_until_dvc_has_recorded_it(
     ledger: Ledger, tmp_path: Path
 ) -> None:
-    entry = ledger.find_or_create(spec(), INFO)
+    entry = ledger.find_or_create(spec(), ORIGIN)
     finish(entry)
     assert entry.state() is State.COMPLETED
     publish(tmp_path, entry)
     assert (tmp_path / "artifacts/model/weights").read_text() == "w"
     assert entry.state() is State.PUBLISHED
     drop_recorded(tmp_path, ledger)
-    assert ledger.find_or_create(spec(), INFO) == entry, "DVC has not recorded it: still to be had"
+    assert ledger.find_or_create(spec(), ORIGIN) == entry, (
+        "DVC has not recorded it: still to be had"
+    )
     lock = {"stages": {"sft": {"outs": [{"path": "artifacts/model", "md5": "m.dir"}]}}}
     (tmp_path / "dvc.lock").write_text(json.dumps(lock) + "\n")
     drop_recorded(tmp_path, ledger)
     assert not entry.out.exists()
-    assert ledger.find_or_create(spec(), INFO) != entry, "recorded: a forced run computes again"
+    assert ledger.find_or_create(spec(), ORIGIN) != entry, "recorded: a forced run computes again"
 
 
 def test_a_lock_that_names_older_outputs_does_not_take_the_ledgers_copy(
     ledger: Ledger, tmp_path: Path
 ) -> None:
-    entry = ledger.find_or_create(spec(), INFO)
+    entry = ledger.find_or_create(spec(), ORIGIN)
     finish(entry)
     publish(tmp_path, entry)
     lock = {"stages": {"sft": {"outs": [{"path": "artifacts/model", "md5": "older.dir"}]}}}
@@ -240,7 +239,7 @@ def test_a_lock_that_names_older_outputs_does_not_take_the_ledgers_copy(
 def test_publishing_twice_replaces_what_was_there(ledger: Ledger, tmp_path: Path) -> None:
     (tmp_path / "artifacts/model").mkdir(parents=True)
     (tmp_path / "artifacts/model/stale").write_text("old")
-    entry = ledger.find_or_create(spec(), INFO)
+    entry = ledger.find_or_create(spec(), ORIGIN)
     finish(entry)
     for _ in range(2):
         publish(tmp_path, entry)
@@ -263,7 +262,7 @@ def test_outputs_on_another_disk_are_never_half_there_under_their_name(
     model = tmp_path / "artifacts/model"
     model.mkdir()
     (model / "stale").write_text("old")
-    entry = ledger.find_or_create(spec(), INFO)
+    entry = ledger.find_or_create(spec(), ORIGIN)
     finish(entry)
     (entry.out / "model/tokenizer").write_text("t")
     copied: list[str] = []
@@ -293,7 +292,7 @@ def test_a_failed_publication_leaves_what_was_there(
 ) -> None:
     (tmp_path / "artifacts/model").mkdir(parents=True)
     (tmp_path / "artifacts/model/stale").write_text("old")
-    entry = ledger.find_or_create(spec(), INFO)
+    entry = ledger.find_or_create(spec(), ORIGIN)
     finish(entry)
 
     def fails(*_: object) -> None:
@@ -307,26 +306,26 @@ def test_a_failed_publication_leaves_what_was_there(
 
 
 def test_a_worker_killed_after_its_last_rename_is_harvested(ledger: Ledger, tmp_path: Path) -> None:
-    entry = ledger.find_or_create(spec(), INFO)
+    entry = ledger.find_or_create(spec(), ORIGIN)
     finish(entry)
     (entry.attempts()[-1].folder / "result.json").unlink()
-    atomic.write_json(entry.attempts()[-1].folder / "worker.json", {"pid": 1, "time": 5.0})
+    entry.attempts()[-1].write(worker(time=5.0))
     assert entry.state() is State.COMPLETED
-    assert publish(tmp_path, entry)["outs"]["artifacts/model"].endswith(".dir")
+    assert publish(tmp_path, entry).outs["artifacts/model"].endswith(".dir")
 
 
 def test_a_worker_that_died_after_its_outputs_leaves_what_made_them(
     tmp_path: Path, ledger: Ledger
 ) -> None:
-    entry = ledger.find_or_create(spec(), INFO)
+    entry = ledger.find_or_create(spec(), ORIGIN)
     finish(entry)
-    folder = entry.attempts()[-1].folder
-    (folder / "result.json").unlink()
+    attempt = entry.attempts()[-1]
+    (attempt.folder / "result.json").unlink()
     made_by = {"host": "node1", "packages": {"torch": "2"}}
-    atomic.write_json(folder / "worker.json", {"pid": 1, "time": 5.0, "environment": made_by})
-    record = publish(tmp_path, entry)
-    assert (record["environment"], record["started"]) == (made_by, 5.0)
-    assert record["outs"]["artifacts/model"].endswith(".dir")
+    attempt.write(worker(time=5.0, environment=made_by))
+    made = publish(tmp_path, entry)
+    assert (made.environment, made.started) == (made_by, 5.0)
+    assert made.outs["artifacts/model"].endswith(".dir")
 
 
 def test_stages_that_start_together_may_both_drop_what_is_recorded(tmp_path: Path) -> None:
@@ -341,7 +340,7 @@ def test_stages_that_start_together_may_both_drop_what_is_recorded(tmp_path: Pat
     for number in range(40):
         stage, folder = f"s{number}", tmp_path / f"jobs/s{number}/f-001"
         (folder / "out/model").mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps({"outs": {f"a/{stage}": "0"}}))
+        files.write(folder / "record.json", record(outs={f"a/{stage}": "0"}))
         outs = [{"path": f"a/{stage}", "md5": "0"}]
         lock["stages"][stage] = {"cmd": "true", "outs": outs}  # type: ignore[index]
     (tmp_path / "dvc.lock").write_text(json.dumps(lock) + "\n")

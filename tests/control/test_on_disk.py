@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from pipelines.base import atomic
+from pipelines.config.profiles import Resources
 from pipelines.ledger.entry import Entry, Ledger
 from pipelines.ledger.publish import publish
 from pipelines.worker.worker import CODE, run_attempt
@@ -28,22 +29,7 @@ from stages.contracts.catalog import bind
 from stages.contracts.params import Params
 from stages.engines.processes.parts import Pass, fill
 from tests.control.made_up import SPEC
-
-RESOURCES = {
-    "device": "cpu",
-    "deterministic": False,
-    "requeues": 0,
-    "micro_tokens": 1,
-    "collective_seconds": 1,
-    "checkpoint_seconds": 1,
-    "tensor_parallel": 1,
-    "compile": False,
-    "checkpoint_activations": False,
-    "generator_memory": 0.9,
-    "sharding": "none",
-    "offload": "none",
-    "sequence_parallel": 1,
-}
+from tests.ledger_values import ORIGIN, launch, result
 
 
 class Renames:
@@ -128,9 +114,10 @@ def test_the_outputs_of_a_stage(
     bound = bind("report", Params())
     spec = replace(SPEC, stage="report", name="report", inputs={}, outs=bound.outs)
     spec = replace(spec, config=bound.config.values(None), metrics=bound.metrics)
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(spec, {})
-    launch = {"executor": "local", "num_shards": 1, "root": str(tmp_path), "resources": RESOURCES}
-    attempt = entry.new_attempt(launch | {"code": str(CODE)})
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(spec, ORIGIN)
+    attempt = entry.new_attempt(
+        launch(root=tmp_path, code=CODE, resources=Resources(deterministic=False))
+    )
     assert run_attempt(str(attempt.folder)) == "completed", attempt.result
     assert "out" in renames.targets
     assert renames.too_early == []
@@ -138,13 +125,12 @@ def test_the_outputs_of_a_stage(
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Entry:
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {})
-    attempt = entry.new_attempt({})
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
+    attempt = entry.new_attempt(launch())
     (entry.out / "model").mkdir(parents=True)
     (entry.out / "model/weights").write_text("w")
     (entry.out / "metrics").write_text(json.dumps({"loss": 1}))
-    result = {"state": "completed", "outs": {}, "metrics": {}, "environment": {}}
-    atomic.write_json(attempt.folder / "result.json", {**result, "started": 1.0, "ended": 2.0})
+    attempt.write(result(outs={}, metrics={}))
     return entry
 
 

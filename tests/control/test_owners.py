@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.base import atomic
 from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
 from pipelines.base.owners import explain, user_name
@@ -15,8 +14,10 @@ from pipelines.base.repository import Repository
 from pipelines.commands.cancel import cancel
 from pipelines.commands.cli import main
 from pipelines.ledger import entry as ledger
-from pipelines.ledger.entry import Attempt, Ledger, State
+from pipelines.ledger.entry import Attempt, Ledger
+from pipelines.ledger.state import State
 from tests.control.made_up import SPEC
+from tests.ledger_values import ORIGIN, SLURM, launch
 
 ME = user_name(os.getuid())
 ANOTHER = os.getuid() + 12345
@@ -32,7 +33,7 @@ def test_a_stage_that_another_user_asked_for_is_named_with_its_owner(
 ) -> None:
     monkeypatch.setattr(ledger.os, "utime", refuse)  # type: ignore[attr-defined]
     with pytest.raises(LockstepError, match=f"entry.json belongs to {ME}, and you are {ME}"):
-        Ledger(tmp_path).find_or_create(SPEC, {})
+        Ledger(tmp_path).find_or_create(SPEC, ORIGIN)
 
 
 def test_what_is_not_permitted_is_named_with_its_owner(
@@ -54,9 +55,8 @@ def test_what_is_not_permitted_is_named_with_its_owner(
 
 def submitted(repository: Repository, user: int) -> Attempt:
     """A job in Slurm's queue, as a driver leaves it."""
-    attempt = Ledger(repository.jobs).find_or_create(SPEC, {}).new_attempt({})
-    launch = {"executor": "slurm", "user": user, "jobs": ["7"], "job": "7", "time": time.time()}
-    atomic.write_json(attempt.folder / "launch.json", launch)
+    attempt = Ledger(repository.jobs).find_or_create(SPEC, ORIGIN).new_attempt(launch())
+    attempt.write(launch(SLURM, user=user, jobs=("7",), job="7", time=time.time()))
     return attempt
 
 

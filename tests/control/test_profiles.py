@@ -14,6 +14,7 @@ from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import Batch, batch_script
 from pipelines.slurm.submit import just_wait, slurm_batches, submit_batches
 from stages.contracts.catalog import STAGES
+from tests.ledger_values import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted(path.stem for path in (ROOT / "slurm_profiles").glob("*.yaml"))
@@ -149,13 +150,8 @@ def test_an_array_beyond_slurms_limit_is_submitted_in_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.slurm.submit.max_array_size", lambda: 10)
-    launch = {
-        "resources": Resources(array_parallelism=4).model_dump(mode="json"),
-        "clone": str(tmp_path),
-        "code": str(tmp_path),
-        "shards": [0, 9, 10, 25],
-    }
-    batches = slurm_batches("rollout", tmp_path, "token", launch)
+    order = launch(resources=Resources(array_parallelism=4), shards=(0, 9, 10, 25))
+    batches = slurm_batches("rollout", tmp_path, "token", order)
     scripts = [batch_script(batch) for batch in batches]
     for script, array, first in zip(scripts, ("0,9%2", "0%1", "5%1"), (None, 10, 20), strict=True):
         assert f"#SBATCH --array={array}" in script
@@ -175,14 +171,10 @@ def test_arrays_in_chunks_share_what_may_run_at_once(
         return f"job{len(submitted) - 1}"
 
     monkeypatch.setattr("pipelines.slurm.submit.submit_batch", submit)
-    launch = {
-        "resources": Resources(array_parallelism=parallelism).model_dump(mode="json"),
-        "clone": str(tmp_path),
-        "code": str(tmp_path),
-        "shards": list(range(30)),
-    }
+    resources = Resources(array_parallelism=parallelism)
+    order = launch(resources=resources, shards=tuple(range(30)))
     scheduler = Scheduler(Repository(tmp_path))
-    submit_batches(scheduler, "rollout", tmp_path, launch, pause=just_wait)
+    submit_batches(scheduler, "rollout", tmp_path, order, pause=just_wait)
     at_once = [batch.parallelism for batch in submitted if not batch.behind]
     assert sum(at_once) == most
     assert [batch.behind for batch in submitted if batch.behind] == {

@@ -14,13 +14,17 @@ from pipelines.base.console import Console
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import load_profile
 from pipelines.driver.activity import activity
-from pipelines.ledger.entry import Entry, Ledger, State
+from pipelines.ledger import files
+from pipelines.ledger.entry import Entry, Ledger
+from pipelines.ledger.scheduler_view import SchedulerView, SlurmJob
+from pipelines.ledger.state import State
 from pipelines.runs.run import PipelineRun, _Running
 from stages.context import Context
 from stages.engines.forward.inference import response_pass
 from stages.progress import LINES, REPORT_S, Pace, describe
 from tests.clock import Clock
 from tests.control.made_up import SPEC
+from tests.ledger_values import ORIGIN, SLURM, launch, record, result, worker
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,10 +123,9 @@ def test_other_ranks_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def queued(repository: Repository, reason: str) -> Entry:
-    entry = Ledger(repository.jobs).find_or_create(SPEC, {})
-    attempt = entry.new_attempt({"executor": "slurm"})
-    job = {"id": "7", "state": "PENDING", "reason": reason, "nodes": ""}
-    atomic.write_json(attempt.folder / "scheduler.json", {"jobs": {"7": job}})
+    entry = Ledger(repository.jobs).find_or_create(SPEC, ORIGIN)
+    attempt = entry.new_attempt(launch(SLURM))
+    attempt.write(SchedulerView(jobs={"7": SlurmJob("7", "PENDING", reason)}))
     return entry
 
 
@@ -134,9 +137,8 @@ def test_a_held_job_says_what_it_waits_for(tmp_path: Path) -> None:
 def test_a_suspended_job_does_not_read_running(tmp_path: Path) -> None:
     entry = queued(Repository(tmp_path), "None")
     attempt = entry.attempts()[-1]
-    atomic.write_json(attempt.folder / "worker.json", {"pid": 1})
-    job = {"id": "7", "state": "SUSPENDED", "reason": "", "nodes": "n1"}
-    atomic.write_json(attempt.folder / "scheduler.json", {"jobs": {"7": job}})
+    attempt.write(worker())
+    attempt.write(SchedulerView(jobs={"7": SlurmJob("7", "SUSPENDED", nodes="n1")}))
     assert entry.state() is State.SUSPENDED
     assert entry.state().alive
     atomic.write_json(entry.folder / "progress.json", Pace().report(3, 9, "steps", {}))
@@ -157,9 +159,9 @@ def test_the_line_of_a_run_follows_a_stage_to_its_end(tmp_path: Path) -> None:
 
     assert shown() == "queued (Priority)"
     entry.out.mkdir()
-    atomic.write_json(entry.attempts()[-1].folder / "result.json", {"state": "completed"})
+    entry.attempts()[-1].write(result())
     assert shown() == "done; publishing its outputs"
-    atomic.write_json(entry.folder / "record.json", {"published": time.time()})
+    files.write(entry.folder / "record.json", record())
     assert shown() == "done; DVC records it"
-    before.add((entry.record or {})["published"])
+    before.add(record().published)
     assert shown() == "starting", "that one was made by an earlier command"

@@ -7,6 +7,7 @@ import shlex
 import stat
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ from pipelines.base.repository import Repository
 from pipelines.config.profiles import Resources, load_profile
 from pipelines.driver.slurm_executor import SlurmExecutor
 from pipelines.identity.spec import Spec
-from pipelines.ledger.entry import Attempt, Ledger, State
-from pipelines.ledger.shards import shares
+from pipelines.ledger import files
+from pipelines.ledger.entry import Attempt, Ledger
+from pipelines.ledger.shards import missing_shards
+from pipelines.ledger.state import State, TaskState
 from pipelines.runs.run import PipelineRun, _Running
 from pipelines.runs.status import render, stage_statuses
 from pipelines.slurm import scheduler
 from pipelines.slurm.outcome import outcome_here, outcome_in_session, outcome_of, tail
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.submit import just_wait, slurm_batches, submit_batches
+from tests.ledger_values import ORIGIN, SLURM, launch, task_report, worker
 
 FAKE = """#!/bin/sh
 cd {folder}
@@ -86,10 +90,9 @@ def repository(tmp_path: Path) -> Repository:
 def submit(repository: Repository, stage: str = "sft", jobs: list[str] | None = None) -> Any:
     """An attempt as a driver leaves it; returns it with its token."""
     spec = Spec(stage, stage, None, {}, "c", {}, {"model": "m"}, "metrics.json")
-    attempt = Ledger(repository.jobs).find_or_create(spec, {}).new_attempt({})
-    resources = {"time_minutes": 30, "memory": "1G", "requeues": 3, "nodes": 1, "tasks_per_node": 1}
-    launch = {"executor": "slurm", "profile": "p", "resources": resources}
-    atomic.write_json(attempt.folder / "launch.json", {**launch, "jobs": jobs or []})
+    attempt = Ledger(repository.jobs).find_or_create(spec, ORIGIN).new_attempt(launch())
+    resources = Resources(time_minutes=30, memory="1G")
+    attempt.write(launch(SLURM, resources=resources, jobs=tuple(jobs or ())))
     token = Scheduler(repository).register(attempt.folder)
     Scheduler(repository).submitted(token, attempt.folder)
     return attempt, token
@@ -105,7 +108,7 @@ def test_how_long_a_job_has_run_is_by_slurms_clock(
     """Its node's clock is a day behind this host's."""
     attempt, token = submit(repository, jobs=["7"])
     (repository.root / "params.yaml").write_text("seed: 17\n")
-    atomic.write_json(attempt.folder / "worker.json", {"pid": 1, "time": time.time() - 86400})
+    attempt.write(worker(time=time.time() - 86400))
     for state, used in (("RUNNING", "4:05"), ("SUSPENDED", "0-00:04:05")):
         slurm.used = used
         slurm.queue(("7", state, "None", token))
@@ -123,11 +126,11 @@ def test_a_job_is_followed_from_the_queue_to_its_end(
     slurm.queue(("7", "PENDING", "Priority", token))
     refresh(repository)
     assert attempt.state() is State.QUEUED
-    assert attempt.scheduler["jobs"]["7"]["reason"] == "Priority"
+    assert attempt.scheduler.jobs["7"].reason == "Priority"
     slurm.queue(("7", "RUNNING", "None", token))
     refresh(repository)
     assert attempt.state() is State.STARTING
-    atomic.write_json(attempt.folder / "worker.json", {"pid": 1})
+    attempt.write(worker())
     assert attempt.state() is State.RUNNING
     slurm.queue(("7", "FAILED", "NonZeroExitCode", token))
     refresh(repository)
@@ -390,7 +393,7 @@ def test_an_array_is_over_when_all_its_tasks_are(slurm: FakeSlurm, repository: R
     refresh(repository)
     assert attempt.state() is State.DIED
     assert "lost its node" in outcome_of(attempt).what
-    assert sorted(attempt.scheduler["jobs"]) == ["7_0", "7_1"]
+    assert sorted(attempt.scheduler.jobs) == ["7_0", "7_1"]
 
 
 def test_a_site_that_writes_comments_of_its_own_is_survived(
@@ -400,7 +403,7 @@ def test_a_site_that_writes_comments_of_its_own_is_survived(
     row = "7|RUNNING|None|n1|0:05|lockstep-sft|billed to physics\n"
     (slurm.folder / "squeue").write_text(row)
     refresh(repository)
-    assert attempt.scheduler["jobs"]["7"]["state"] == "RUNNING"
+    assert attempt.scheduler.jobs["7"].state == "RUNNING"
 
 
 def test_a_cancelled_attempt_is_nobodys_any_more(slurm: FakeSlurm, repository: Repository) -> None:
@@ -448,13 +451,13 @@ def test_the_death_of_one_array_task_is_not_taken_for_anothers(
 def test_shards_are_done_one_by_one(repository: Repository) -> None:
     """Process 0 of an array task being done twice does not make its process 1 done."""
     attempt, _ = submit(repository, "rollout")
-    resources = {"nodes": 1, "tasks_per_node": 2}
-    launch = {"num_shards": 2, "resources": resources}
+    order = launch(num_shards=2, resources=Resources(tasks_per_node=2))
     for label, state in enumerate(["done", "running", "done", "done"]):
-        word = {"state": state, "shard": label, "num_shards": 4, "rank": 0, "time": 1.0}
-        atomic.write_json(attempt.folder / f"tasks/{label:05}.json", word)
-    assert shares(attempt.entry, launch) == {"shards": [0]}
-    assert shares(attempt.entry, {**launch, "num_shards": 3}) == {"shards": [0, 1, 2]}
+        report = task_report(TaskState(state), shard=label, num_shards=4)
+        files.write(attempt.folder / f"tasks/{label:05}.json", report)
+    assert missing_shards(attempt.entry, order) == (0,)
+    assert missing_shards(attempt.entry, replace(order, num_shards=3)) == (0, 1, 2)
+    assert missing_shards(attempt.entry, replace(order, num_shards=1)) is None
 
 
 def test_the_log_of_another_task_is_not_looked_at(slurm: FakeSlurm, repository: Repository) -> None:
@@ -473,18 +476,14 @@ def test_a_submission_that_slurm_refused_is_over_soon(
     """One of its jobs may have been taken unheard, so it is looked for until that is certain."""
     attempt, _ = submit(repository)
     (slurm.folder / "sbatch-says").write_text("sbatch: error: invalid partition specified\n")
-    launch = {
-        "resources": Resources().model_dump(mode="json"),
-        "clone": str(tmp_path),
-        "code": str(tmp_path),
-    }
+    order = launch(SLURM, clone=tmp_path, code=tmp_path)
     slurm.queue()
     with pytest.raises(LockstepError, match=r"sbatch refused the job.*invalid partition"):
-        submit_batches(Scheduler(repository), "sft", attempt.folder, launch, pause=just_wait)
+        submit_batches(Scheduler(repository), "sft", attempt.folder, order, pause=just_wait)
     refresh(repository)
     time.sleep(0.4)
     refresh(repository)
-    assert attempt.scheduler["ended"]
+    assert attempt.scheduler.ended
     assert not list((repository.home / "slurm/live").iterdir())
 
 
@@ -499,13 +498,9 @@ def test_a_job_that_slurm_took_unheard_is_cancelled_with_its_submission(
         slurm.queue(("7", "RUNNING", "None", place.stem))
         raise KeyboardInterrupt
 
-    launch = {
-        "resources": Resources().model_dump(mode="json"),
-        "clone": str(tmp_path),
-        "code": str(tmp_path),
-    }
+    order = launch(SLURM, clone=tmp_path, code=tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        submit_batches(Scheduler(repository), "sft", attempt.folder, launch, pause=told_to_end)
+        submit_batches(Scheduler(repository), "sft", attempt.folder, order, pause=told_to_end)
     assert "scancel --quiet 7" in (slurm.folder / "calls").read_text()
     refresh(repository)
     assert attempt.jobs == ["7"], "and followed until it is gone"
@@ -519,9 +514,8 @@ def test_a_job_vanishes_even_when_the_clock_was_set_back_meanwhile(
     refresh(repository)
     slurm.queue()
     refresh(repository)
-    noted = attempt.folder / "scheduler.json"
-    word = atomic.load_json(noted)
-    atomic.write_json(noted, {**word, "missing_since": word["missing_since"] + 86400})
+    seen = attempt.scheduler
+    attempt.write(replace(seen, missing_since=seen.missing_since + 86400))
     refresh(repository)
     assert attempt.state().alive
     time.sleep(0.4)
@@ -538,8 +532,7 @@ def test_a_driver_that_died_before_it_called_sbatch_leaves_nothing_to_wait_for(
     assert not executor.never_had(attempt), "its job may be on its way: it is found by the token"
     (repository.home / "slurm/live" / f"{token}.json").unlink()
     assert executor.never_had(attempt)
-    launch = {**attempt.launch, "submitter": this_process()}
-    atomic.write_json(attempt.folder / "launch.json", launch)
+    attempt.write(replace(attempt.launch, submitter=this_process()))
     assert not executor.never_had(attempt), "its driver lives and is about to"
 
 
@@ -553,10 +546,9 @@ def test_credentials_of_the_control_plane_do_not_reach_sbatch(
     sbatch = f"#!/bin/sh\nenv > {seen}\necho 7\n"
     (slurm.folder / "bin/sbatch").write_text(sbatch)
     attempt, _ = submit(repository)
-    launch = {"resources": Resources().model_dump(mode="json"), "code": str(tmp_path)}
-    launch["clone"] = str(tmp_path)
-    noted = submit_batches(Scheduler(repository), "sft", attempt.folder, launch, pause=just_wait)
-    assert noted["jobs"] == ["7"]
+    order = launch(SLURM, clone=tmp_path, code=tmp_path)
+    noted = submit_batches(Scheduler(repository), "sft", attempt.folder, order, pause=just_wait)
+    assert noted.jobs == ("7",)
     assert "PATH=" in seen.read_text()
     assert "hush" not in seen.read_text()
 
@@ -581,10 +573,9 @@ def test_what_passes_is_waited_out(
         told.append(line)
         (slurm.folder / "bin/sbatch").write_text("#!/bin/sh\necho 7\n")
 
-    launch = {"resources": Resources().model_dump(mode="json"), "code": str(tmp_path)}
-    launch["clone"] = str(tmp_path)
-    noted = submit_batches(Scheduler(repository), "sft", attempt.folder, launch, pause=wait)
-    assert noted["jobs"] == ["7"]
+    order = launch(SLURM, clone=tmp_path, code=tmp_path)
+    noted = submit_batches(Scheduler(repository), "sft", attempt.folder, order, pause=wait)
+    assert noted.jobs == ("7",)
     assert said.splitlines()[0] in told[0]
 
 
@@ -592,6 +583,5 @@ def test_where_there_are_no_arrays_a_stage_in_shards_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.slurm.submit.max_array_size", lambda: 0)
-    launch = {"resources": Resources().model_dump(mode="json"), "code": "", "clone": ""}
     with pytest.raises(LockstepError, match="set `shards` to 1"):
-        slurm_batches("rollout", tmp_path, "token", {**launch, "shards": [0, 1]})
+        slurm_batches("rollout", tmp_path, "token", launch(SLURM, shards=(0, 1)))

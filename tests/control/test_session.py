@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,26 +12,29 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.base import atomic, processes
+from pipelines.base import processes
 from pipelines.base.errors import LockstepError
 from pipelines.base.locks import hold_lock, is_locked
+from pipelines.base.processes import ProcessMark
 from pipelines.base.repository import Repository
 from pipelines.commands.session_command import choose_resources
-from pipelines.config.profiles import Profile, Resources, load_profile
+from pipelines.config.profiles import ExecutorKind, Profile, Resources, load_profile
 from pipelines.driver.session_watch import HANG_S, SessionWatch
 from pipelines.ledger import mailbox
 from pipelines.ledger.entry import Attempt, Ledger
 from pipelines.ledger.task import Task
 from pipelines.slurm.outcome import outcome_in_session
 from pipelines.slurm.restarts import stop_or_requeue
-from pipelines.worker.session import STALE_S, Session, new_session, serving, sessions
+from pipelines.worker.session import STALE_S, Heartbeat, Session, new_session, serving, sessions
 from pipelines.worker.session_host import memory_to_keep
 from tests.clock import Clock
 from tests.control.made_up import SPEC
+from tests.ledger_values import ORIGIN, launch, result, worker
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
-NOBODY = {"pid": 2**22 + 1, "started": "never", "host": os.uname().nodename}
+NOBODY = ProcessMark(2**22 + 1, "never", os.uname().nodename)
+CODE = Path("code")
 
 
 @pytest.fixture
@@ -41,20 +45,16 @@ def repository(tmp_path: Path) -> Repository:
 @pytest.fixture
 def session(repository: Repository) -> Session:
     """One whose process has begun; whether it lives is up to who holds its lock."""
-    resources = Resources().model_dump(mode="json")
-    launch = {"executor": "local", "profile": "local", "stages": ["sft"], "resources": resources}
-    session = new_session(repository, "main", {**launch, "idle_minutes": 1.0})
-    atomic.write_json(session.folder / "worker.json", {"pid": 1, "host": "here", "time": 1.0})
+    session = new_session(repository, "main", launch(stages=("sft",), idle_minutes=1.0))
+    session.host.write(worker())
     return session
 
 
 @pytest.fixture
 def attempt(repository: Repository, session: Session) -> Attempt:
-    entry = Ledger(repository.jobs).find_or_create(SPEC, {})
-    attempt = entry.new_attempt({"executor": "session", "session": str(session.folder)})
-    atomic.write_json(
-        attempt.folder / "launch.json", {**(attempt.launch or {}), "submitter": NOBODY}
-    )
+    entry = Ledger(repository.jobs).find_or_create(SPEC, ORIGIN)
+    attempt = entry.new_attempt(launch(ExecutorKind.SESSION, session=session.folder))
+    attempt.write(replace(attempt.launched, submitter=NOBODY))
     return attempt
 
 
@@ -64,26 +64,24 @@ def test_the_state_of_a_posted_attempt_is_read_off_the_mailbox_and_the_session(
     with hold_lock(session.folder / "alive"):
         assert attempt.state() == "died", "whoever was to post it is gone"
         assert attempt.never_started
-        mailbox.post(session.folder, attempt.folder, "code")
+        mailbox.post(session.folder, attempt.folder, CODE)
         assert attempt.state() == "queued"
-        assert [word["attempt"] for word in mailbox.waiting(session.folder)] == [
-            str(attempt.folder)
-        ]
+        assert [post.attempt for post in mailbox.waiting(session.folder)] == [attempt.folder]
         assert mailbox.take(session.folder, attempt.folder)
         assert attempt.state() == "starting"
-        atomic.write_json(attempt.folder / "worker.json", {"pid": 1, "host": "here", "time": 2.0})
+        attempt.write(worker(time=2.0))
         assert attempt.state() == "running"
     assert attempt.state() == "died", "its session is gone"
     assert not attempt.never_started
-    atomic.write_json(attempt.folder / "result.json", {"state": "completed"})
+    attempt.write(result())
     assert attempt.state() == "completed", "whatever became of the session later"
 
 
 def test_a_post_is_taken_or_withdrawn_never_both(session: Session, attempt: Attempt) -> None:
-    mailbox.post(session.folder, attempt.folder, "code")
+    mailbox.post(session.folder, attempt.folder, CODE)
     assert mailbox.withdraw(session.folder, attempt.folder)
     assert not mailbox.take(session.folder, attempt.folder)
-    mailbox.post(session.folder, attempt.folder, "code")
+    mailbox.post(session.folder, attempt.folder, CODE)
     assert mailbox.take(session.folder, attempt.folder)
     assert not mailbox.withdraw(session.folder, attempt.folder)
     assert mailbox.waiting(session.folder) == []
@@ -91,21 +89,21 @@ def test_a_post_is_taken_or_withdrawn_never_both(session: Session, attempt: Atte
 
 def test_a_withdrawn_attempt_is_cancelled(session: Session, attempt: Attempt) -> None:
     with hold_lock(session.folder / "alive"):
-        mailbox.post(session.folder, attempt.folder, "code")
+        mailbox.post(session.folder, attempt.folder, CODE)
         attempt.mark_cancelled()
         mailbox.withdraw(session.folder, attempt.folder)
         assert attempt.state() == "cancelled"
 
 
 def test_an_attempt_goes_on_elsewhere_unless_it_was_cancelled(attempt: Attempt) -> None:
-    stopped = stop_or_requeue(attempt, {}, Task())
-    assert (stopped["state"], stopped["retryable"]) == ("failed", True)
-    atomic.write_json(attempt.folder / "result.json", stopped)
+    stopped = stop_or_requeue(attempt, Task())
+    assert (stopped.state, stopped.retryable) == ("failed", True)
+    attempt.write(stopped)
     assert outcome_in_session(attempt).try_again
-    atomic.write_json(attempt.folder / "result.json", {**stopped, "retryable": False})
+    attempt.write(replace(stopped, retryable=False))
     assert not outcome_in_session(attempt).try_again
     attempt.mark_cancelled()
-    assert stop_or_requeue(attempt, {}, Task())["state"] == "cancelled"
+    assert stop_or_requeue(attempt, Task()).state == "cancelled"
 
 
 @pytest.fixture
@@ -116,7 +114,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def beat(session: Session, when: float) -> None:
-    atomic.write_json(session.folder / "heartbeat.json", {"time": when})
+    Heartbeat(when).write(session.folder)
 
 
 def test_what_waits_in_a_session_that_hangs_is_taken_back(
@@ -124,7 +122,7 @@ def test_what_waits_in_a_session_that_hangs_is_taken_back(
 ) -> None:
     said: list[str] = []
     with hold_lock(session.folder / "alive"):
-        mailbox.post(session.folder, attempt.folder, "code")
+        mailbox.post(session.folder, attempt.folder, CODE)
         watch = SessionWatch(repository, attempt, said.append)
         for when in (3.0, 9e12):  # whatever the clock of its machine says
             beat(session, when)
@@ -147,8 +145,7 @@ def stopped_process(session: Session) -> Iterator[subprocess.Popen[bytes]]:
     lock = session.folder / "alive"
     with subprocess.Popen(["flock", str(lock), "sleep", "600"], start_new_session=True) as process:
         until(lambda: is_locked(lock), "the process holds the lock")
-        me = {"pid": process.pid, "host": os.uname().nodename, "time": 1.0}
-        atomic.write_json(session.folder / "worker.json", me)
+        session.host.write(worker(pid=process.pid, host=os.uname().nodename))
         for child in psutil.Process(process.pid).children():
             child.suspend()
         process.send_signal(signal.SIGSTOP)
@@ -166,9 +163,9 @@ def test_a_stage_is_taken_from_a_session_that_hangs_with_its_process(
 ) -> None:
     monkeypatch.setattr(processes.end_processes, "__defaults__", (0.1,))
     said: list[str] = []
-    mailbox.post(session.folder, attempt.folder, "code")
+    mailbox.post(session.folder, attempt.folder, CODE)
     mailbox.take(session.folder, attempt.folder)
-    atomic.write_json(attempt.folder / "worker.json", {"pid": 1, "host": "here", "time": 2.0})
+    attempt.write(worker(time=2.0))
     watch = SessionWatch(repository, attempt, said.append)
     for _ in range(4):
         clock.now += HANG_S / 4 - 1
@@ -186,16 +183,12 @@ def test_a_stage_is_taken_from_a_session_that_hangs_with_its_process(
     assert outcome.try_again, "in a job"
 
 
-LAUNCH = {"executor": "local", "profile": "local", "num_shards": 1}
-
-
 def found(
     repository: Repository, stage: str = "sft", said: list[str] | None = None, **changes: Any
 ) -> Session | None:
-    resources = Resources(**changes.pop("resources", {})).model_dump(mode="json")
-    launch = {**LAUNCH, "resources": resources, **changes}
+    resources = Resources(**changes.pop("resources", {}))
     said = [] if said is None else said
-    return serving(repository, stage, launch, said.append)
+    return serving(repository, stage, launch(resources=resources, **changes), said.append)
 
 
 def test_a_session_serves_its_stages_of_its_profile(
@@ -206,7 +199,7 @@ def test_a_session_serves_its_stages_of_its_profile(
         said: list[str] = []
         assert found(repository, "evaluate", said) is None
         assert found(repository, said=said, profile="other") is None
-        assert found(repository, said=said, executor="debug") is None
+        assert found(repository, said=said, executor=ExecutorKind.DEBUG) is None
         assert said == [], "nobody has asked for it"
 
 
@@ -238,8 +231,7 @@ def test_a_session_that_died_hangs_or_ends_gets_no_posts(
     said: list[str] = []
     assert found(repository, said=said) is None
     with hold_lock(session.folder / "alive"):
-        beat = {"time": atomic.load_json(session.folder / "worker.json")["time"] - STALE_S}
-        atomic.write_json(session.folder / "heartbeat.json", beat)
+        beat(session, worker().time - STALE_S)
         assert found(repository, said=said) is None
         (session.folder / "heartbeat.json").unlink()
         session.tell_to_end()
@@ -299,7 +291,7 @@ def test_a_session_gets_what_the_neediest_of_its_stages_gets() -> None:
 def test_what_is_kept_fits_the_memory_of_the_job(
     memory: str | None, device: str, kept: int | None
 ) -> None:
-    assert memory_to_keep({"memory": memory, "device": device}) == kept
+    assert memory_to_keep(Resources(memory=memory, device=device)) == kept
 
 
 def test_no_profile_is_a_session(tmp_path: Path) -> None:

@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pretend import pretend_to_run
-from pipelines.base import atomic
 from pipelines.base.locks import hold_lock
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.identity.code import code_version
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import make_spec
+from pipelines.ledger import files
 from pipelines.ledger.entry import Entry, Ledger
 from pipelines.runs.status import StageStatus, render, stage_statuses
 from stages.contracts.catalog import bind, bind_all
 from tests.conftest import TINY, Clone, copy_tree
+from tests.ledger_values import ORIGIN, launch, record, result, worker
 
 METRICS = {
     "metrics/evaluations/sft.json": json.dumps({"entropy": 2.14}),
@@ -50,14 +51,14 @@ def job(root: Path, address: str) -> Entry:
     """A job that computes the stage as it is now."""
     bound = bind(address, load_params(root))
     spec = make_spec(root, bound, HashCache(), code_version(root, bound.stage.module))
-    entry = Ledger(Repository(root).jobs).find_or_create(spec, {})
-    entry.new_attempt({"executor": "local", "time": time.time(), "resources": {}})
+    entry = Ledger(Repository(root).jobs).find_or_create(spec, ORIGIN)
+    entry.new_attempt(launch(time=time.time()))
     return entry
 
 
 def end(entry: Entry, state: str) -> None:
-    word = {"state": state, "started": 100.0, "ended": 115.0, "error": "what went wrong"}
-    atomic.write_json(entry.attempts()[-1].folder / "result.json", word)
+    word = result(state, started=100.0, ended=115.0, error="what went wrong")
+    entry.attempts()[-1].write(word)
 
 
 def publish(entry: Entry) -> None:
@@ -67,15 +68,15 @@ def publish(entry: Entry) -> None:
     metrics = {} if entry.stage not in ("evaluate_sft", "evaluate@iter_001") else None
     if metrics is None:
         metrics = json.loads((root / entry.spec.metrics).read_text())
-    record = {"outs": outs, "metrics": metrics, "fingerprint": entry.spec.fingerprint}
-    atomic.write_json(entry.folder / "record.json", record)
+    made = record(outs=outs, metrics=metrics, fingerprint=entry.spec.fingerprint)
+    files.write(entry.folder / "record.json", made)
 
 
 @contextmanager
 def alive(entry: Entry) -> Iterator[None]:
-    folder = entry.attempts()[-1].folder
-    atomic.write_json(folder / "worker.json", {"pid": 1, "host": "node-1", "time": time.time()})
-    with hold_lock(folder / "alive"):
+    attempt = entry.attempts()[-1]
+    attempt.write(worker(host="node-1", time=time.time()))
+    with hold_lock(attempt.folder / "alive"):
         yield
 
 
@@ -154,8 +155,8 @@ def test_a_job_of_inputs_that_are_not_there_yet_counts_while_it_lives(clone: Clo
     bound = bind("score@iter_001", load_params(clone.root))
     code = code_version(clone.root, bound.stage.module)
     spec = make_spec(clone.root, bound, HashCache(), code)
-    score = Ledger(Repository(clone.root).jobs).find_or_create(spec, {})
-    score.new_attempt({"executor": "local", "time": time.time(), "resources": {}})
+    score = Ledger(Repository(clone.root).jobs).find_or_create(spec, ORIGIN)
+    score.new_attempt(launch(time=time.time()))
     with alive(rollout), alive(score):
         found = states(clone)
         assert (found["rollout@iter_001"], found["score@iter_001"]) == ("running", "running")

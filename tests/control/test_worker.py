@@ -11,15 +11,17 @@ from pipelines.base import atomic
 from pipelines.base.locks import hold_lock
 from pipelines.config.profiles import Resources
 from pipelines.driver.activity import activity
-from pipelines.ledger.entry import Attempt, Entry, Ledger, State
+from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.environments import note_environment
 from pipelines.ledger.publish import publish
+from pipelines.ledger.state import State
 from pipelines.ledger.task import Task
 from pipelines.slurm.restarts import stop_or_requeue
 from pipelines.worker.worker import CODE, run_attempt
 from stages.context import StageError
 from stages.progress import Pace
 from tests.control.made_up import SPEC
+from tests.ledger_values import ORIGIN, SLURM, launch, result, worker
 from tests.waiting import PATIENCE_S
 
 MADE_BY = {"host": "node1", "cpu": "A"}
@@ -28,7 +30,7 @@ MADE_BY = {"host": "node1", "cpu": "A"}
 @pytest.fixture
 def entry(tmp_path: Path) -> Entry:
     """A stage on Slurm, its outputs complete."""
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {})
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
     (entry.out / "model").mkdir(parents=True)
     (entry.out / "model/weights").write_text("w")
     (entry.out / "metrics").write_text("{}")
@@ -44,23 +46,23 @@ def start(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, restart: int = 0) -
 
 
 def new_attempt(entry: Entry) -> Attempt:
-    return entry.new_attempt({"executor": "slurm", "num_shards": 1})
+    return entry.new_attempt(launch(SLURM))
 
 
 def test_a_finished_job_that_slurm_starts_again_keeps_its_record(
     entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = new_attempt(entry)
-    worker = {"pid": 1, "host": "node1", "time": 1.0, "environment": MADE_BY}
-    result = {"state": "completed", "outs": {"artifacts/model": "m.dir"}, "metrics": {"loss": 1}}
-    result |= {"started": 1.0, "ended": 2.0, "environment": MADE_BY}
-    atomic.write_json(attempt.folder / "worker.json", worker)
-    atomic.write_json(attempt.folder / "result.json", result)
+    me = worker(host="node1", environment=MADE_BY)
+    end = result(outs={"artifacts/model": "m.dir"}, metrics={"loss": 1}, environment=MADE_BY)
+    attempt.write(me)
+    attempt.write(end)
     assert start(attempt, monkeypatch, restart=1) == "completed"
-    assert (attempt.worker, attempt.result) == (worker, result)
+    assert (attempt.worker, attempt.result) == (me, end)
     assert attempt.restarts == 1
     record = publish(tmp_path, entry)
-    assert {key: record[key] for key in result if key != "state"} | {"state": "completed"} == result
+    assert (record.outs, record.metrics) == (end.outs, end.metrics)
+    assert (record.started, record.ended, record.environment) == (1.0, 2.0, MADE_BY)
 
 
 @pytest.mark.parametrize("dead_before_its_word", [False, True])
@@ -68,17 +70,15 @@ def test_an_attempt_that_finds_all_done_says_nothing_about_who_made_it(
     entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead_before_its_word: bool
 ) -> None:
     made = new_attempt(entry)
-    atomic.write_json(made.folder / "worker.json", {"time": 1.0, "environment": MADE_BY})
+    made.write(worker(environment=MADE_BY))
     if not dead_before_its_word:
-        result = {"state": "completed", "outs": {"artifacts/model": "m.dir"}, "metrics": {}}
-        result |= {"started": 1.0, "ended": 2.0, "environment": MADE_BY}
-        atomic.write_json(made.folder / "result.json", result)
+        made.write(result(outs={"artifacts/model": "m.dir"}, environment=MADE_BY))
     again = new_attempt(entry)
     assert start(again, monkeypatch) == "completed"
     record = publish(tmp_path, entry)
-    assert (record["environment"], record["started"]) == (MADE_BY, 1.0)
-    assert record["started"] < record["ended"]
-    assert record["attempts"] == 2
+    assert (record.environment, record.started) == (MADE_BY, 1.0)
+    assert record.started < record.ended
+    assert record.attempts == 2
 
 
 def test_the_record_names_every_kind_of_machine_that_had_a_hand_in_it(
@@ -90,18 +90,18 @@ def test_the_record_names_every_kind_of_machine_that_had_a_hand_in_it(
     note_environment(first, Task(restart=2), {"host": "node3", "cpu": "B"})
     note_environment(second, Task(), {"host": "node4", "cpu": "B"})
     made_by = {"host": "node4", "cpu": "B"}
-    atomic.write_json(second.folder / "worker.json", {"time": 1.0, "environment": made_by})
+    second.write(worker(environment=made_by))
     record = publish(tmp_path, entry)
-    assert record["environment"] == made_by
-    assert record["earlier_environments"] == [{"host": "node1", "cpu": "A"}]
+    assert record.environment == made_by
+    assert record.earlier_environments == ({"host": "node1", "cpu": "A"},)
 
 
 def test_one_kind_of_machine_is_named_once(entry: Entry, tmp_path: Path) -> None:
     attempt = new_attempt(entry)
     for restart, host in enumerate(("node1", "node2")):
         note_environment(attempt, Task(restart=restart), {**MADE_BY, "host": host})
-    atomic.write_json(attempt.folder / "worker.json", {"time": 1.0, "environment": MADE_BY})
-    assert "earlier_environments" not in publish(tmp_path, entry)
+    attempt.write(worker(environment=MADE_BY))
+    assert publish(tmp_path, entry).earlier_environments == ()
 
 
 def test_each_start_of_a_job_notes_its_machine(
@@ -109,18 +109,17 @@ def test_each_start_of_a_job_notes_its_machine(
 ) -> None:
     """Its input is gone, so each ends before it has begun to compute."""
     report = replace(SPEC, stage="report", name="report")
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, {})
-    resources = {"device": "cpu", "deterministic": False, "requeues": 3, "micro_tokens": 1}
-    resources |= {"collective_seconds": 1, "checkpoint_seconds": 1, "tensor_parallel": 1}
-    resources |= {"compile": False, "checkpoint_activations": False, "generator_memory": 0.9}
-    launch = {"executor": "slurm", "num_shards": 1, "root": str(tmp_path), "resources": resources}
-    attempt = entry.new_attempt(launch | {"code": str(CODE)})
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, ORIGIN)
+    resources = Resources(deterministic=False)
+    attempt = entry.new_attempt(launch(SLURM, root=tmp_path, code=CODE, resources=resources))
     for restart in range(2):
         assert start(attempt, monkeypatch, restart) == "failed"
-    assert "is gone since the stage was submitted" in (attempt.result or {})["error"]
+    end = attempt.result
+    assert end is not None
+    assert "is gone since the stage was submitted" in str(end.error)
     notes = sorted((attempt.folder / "environments").iterdir())
     assert [path.name for path in notes] == ["000.00000.json", "001.00000.json"]
-    assert [atomic.load_json(path) for path in notes] == [(attempt.result or {})["environment"]] * 2
+    assert [atomic.load_json(path) for path in notes] == [end.environment] * 2
 
 
 def test_what_other_programs_of_a_stage_print_is_redacted(
@@ -135,9 +134,8 @@ def test_what_other_programs_of_a_stage_print_is_redacted(
     monkeypatch.setenv("MY_API_KEY", "nobody's business")
     monkeypatch.setattr("pipelines.worker.worker.check_inputs", leak)
     report = replace(SPEC, stage="report", name="report")
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, {})
-    launch = {"executor": "local", "num_shards": 1, "root": str(tmp_path), "code": str(CODE)}
-    attempt = entry.new_attempt(launch | {"resources": Resources().model_dump(mode="json")})
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, ORIGIN)
+    attempt = entry.new_attempt(launch(root=tmp_path, code=CODE))
     assert run_attempt(str(attempt.folder)) == "failed"
     written = capfd.readouterr()
     assert "mine is ***\n" in written.out
@@ -155,22 +153,23 @@ def test_two_attempts_at_a_stage_do_not_work_at_once(
         assert not attempt.tasks, "it says nothing before the other one has ended"
     second.join(PATIENCE_S)
     assert ended == ["completed"]
-    assert [task["state"] for task in attempt.tasks] == ["completed"]
+    assert [task.state for task in attempt.tasks] == ["completed"]
 
 
 def test_a_cancelled_job_that_slurm_brings_back_computes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt = new_attempt(Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {}))
+    attempt = new_attempt(Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN))
     attempt.mark_cancelled()
     assert start(attempt, monkeypatch, restart=1) == "cancelled"
-    assert (attempt.result or {})["error"] == "cancelled before it began"
+    assert attempt.result is not None
+    assert attempt.result.error == "cancelled before it began"
 
 
 def test_how_far_an_earlier_start_was_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {})
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
     attempt = new_attempt(entry)
     attempt.mark_cancelled()  # so that it ends as soon as it has started
     atomic.write_json(entry.folder / "progress.json", Pace().report(274, 376, "steps", {}))
@@ -182,21 +181,21 @@ def test_how_far_an_earlier_start_was_is_forgotten(
 def test_a_job_that_is_told_to_stop_asks_for_as_many_restarts_as_its_profile_allows(
     tmp_path: Path,
 ) -> None:
-    attempt = new_attempt(Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {}))
-    launch = {"resources": {"requeues": 2, "time_minutes": 30}, "restarts_before": 1}
-    ends = [stop_or_requeue(attempt, launch, Task(job="7", restart=n)) for n in (0, 1)]
-    assert [end["state"] for end in ends] == ["stopped", "failed"]
-    assert "allows no more restarts" in ends[1]["error"]
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
+    resources = Resources(requeues=2, time_minutes=30)
+    attempt = entry.new_attempt(launch(SLURM, resources=resources, restarts_before=1))
+    ends = [stop_or_requeue(attempt, Task(job="7", restart=n)) for n in (0, 1)]
+    assert [end.state for end in ends] == ["stopped", "failed"]
+    assert "allows no more restarts" in str(ends[1].error)
     assert [path.name for path in attempt.folder.glob("requeue.*")] == ["requeue.7.0"]
 
 
 def test_a_job_with_other_code_than_was_copied_for_it_makes_nothing(tmp_path: Path) -> None:
     """As where a wrapper around Python, or a container, sets a PYTHONPATH of its own."""
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, {})
+    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
     code = tmp_path / ".lockstep/code/0123456789abcdef"
-    launch = {"executor": "local", "num_shards": 1, "root": str(tmp_path), "code": str(code)}
-    attempt = entry.new_attempt(launch | {"resources": Resources().model_dump(mode="json")})
+    attempt = entry.new_attempt(launch(root=tmp_path, code=code))
     assert run_attempt(str(attempt.folder)) == "failed"
-    said = str((attempt.result or {})["error"])
-    assert f"this job has its code from {CODE}, not from {code}" in said
+    assert attempt.result is not None
+    assert f"this job has its code from {CODE}, not from {code}" in str(attempt.result.error)
     assert not entry.out.exists()

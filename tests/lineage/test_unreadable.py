@@ -9,6 +9,7 @@ from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Ledger
 from pipelines.lineage.evidence import gather
 from tests.control.made_up import SPEC
+from tests.ledger_values import ORIGIN
 
 LOCK = """schema: '2.0'
 stages:
@@ -61,7 +62,7 @@ def test_a_file_of_a_job_that_is_torn_is_named_and_one_that_is_missing_is_not(
     repository: Repository, name: str, text: str
 ) -> None:
     commit(repository.root, LOCK.format("a" * 32))
-    entry = Ledger(repository.jobs).find_or_create(SPEC, {})
+    entry = Ledger(repository.jobs).find_or_create(SPEC, ORIGIN)
     assert gather(repository).notes == []
     (entry.folder / name).write_text(text)
     assert [note for note in gather(repository).notes if f"{entry.folder.name}/{name}" in note]

@@ -37,7 +37,7 @@ def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert repro.returncode == 0, output
         clone.run("lockstep", "sync")
         session = sessions(Repository(clone.root))[0]
-        until(lambda: session.heartbeat["served"] == 9, "the session's last word")
+        until(lambda: session.heartbeat.served == 9, "the session's last word")
     clone.commit("results")
     yield clone.root
     clone.kill_all()

@@ -210,7 +210,7 @@ def test_the_debug_profile_runs_a_stage_in_the_process_dvc_started(finished: Any
     entry = Ledger(finished.root / ".lockstep/jobs").latest("score@iter_001")["score@iter_001"]
     (attempt,) = entry.attempts()
     assert attempt.launch is not None
-    assert attempt.launch["job"] == "in-process"
+    assert attempt.launch.job == "in-process"
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,7 +104,7 @@ def session_of(clone: Any) -> Session:
 
 def pid_of(clone: Any) -> int:
     host = session_of(clone).host
-    return int(until(lambda: host.worker, "the session runs")["pid"])
+    return until(lambda: host.worker, "the session runs").pid
 
 
 def is_there(pid: int) -> bool:
@@ -119,7 +120,7 @@ def attempts(clone: Any, stage: str = "sft") -> list[Attempt]:
 
 
 def executors(clone: Any, stage: str = "sft") -> list[str]:
-    return [(attempt.launch or {})["executor"] for attempt in attempts(clone, stage)]
+    return [attempt.launched.executor for attempt in attempts(clone, stage)]
 
 
 def at_work(clone: Any, stage: str = "sft", **params: int) -> tuple[subprocess.Popen[str], Attempt]:
@@ -151,10 +152,10 @@ def test_a_pipeline_in_a_session_ran_there_and_kept_models_in_memory(finished_ro
     for stage in stages:
         assert executors(clone, stage) == ["session"], stage
     session = session_of(clone)
-    assert session.heartbeat["served"] == 9
-    reused = session.heartbeat["reused"]
+    assert session.heartbeat.served == 9
+    reused = session.heartbeat.reused
     assert reused >= 5, "sft's policy, the reward model, the reference, the new policy"
-    assert (session.host.result or {})["why"] == "it was told to end"
+    assert session.host.result.why == "it was told to end"
 
 
 def test_a_stage_that_was_left_out_goes_its_usual_way(counting: Any) -> None:
@@ -190,7 +191,7 @@ def test_a_stage_runs_with_the_code_it_was_posted_with(counting: Any) -> None:
     counting.run("dvc", "repro", "--single-item", "sft")
     assert done_by(counting) == "3 new steps"
     assert executors(counting) == ["session"]
-    assert (attempts(counting)[-1].worker or {})["pid"] == pid
+    assert attempts(counting)[-1].worker.pid == pid
 
 
 def test_after_kill_9_of_the_session_its_stage_goes_on_by_itself(counting: Any) -> None:
@@ -254,8 +255,8 @@ def test_cancelling_a_stage_leaves_the_session_to_the_next(counting: Any) -> Non
     output, _ = other.communicate(timeout=PATIENCE_S)
     assert other.returncode == 0, output
     assert done_by(counting, "reward_model") == "3 steps"
-    ended = (attempt.result or {})["ended"]
-    assert (waiting.result or {})["started"] >= ended, "one after the other"
+    ended = attempt.result.ended
+    assert waiting.result.started >= ended, "one after the other"
     counting.set_params(sft__epochs=SHORT)
     counting.run("dvc", "repro", "--single-item", "sft")
     assert executors(counting) == ["session"]
@@ -276,12 +277,12 @@ def test_a_stage_that_does_not_stop_takes_the_session_with_it(counting: Any) -> 
 def test_a_session_that_is_told_to_end_hands_its_stage_on(counting: Any) -> None:
     driver, attempt = at_work(counting, sft__epochs=200)
     counting.run("lockstep", "session", "down")
-    assert "its session ended" in (attempt.result or {})["error"]
+    assert "its session ended" in attempt.result.error
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
     assert executors(counting) == ["session", "local"]
     assert done_by(counting) == "200 steps"
-    assert (session_of(counting).host.result or {})["why"] == "it was told to end"
+    assert session_of(counting).host.result.why == "it was told to end"
 
 
 def test_an_idle_session_ends_and_one_that_hangs_is_passed_by(counting: Any) -> None:
@@ -289,13 +290,12 @@ def test_an_idle_session_ends_and_one_that_hangs_is_passed_by(counting: Any) -> 
     assert "session main-001 is up already" in again
     session = session_of(counting)
     until(
-        lambda: session.heartbeat.get("doing") == "idle",
+        lambda: (beat := session.heartbeat) and beat.doing == "idle",
         "the session is ready",
         at_work=lambda: session.host.state().alive,
     )
     os.kill(pid_of(counting), signal.SIGSTOP)
-    beat = {**session.heartbeat, "time": time.time() - 1000}
-    (session.folder / "heartbeat.json").write_text(json.dumps(beat))
+    replace(session.heartbeat, time=time.time() - 1000).write(session.folder)
     output = counting.run("dvc", "repro", "--single-item", "sft").stdout
     assert "session main-001 does not run it: it has said nothing for" in output
     assert executors(counting) == ["local"]
@@ -306,13 +306,13 @@ def test_an_idle_session_ends_and_one_that_hangs_is_passed_by(counting: Any) -> 
     second = session_of(counting)
     assert second.label == "main-002"
     until(lambda: not second.host.state().alive, "the idle session has ended")
-    assert (second.host.result or {})["why"] == "it was idle for 0.01 minutes"
+    assert second.host.result.why == "it was idle for 0.01 minutes"
 
 
 def test_a_session_ends_with_its_clone(counting: Any) -> None:
     pid, session = pid_of(counting), session_of(counting)
     until(
-        lambda: session.heartbeat.get("doing") == "idle",
+        lambda: (beat := session.heartbeat) and beat.doing == "idle",
         "the session is ready",
         at_work=lambda: session.host.state().alive,
     )

@@ -14,6 +14,7 @@ from pipelines.base.locks import hold_lock
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Ledger
 from pipelines.results.verify import Verdict, verify
+from tests.ledger_values import launch
 
 pytestmark = pytest.mark.slow
 
@@ -286,7 +287,7 @@ def test_what_dvc_lock_does_not_record_and_what_dvc_yaml_no_longer_names(finishe
 def test_a_stage_that_runs_is_left_out(finished: Any) -> None:
     entry = Ledger(finished.root / ".lockstep/jobs").latest("sft")["sft"]
     (entry.folder / "record.json").unlink()
-    attempt = entry.new_attempt({"executor": "local"})
+    attempt = entry.new_attempt(launch())
     shutil.rmtree(finished.root / MODEL)
     with ExitStack() as lock:
         lock.enter_context(hold_lock(attempt.folder / "alive"))

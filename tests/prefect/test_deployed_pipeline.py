@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from prefect_servers import ASK_S, LocalServers, serving
 
-from pipelines.ledger.entry import Ledger, State
+from pipelines.ledger.entry import Ledger
+from pipelines.ledger.state import State
 from pipelines.servers import servers
 from tests.waiting import until
 

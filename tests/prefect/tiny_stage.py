@@ -33,16 +33,32 @@ def wait_for_start_of(other: str) -> None:
 
 
 def leave_in_ledger(result: dict[str, Any] | None) -> None:
-    """What a stage's driver leaves of a job that ended so; None: it died without a word."""
-    from pipelines.base import atomic
+    """What a stage's driver leaves of a job that ended so; None: it reported nothing."""
+    from pipelines.config.profiles import ExecutorKind, Resources
     from pipelines.identity.spec import Spec
     from pipelines.ledger.entry import Ledger
+    from pipelines.ledger.invocation import Invocation
+    from pipelines.ledger.launch import Launch
+    from pipelines.ledger.record import Origin
+    from pipelines.ledger.reports import Result, Worker
+    from pipelines.ledger.state import State
 
     spec = Spec(name, name, None, {}, "code", {}, {}, "metrics.json")
-    attempt = Ledger(Path(".lockstep/jobs")).find_or_create(spec, {}).new_attempt({})
-    atomic.write_json(attempt.folder / "worker.json", {"pid": 1})
+    asked = Origin(invocation=Invocation("i", "c"), git_commit=None, experiment=None, title="")
+    here = Path.cwd()
+    launch = Launch(
+        executor=ExecutorKind.LOCAL,
+        profile="local",
+        resources=Resources(),
+        clone=here,
+        root=here,
+        code=here,
+        user=os.getuid(),
+    )
+    attempt = Ledger(Path(".lockstep/jobs")).find_or_create(spec, asked).new_attempt(launch)
+    attempt.write(Worker(pid=1, host="here", time=1.0))
     if result is not None:
-        atomic.write_json(attempt.folder / "result.json", {"state": "failed", **result})
+        attempt.write(Result(state=State.FAILED, **result))
 
 
 name = sys.argv[1]

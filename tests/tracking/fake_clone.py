@@ -19,9 +19,12 @@ from pipelines.config.params import load_params
 from pipelines.export.registry import register_last
 from pipelines.identity.spec import Artifact, Spec
 from pipelines.ledger.entry import Attempt, Entry, Ledger
+from pipelines.ledger.invocation import Invocation
 from pipelines.ledger.publish import publish
+from pipelines.ledger.record import Origin
 from pipelines.tracking.rounds import Tracker
 from stages.contracts.catalog import bind
+from tests.ledger_values import launch, result, worker
 
 DIGEST = "0123456789abcdef0123456789abcdef.dir"
 
@@ -52,22 +55,20 @@ class FakeClone:
             outs=dict(bound.outs),
             metrics=bound.metrics,
         )
-        process = {"pid": pid, "pid_started": start_of(pid)} if pid else {}
-        info = {
-            "invocation": {"id": invocation, "command": "dvc repro", **process},
-            "git_commit": "f00d",
-            "experiment": "brave-owl",
-            "title": "grpo · verifier",
-        }
-        return self.ledger.find_or_create(spec, info)
+        origin = Origin(
+            invocation=Invocation(invocation, "dvc repro", pid, start_of(pid) if pid else ""),
+            git_commit="f00d",
+            experiment="brave-owl",
+            title="grpo · verifier",
+        )
+        return self.ledger.find_or_create(spec, origin)
 
     def start(self, entry: Entry, *, steps: int = 0, invocation: str | None = None) -> Attempt:
         """A job that lives until `die` or `finish`, by another command than the entry's or not."""
-        launch = {"executor": "local", "profile": "laptop", "job": "77", "time": time.time()}
-        if invocation:
-            launch["invocation"] = {"id": invocation, "command": "dvc repro"}
-        attempt = entry.new_attempt(launch)
-        atomic.write_json(attempt.folder / "worker.json", {"pid": 1, "host": "node-1", "time": 1.0})
+        behind = Invocation(invocation, "dvc repro") if invocation else None
+        order = launch(profile="laptop", job="77", time=time.time(), invocation=behind)
+        attempt = entry.new_attempt(order)
+        attempt.write(worker(host="node-1"))
         (attempt.folder / "77_0_log.out").write_text("hello\n")
         (attempt.folder / "77_0_log.err").write_text("")
         locks = self._locks[entry.folder] = ExitStack()
@@ -84,11 +85,10 @@ class FakeClone:
     def table(self, entry: Entry, rows: list[dict[str, Any]]) -> None:
         atomic.write_text(entry.folder / "tables" / "samples.json", json.dumps(rows))
 
-    def end(self, entry: Entry, state: str, **result: Any) -> None:
-        """The worker's last word, and its end."""
-        attempt = entry.attempts()[-1]
-        word = {"state": state, "started": time.time() - 1, "ended": time.time(), **result}
-        atomic.write_json(attempt.folder / "result.json", {"environment": {}, **word})
+    def end(self, entry: Entry, state: str, **more: Any) -> None:
+        """The worker's result, and its end."""
+        times = {"started": time.time() - 1, "ended": time.time()}
+        entry.attempts()[-1].write(result(state, **{**times, **more}))
         self.die(entry)
 
     def die(self, entry: Entry) -> None:

@@ -20,11 +20,7 @@ def lock(clone: FakeClone, *entries: Entry, **params: Any) -> None:
     for entry in entries:
         record, spec = entry.record, entry.spec
         assert record is not None
-        made = {
-            path: digest
-            for other in entries
-            for path, digest in (other.record or {})["outs"].items()
-        }
+        made = {path: digest for other in entries for path, digest in other.record.outs.items()}
         stages[entry.stage] = {
             "cmd": f"lockstep stage {entry.stage}",
             "deps": [
@@ -34,7 +30,7 @@ def lock(clone: FakeClone, *entries: Entry, **params: Any) -> None:
             "params": {"params.yaml": {"seed": 17, **params}},
             "outs": [
                 {"path": path, "md5": digest}
-                for path, digest in [*record["outs"].items(), (spec.metrics, "0" * 32)]
+                for path, digest in [*record.outs.items(), (spec.metrics, "0" * 32)]
             ],
         }
     YAML().dump({"schema": "2.0", "stages": stages}, clone.root / "dvc.lock")
@@ -87,8 +83,8 @@ def test_a_command_that_only_restored_has_a_run_with_all_that_it_found(clone: Fa
     lock(clone, sft)
     clone.sync()
     invocation = new_invocation("lockstep run")
-    info = describe_command(clone.repository, load_params(clone.root), invocation)
-    note_restored(clone.repository, info, ["sft"])
+    origin = describe_command(clone.repository, load_params(clone.root), invocation)
+    note_restored(clone.repository, origin, ["sft"])
     clone.sync()
     [run] = clone.runs(f"tags.`lockstep.group` = '{invocation.id}'")
     assert run.info.status == "RUNNING", "the command is not over yet"

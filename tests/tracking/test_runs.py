@@ -61,10 +61,10 @@ def test_a_stage_run_has_params_tags_steps_and_summary(clone: FakeClone) -> None
     assert tags["lockstep.profile"] == "laptop"
     assert tags["lockstep.host"] == "node-1"
     assert tags["lockstep.fingerprint"] == entry.spec.fingerprint
-    for path, digest in record["outs"].items():
+    for path, digest in record.outs.items():
         assert tags[f"lockstep.out.{path}"] == digest
         assert digest in tags["lockstep.output_hash"]
-    assert run.info.end_time == int(record["ended"] * 1000)
+    assert run.info.end_time == int(record.ended * 1000)
 
 
 def test_the_digest_of_an_input_finds_every_stage_that_read_it(clone: FakeClone) -> None:

@@ -23,6 +23,7 @@ from pipelines.runs.status import render, stage_statuses
 from pipelines.tracking.health import Health
 from stages.health import Symptom
 from stages.progress import Pace
+from tests.ledger_values import launch
 
 SFT = {"entropy": 1.0, "kl_to_reference": 0.0, "accuracy_sampled": 0.5}
 GOOD = {"entropy": 0.8, "kl_to_reference": 0.02, "accuracy_sampled": 0.6}
@@ -151,7 +152,7 @@ def test_a_driver_tells_of_a_warning_when_it_comes_and_at_the_end(
         repository=clone.repository,
         entry=running,
         executors=lambda kind: make_executor(kind, clone.repository),
-        launch={"executor": ExecutorKind.DEBUG},  # which leaves signals alone
+        launch=launch(ExecutorKind.DEBUG),  # which leaves signals alone
         invocation=new_invocation("test"),
         console=Console(screen),
         identity=lambda: running.spec.fingerprint,
@@ -297,7 +298,7 @@ def test_a_threshold_that_was_changed_mends_the_runs_found_up_to_date(clone: Fak
 
 def record_in_lock(clone: FakeClone, entry: Entry) -> None:
     """What DVC notes of a stage that it has run."""
-    outs = [{"path": path, "md5": digest} for path, digest in (entry.record or {})["outs"].items()]
+    outs = [{"path": path, "md5": digest} for path, digest in entry.record.outs.items()]
     lock = {"schema": "2.0", "stages": {entry.stage: {"cmd": "x", "outs": outs}}}
     (clone.root / "dvc.lock").write_text(json.dumps(lock) + "\n")
 
