@@ -144,10 +144,10 @@ class Driver:
         try:
             submitted = executor.submit(attempt, pause)
         except (Cancelled, Detached):
-            self._note_end(attempt, State.CANCELLED, "told to end before Slurm took its job")
+            self._note_end(attempt, State.CANCELLED, "cancelled before it was submitted")
             raise LockstepError(
-                f"{self.entry.stage}: told to end before Slurm took its job; run the same command "
-                "to go on"
+                f"{self.entry.stage}: cancelled before it was submitted; run the same command to "
+                "continue"
             ) from None
         except BaseException as error:
             self._note_end(attempt, State.FAILED, str(error) or type(error).__name__)
@@ -207,7 +207,7 @@ class Driver:
         """Do what signals, or the command behind this stage, ask for."""
         request = stop_request_of(self.repository, self.invocation.id)
         if request is StopRequest.CANCEL:
-            raise Cancelled("the command that waits for this stage was told to end")
+            raise Cancelled("the command that waits for this stage was stopped")
         if request is StopRequest.DETACH:
             raise self._detached(attempt, "as asked")
         if not interrupts.received:
@@ -249,7 +249,8 @@ class Driver:
         state = self.entry.state()
         if state is State.CANCELLED and (attempt.was_cancelled or not attempt.on_slurm):
             raise LockstepError(
-                f"{self.entry.stage}: cancelled; run the same command to go on from there"
+                f"{self.entry.stage}: cancelled; progress is saved: run the same command to "
+                "continue"
             )
         if attempt.on_slurm and attempt.result is None:
             return outcome_of(attempt)

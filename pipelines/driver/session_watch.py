@@ -1,4 +1,4 @@
-"""Taking a stage back from a session that hangs: it lives, and says nothing any more.
+"""Taking a stage back from a session that hangs: its process is there, and gives no sign of life.
 
 A session gives a sign of life every few seconds, whatever it computes. One whose signs do not come
 has its posts taken back: at once where it has not begun with them, and otherwise with its process,
@@ -47,7 +47,7 @@ class SessionWatch:
             self._warned = False
             return
         label = self._session.label
-        problem = f"session {label} hangs: it has said nothing for {silent_s:.0f} s"
+        problem = f"session {label} hangs: no sign of life for {silent_s:.0f} s"
         if mailbox.withdraw(self._session.folder, self._attempt.folder):
             self._session.tell_to_end()
             self._say(f"{problem}; taking the stage back")
@@ -61,7 +61,7 @@ class SessionWatch:
                     "command"
                 )
             if self._session.host.result is None:
-                self._session.note_end(f"it hung: it said nothing for {silent_s:.0f} s")
+                self._session.note_end(f"it hung: no sign of life for {silent_s:.0f} s")
         elif not self._warned:
             self._warned = True
             self._say(f"{problem}; ending it if that lasts for {self._hang_s:.0f} s")

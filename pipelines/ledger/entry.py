@@ -4,7 +4,7 @@
         spec.json                       what to compute
         entry.json                      who asked, when, at which commit
         attempts/001/                   one submission: logs, launch.json, worker.json, result.json
-            tasks/                      a word of each process, where a job has several
+            tasks/                      a report of each process of a job on Slurm
             scheduler.json              what Slurm last said about it
         scratch/                        what the stage needs to go on, over all attempts
         metrics.jsonl progress.json tables/       what the stage says, over all attempts

@@ -14,9 +14,9 @@ from pipelines.ledger.state import VANISHED, State, TaskState
 LOG_TAIL = 20
 _SRUN = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
 _RESTARTED = re.compile(r"JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE)")
-_GO_ON = "what is done is kept: run the same command to go on"
-_MEND = "what is done is kept: mend the cause and run the same command again"
-_MAKE_ROOM = "free some space, or move the clone; what is done is kept: run the same command again"
+_GO_ON = "progress is saved: run the same command to continue"
+_FIX = "progress is saved: fix the cause, then run the same command"
+_MAKE_ROOM = "free some space, or move the clone, then run the same command: progress is saved"
 _KILLED = "if nobody killed it, it ran out of memory: raise `memory` or lower `micro_tokens`"
 
 
@@ -46,7 +46,7 @@ def outcome_of(attempt: Attempt) -> Outcome:
             return Outcome("Slurm ended it early", _GO_ON, try_again=True)
         if tasks and all(task.state is TaskState.DONE for task in tasks):
             return Outcome("its shards are done, but not all is there", _GO_ON, try_again=True)
-        return Outcome("its job ended without a word", _GO_ON)
+        return Outcome("its job exited without reporting a result", _GO_ON)
     return _of_job(attempt, bad[0])
 
 
@@ -57,25 +57,25 @@ def outcome_in_session(attempt: Attempt) -> Outcome:
         if full := no_room(attempt):
             return Outcome(full, _MAKE_ROOM)
         end = attempt.session.result if attempt.session else None
-        gone = "is gone without a word: killed, or out of memory?"
+        gone = "exited without reporting a result: killed, or out of memory?"
         what = f"session {label} ended: {end.why}" if end and end.why else f"session {label} {gone}"
         return Outcome(what, _GO_ON, try_again=True)
-    return Outcome(result.error or "", _MEND, try_again=result.retryable)
+    return Outcome(result.error or "", _FIX, try_again=result.retryable)
 
 
 def outcome_here(attempt: Attempt) -> Outcome:
     """What became of an attempt that was a process of this machine."""
     result = attempt.result
     if result and result.error:
-        return Outcome(result.error, _MEND)
+        return Outcome(result.error, _FIX)
     if full := no_room(attempt):
         return Outcome(full, _MAKE_ROOM)
-    return Outcome("its process is gone without a word: killed, or out of memory?", _MEND)
+    return Outcome("its process exited without reporting a result: killed, or out of memory?", _FIX)
 
 
 def _of_exception(task: TaskReport) -> Outcome:
     who = f"{task.what} on {task.host}: " if task.what else ""
-    return Outcome(f"{who}{task.error}", _MEND, log=task.log)
+    return Outcome(f"{who}{task.error}", _FIX, log=task.log)
 
 
 def _of_job(attempt: Attempt, job: SlurmJob) -> Outcome:

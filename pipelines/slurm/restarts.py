@@ -18,7 +18,7 @@ def refuse_endless_restarts(launch: Launch, task: Task) -> None:
     if task.job is not None and restarts > most:
         raise StageError(
             f"Slurm has started this job again {restarts} times, and its profile allows {most} "
-            "(requeues); what is done is kept: run the same command to go on"
+            "(requeues); progress is saved: run the same command to continue"
         )
 
 
@@ -38,8 +38,8 @@ def stop_or_requeue(attempt: Attempt, task: Task) -> Result:
             error=(
                 "Slurm ended the job, by preemption or at its time limit of "
                 f"{resources.time_minutes} minutes, and its profile allows no more restarts "
-                f"(requeues: {resources.requeues}). What is done is kept: run the same command "
-                "to go on, or raise requeues or time_minutes"
+                f"(requeues: {resources.requeues}). Progress is saved: run the same command "
+                "to continue, or raise requeues or time_minutes"
             ),
         )
     (attempt.folder / f"{REQUEUE_MARK}{task.job}.{task.restart}").touch()

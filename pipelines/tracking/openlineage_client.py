@@ -239,7 +239,11 @@ def _error(entry: Entry) -> str:
     result = attempt.result
     if result and result.error:
         return result.error
-    return outcome_of(attempt).what if attempt.on_slurm else "the job ended without a word"
+    return (
+        outcome_of(attempt).what
+        if attempt.on_slurm
+        else "the job exited without reporting a result"
+    )
 
 
 def _clean(value: Any) -> Any:

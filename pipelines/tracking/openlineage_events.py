@@ -11,7 +11,7 @@ from pipelines.ledger.state import State
 from pipelines.tracking.cursor import is_young
 
 START, RUNNING, COMPLETE, FAIL, ABORT = "START", "RUNNING", "COMPLETE", "FAIL", "ABORT"
-_LAST_WORD = {
+_FINAL_EVENT = {
     State.COMPLETED: COMPLETE,
     State.PUBLISHED: COMPLETE,
     State.FAILED: FAIL,
@@ -53,12 +53,12 @@ def due(entry: Entry, cursor: Cursor) -> list[str]:
         owed.append(START)
     elif cursor.event in (FAIL, ABORT) and attempts > cursor.attempts:
         owed.append(RUNNING)
-    word = _LAST_WORD.get(state)
-    again = owed or cursor.event != word
-    if word == COMPLETE and entry.outs:
+    final = _FINAL_EVENT.get(state)
+    again = owed or cursor.event != final
+    if final == COMPLETE and entry.outs:
         return [*owed, COMPLETE]
-    if word in (FAIL, ABORT) and again and not entry.has_driver():
-        return [*owed, word]
+    if final in (FAIL, ABORT) and again and not entry.has_driver():
+        return [*owed, final]
     return owed
 
 

@@ -105,7 +105,7 @@ class Session:
         if self.is_told_to_end:
             return "it was told to end"
         if self.silent_s > STALE_S:
-            return f"it has said nothing for {self.silent_s:.0f} s"
+            return f"no sign of life for {self.silent_s:.0f} s"
         return None
 
     def note_end(self, why: str) -> None:

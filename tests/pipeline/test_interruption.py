@@ -120,7 +120,7 @@ def test_lockstep_cancel_ends_the_job_of_another_command(long_sft: Any) -> None:
     assert "sft: cancelled job" in long_sft.run("lockstep", "cancel", "sft").stdout
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode != 0
-    assert "cancelled; run the same command to go on from there" in output
+    assert "cancelled; progress is saved: run the same command to continue" in output
     assert_nothing_half_written(long_sft)
     again = long_sft.run("lockstep", "cancel", "sft", check=False)
     assert "no live job of sft" in again.stdout
@@ -190,7 +190,7 @@ def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(held_sft: An
     job = psutil.Process(int(row["job"]))
     kill_each([*job.children(recursive=True), job])
     output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert "sft: died: its process is gone without a word" in output
+    assert "sft: died: its process exited without reporting a result" in output
     let_go(held_sft)
     held_sft.run("dvc", "repro", "--single-item", "sft")
     assert status(held_sft)["attempts"] == 2

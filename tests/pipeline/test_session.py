@@ -199,7 +199,7 @@ def test_after_kill_9_of_the_session_its_stage_goes_on_by_itself(counting: Any) 
     os.kill(pid_of(counting), signal.SIGKILL)
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
-    assert "session main-001 is gone without a word" in output
+    assert "session main-001 exited without reporting a result" in output
     assert "going on without" in output
     assert executors(counting) == ["session", "local"]
     assert "began at 0" not in log_of(attempts(counting)[-1])
@@ -222,7 +222,7 @@ def test_a_session_that_is_stopped_loses_its_stage_to_a_job(counting: Any) -> No
     os.kill(pid, signal.SIGSTOP)
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
-    assert "session main-001 hangs: it has said nothing for 1" in output
+    assert "session main-001 hangs: no sign of life for 1" in output
     assert "session main-001 ended: it hung" in output
     assert executors(counting) == ["session", "local"]
     assert done_by(counting) == "400 steps"
@@ -250,7 +250,7 @@ def test_cancelling_a_stage_leaves_the_session_to_the_next(counting: Any) -> Non
     assert "session main-001: running" in counting.run("lockstep", "status").stdout
     assert "sft: cancelled job main-001" in counting.run("lockstep", "cancel", "sft").stdout
     output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert "cancelled; run the same command to go on from there" in output
+    assert "cancelled; progress is saved: run the same command to continue" in output
     assert attempt.state() == "cancelled"
     output, _ = other.communicate(timeout=PATIENCE_S)
     assert other.returncode == 0, output
@@ -297,7 +297,7 @@ def test_an_idle_session_ends_and_one_that_hangs_is_passed_by(counting: Any) -> 
     os.kill(pid_of(counting), signal.SIGSTOP)
     replace(session.heartbeat, time=time.time() - 1000).write(session.folder)
     output = counting.run("dvc", "repro", "--single-item", "sft").stdout
-    assert "session main-001 does not run it: it has said nothing for" in output
+    assert "session main-001 does not run it: no sign of life for" in output
     assert executors(counting) == ["local"]
     os.kill(pid_of(counting), signal.SIGKILL)
     until(lambda: not session.host.state().alive, "the session is gone")

@@ -55,7 +55,7 @@ def test_a_full_disk_fails_the_stage_and_leaves_nothing_half_written(finished: A
     command = f"{small_disk} && exec dvc repro --single-item --force sft"
     message = failure(finished, *private, "sh", "-c", command)
     assert "No space left on device" in message
-    assert "mend the cause and run the same command again" in message
+    assert "fix the cause, then run the same command" in message
     assert not (finished.root / "artifacts/policies/sft/model").exists()
     finished.run("dvc", "repro", "--single-item", "--force", "sft")
     assert (finished.root / "dvc.lock").read_bytes() == lock

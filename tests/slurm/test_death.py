@@ -26,7 +26,7 @@ def test_an_exception_ends_with_its_traceback_and_no_second_try(quick_sft: Any) 
     output = failed(start(quick_sft))
     assert "sft: failed: ValueError: row 17" in output
     assert "| ValueError: row 17" in output, "the traceback"
-    assert "mend the cause and run the same command again" in output
+    assert "fix the cause, then run the same command" in output
     assert quick_sft.status()["attempts"] == 1
 
 

@@ -51,6 +51,6 @@ def test_a_stage_whose_session_slurm_ends_goes_on_in_a_job_of_its_own(long_sft: 
     long_sft.cluster.run("scancel", session["job"])
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
-    assert "its session ended" in output or "is gone without a word" in output
+    assert "its session ended" in output or "exited without reporting a result" in output
     assert executors(long_sft, "sft") == ["session", "slurm"]
     assert long_sft.steps() == list(range(1, 201))
