@@ -15,7 +15,7 @@ from pipelines.identity.environment import describe
 from stages.context import Context
 {imports}
 ctx = Context(stage="sft", key=None, seed=1, folder=Path("."), micro_tokens=7)
-print(sorted(describe(ctx, {{"deterministic": True}})))
+print(sorted(describe(ctx, True)))
 print("torch" in sys.modules)
 """
 ALWAYS = {

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import psutil
 import pytest
 
+from pipelines.ledger.entry import Attempt
 from tests.conftest import kill_each
 from tests.slurm.conftest import let_the_controller_save
 from tests.waiting import PATIENCE_S, until_said
@@ -92,12 +94,9 @@ def test_a_driver_killed_before_it_noted_the_job_finds_it(
     row = medium_sft.training()
     kill_9_everything_but_the_job(medium_sft, driver)
     # As if the kill had come between sbatch and the line that notes its answer.
-    launch = next(medium_sft.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
-    text = launch.read_text()
-    for key in ("job", "jobs", "token"):
-        text = text.replace(f'"{key}":', f'"{key}_unknown":')
-    launch.write_text(text)
-    launch.with_name("scheduler.json").unlink()
+    attempt = Attempt(next(medium_sft.root.glob(".lockstep/jobs/sft/*/attempts/001")))
+    attempt.write(replace(attempt.launched, job=None, jobs=(), token=None))
+    (attempt.folder / "scheduler.json").unlink()
     wait_again(medium_sft)
     after = medium_sft.status()
     assert (after["attempts"], after["job"]) == (1, row["job"])
