@@ -39,7 +39,7 @@ _OF_COMMANDS = (
     "pipelines.runs.status",
     "pipelines.results.samples",
     "pipelines.results.verify",
-    "pipelines.commands.lineage",
+    "pipelines.lineage.answer",
 )
 _parents: dict[Kind, socket.socket] = {}
 

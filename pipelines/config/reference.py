@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic._internal._docs_extraction import extract_docstrings_from_cls
 from pydantic.fields import FieldInfo
 
 from pipelines.config.profiles import Profile, Resources
@@ -34,13 +35,12 @@ def params_reference() -> str:
         "The last column says which stages read the key.\n",
     ]
     plain = {k: v for k, v in Params.model_fields.items() if _section(v) is None}
-    parts += ["## Top level\n", _table(plain, readers)]
+    parts += ["## Top level\n", _table(Params, plain, readers)]
     for name, field in Params.model_fields.items():
         section = _section(field)
         if section is not None:
-            parts += [f"## {name}\n", f"{field.description}\n"]
-            rows = _table(section.model_fields, lambda key, name=name: readers(f"{name}.{key}"))
-            parts.append(rows)
+            parts += [f"## {name}\n", f"{descriptions(Params)[name]}\n"]
+            parts.append(_table(section, section.model_fields, readers, f"{name}."))
     parts += _kinds(readers)
     return "\n".join(parts)
 
@@ -50,7 +50,7 @@ def _kinds(readers: typing.Callable[[str], str]) -> list[str]:
     union = typing.get_args(typing.get_args(Params.model_fields["rewards"].annotation)[1])[0]
     parts = [
         "## rewards\n",
-        f"{Params.model_fields['rewards'].description} Read by {readers('rewards')}; each by the "
+        f"{descriptions(Params)['rewards']} Read by {readers('rewards')}; each by the "
         "reward_source of its name, too.\n",
     ]
     for kind in typing.get_args(union):
@@ -58,7 +58,7 @@ def _kinds(readers: typing.Callable[[str], str]) -> list[str]:
         parts += [f"### kind: {name}\n", f"{kind.__doc__}\n"]
         fields = {key: field for key, field in kind.model_fields.items() if key != "kind"}
         own = {key: field for key, field in fields.items() if key in kind.__annotations__}
-        parts.append(_table(own | fields))
+        parts.append(_table(kind, own | fields))
     return parts
 
 
@@ -72,21 +72,37 @@ def profiles_reference() -> str:
             "Where and on what stages run. Nothing here is identity: changing it reruns nothing. "
             "Chosen by `--profile NAME` or the variable LOCKSTEP_PROFILE; else `local`.\n",
             "## Top level\n",
-            _table(nested),
+            _table(Profile, nested),
             "## defaults, and stages.NAME\n",
             "`defaults` holds what every stage gets; `stages.sft`, say, what sft gets instead. "
             "In parentheses: the `#SBATCH` flag that the field becomes.\n",
-            _table(Resources.model_fields),
+            _table(Resources, Resources.model_fields),
         ]
     )
 
 
-def _table(fields: dict[str, FieldInfo], readers: Any = None) -> str:
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """What is written under each field.
+
+    Pydantic would attach it to the fields themselves (`use_attribute_docstrings`), but parses the
+    source of every class for that, each time that a command starts.
+    """
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        if each.__module__.startswith(("pipelines.", "stages.")):
+            found |= extract_docstrings_from_cls(each, use_inspect=True)
+    return found
+
+
+def _table(
+    model: type[BaseModel], fields: dict[str, FieldInfo], readers: Any = None, within: str = ""
+) -> str:
+    texts = descriptions(model)
     head = ["key", "type", "default", "meaning"] + (["read by"] if readers else [])
     rows = [head, ["---"] * len(head)]
     for name, field in fields.items():
-        row = [f"`{name}`", _type(field.annotation), _default(field), field.description or ""]
-        rows.append(row + ([readers(name)] if readers else []))
+        row = [f"`{name}`", _type(field.annotation), _default(field), texts.get(name, "")]
+        rows.append(row + ([readers(within + name)] if readers else []))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

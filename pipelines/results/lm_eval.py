@@ -6,7 +6,6 @@ stage reads what it finds. Results are kept beside the hash of the checkpoint th
 environment of whoever calls: proxies, tokens and offline settings are theirs.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,32 @@ _LONGEST_NAME = 100
 Results = dict[str, dict[str, float]]
 
 
-def lm_eval(repository: Repository, arguments: argparse.Namespace) -> str:
+@dataclass(frozen=True)
+class Request:
+    """What to evaluate, and how; None leaves a choice to lm-eval."""
+
+    policy: str
+    tasks: str
+    """Names, with commas between them."""
+    include_path: str | None = None
+    limit: int | None = None
+    num_fewshot: int | None = None
+    batch_size: str | None = None
+    device: str | None = None
+    chat: bool = False
+    mlflow: bool = False
+    """Whether to log the results to the evaluation's run."""
+    python: str | None = None
+
+
+def lm_eval(repository: Repository, request: Request, *, as_json: bool) -> str:
     """Run it, keep the results, and say them."""
     params = load_params(repository.root)
-    policy = arguments.policy
+    policy = request.policy
     family = [ROOT, *params.rl.family]
     if policy not in family:
         raise LockstepError(f"there is no policy {policy!r}; there are {', '.join(family)}")
-    tasks = [name.strip() for name in arguments.tasks.split(",") if name.strip()]
+    tasks = [name.strip() for name in request.tasks.split(",") if name.strip()]
     if not tasks:
         raise LockstepError("--tasks names none: --tasks gsm8k,ifeval")
     model = Path("artifacts/policies") / policy / "model"
@@ -50,18 +68,18 @@ def lm_eval(repository: Repository, arguments: argparse.Namespace) -> str:
             f"{model} is not there: `lockstep run` makes it, and `dvc pull {model}` fetches it "
             "where somebody else has"
         )
-    python = arguments.python or sys.executable
+    python = request.python or sys.executable
     _refuse_without_lm_eval(python)
     digest = HashCache(repository.home / "hashes.json").of(repository.root / model)
-    kept = repository.root / FOLDER / policy / f"{_file_name(tasks, arguments)}.json"
-    raw = _run(repository, command(python, model, tasks, params, arguments, repository.root), kept)
-    found = {
+    kept = repository.root / FOLDER / policy / f"{_file_name(tasks, request)}.json"
+    raw = _run(repository, command(python, model, tasks, params, request, repository.root), kept)
+    found: dict[str, Any] = {
         "policy": policy,
         "model": {"path": str(model), "hash": digest},
         "tasks": tasks,
-        "limit": arguments.limit,
-        "num_fewshot": arguments.num_fewshot,
-        "chat": arguments.chat,
+        "limit": request.limit,
+        "num_fewshot": request.num_fewshot,
+        "chat": request.chat,
         "versions": {name: raw.get(f"{name}_version") for name in ("lm_eval", "transformers")},
         "num_samples": {
             name: count["effective"] for name, count in raw.get("n-samples", {}).items()
@@ -70,16 +88,16 @@ def lm_eval(repository: Repository, arguments: argparse.Namespace) -> str:
     }
     atomic.write_json(kept, found)
     url = (
-        log_results(repository, params, policy, digest, found["results"], suffix_of(arguments))
-        if arguments.mlflow
+        log_results(repository, params, policy, digest, found["results"], suffix_of(request))
+        if request.mlflow
         else None
     )
-    if arguments.json:
+    if as_json:
         return json.dumps(found, indent=2)
     where = kept.relative_to(repository.root)
     lines = [render(found["results"]), "", f"kept in {where}"]
-    if arguments.limit:
-        lines.insert(1, f"of the first {arguments.limit} only: not a number to publish")
+    if request.limit:
+        lines.insert(1, f"of the first {request.limit} only: not a number to publish")
     return "\n".join([*lines, *([f"in MLflow: {url}"] if url else [])])
 
 
@@ -88,7 +106,7 @@ def command(
     model: Path,
     tasks: list[str],
     params: Params,
-    arguments: argparse.Namespace,
+    request: Request,
     root: Path,
 ) -> list[str]:
     """What is run, in the repository: relative paths have no comma that would split them."""
@@ -98,16 +116,16 @@ def command(
     words = [python, "-m", "lm_eval", "run", "--model", "hf", "--tasks", ",".join(tasks)]
     words += ["--model_args", f"{weights},dtype={params.precision.value}"]
     for option, value in (
-        ("--limit", arguments.limit),
-        ("--num_fewshot", arguments.num_fewshot),
-        ("--batch_size", arguments.batch_size),
-        ("--device", arguments.device),
+        ("--limit", request.limit),
+        ("--num_fewshot", request.num_fewshot),
+        ("--batch_size", request.batch_size),
+        ("--device", request.device),
     ):
         if value is not None:
             words += [option, str(value)]
-    if arguments.include_path:
-        words += ["--include_path", str(Path(arguments.include_path).absolute())]
-    if arguments.chat:
+    if request.include_path:
+        words += ["--include_path", str(Path(request.include_path).absolute())]
+    if request.chat:
         words.append("--apply_chat_template")
     if params.model.trust_remote_code:
         words.append("--trust_remote_code")
@@ -179,22 +197,22 @@ def _run(repository: Repository, words: list[str], kept: Path) -> dict[str, Any]
     return raw
 
 
-def _file_name(tasks: list[str], arguments: argparse.Namespace) -> str:
+def _file_name(tasks: list[str], request: Request) -> str:
     name = "+".join(re.sub(r"[^\w.-]", "_", task) for task in tasks)
     if name != "+".join(tasks) or len(name) > _LONGEST_NAME:
         digest = hashlib.sha256(",".join(tasks).encode()).hexdigest()[:8]
         name = f"{name[:_LONGEST_NAME]}-{digest}"
-    return name + suffix_of(arguments)
+    return name + suffix_of(request)
 
 
-def suffix_of(arguments: argparse.Namespace) -> str:
+def suffix_of(request: Request) -> str:
     """What was asked for otherwise has another name: a short look replaces no long one.
 
     In files and in MLflow alike, so only with characters that both take.
     """
-    shots = f".{arguments.num_fewshot}-shot" if arguments.num_fewshot is not None else ""
-    chat = ".chat" if arguments.chat else ""
-    return shots + chat + (f".first-{arguments.limit}" if arguments.limit else "")
+    shots = f".{request.num_fewshot}-shot" if request.num_fewshot is not None else ""
+    chat = ".chat" if request.chat else ""
+    return shots + chat + (f".first-{request.limit}" if request.limit else "")
 
 
 def evaluation_of(policy: str, params: Params) -> str:

@@ -5,7 +5,6 @@ Reads the folders of two evaluations and nothing else: no job, no MLflow. Those 
 and losses come with the largest change of reward first.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -65,36 +64,50 @@ _FILTERS: dict[str, Callable[[Sample], bool]] = {
 }
 
 
-def samples(root: Path, arguments: argparse.Namespace) -> str:
+@dataclass(frozen=True)
+class Query:
+    """Which samples to show; without a policy, those of the last."""
+
+    policy: str | None = None
+    which: str | None = None
+    """wrong, right, lost or won."""
+    task: str | None = None
+    against: str | None = None
+    sampled: bool = False
+    limit: int = 0
+    """0: all."""
+
+
+def samples(root: Path, query: Query, *, as_json: bool) -> str:
     """What the command prints."""
     family = [ROOT, *load_params(root).rl.family]
-    policy = _known(arguments.policy or family[-1], family)
+    policy = _known(query.policy or family[-1], family)
     revision, colon, _ = policy.rpartition(":")
-    against = _known(arguments.against or f"{revision}{colon}{ROOT}", family)
-    if arguments.limit < 0:
+    against = _known(query.against or f"{revision}{colon}{ROOT}", family)
+    if query.limit < 0:
         raise LockstepError("-n takes a number of prompts, 0 for all of them")
     if against == policy:
-        if arguments.against or arguments.which in ("lost", "won"):
+        if query.against or query.which in ("lost", "won"):
             raise LockstepError(
                 f"{policy} would be compared with itself: name another policy by --against"
             )
         against = ""
     everything = _all(root, policy, against)
-    chosen = _select(everything, arguments.which, arguments.task)
-    shown = chosen[: arguments.limit or None]
-    if arguments.json:
+    chosen = _select(everything, query.which, query.task)
+    shown = chosen[: query.limit or None]
+    if as_json:
         return json.dumps(
             {
                 "policy": policy,
                 "against": against or None,
                 "num_prompts": len(everything),
                 "num_chosen": len(chosen),
-                "samples": [sample.as_json(sampled=arguments.sampled) for sample in shown],
+                "samples": [sample.as_json(sampled=query.sampled) for sample in shown],
             },
             indent=2,
             ensure_ascii=False,
         )
-    return _render(policy, against, everything, chosen, shown, arguments)
+    return _render(policy, against, everything, chosen, shown, query)
 
 
 def _known(policy: str, family: list[str]) -> str:
@@ -199,11 +212,9 @@ def _render(
     everything: list[Sample],
     chosen: list[Sample],
     shown: list[Sample],
-    arguments: argparse.Namespace,
+    query: Query,
 ) -> str:
-    what = " ".join(
-        filter(None, (arguments.which, f"of task {arguments.task}" if arguments.task else ""))
-    )
+    what = " ".join(filter(None, (query.which, query.task and f"of task {query.task}")))
     lines = [
         f"{policy}: {len(shown)} of {len(chosen)} {f'prompts ({what})' if what else 'prompts'}"
         + ("" if len(chosen) == len(everything) else f", of {len(everything)} in all")
@@ -221,7 +232,7 @@ def _render(
         lines += _answer(policy, item.greedy, width, item.pass_rate)
         if sample.theirs:
             lines += _answer(against, sample.theirs.greedy, width, sample.theirs.pass_rate)
-        if arguments.sampled:
+        if query.sampled:
             for index, answer in enumerate(item.sampled):
                 lines += _answer(f"sample {index}", answer, width, None)
     left = len(chosen) - len(shown)

@@ -23,8 +23,9 @@ class Section(BaseModel):
         frozen=True,
         strict=True,
         populate_by_name=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
+        # Every command imports all of these, and uses few.
+        defer_build=True,
     )
 
 

@@ -11,9 +11,9 @@ import pytest
 from pipelines.base.console import Console, describe_metrics, seconds
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
-from pipelines.commands import doctor
-from pipelines.commands.cli import main
+from pipelines.commands.cli import GROUPS, main
 from pipelines.config.reference import params_reference, profiles_reference
+from pipelines.doctor import checks
 from pipelines.ledger.entry import Ledger
 from pipelines.slurm import logs
 from tests.control.made_up import SPEC
@@ -28,34 +28,66 @@ def test_the_references_are_in_step_with_the_fields() -> None:
     assert (ROOT / "docs/profiles.md").read_text() == profiles_reference(), remedy
 
 
-COMMANDS = (
-    "plan",
-    "preset",
-    "run",
-    "stage",
-    "status",
-    "cancel",
-    "record",
-    "lineage",
-    "samples",
-    "lm-eval",
-    "logs",
-    "sync",
-    "up",
-    "down",
-    "doctor",
-)
+COMMANDS = [name for names in GROUPS.values() for name in names]
 
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
+    assert main(["--help"]) == 0
     overview = capsys.readouterr().out
     for command in COMMANDS:
-        assert f"\n    {command} " in overview
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
+        assert f"\n  {command} " in overview
+        assert main([command, "--help"]) == 0
         assert len(capsys.readouterr().out.splitlines()) > 3
+
+
+def test_every_file_of_a_command_is_listed_once() -> None:
+    files = {path.stem for path in (ROOT / "pipelines/commands").glob("*.py")}
+    assert sorted(name.replace("-", "_") for name in COMMANDS) == sorted(
+        files - {"__init__", "cli", "options"}
+    )
+
+
+def test_only_the_file_of_the_command_that_is_called_is_imported() -> None:
+    program = (
+        "import sys; from pipelines.commands.cli import main; main(['stage', '--help'])\n"
+        "found = [name for name in sys.modules if name.startswith('pipelines.')]\n"
+        "assert 'pipelines.commands.stage' in found and 'pipelines.commands.plan' not in found\n"
+        "assert 'pipelines.driver' not in found and 'rich' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Missing command"),
+        (["plna"], "Did you mean 'plan'?"),
+        (["plan", "--jsno"], "No such option: --jsno"),
+        (["stage"], "Missing argument 'address'"),
+        (["run", "--profile"], "Option '--profile' requires an argument"),
+        (["scores", "a", "b", "--limit", "many"], "--limit"),
+        (["run", "--detach", "--chain"], "--detach and --chain are not for one command"),
+        (["samples", "--won", "--lost"], "--lost and --won are not for one command"),
+        (["export", "sft", "x", "--dtype", "int8"], "'float32', 'bfloat16'"),
+        (["lineage", "x", "--depth", "-1"], "--depth is a number from 0 up, not -1"),
+    ],
+)
+def test_what_was_mistyped_is_named_with_status_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_interruption_has_the_status_that_shells_know(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Repository, "find", interrupted)
+    assert main(["status"]) == 130
+    assert capsys.readouterr().err == "lockstep: interrupted\n"
 
 
 def test_outside_a_repository_the_error_says_so(
@@ -206,7 +238,7 @@ def test_the_doctor_compares_the_profile_with_the_gpus_that_are_here(
     """With devices that are plain files, in a folder that stands in for /dev."""
     for name in devices:
         (tmp_path / name).touch()
-    monkeypatch.setattr(doctor, "DEVICES", tmp_path)
+    monkeypatch.setattr(checks, "DEVICES", tmp_path)
     monkeypatch.setenv("LOCKSTEP_PROFILE", profile)
-    found = list(doctor._gpu(Repository(ROOT)))
+    found = list(checks._gpu(Repository(ROOT)))
     assert [(finding.fine, finding.detail.partition(":")[0]) for finding in found] == expected

@@ -11,11 +11,11 @@ from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
 from pipelines.base.owners import explain, user_name
 from pipelines.base.repository import Repository
-from pipelines.commands.cancel import cancel
 from pipelines.commands.cli import main
 from pipelines.ledger import entry as ledger
 from pipelines.ledger.entry import Attempt, Ledger
 from pipelines.ledger.state import State
+from pipelines.runs.cancel import cancel_stages
 from tests.control.made_up import SPEC
 from tests.ledger_values import ORIGIN, SLURM, launch
 
@@ -65,6 +65,6 @@ def test_another_users_job_is_neither_ended_nor_marked(tmp_path: Path) -> None:
     attempt = submitted(Repository(tmp_path), ANOTHER)
     for stages in ([SPEC.stage], []):
         with pytest.raises(LockstepError, match=f"these go on: sft, job 7 of {ANOTHER}"):
-            cancel(Repository(tmp_path), stages, Console())
+            cancel_stages(Repository(tmp_path), stages, Console())
     assert not attempt.was_cancelled
     assert attempt.state() is State.QUEUED

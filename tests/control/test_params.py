@@ -4,10 +4,12 @@ import typing
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from pipelines.base.errors import LockstepError
 from pipelines.config.params import load_params
+from pipelines.config.reference import descriptions
 from stages.contracts.params import Params
 from stages.contracts.rewards import AnySource
 
@@ -265,6 +267,8 @@ def test_every_field_is_explained_in_one_line() -> None:
     sections = [Params, *(type(getattr(Params(), name)) for name in Params.model_fields)]
     sections += typing.get_args(typing.get_args(AnySource)[0])
     for section in sections:
-        for name, field in getattr(section, "model_fields", {}).items():
-            assert field.description, f"{section.__name__}.{name} has no docstring"
-            assert "\n" not in field.description, f"{section.__name__}.{name}"
+        if issubclass(section, BaseModel):
+            texts = descriptions(section)
+            for name in section.model_fields:
+                assert texts.get(name), f"{section.__name__}.{name} has no docstring"
+                assert "\n" not in texts[name], f"{section.__name__}.{name}"

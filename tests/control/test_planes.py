@@ -41,7 +41,7 @@ def test_the_driver_of_a_stage_imports_nothing_heavy() -> None:
 
 def test_lineage_imports_nothing_heavy_before_it_is_needed() -> None:
     heavy = {"torch", "transformers", "mlflow", "prefect", "dvc", "pandas", "numpy", "pyarrow"}
-    modules = "pipelines.commands.lineage, pipelines.lineage.page, pipelines.lineage.rows_text"
+    modules = "pipelines.lineage.answer, pipelines.lineage.page, pipelines.lineage.rows_text"
     assert not modules_after(f"import {modules}") & heavy
 
 

@@ -17,12 +17,12 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.locks import hold_lock, is_locked
 from pipelines.base.processes import ProcessMark
 from pipelines.base.repository import Repository
-from pipelines.commands.session_command import choose_resources
 from pipelines.config.profiles import ExecutorKind, Profile, Resources, load_profile
 from pipelines.driver.session_watch import HANG_S, SessionWatch
 from pipelines.ledger import mailbox
 from pipelines.ledger.entry import Attempt, Ledger
 from pipelines.ledger.task import Task
+from pipelines.runs.sessions import choose_resources
 from pipelines.slurm.outcome import outcome_in_session
 from pipelines.slurm.restarts import stop_or_requeue
 from pipelines.worker.session import STALE_S, Heartbeat, Session, new_session, serving, sessions

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 
 from pipelines.base.repository import Repository
-from pipelines.commands.doctor_finding import Finding
-from pipelines.commands.doctor_slurm import examine_slurm
+from pipelines.doctor.finding import Finding
+from pipelines.doctor.slurm import examine_slurm
 
 
 @pytest.fixture

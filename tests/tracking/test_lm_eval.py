@@ -1,11 +1,11 @@
 """lm-eval's own package on a checkpoint of ours, with a task and data of our own: offline."""
 
-import argparse
 import json
 import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import fake_clone
 import pytest
@@ -13,10 +13,16 @@ from fake_clone import FakeClone
 
 from pipelines.base.errors import LockstepError
 from pipelines.commands.cli import main
-from pipelines.commands.lm_eval_options import add_options
 from pipelines.config.params import load_params
 from pipelines.identity.hashing import HashCache
-from pipelines.results.lm_eval import _file_name, log_results, render, results_of, suffix_of
+from pipelines.results.lm_eval import (
+    Request,
+    _file_name,
+    log_results,
+    render,
+    results_of,
+    suffix_of,
+)
 
 MODEL = "artifacts/policies/sft/model"
 SUMS = [
@@ -93,11 +99,8 @@ def accuracy(folder: Path, docs: list[dict]) -> float:
     return right / len(docs)
 
 
-def asked(*words: str) -> argparse.Namespace:
-    """The command line with these options."""
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    return parser.parse_args(["sft", "--tasks", "gsm8k", *words])
+def asked(**settings: Any) -> Request:
+    return Request("sft", "gsm8k", **settings)
 
 
 @pytest.mark.slow
@@ -164,15 +167,14 @@ def test_a_short_look_replaces_no_long_one_in_mlflow_either(inside: FakeClone) -
     inside.run("evaluate_sft")
     inside.sync()
 
-    def log(accuracy: float, *words: str) -> None:
+    def log(accuracy: float, **settings: Any) -> None:
         results = {"gsm8k": {"exact_match/strict-match": accuracy}}
-        log_results(
-            inside.repository, params, "sft", fake_clone.DIGEST, results, suffix_of(asked(*words))
-        )
+        suffix = suffix_of(asked(**settings))
+        log_results(inside.repository, params, "sft", fake_clone.DIGEST, results, suffix)
 
     log(0.75)
-    log(0.5, "--limit", "50")
-    log(0.25, "--num-fewshot", "5", "--chat")
+    log(0.5, limit=50)
+    log(0.25, num_fewshot=5, chat=True)
     metrics = inside.run_of("evaluate_sft").data.metrics
     assert {name: value for name, value in metrics.items() if name.startswith("lm_eval/")} == {
         "lm_eval/gsm8k/exact_match/strict-match": 0.75,
@@ -257,11 +259,11 @@ def test_numbers_are_taken_from_lm_evals_own_file() -> None:
 
 
 def test_results_that_were_asked_for_otherwise_have_a_file_of_their_own() -> None:
-    def name(*words: str) -> str:
-        return _file_name(["gsm8k"], asked(*words))
+    def name(**settings: Any) -> str:
+        return _file_name(["gsm8k"], asked(**settings))
 
-    ways = [[], ["--limit", "5"], ["--num-fewshot", "0"], ["--num-fewshot", "5"], ["--chat"]]
-    names = [name(*words) for words in ways]
+    ways = [{}, {"limit": 5}, {"num_fewshot": 0}, {"num_fewshot": 5}, {"chat": True}]
+    names = [name(**settings) for settings in ways]
     assert names[:3] == ["gsm8k", "gsm8k.first-5", "gsm8k.0-shot"]
     assert len(set(names)) == len(names)
-    assert name("--chat", "--limit", "5", "--num-fewshot", "2") == "gsm8k.2-shot.chat.first-5"
+    assert name(chat=True, limit=5, num_fewshot=2) == "gsm8k.2-shot.chat.first-5"

@@ -13,8 +13,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 
 from pipelines.base.repository import Repository
-from pipelines.commands.doctor_finding import Finding
 from pipelines.config.profiles import Resources, load_profile
+from pipelines.doctor.finding import Finding
 from pipelines.slurm.queue import duration
 from pipelines.slurm.script import Batch
 from pipelines.slurm.submit import refusal

@@ -1,7 +1,5 @@
-"""`lockstep session up, down, status`."""
+"""Start and end sessions: a process, or a job on Slurm, that serves stage after stage."""
 
-import argparse
-import json
 import math
 import os
 import re
@@ -36,7 +34,6 @@ from pipelines.slurm.submit import just_wait, slurm_batches, stays_here, submit_
 from pipelines.worker.session import (
     HOST_MODULE,
     Session,
-    describe,
     living,
     misfit,
     new_session,
@@ -46,47 +43,39 @@ from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
 
 
-def session_command(arguments: argparse.Namespace) -> None:
-    repository, console = Repository.find(), Console()
-    if arguments.what == "down":
-        down(repository, arguments.names, console)
-    elif arguments.what == "status":
-        Scheduler(repository).refresh()
-        found = sessions(repository)
-        as_json = [session.as_json() for session in found]
-        text = (
-            "\n".join(map(describe, found)) or "no session was ever up; see `lockstep session up`"
-        )
-        console.line(json.dumps(as_json, indent=2) if arguments.json else text)
-    else:
-        _up(repository, arguments, console)
-
-
-def _up(repository: Repository, arguments: argparse.Namespace, console: Console) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", arguments.name):
-        raise LockstepError(f"--name {arguments.name!r}: letters, digits, - and _ only")
-    if arguments.idle_minutes <= 0:
-        raise LockstepError(f"--idle-minutes {arguments.idle_minutes}: must be more than 0")
-    profile = profile_name(arguments.profile)
+def plan_launch(
+    repository: Repository,
+    name: str,
+    profile: str | None,
+    names: list[str],
+    *,
+    idle_minutes: float,
+    minutes: int | None,
+) -> Launch:
+    """What a session is started with; says which of the stages it would not serve, and why."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise LockstepError(f"--name {name!r}: letters, digits, - and _ only")
+    if idle_minutes <= 0:
+        raise LockstepError(f"--idle-minutes {idle_minutes}: must be more than 0")
+    profile = profile_name(profile)
     loaded = load_profile(repository.root, profile)
     if loaded.executor is ExecutorKind.DEBUG:
         raise LockstepError(f"profile {profile} runs stages in the command's own process")
-    names = [name.strip() for name in arguments.stages.split(",") if name.strip()]
     resources, left_out = choose_resources(loaded, names)
-    served = [name for name in names if name not in left_out]
-    for name, why in left_out.items():
-        print(f"{name} is not served: {why}", file=sys.stderr)
+    served = [each for each in names if each not in left_out]
+    for each, why in left_out.items():
+        print(f"{each} is not served: {why}", file=sys.stderr)
     if not served:
         raise LockstepError(f"profile {profile}: a session would serve none of {', '.join(names)}")
     changes = {"requeues": 0}
-    if arguments.minutes:
-        changes["time_minutes"] = arguments.minutes
-    launch = Launch(
+    if minutes:
+        changes["time_minutes"] = minutes
+    return Launch(
         executor=loaded.executor,
         module=HOST_MODULE,
         profile=profile,
         stages=tuple(served),
-        idle_minutes=arguments.idle_minutes,
+        idle_minutes=idle_minutes,
         resources=Resources.model_validate({**resources.model_dump(), **changes}),
         clone=repository.root,
         root=repository.root,
@@ -94,15 +83,6 @@ def _up(repository: Repository, arguments: argparse.Namespace, console: Console)
         user=os.getuid(),
         time=time.time(),
     )
-    if arguments.dry_run:
-        console.line(_script(repository, arguments.name, launch))
-        return
-    session = up(repository, arguments.name, launch)
-    if arguments.json:
-        console.line(json.dumps(session.as_json(), indent=2))
-        return
-    console.line(f"session {session.label} is on its way (log: {session.folder})")
-    console.line(f"{', '.join(served)} of profile {profile} go to it from now on")
 
 
 def choose_resources(profile: Profile, names: list[str]) -> tuple[Resources, dict[str, str]]:
@@ -191,7 +171,7 @@ def _start_here(repository: Repository, session: Session, launch: Launch) -> Lau
     return replace(launch, job=str(pid), pid=pid, pid_started=start_of(pid))
 
 
-def _script(repository: Repository, name: str, launch: Launch) -> str:
+def script(repository: Repository, name: str, launch: Launch) -> str:
     if launch.executor is not ExecutorKind.SLURM:
         return f"# profile {launch.profile} runs it on this machine, without a job script"
     folder = repository.home / "sessions" / name / "dry-run"

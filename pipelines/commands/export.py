@@ -1,0 +1,44 @@
+"""`lockstep export`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pipelines.commands.options import Json, Revision, only_one
+
+
+def export(
+    policy: Annotated[str, typer.Argument(help="sft, iter_003, ...")],
+    folder: Annotated[str, typer.Argument(help="where to write it; must not be there yet")],
+    revision: Revision = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="round the weights to this type"),
+    ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="the adapter beside its base")] = False,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="one model, adapter merged (default)")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace a folder that is there")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a policy as a Hugging Face folder with its card."""
+    from pipelines.base.repository import Repository
+    from pipelines.export.folder import export as write
+
+    only_one(adapter=adapter, merged=merged)
+    done = write(
+        Repository.find(),
+        policy,
+        Path(folder),
+        revision=revision,
+        dtype=dtype,
+        adapter=adapter,
+        force=force,
+    )
+    if as_json:
+        print(json.dumps(done.as_json(), indent=2))
+    else:
+        print(f"{done.provenance.policy} {done.provenance.artifact.hash} is in {done.folder}")

@@ -1,0 +1,82 @@
+"""`lockstep session up`, `down` and `status`."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from pipelines.commands.options import Json, Profile
+
+session = typer.Typer(
+    help="Keep one process, with its models in memory, for stage after stage.",
+    subcommand_metavar="up|down|status",
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@session.command()
+def up(
+    profile: Profile = None,
+    name: Annotated[str, typer.Option(metavar="NAME", help="its name")] = "main",
+    stages: Annotated[
+        str, typer.Option(metavar="A,B", help="stages that it runs")
+    ] = "rollout,score,policy_update",
+    idle_minutes: Annotated[
+        float, typer.Option(metavar="M", help="it ends after so long without a stage")
+    ] = 30,
+    minutes: Annotated[
+        int | None,
+        typer.Option(metavar="M", help="it ends after so long (default: the profile's)"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the exact job script instead")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Start a session."""
+    from pipelines.base.repository import Repository
+    from pipelines.runs import sessions
+
+    repository = Repository.find()
+    names = [each.strip() for each in stages.split(",") if each.strip()]
+    launch = sessions.plan_launch(
+        repository, name, profile, names, idle_minutes=idle_minutes, minutes=minutes
+    )
+    if dry_run:
+        print(sessions.script(repository, name, launch))
+        return
+    started = sessions.up(repository, name, launch)
+    if as_json:
+        print(json.dumps(started.as_json(), indent=2))
+        return
+    print(f"session {started.label} is on its way (log: {started.folder})")
+    print(f"{', '.join(launch.stages)} of profile {launch.profile} go to it from now on")
+
+
+@session.command()
+def down(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="which (default: all)")
+    ] = None,
+) -> None:
+    """End sessions."""
+    from pipelines.base.console import Console
+    from pipelines.base.repository import Repository
+    from pipelines.runs import sessions
+
+    sessions.down(Repository.find(), names or [], Console())
+
+
+@session.command()
+def status(as_json: Json = False) -> None:
+    """How sessions fare."""
+    from pipelines.base.repository import Repository
+    from pipelines.slurm.scheduler import Scheduler
+    from pipelines.worker.session import describe, sessions
+
+    repository = Repository.find()
+    Scheduler(repository).refresh()
+    found = sessions(repository)
+    text = "\n".join(map(describe, found)) or "no session was ever up; see `lockstep session up`"
+    print(json.dumps([each.as_json() for each in found], indent=2) if as_json else text)

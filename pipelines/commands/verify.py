@@ -1,0 +1,38 @@
+"""`lockstep verify`."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from pipelines.commands.options import Json
+
+
+def verify(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(help="stages, or paths of outputs or in them (default: everything)"),
+    ] = None,
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache", help="also read all of DVC's cache, with what no dvc.lock of today names"
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Hash every artifact again, and compare with dvc.lock."""
+    from pipelines.base.console import Console
+    from pipelines.base.repository import Repository
+    from pipelines.results.verify import verify as read_again
+    from pipelines.results.verify_report import Reading, render
+
+    repository, console = Repository.find(), Console(sys.stderr)
+    reading = Reading(console)
+    try:
+        verdict = read_again(repository, targets or [], whole_cache=cache, progress=reading.show)
+    finally:
+        console.clear()
+    print(json.dumps(verdict.as_json(), indent=2) if as_json else render(verdict, repository.root))
+    return 1 if verdict.findings else 0

@@ -1,0 +1,1 @@
+"""What of the environment would get in the way, and how to fix it: read, never changed."""
