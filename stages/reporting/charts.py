@@ -124,22 +124,16 @@ def iteration_axis(family: Family) -> Axis:
     return Axis(-0.12, deepest + 0.12, ticks, title)
 
 
-def legend(family: Family) -> Markup | None:
+def legend(family: Family) -> list[str]:
     """Names the branches, where there is more than one."""
-    branches = family.branches()
-    if len(branches) == 1:
-        return None
-    items = []
-    for index, branch in enumerate(branches):
-        label = (
-            f"{branch.leaf}, final" if index == 0 else f"{branch.leaf}, from {branch.policies[0]}"
-        )
-        items.append(element("li", swatch("solid", index % NUM_COLOURS), label))
-    return element("ul", items, class_="legend", aria_label="Branches")
+    final, *others = family.branches()
+    names = [f"{branch.leaf}, from {branch.policies[0]}" for branch in others]
+    return [f"{final.leaf}, final", *names] if others else []
 
 
 def swatch(style: str, branch: int = 0) -> Markup:
     """A short piece of a line, or of a band, for a legend."""
+    branch %= NUM_COLOURS
     if style == "band":
         piece = element("rect", x=0, y=1, width=22, height=8, class_=f"band b{branch}")
     else:

@@ -1,11 +1,8 @@
-"""HTML that cannot be broken by what is put into it.
+"""Elements of drawings that cannot be broken by what is put into them.
 
-`element` escapes every child and attribute that is not already `Markup`, so a response that has a
-script tag in it is shown, never run. Characters that steer a terminal or turn the direction of text
-are made visible by `printable`: models emit them, and the page and the summary show them.
-
-A `document` needs nothing beside itself, no script and no network. Its policy header forbids both,
-so even markup that slipped through escaping could do nothing.
+`element` escapes every child and attribute that is not already `Markup`, as templates do.
+Characters that steer a terminal or turn the direction of text are made visible by `printable`:
+models emit them, and the page and the summary show them.
 """
 
 import html
@@ -13,8 +10,6 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 _BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C}
-_VOID = {"meta", "link", "br", "hr"}
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 class Markup(str):
@@ -22,24 +17,13 @@ class Markup(str):
 
     __slots__ = ()
 
+    def __html__(self) -> str:
+        """How templates know it."""
+        return self
+
 
 Child: TypeAlias = str | Iterable[str | None] | None
 Attribute: TypeAlias = str | float | None
-
-
-def document(title: str, style: str, *body: Child) -> str:
-    """A whole page."""
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
-        element("meta", name="color-scheme", content="light dark"),
-        element("link", rel="icon", href="data:,"),
-        element("title", f"{title} · Lockstep"),
-        element("style", Markup(style)),
-    )
-    return f"<!doctype html>\n{element('html', head, element('body', *body), lang='en')}\n"
 
 
 def printable(text: str) -> str:
@@ -54,8 +38,6 @@ def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
         for name, value in attributes.items()
         if value is not None
     )
-    if tag in _VOID:
-        return Markup(f"<{tag}{pairs}>")
     return Markup(f"<{tag}{pairs}>{join(*children)}</{tag}>")
 
 
