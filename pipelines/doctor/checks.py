@@ -1,10 +1,8 @@
 """The checks of the environment, each independent of the others."""
 
-import http.client
 import os
 import shutil
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -136,11 +134,14 @@ def _tracking(_: Repository) -> Iterator[Finding]:
     if not uri or not uri.startswith(("http://", "https://")):
         yield Finding("mlflow store", True, redact(uri) if uri else "SQLite under .lockstep")
         return
+    import httpx
+
     try:
         # Without the credentials: they are for MLflow's client, and an error would print them.
-        with urllib.request.urlopen(f"{without_credentials(uri).rstrip('/')}/health", timeout=5):
-            yield Finding("mlflow server", True, redact(uri))
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        address = f"{without_credentials(uri).rstrip('/')}/health"
+        httpx.get(address, timeout=5, follow_redirects=True).raise_for_status()
+        yield Finding("mlflow server", True, redact(uri))
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         remedy = "start it, or unset MLFLOW_TRACKING_URI; runs go on and are shipped later"
         yield Finding("mlflow server", False, redact(f"{uri}: {error}"), remedy)
 

@@ -1,16 +1,14 @@
 """The few questions that `lockstep up` and `down` ask of a Prefect server on this machine.
 
-Over HTTP with the standard library: importing Prefect's own client takes seconds.
+Over plain HTTP: importing Prefect's own client takes seconds.
 """
 
-import json
 import time
-import urllib.error
-import urllib.request
 from base64 import b64encode
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import psutil
 
 from pipelines.base.errors import LockstepError
@@ -20,7 +18,7 @@ BUSY_TRIES = 20
 BUSY_PAUSE_S = 1.0
 
 # Loopback is never reached through a proxy, whatever the environment says.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_client = httpx.Client(trust_env=False)
 
 
 @dataclass(frozen=True)
@@ -38,19 +36,15 @@ class Api:
 def answers(url: str) -> bool:
     """Whether a server is there and well."""
     try:
-        with _opener.open(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except OSError:
+        return _client.get(url, timeout=5, follow_redirects=True).status_code == httpx.codes.OK
+    except httpx.HTTPError:
         return False
 
 
 def make_work_pool(api: Api) -> None:
     """Make sure that the pool is there."""
-    try:
-        _post(api, "/work_pools/", {"name": WORK_POOL, "type": "process"})
-    except urllib.error.HTTPError as error:
-        if error.code != 409:
-            raise
+    pool = {"name": WORK_POOL, "type": "process"}
+    _post(api, "/work_pools/", pool, fine=httpx.codes.CONFLICT)
 
 
 def worker_is_online(api: Api) -> bool:
@@ -100,26 +94,23 @@ def _is_flow_process(pid: str | None) -> bool:
         return False
 
 
-def _post(api: Api, path: str, body: Any) -> Any:
-    request = urllib.request.Request(
-        api.url + path,
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json", **api.headers},
-        method="POST",
-    )
+def _post(api: Api, path: str, body: Any, *, fine: int | None = None) -> Any:
+    """What the server answers; `fine`: a status besides success that is as good."""
     for left in reversed(range(BUSY_TRIES)):
         try:
-            with _opener.open(request, timeout=30) as response:
-                text = response.read()
-            return json.loads(text) if text else None
-        except urllib.error.HTTPError as error:
-            if error.code == 401:
-                raise LockstepError(
-                    f"Prefect at {api.url} was started with another password than the clone has "
-                    "now: `lockstep down`, then `lockstep up`"
-                ) from error
-            # What the server says while another writer has its database.
-            if error.code != 503 or not left:
-                raise
-        time.sleep(BUSY_PAUSE_S)
+            answer = _client.post(api.url + path, json=body, headers=api.headers, timeout=30)
+        except httpx.HTTPError as error:
+            raise LockstepError(f"Prefect at {api.url} does not answer: {error}") from error
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise LockstepError(
+                f"Prefect at {api.url} was started with another password than the clone has "
+                "now: `lockstep down`, then `lockstep up`"
+            )
+        # What the server says while another writer has its database.
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and left:
+            time.sleep(BUSY_PAUSE_S)
+            continue
+        if answer.is_error and answer.status_code != fine:
+            raise LockstepError(f"Prefect at {api.url}{path} answers {answer.status_code}")
+        return answer.json() if answer.content else None
     raise AssertionError("the last try returns or raises")
