@@ -41,7 +41,7 @@ class Contents:
         """Every folder that has something restored in it."""
         self._in_cache: dict[str, bool] = {}
 
-    def look(self, paths: Iterable[str]) -> None:
+    def read(self, paths: Iterable[str]) -> None:
         """Read what is there; files whose hash is not known are read side by side."""
         wanted = {path: self._root / path for path in paths if path not in self._now}
         folders = {path: self._files(place) for path, place in wanted.items() if place.is_dir()}
@@ -58,7 +58,7 @@ class Contents:
     def now(self, path: str) -> Content | None:
         """What the workspace has there; None where there is nothing."""
         if path not in self._now:
-            self.look([path])
+            self.read([path])
         return self._now[path]
 
     def foresee(self, path: str, content: Content) -> None:

@@ -65,13 +65,13 @@ def hold(
     folder = repository.root / ".dvc/tmp"
     folder.mkdir(parents=True, exist_ok=True)
     hardlink = read_settings(repository.root).hardlink_lock
-    path, said = folder / name, False
+    path, announced = folder / name, False
     while (lock := _try(path, hardlink=hardlink)) is None:
         if wait is Wait.NO:
             yield False
             return
-        if not said:
-            said = True
+        if not announced:
+            announced = True
             hint = "; if there is none, remove that file" if hardlink else ""
             say(f"waiting for another dvc command, which holds {path}{hint}")
         time.sleep(POLL_S)

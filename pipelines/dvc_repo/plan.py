@@ -72,7 +72,7 @@ def make_plan(
         ) from None
 
 
-def look(root: Path) -> list[PlannedStage]:
+def current_plan(root: Path) -> list[PlannedStage]:
     """The plan of all stages as it is just now, whatever is running: for who only shows it."""
     logging.getLogger("dvc").setLevel(logging.ERROR)
     with open_repo(root) as repo:
@@ -103,7 +103,7 @@ def _plan(
     outs = [out.path for out in writer.outs] if writer else []
     code = CodeStage.of(Path(repo.root_dir), writer and writer.cmd, outs)
     workspace = Workspace.read(repo, code)
-    workspace.look({address: definitions[address] for address in nodes})
+    workspace.hash_paths({address: definitions[address] for address in nodes})
     planned: dict[str, PlannedStage] = {}
     for address, node in nodes.items():
         upstream = code.without(node.upstream)
@@ -184,5 +184,5 @@ def _in_run_cache(repo: Any, stage: Any) -> bool:
         if not found:
             return False
         return bool(repo.stage_cache._create_stage(found, wdir=stage.wdir).outs_cached())
-    except (DvcException, OSError):  # a look must never stop a plan: an input may be missing
+    except (DvcException, OSError):  # an input may be missing, and a plan never fails for it
         return False

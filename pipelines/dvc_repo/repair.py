@@ -14,15 +14,15 @@ from pathlib import Path
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
-from pipelines.dvc_repo.busy_paths import busy_file, free_paths, is_list_torn
+from pipelines.dvc_repo.cache_repair import clear_cache
 from pipelines.dvc_repo.lock_file import is_torn, put_back
 from pipelines.dvc_repo.locks import SETTLE_S, Wait, hold
-from pipelines.dvc_repo.partial_files import clear_cache
+from pipelines.dvc_repo.rwlock_repair import busy_file, free_paths, is_list_torn
 
 CACHE_INTERVAL_S = 60.0
 
 
-def mend_dvc_files(
+def repair_dvc_files(
     repository: Repository, say: Callable[[str], None], wait: Wait = Wait.YES
 ) -> None:
     """Put right what a killed dvc left torn, not what a living one is writing just now."""
@@ -36,9 +36,9 @@ def mend_dvc_files(
 
 
 class Watch:
-    """Mends what a killed dvc left torn soon after, for a process that runs anyway.
+    """Repairs what a killed dvc left torn soon after, for a process that runs anyway.
 
-    A plain `dvc repro` has nobody who looks before it does. A file is torn when it is at two looks
+    A plain `dvc repro` has nobody who looks before it does. A file is torn when it is at two checks
     in a row, with nothing written in between.
     """
 
@@ -48,11 +48,11 @@ class Watch:
         self._fine: list[tuple[int, int] | None] = []
         self._cleared = -CACHE_INTERVAL_S
 
-    def look(self) -> None:
+    def repair(self) -> None:
         with suppress(LockstepError):  # settings that DVC cannot read, as DVC says itself
-            self._look()
+            self._repair()
 
-    def _look(self) -> None:
+    def _repair(self) -> None:
         if time.monotonic() - self._cleared >= CACHE_INTERVAL_S:
             self._cleared = time.monotonic()
             clear_cache(self._repository, Wait.NO, print)
@@ -64,7 +64,7 @@ class Watch:
         if self._seen != before or self._seen == self._fine:
             return
         if is_torn(self._repository) or is_list_torn(self._repository):
-            mend_dvc_files(self._repository, print, Wait.NO)
+            repair_dvc_files(self._repository, print, Wait.NO)
         else:
             self._fine = self._seen
 

@@ -63,10 +63,10 @@ class Workspace:
             code=code,
         )
 
-    def look(self, definitions: Mapping[str, Definition]) -> None:
+    def hash_paths(self, definitions: Mapping[str, Definition]) -> None:
         """Hash all that the stages read and make, at once."""
         paths = {path for one in definitions.values() for path in one.deps}
-        self.contents.look(
+        self.contents.read(
             paths.union(out.path for one in definitions.values() for out in one.outs)
         )
         self.hashes.save()
@@ -101,10 +101,10 @@ class Stage:
         outs = _recorded(self.lock, "outs")
         if self.definition.outs and not any(out.path in outs for out in self.definition.outs):
             return ["has not run yet"]
-        said = [*self._changed_deps(), *self._changed_params(), *self._changed_outs(outs)]
+        reasons = [*self._changed_deps(), *self._changed_params(), *self._changed_outs(outs)]
         if self.lock and self.lock.get("cmd") != self.definition.cmd:
-            said.append("changed command")
-        return said
+            reasons.append("changed command")
+        return reasons
 
     def restore(self) -> bool:
         """Whether DVC would bring the outputs from its cache; if so, take them for restored."""
@@ -117,16 +117,16 @@ class Stage:
 
     def _changed_deps(self) -> list[str]:
         recorded = _recorded(self.lock, "deps")
-        said = []
+        reasons = []
         for path in dict.fromkeys(self.definition.deps):
             there = self.workspace.contents.now(path)
             known = recorded.get(path)
             if path in self.workspace.code.versions:
-                said += self.workspace.code.reasons(path, known.md5 if known else None)
+                reasons += self.workspace.code.reasons(path, known.md5 if known else None)
             elif there is None or known is None or there.md5 != known.md5:
                 what = _name(path, "input")
-                said.append(f"{what} {path} {'deleted' if there is None else 'modified'}")
-        return said
+                reasons.append(f"{what} {path} {'deleted' if there is None else 'modified'}")
+        return reasons
 
     def _changed_params(self) -> list[str]:
         if not self.definition.params:
@@ -136,29 +136,29 @@ class Stage:
         recorded = (self.lock.get("params") or {}).get("params.yaml")
         if recorded is None:
             return ["input params.yaml new"]
-        said = []
+        reasons = []
         for key in dict.fromkeys(self.definition.params):
             value = self.workspace.param(key)
             if value is _MISSING:
-                said.append(f"param {key} deleted")
+                reasons.append(f"param {key} deleted")
             elif key not in recorded:
-                said.append(f"param {key} new")
+                reasons.append(f"param {key} new")
             elif value != recorded[key]:
-                said.append(f"param {key} modified")
-        return said
+                reasons.append(f"param {key} modified")
+        return reasons
 
     def _changed_outs(self, recorded: Mapping[str, Content]) -> list[str]:
-        said = []
+        reasons = []
         for out in self.definition.outs:
             known, there = recorded.get(out.path), self.workspace.contents.now(out.path)
             what = _name(out.path, "output")
             if known and out.in_cache and not self.workspace.contents.has_object(known.md5):
-                said.append(f"{what} {out.path} not in cache")
+                reasons.append(f"{what} {out.path} not in cache")
             elif there is None:
-                said.append(f"{what} {out.path} deleted")
+                reasons.append(f"{what} {out.path} deleted")
             elif known is None or there.md5 != known.md5:
-                said.append(f"{what} {out.path} modified")
-        return said
+                reasons.append(f"{what} {out.path} modified")
+        return reasons
 
     def _outs_to_restore(self) -> dict[str, Content] | None:
         """The outputs that DVC has recorded for what the stage will find, by path."""

@@ -54,7 +54,7 @@ def _ship(repository: Repository, process: Background) -> End:
     worked = progressed = time.monotonic()
     while process.is_wanted():
         Scheduler(repository).refresh()
-        watch.look()
+        watch.repair()
         if _busy(scanner):
             worked = time.monotonic()
             if tracker is None:

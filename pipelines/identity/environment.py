@@ -69,11 +69,13 @@ def _cpu(cpuinfo: Path) -> dict[str, str]:
         lines = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
         return {"cpu": platform.processor()}
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    arm = f"implementer {said.get('CPU implementer')} part {said.get('CPU part')}"
-    features = (said.get("flags") or said.get("Features") or "").split()
+    fields = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
+    arm = f"implementer {fields.get('CPU implementer')} part {fields.get('CPU part')}"
+    features = (fields.get("flags") or fields.get("Features") or "").split()
     return {
-        "cpu": said.get("model name") or (arm if "CPU part" in said else platform.processor()),
+        "cpu": fields.get("model name") or (arm if "CPU part" in fields else platform.processor()),
         "cpu_features": " ".join(sorted(filter(_MATHS.fullmatch, features))),
     }
 

@@ -87,19 +87,21 @@ def hash_bytes(path: Path, should_stop: Callable[[], bool] = lambda: False) -> s
     """
     files = _files(path) if path.is_dir() else {path.name: path}
 
-    def look(*_: int) -> None:
+    def stop_if_asked(*_: int) -> None:
         if should_stop():
             raise Interrupted(f"while hashing {path}")
 
-    read = _all(_read(files.values(), look), files.values())
+    read = _all(_read(files.values(), stop_if_asked), files.values())
     found = {name: read[file] for name, file in files.items()}
     return hash_listing(found) if path.is_dir() else found[path.name]
 
 
-def _read(paths: Iterable[Path], look: Callable[[int, int], None] | None = None) -> dict[Path, str]:
+def _read(
+    paths: Iterable[Path], progress: Callable[[int, int], None] | None = None
+) -> dict[Path, str]:
     """The md5 of each file that is there; what cannot be read raises."""
     read = {}
-    for path, digest in digests(paths, look).items():
+    for path, digest in digests(paths, progress).items():
         if isinstance(digest, Unreadable):
             if isinstance(digest.error, FileNotFoundError):
                 continue

@@ -40,7 +40,7 @@ from pipelines.driver.stage import describe_command, render_stage
 from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.lock_order import order_lock
 from pipelines.dvc_repo.plan import PlannedStage, make_plan
-from pipelines.dvc_repo.repair import mend_dvc_files
+from pipelines.dvc_repo.repair import repair_dvc_files
 from pipelines.identity.code import CODE_STAGE
 from pipelines.ledger.entry import Entry, Ledger
 from pipelines.ledger.invocation import new_invocation
@@ -201,7 +201,7 @@ class PipelineRun:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self.console.clear()
-        mend_dvc_files(self.repository, self.console.line)
+        repair_dvc_files(self.repository, self.console.line)
         left = plan_stages(self.repository, targets)
         stale = {stage.address for stage in left if stage.stale}
         done = [name for name in names if name not in stale]
@@ -255,7 +255,7 @@ class PipelineRun:
             )
         if failed:
             raise LockstepError(
-                f"failed: {', '.join(failed)}; mend the cause and run the same command"
+                f"failed: {', '.join(failed)}; fix the cause, then run the same command"
             )
 
     def warnings(self, address: str) -> tuple[Symptom, ...]:

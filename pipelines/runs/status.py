@@ -14,7 +14,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.driver.activity import progress_of, slurm_jobs, why_it_waits
-from pipelines.dvc_repo.plan import look
+from pipelines.dvc_repo.plan import current_plan
 from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.state import PAUSED, State
 from pipelines.runs.current_jobs import CurrentJobs, Standing
@@ -73,7 +73,7 @@ def stage_statuses(repository: Repository) -> list[StageStatus]:
     Scheduler(repository).refresh()
     nodes = {bound.address: bound for bound in bind_all(load_params(repository.root))}
     try:
-        plan = look(repository.root)
+        plan = current_plan(repository.root)
     except LockstepError:
         found = _newest_jobs(repository, list(nodes))
     else:

@@ -20,10 +20,10 @@ from ruamel.yaml import YAML
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo import lock_file
+from pipelines.dvc_repo.cache_repair import COPY_AGE_S, RUN_AGE_S, clear_cache
 from pipelines.dvc_repo.lock_file import keep_lock, read_stages
 from pipelines.dvc_repo.locks import Wait, hold
-from pipelines.dvc_repo.partial_files import COPY_AGE_S, RUN_AGE_S, clear_cache
-from pipelines.dvc_repo.repair import Watch, mend_dvc_files
+from pipelines.dvc_repo.repair import Watch, repair_dvc_files
 from pipelines.ledger.publish import recorded_outs
 from tests.conftest import Clone
 from tests.waiting import PATIENCE_S, until
@@ -60,11 +60,11 @@ def test_a_torn_lock_becomes_what_it_was_when_it_was_last_whole(
     lock, said = repository.root / "dvc.lock", list[str]()
     lock.write_text(WHOLE)
     keep_lock(repository)
-    mend_dvc_files(repository, said.append)
+    repair_dvc_files(repository, said.append)
     assert (lock.read_text(), said) == (WHOLE, [])
     lock.write_text(WHOLE[:length])
     keep_lock(repository)
-    mend_dvc_files(repository, said.append)
+    repair_dvc_files(repository, said.append)
     assert lock.read_text() == WHOLE
     assert "dvc.lock is torn" in said[0]
     assert (repository.home / "dvc.lock.torn").read_text() == WHOLE[:length]
@@ -101,7 +101,7 @@ def test_a_lock_that_was_cut_while_an_early_stage_changed_is_torn(repository: Re
     lock.write_text(WHOLE + MORE)
     keep_lock(repository)
     lock.write_text(WHOLE.replace("a1", "c3").rstrip("\n"))
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     assert lock.read_text() == WHOLE + MORE
 
 
@@ -124,7 +124,7 @@ def test_a_whole_lock_is_left_alone_however_it_was_written(
     lock.write_text(WHOLE)
     keep_lock(repository)
     lock.write_text(text)
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     assert lock.read_text() == text
 
 
@@ -140,7 +140,7 @@ def test_a_lock_that_git_has_is_not_torn(repository: Repository, committed: bool
     if committed:
         subprocess.run([*git, "commit", "-q", "-m", "broken"], check=True)
         subprocess.run([*git, "rm", "-q", "--cached", "dvc.lock"], check=True)
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     assert lock.read_text() == "stages: ["
 
 
@@ -197,7 +197,7 @@ def test_a_conflict_in_the_lock_is_left_to_people(repository: Repository) -> Non
     keep_lock(repository)
     conflict = f"<<<<<<< HEAD\n{WHOLE}=======\n{WHOLE}>>>>>>> other\n"
     lock.write_text(conflict)
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     assert lock.read_text() == conflict
 
 
@@ -225,9 +225,9 @@ def test_who_waits_for_dvc_says_so_and_who_does_not_goes_on(repository: Reposito
     lock, said = repository.root / "dvc.lock", list[str]()
     lock.write_text("")
     with hold(repository, "lock", Wait.YES, print):
-        mend_dvc_files(repository, said.append, Wait.NO)
+        repair_dvc_files(repository, said.append, Wait.NO)
         assert (lock.exists(), said) == (True, [])
-        waiting = threading.Thread(target=mend_dvc_files, args=(repository, said.append))
+        waiting = threading.Thread(target=repair_dvc_files, args=(repository, said.append))
         waiting.start()
         until(lambda: said, "it says that it waits")
         assert waiting.is_alive()
@@ -247,7 +247,7 @@ def test_what_another_node_is_writing_is_not_torn(
     lock.write_text("")
     writer = threading.Timer(0.1, lock.write_text, [WHOLE + MORE])
     writer.start()
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     writer.join()
     assert lock.read_text() == WHOLE + MORE
     assert not (repository.home / "dvc.lock.torn").exists()
@@ -256,16 +256,16 @@ def test_what_another_node_is_writing_is_not_torn(
 def test_a_process_that_runs_anyway_mends_what_it_sees_torn_twice(repository: Repository) -> None:
     lock, busy = repository.root / "dvc.lock", repository.root / ".dvc/tmp/rwlock"
     watch = Watch(repository)
-    watch.look()
+    watch.repair()
     lock.write_text(WHOLE)
     keep_lock(repository)
-    watch.look()
-    watch.look()
+    watch.repair()
+    watch.repair()
     lock.write_text("")
     busy.write_text("{")
-    watch.look()
+    watch.repair()
     assert (lock.read_text(), busy.read_text()) == ("", "{"), "DVC may be writing"
-    watch.look()
+    watch.repair()
     assert lock.read_text() == WHOLE
     assert not busy.exists()
 
@@ -277,13 +277,13 @@ def test_a_process_that_runs_anyway_looks_through_the_cache_once_a_minute(
     copy.parent.mkdir(parents=True)
     watch = Watch(repository)
     copy.write_text("")
-    watch.look()
+    watch.repair()
     assert not copy.exists()
     copy.write_text("")
-    watch.look()
+    watch.repair()
     assert copy.exists()
     monkeypatch.setattr("pipelines.dvc_repo.repair.CACHE_INTERVAL_S", 0.0)
-    watch.look()
+    watch.repair()
     assert not copy.exists()
 
 
@@ -344,7 +344,7 @@ def _age(paths: list[Path], seconds: float) -> None:
 def test_a_torn_lock_that_was_never_whole_goes(repository: Repository) -> None:
     lock = repository.root / "dvc.lock"
     lock.write_text("")
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     assert not lock.exists()
 
 
@@ -361,7 +361,7 @@ def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_busy_paths_are_freed_unless_who_has_them_lives(repository: Repository) -> None:
     busy = repository.root / ".dvc/tmp/rwlock"
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     with running("repro", "-s", "sft") as dvc, running("plan") as plan, running("ls") as other:
         with subprocess.Popen(["true"]) as ended:
             pass
@@ -378,15 +378,15 @@ def test_busy_paths_are_freed_unless_who_has_them_lives(repository: Repository) 
             "read": {"/d": [dead], "/e": [dead, *theirs]},
         }
         busy.write_text(json.dumps(listed))
-        mend_dvc_files(repository, print)
+        repair_dvc_files(repository, print)
         wanted = {"write": {"/a": theirs[0]}, "read": {"/e": theirs}}
         assert json.loads(busy.read_text()) == wanted
         os.kill(dvc.pid, signal.SIGKILL)
         _wait_for_zombie(dvc.pid)
-        mend_dvc_files(repository, print)
+        repair_dvc_files(repository, print)
         assert json.loads(busy.read_text()) == {"write": {}, "read": {"/e": [theirs[2]]}}
     busy.write_text("")
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     assert not busy.exists()
 
 
@@ -400,12 +400,12 @@ def test_a_process_that_may_not_be_looked_at_lives(
     def refuse(process: psutil.Process) -> list[str]:
         raise psutil.AccessDenied(process.pid)
 
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     monkeypatch.setattr(psutil.Process, "cmdline", refuse)
     listed = {"write": {"/a": {"pid": os.getpid(), "cmd": "dvc repro"}}, "read": {}}
     busy = repository.root / ".dvc/tmp/rwlock"
     busy.write_text(json.dumps(listed))
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     assert json.loads(busy.read_text()) == listed
 
 
@@ -418,19 +418,19 @@ def test_nothing_is_concluded_about_processes_of_another_host(
     listed = {"write": {"/a": {"pid": ended.pid, "cmd": "dvc repro"}}, "read": {}}
     busy.write_text(json.dumps(listed))
     for _ in range(2):  # nobody has taken notes yet
-        mend_dvc_files(repository, print)
+        repair_dvc_files(repository, print)
         assert json.loads(busy.read_text()) == listed
     busy.unlink()
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     busy.write_text(json.dumps(listed))
     for host in ("another", "another", here):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        mend_dvc_files(repository, print)
+        repair_dvc_files(repository, print)
         assert json.loads(busy.read_text()) == listed, "processes of either may be in it"
     busy.write_text("{}")
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     busy.write_text(json.dumps(listed))
-    mend_dvc_files(repository, print)
+    repair_dvc_files(repository, print)
     assert json.loads(busy.read_text()) == {"write": {}, "read": {}}
 
 

@@ -115,7 +115,7 @@ def test_what_goes_away_while_a_workspace_is_looked_at_is_not_there(tmp_path: Pa
 
     hashes = HashCache(elsewhere=remove_two)
     contents = Contents(tmp_path, tmp_path / "cache", hashes, frozenset())
-    contents.look(["policy", "policy/a"])
+    contents.read(["policy", "policy/a"])
     assert contents.now("policy") == Content(hash_listing(kept))
     assert contents.now("policy/a") == Content(kept["a"])
     with pytest.raises(FileNotFoundError, match="policy/b"):
