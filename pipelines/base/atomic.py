@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever is killed and whenever."""
+"""Atomic file writes: a file exists completely or not at all, whatever is killed and when."""
 
 import json
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 _SPACE_OF_THE_HOST = "4026531836"
-"""Linux's number for the processes outside of all containers."""
+"""Linux's id of the PID namespace outside all containers."""
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write aside, flush to disk, rename."""
+    """Write a temporary file, flush it to disk, rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = unique(path)
     try:
@@ -24,7 +24,7 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError as error:
-        # What write and fsync raise does not say which file it is about.
+        # Errors of write and fsync do not name the file.
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         with suppress(OSError):
@@ -32,14 +32,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def unique(path: Path) -> Path:
-    """A name beside `path` that no other process of the cluster uses, and no other thread."""
+    """A temporary name beside `path` that no other process of the cluster or thread uses."""
     return path.with_name(f".{path.name}.{here()}.{threading.get_ident()}.{os.getpid()}.tmp")
 
 
 def here() -> str:
-    """This host; in a container that counts its processes on its own, that container.
+    """This host; in a container with its own PID namespace, that container.
 
-    Two processes of the same name and number would take each other for dead, or for themselves.
+    Two processes with the same host and pid would take each other for dead, or for themselves.
     """
     host = socket.gethostname()
     try:
@@ -54,7 +54,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """The file's value, or None where there is no such file."""
+    """The file's value, or None if the file does not exist."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -62,12 +62,12 @@ def read_json(path: Path) -> Any | None:
 
 
 def load_json(path: Path) -> Any:
-    """The value of a file that must be there."""
+    """The value of a file that must exist."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -75,7 +75,7 @@ def remove(path: Path) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Make `target` a second name for a file or folder; a copy where links cannot be made."""
+    """Hard-link a file or folder to `target`; copy where links cannot be made."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, copy_function=_link_or_copy)
@@ -91,7 +91,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Flush a file or every file of a folder to disk, so that a rename never outruns the data."""
+    """Flush a file or every file of a folder to disk, so that no rename precedes its data."""
     for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
         descriptor = os.open(file, os.O_RDONLY)
         try:

@@ -1,8 +1,8 @@
-"""A process of a clone that works behind the commands: started by any of them, alone, and talking
-to whom the latest of them named.
+"""Background processes of a clone: started by any command, sending to the address that the latest
+command named.
 
-At most one of a kind works at a time. It holds a lock; a command that names another address leaves
-word, so that the one at work makes room, and waits longer for the lock than others do.
+At most one of a kind runs at a time. It holds a lock. A command with another address writes that
+address to a file, upon which the running process exits; the new one waits longer for the lock.
 """
 
 import os
@@ -22,10 +22,10 @@ from pipelines.base.redacted_log import open_log
 from pipelines.base.repository import Repository
 
 PATIENCE_S = 0.3
-"""How long to try for the lock: somebody may be probing it just now."""
+"""How long to try for the lock: another process may be probing it."""
 HANDOVER_PATIENCE_S = 60.0
 NOBODY_S = 60.0
-"""How long a command waits while nobody is at work: one has to start, or to take over."""
+"""How long a command waits while no process runs: one has to start, or to take over."""
 LONGEST_NAP_S = 1.0
 LARGEST_LOG = 256 * 1024
 
@@ -33,7 +33,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 def run_in_background(work: Callable[[Repository, float], None], arguments: list[str]) -> None:
-    """The life of such a process: modest, discreet, and with its last word in its log."""
+    """The main function of such a process: low priority, redacted output, errors in its log."""
     root, patience = arguments
     os.nice(10)
     sys.stdout = RedactedStream(sys.stdout)  # type: ignore[assignment]
@@ -46,7 +46,7 @@ def run_in_background(work: Callable[[Repository, float], None], arguments: list
 
 @dataclass
 class Patience:
-    """Of a command that waits for such a process: until a time has passed, or while one works."""
+    """The deadline of a command that waits: after a timeout, or while the process works."""
 
     works: Callable[[], bool]
     timeout: float | None
@@ -66,15 +66,15 @@ class Background:
 
     repository: Repository
     name: str
-    """Of its lock, its log and the latest command's word, under `.lockstep`."""
+    """Of its lock, its log and the file with the latest address, under `.lockstep`."""
     module: str
-    """What it runs, with the clone and the patience as arguments."""
+    """The module it runs, with the clone and the patience as arguments."""
     address: str
-    """Whom this command, or this process, talks to."""
+    """Where this command, or this process, sends to."""
 
     def start(self) -> None:
-        """See to it that one runs; returns at once and never fails its caller."""
-        # Reaped here, because a caller that lives long would collect dead children.
+        """Make sure that one runs; returns at once and never raises."""
+        # Reaped here, because a long-running caller would collect zombies.
         _started[:] = [process for process in _started if process.poll() is None]
         try:
             wanted = self._wanted()
@@ -82,31 +82,30 @@ class Background:
                 return
             if wanted != self.address:
                 atomic.write_json(self._path(".json"), {"address": self.address})
-            # One that talks to another has to finish first; nobody else is worth a wait.
+            # One with another address has to finish first; otherwise there is nothing to wait for.
             patience = PATIENCE_S if wanted in (None, self.address) else HANDOVER_PATIENCE_S
             self._spawn(patience)
         except OSError:
-            # A full disk or no process to be had: the stage itself meets that too, and says so
-            # better.
+            # A full disk, or no more processes: the stage fails on that too, with a better error.
             return
 
     def works(self) -> bool:
-        """Whether one is at work."""
+        """Whether one is running."""
         return is_locked(self._path(".lock"))
 
     def is_wanted(self) -> bool:
-        """Whether the clone is still there and no newer command names another address."""
+        """Whether the clone still exists and no newer command names another address."""
         return self.repository.home.is_dir() and self._wanted() in (None, self.address)
 
     def pause(self, seconds: float) -> None:
-        """Sleep, and for no longer than it is wanted: who waits for the lock waits for this."""
+        """Sleep while it is wanted: the process that waits for the lock waits for this."""
         end = time.monotonic() + seconds
         while self.is_wanted() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, LONGEST_NAP_S))
 
     @contextmanager
     def alone(self, patience: float) -> Iterator[bool]:
-        """Hold the lock; yields whether it could be had in time."""
+        """Hold the lock; yields whether it was acquired in time."""
         deadline = time.monotonic() + patience
         while True:
             with hold_lock(self._path(".lock")) as held:
@@ -133,9 +132,9 @@ class Background:
             )
 
     def _wanted(self) -> str | None:
-        """Whom the latest command named."""
-        word = atomic.read_json(self._path(".json")) or {}
-        return word.get("address")
+        """The address that the latest command named."""
+        latest = atomic.read_json(self._path(".json")) or {}
+        return latest.get("address")
 
     def _log(self) -> Path:
         path = self._path(".log")

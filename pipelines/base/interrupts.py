@@ -1,4 +1,4 @@
-"""Signals that ask a command to end: remembered, to be looked at when it suits."""
+"""Termination signals: recorded, to be handled by the command when it is safe."""
 
 import signal
 import time
@@ -19,7 +19,7 @@ class Interrupts:
         self.received: list[Interrupt] = []
 
     def catch(self) -> dict[int, Any]:
-        """From now on, remember; what was there before is returned."""
+        """Start recording; returns the previous handlers."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         return {number: signal.signal(number, self._receive) for number in numbers}
 

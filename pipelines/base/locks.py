@@ -1,4 +1,4 @@
-"""Locks that end with the process that holds them, whatever ends it."""
+"""File locks that are released when the process that holds them ends, however it ends."""
 
 import fcntl
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ def hold_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
             return
         except OSError as error:
             raise LockstepError(
-                f"{path}: this file system keeps no locks ({error.strerror}), which DVC needs too; "
-                "have it mounted with locks (Lustre: -o flock), or move the clone"
+                f"{path}: this file system supports no locks ({error.strerror}), which DVC needs "
+                "too; mount it with locks (Lustre: -o flock), or move the clone"
             ) from None
         yield True
 

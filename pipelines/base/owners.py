@@ -1,4 +1,4 @@
-"""Whose a file or a job is: in a clone that users share, each can end and change only their own."""
+"""Who owns a file or a job: in a shared clone, each user can change and cancel only their own."""
 
 import os
 import pwd
@@ -8,7 +8,7 @@ from pipelines.base.errors import LockstepError
 
 
 def user_name(uid: str | int) -> str:
-    """The login of a user, or the number where nobody has it."""
+    """The login of a user, or the number where it has none."""
     try:
         return pwd.getpwuid(int(uid)).pw_name
     except (KeyError, ValueError):
@@ -16,20 +16,20 @@ def user_name(uid: str | int) -> str:
 
 
 def not_ours(path: Path) -> LockstepError:
-    """The error where somebody else's file would have to be changed."""
+    """The error where another user's file would have to be changed."""
     return LockstepError(
-        f"{path} belongs to {_owner(path)}, and you are {user_name(os.getuid())}: drive a clone as "
-        "one user, or make a clone of your own with `git clone`"
+        f"{path} belongs to {_owner(path)}, and you are {user_name(os.getuid())}: use a clone as "
+        "one user only, or make your own with `git clone`"
     )
 
 
 def explain(error: OSError) -> str:
-    """The error in words; where something is not permitted, whose the file is."""
+    """The error's text; for a permission error, with the file's owner."""
     if not isinstance(error, PermissionError) or not isinstance(error.filename, str):
         return str(error)
     path = Path(error.filename)
-    there = next(found for found in (path, *path.absolute().parents) if found.exists())
-    return f"{error}; {there} belongs to {_owner(there)}, and you are {user_name(os.getuid())}"
+    nearest = next(each for each in (path, *path.absolute().parents) if each.exists())
+    return f"{error}; {nearest} belongs to {_owner(nearest)}, and you are {user_name(os.getuid())}"
 
 
 def _owner(path: Path) -> str:

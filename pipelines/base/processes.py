@@ -1,4 +1,4 @@
-"""Processes of this machine: which ones live, and how to end a tree of them."""
+"""Processes of this machine: which ones are alive, and how to terminate a process tree."""
 
 import os
 import socket
@@ -14,22 +14,22 @@ POLL_S = 0.02
 
 
 def start_of(pid: int) -> str:
-    """When a process started, to tell it from any other that ever has its number.
+    """When a process started, to distinguish it from any other that ever has its pid.
 
-    In ticks since the machine's start, and which start that was, where the system tells: a time of
-    day would change for a process that runs when somebody sets the clock, and what starts with the
-    machine may well have the same number and tick after the next start.
+    In ticks since boot, with the boot's id, where the system provides them: a time of day would
+    change when somebody sets the clock, and a process that starts with the machine may have the
+    same pid and tick after the next boot.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
         return f"{psutil.Process(pid).create_time():.2f}"
-    # The name, in brackets, may hold blanks and brackets itself; what follows it does not.
+    # The name, in parentheses, may contain spaces and parentheses; what follows it does not.
     return f"{boot()} {stat.rpartition(')')[2].split()[19]}"
 
 
 def boot() -> str:
-    """Names this run of the machine, since its last start."""
+    """The id of the machine's current boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
@@ -37,7 +37,7 @@ def boot() -> str:
 
 
 def process_lives(pid: int, started: str) -> bool:
-    """Whether the process that started at that time still runs; pids come round again."""
+    """Whether the process that started at that time still runs; pids are reused."""
     try:
         return lives(psutil.Process(pid)) and start_of(pid) == started
     except psutil.NoSuchProcess:
@@ -63,7 +63,7 @@ def this_process() -> ProcessMark:
 
 
 def is_named_by_a_process(word: str) -> bool:
-    """Whether some process of this host has that word in its command line."""
+    """Whether some process of this host has that text in its command line."""
     return any(word in " ".join(process.info["cmdline"] or ()) for process in _all_processes())
 
 
@@ -72,7 +72,7 @@ def _all_processes() -> Iterator[psutil.Process]:
 
 
 def end_processes(pids: list[int], grace: float = TERMINATE_GRACE_S) -> None:
-    """Ask these processes and their children to end, then insist."""
+    """Terminate these processes and their children; kill those that remain."""
     processes: set[psutil.Process] = set()
     for pid in pids:
         try:
@@ -92,7 +92,7 @@ def end_processes(pids: list[int], grace: float = TERMINATE_GRACE_S) -> None:
 
 
 def lives(process: psutil.Process) -> bool:
-    """A zombie is gone, but not before its last thread: until then it holds its files and locks."""
+    """A zombie is dead once its last thread is: until then it holds its files and locks."""
     try:
         if not process.is_running():
             return False

@@ -1,7 +1,7 @@
-"""Secrets of the environment stay there: text that leaves a process passes through `redact`.
+"""Redaction: text that leaves a process passes through `redact`, which removes secrets.
 
-A variable is secret by its name, or by a value that has the form of a secret: a key as the large
-providers give them out, the address of a webhook, an address with a signature in it.
+A variable is secret by its name, or by a value that looks like a secret: an API key of a large
+provider, the address of a webhook, an address with a signature in it.
 """
 
 import os
@@ -38,7 +38,7 @@ class Redaction:
         return self._found.sub("***", text)
 
     def settled(self, text: str) -> int:
-        """How much of a text that goes on can be redacted by itself: no secret reaches beyond."""
+        """How many characters of a partial text can be redacted now: no secret spans the end."""
         end = len(text)
         for secret in self._secrets:
             begun = (n for n in range(len(secret) - 1, 0, -1) if text.endswith(secret[:n]))
@@ -57,7 +57,7 @@ def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def _secrets(environment: Mapping[str, str]) -> list[str]:
-    """The longest first: one may be the beginning of another. A key of many lines is many."""
+    """The longest first: one may be a prefix of another. A multi-line key is one per line."""
     lines = {
         line.strip()
         for name, value in environment.items()

@@ -1,7 +1,7 @@
-"""Logs that anybody may be shown: without secrets, and closed to all but their owner and group.
+"""Logs that are safe to share: without secrets, readable by their owner and group only.
 
-Redaction is at the file descriptors: what a library in C, a helper process or a reward function
-writes is in no log before it has passed through it.
+Redaction happens at the file descriptors: output of a C library, a helper process or a reward
+function is redacted before it reaches a log.
 """
 
 import ctypes
@@ -28,9 +28,9 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def close_to_others() -> None:
-    """Where this process writes to files that a launcher has opened: nobody else may read them."""
+    """Restrict the permissions of log files that a launcher opened for this process."""
     for log in (OUT, ERR):
-        with suppress(OSError):  # somebody else's file
+        with suppress(OSError):  # another user's file
             mode = os.fstat(log).st_mode
             if stat.S_ISREG(mode):
                 os.fchmod(log, stat.S_IMODE(mode) & LOG_MODE)
@@ -38,7 +38,7 @@ def close_to_others() -> None:
 
 @contextmanager
 def redacted_log() -> Iterator[None]:
-    """What this process and its children write in here is redacted; it is in the log at the end."""
+    """Redact the output of this process and its children; at the end all of it is in the log."""
     close_to_others()
     channel, theirs = socket.socketpair()
     pipes = {number: os.pipe() for number in (OUT, ERR)}
@@ -53,7 +53,7 @@ def redacted_log() -> Iterator[None]:
             yield
     finally:
         with channel, suppress(OSError):
-            # Whoever hears how the stage ended finds all that it wrote in its log.
+            # Once the stage's result is known, all of its output is in its log.
             channel.sendall(b".")
             channel.recv(1)
         process.wait()
@@ -61,7 +61,7 @@ def redacted_log() -> Iterator[None]:
 
 @contextmanager
 def output_put_back() -> Iterator[None]:
-    """Output and errors may be sent elsewhere in here; then they go where they went before."""
+    """Stdout and stderr may be redirected in here; afterwards they are restored."""
     _flush_output()
     before = {number: os.dup(number) for number in (OUT, ERR)}
     try:
@@ -74,8 +74,8 @@ def output_put_back() -> Iterator[None]:
 
 
 def _start(channel: socket.socket, sources: list[int]) -> "subprocess.Popen[bytes]":
-    """The process that redacts; the one returned is gone as soon as that is up."""
-    # A signal to all processes of a job is not for this one, from its first moment.
+    """Start the redacting process; the one returned exits as soon as that one runs."""
+    # Signals to all processes of a job must not reach this one, from its first moment.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         paths = [str(_CODE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -98,7 +98,7 @@ def _start(channel: socket.socket, sources: list[int]) -> "subprocess.Popen[byte
 
 
 def _flush_output() -> None:
-    """Have written what Python and C still hold of what this process has printed."""
+    """Flush the output buffers of Python and C."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -1,14 +1,14 @@
-"""The process between a stage and its logs: all that a stage's processes write passes through it.
+"""The process between a stage and its logs: all output of a stage's processes passes through it.
 
     python -m pipelines.base.redacting_process OUT ERR
 
-It reads two pipes until nobody can write into them any more, and writes to its own stdout and
-stderr what came, without the secrets of its environment. Its stdin is a socket: a byte that comes
-there is sent back once all that was written before it is in the logs.
+It reads two pipes until all their writers have closed them, and writes what it read to its own
+stdout and stderr, without the secrets of its environment. Its stdin is a socket: a byte received
+there is sent back once everything written before it is in the logs.
 
-Always true: it is nobody's child and no signal reaches it but KILL, so that it outlives a stage
-that is ended, for as long as there is something to write down. Nothing is held back but what may be
-the beginning of a secret.
+Always true: it is nobody's child and no signal but KILL reaches it, so that it outlives a stage
+that is terminated, as long as there is something to write. Only text that may be the beginning of a
+secret is held back.
 """
 
 import os
@@ -31,7 +31,7 @@ class _Stream:
     held: str = ""
 
     def pass_on(self) -> bool:
-        """Write down what has come so far; False once no more can come."""
+        """Write what has arrived; False once all writers have closed the pipe."""
         while True:
             try:
                 data = os.read(self.source, _AT_ONCE)
@@ -45,8 +45,8 @@ class _Stream:
             if not data:
                 return False
 
-    def let_go(self) -> None:
-        """Write down what is held back."""
+    def flush(self) -> None:
+        """Write what is held back."""
         self._write(self.redaction(self.held).encode("latin-1"))
         self.held = ""
 
@@ -55,14 +55,14 @@ class _Stream:
             while data:
                 data = data[os.write(self.log, data) :]
         except OSError:
-            pass  # a disk that is full: whatever else the stage writes there says so better
+            pass  # a full disk: the stage's own writes fail with a better error
 
 
 def _read_channel() -> bytes:
     try:
         return os.read(CHANNEL, 1)
     except OSError:
-        return b""  # its other end has gone
+        return b""  # the other end is closed
 
 
 def main(out: int, err: int) -> None:
@@ -84,7 +84,7 @@ def main(out: int, err: int) -> None:
                     del streams[source]
             if asked:
                 for stream in streams.values():
-                    stream.let_go()
+                    stream.flush()
                 with suppress(OSError):
                     os.write(CHANNEL, asked)
             elif asked is not None:

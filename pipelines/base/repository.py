@@ -1,4 +1,4 @@
-"""Where things are: the clone, and the folder `.lockstep` in it that holds all local state."""
+"""Paths: the clone, and the folder `.lockstep` in it that holds all local state."""
 
 import subprocess
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pipelines.base.errors import LockstepError
 
 @dataclass(frozen=True)
 class Repository:
-    """One clone. Everything that is not versioned lives under `.lockstep`."""
+    """One clone. Everything that is not versioned is under `.lockstep`."""
 
     root: Path
 
@@ -21,7 +21,7 @@ class Repository:
             if (folder / "dvc.yaml").is_file() and (folder / "params.yaml").is_file():
                 return cls(folder)
         raise LockstepError(
-            f"{here}: no dvc.yaml and params.yaml here or above; run lockstep inside its repository"
+            f"{here}: no dvc.yaml and params.yaml here or above; run lockstep inside a repository"
         )
 
     @property
@@ -42,7 +42,7 @@ class Repository:
         return self.home
 
     def git_commit(self) -> str | None:
-        """The commit checked out, with `+` behind it where tracked files differ from it."""
+        """The commit checked out, followed by `+` where tracked files differ from it."""
         head = self._git("rev-parse", "HEAD")
         if head is None:
             return None

@@ -95,7 +95,7 @@ def test_outside_a_repository_the_error_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["status"]) == 2
-    assert "run lockstep inside its repository" in capsys.readouterr().err
+    assert "run lockstep inside a repository" in capsys.readouterr().err
 
 
 def test_a_python_without_the_packages_is_told_what_to_do() -> None:
