@@ -25,23 +25,23 @@ def load_params(root: Path) -> Params:
 
 
 def refuse_special_files(root: Path, params: Params) -> None:
-    """LockstepError where a given folder has a pipe, say, which DVC would read for ever."""
+    """LockstepError where a given folder has, for example, a pipe, which DVC would read forever."""
     for key in _GIVEN:
         for folder, _, names in os.walk(root / attrgetter(key)(params)):
             for path in (Path(folder, name) for name in names):
                 if not path.is_file():
-                    kind = "a link to nothing" if path.is_symlink() else "no ordinary file"
+                    kind = "a broken link" if path.is_symlink() else "not a regular file"
                     raise LockstepError(f"{path}, in `{key}`, is {kind}: remove it")
 
 
 def _wrong_path(root: Path, key: str, value: str) -> str | None:
-    """Why DVC cannot depend on it: it would say so of dvc.yaml."""
+    """Why DVC cannot depend on it: DVC's own error would blame dvc.yaml."""
     if not value.strip():
-        return "is empty: name a folder, one that is not read may be empty"
+        return "is empty: name a folder; one that is not read may be an empty folder"
     path = (root / value).resolve()
     for name in _WRITTEN:
         if (root / name).is_relative_to(path):
-            return f"is {value!r}, which holds {name}/, where results go: name a folder of its own"
+            return f"is {value!r}, which contains the results in {name}/: use a separate folder"
         if key in _OF_PREPARE and path.is_relative_to(root / name):
-            return f"is {value!r}, which comes after prepare: copy it to a folder of its own"
+            return f"is {value!r}, which is computed after prepare: copy it to a separate folder"
     return None

@@ -2,9 +2,9 @@
 
 `presets/NAME.yaml` holds a description and a part of params.yaml, and so does
 `recipes/NAME/params.yaml`, beside the data and the model that go with it. Keys and types are
-checked as those of params.yaml are; whether values agree with the others is a question to the
-merged params, which are written only when they are valid. Where a preset names an algorithm,
-settings that only others read go back to their defaults. Comments and order of params.yaml stay.
+checked like those of params.yaml; whether values are consistent is checked on the merged params,
+which are written only when they are valid. Where a preset names an algorithm, settings that only
+other algorithms read are reset to their defaults. Comments and order of params.yaml are kept.
 """
 
 import difflib
@@ -37,10 +37,10 @@ class Preset:
 
     name: str
     file: str
-    """Where it is from, relative to the repository."""
+    """Its path, relative to the repository."""
     description: str
     params: dict[str, Any]
-    """As in params.yaml, but only what is set."""
+    """As in params.yaml, but only the keys it sets."""
 
     def settings(self) -> Iterator[tuple[str, ...]]:
         """The keys it sets, each as its path."""
@@ -68,7 +68,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Merged:
-    """What params.yaml would say with presets merged into it."""
+    """params.yaml with presets merged into it."""
 
     text: str
     changes: list[Change]
@@ -105,7 +105,7 @@ def merge(root: Path, presets: Sequence[Preset]) -> Merged:
     text = _dumped(document)
     after = YAML(typ="safe").load(text)
     _check(root, after, presets)
-    # A key that the file leaves out has the default, which may be what the preset says.
+    # A key that the file omits has the default, which may equal the preset's value.
     full = Params().model_dump(mode="json")
     compared = [
         Change(".".join(key), _value(before, key, _value(full, key)), _value(after, key))
@@ -116,12 +116,12 @@ def merge(root: Path, presets: Sequence[Preset]) -> Merged:
 
 
 def assignments(preset: Preset) -> list[tuple[tuple[str, ...], Any]]:
-    """What is set, key by key: what others may have left, then what the preset says."""
-    said = [(key, _value(preset.params, key)) for key in preset.settings()]
-    return [*_leftovers(preset), *said]
+    """The values to set, key by key: resets of other algorithms' settings, then the preset's."""
+    values = [(key, _value(preset.params, key)) for key in preset.settings()]
+    return [*_resets(preset), *values]
 
 
-def _leftovers(preset: Preset) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _resets(preset: Preset) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Settings that the preset's algorithm does not read, at their defaults.
 
     Another algorithm's settings would be refused beside it.
@@ -138,13 +138,13 @@ def _leftovers(preset: Preset) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def write(root: Path, merged: Merged) -> None:
-    """Make params.yaml say it, whole or not at all."""
+    """Write params.yaml, atomically."""
     write_text(root / PARAMS_FILE, merged.text)
 
 
 def render_list(presets: Sequence[Preset]) -> str:
     if not presets:
-        return f"there is no {FOLDER}/NAME.yaml here"
+        return f"no presets: there is no {FOLDER}/NAME.yaml"
     width = max(len(preset.name) for preset in presets)
     lines = [f"{preset.name:<{width}}  {preset.description}" for preset in presets]
     return "\n".join([*lines, "`lockstep preset NAME` merges one into params.yaml"])
@@ -157,7 +157,7 @@ def render_changes(changes: Sequence[Change]) -> str:
     )
 
 
-def _whatever_it_is_merged_with(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _keys_and_types_only(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     """Refuse unknown keys and wrong types, not values that disagree with the defaults."""
     try:
         return handler(values)
@@ -172,13 +172,13 @@ class _PresetFile(Section):
 
     description: str
     """One line, for the list of presets."""
-    params: Annotated[Params, WrapValidator(_whatever_it_is_merged_with)]
+    params: Annotated[Params, WrapValidator(_keys_and_types_only)]
     """A part of params.yaml."""
 
 
 def _load(root: Path, name: str, path: Path) -> Preset:
     description = load_model(path, _PresetFile).description
-    # Values keep the notation that they have in the file: 1.0e-6, not 1e-06.
+    # Values keep their notation in the file: 1.0e-6, not 1e-06.
     params = _round_trip().load(path.read_text(encoding="utf-8"))["params"]
     return Preset(name, path.relative_to(root).as_posix(), description, params)
 
@@ -187,7 +187,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ""
     listed = ", ".join(known) if known else f"none, {FOLDER}/ is empty"
-    return f"no preset is called '{name}'{hint} (known: {listed})"
+    return f"unknown preset '{name}'{hint} (known: {listed})"
 
 
 def _check(root: Path, values: dict[str, Any], presets: Sequence[Preset]) -> None:
@@ -196,13 +196,13 @@ def _check(root: Path, values: dict[str, Any], presets: Sequence[Preset]) -> Non
     except ValidationError as error:
         problems = error.errors()
         if any(problem["type"] != "value_error" for problem in problems):
-            # Presets have no such mistake, so it is one of params.yaml: said with its line.
+            # Presets have been checked for this, so the error is in params.yaml: report its line.
             load_params(root)
         files = " and ".join(preset.file for preset in presets)
         reasons = [_reason(problem) for problem in problems]
         raise LockstepError(
             "\n".join(
-                [f"{files}: {PARAMS_FILE} would not be valid with it, and stays as it is", *reasons]
+                [f"{files}: {PARAMS_FILE} would be invalid with it, and is not changed", *reasons]
             )
         ) from None
 
@@ -228,9 +228,9 @@ def _set(path: Path, document: CommentedMap, key: tuple[str, ...], value: Any) -
     for section in sections:
         current = current.setdefault(section, CommentedMap())
         if not isinstance(current, CommentedMap):
-            raise LockstepError(f"{path}: `{section}` has to be a section of `key: value` lines")
+            raise LockstepError(f"{path}: `{section}` must be a section of `key: value` lines")
     if name not in current:
-        # Before the last key: what follows that one, such as an empty line, belongs to the next.
+        # Before the last key: an empty line after that one belongs to the next section.
         current.insert(max(0, len(current) - 1), name, value)
     elif current[name] != value:
         current[name] = value

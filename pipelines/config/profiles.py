@@ -1,4 +1,4 @@
-"""slurm_profiles/*.yaml: where and on what a stage runs. Execution, so nothing here is hashed.
+"""slurm_profiles/*.yaml: where and with which resources a stage runs. Nothing here is hashed.
 
 A profile has defaults and overrides for single stages. It is chosen by `--profile NAME` or
 LOCKSTEP_PROFILE; without either it is `local`.
@@ -25,7 +25,7 @@ from stages.contracts.sharding import Offload, Sharding
 PROFILE_VARIABLE = "LOCKSTEP_PROFILE"
 DEFAULT_PROFILE = "local"
 EARLIEST_SIGNAL_S = 60
-"""How much earlier than asked Slurm may send a job its warning."""
+"""How much earlier than requested Slurm may send a job its signal."""
 
 
 class ExecutorKind(StrEnum):
@@ -35,12 +35,12 @@ class ExecutorKind(StrEnum):
     DEBUG = "debug"
     SLURM = "slurm"
     SESSION = "session"
-    """A session has it; no profile says so, `lockstep session up` does."""
+    """Runs inside a session: set by `lockstep session up`, never by a profile."""
 
 
 def _one_line(text: str) -> str:
     if not text.isprintable():
-        raise ValueError(f"{text!r} goes into one line of the job script: no line breaks in it")
+        raise ValueError(f"{text!r} must fit on one line of the job script: remove line breaks")
     return text
 
 
@@ -48,7 +48,7 @@ def _whole_words(text: str) -> str:
     try:
         shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} are not words of a shell: {error}") from None
+        raise ValueError(f"{text!r} cannot be parsed as a shell command: {error}") from None
     return text
 
 
@@ -56,9 +56,9 @@ def _none_of_ours(flags: dict[str, Any]) -> dict[str, Any]:
     for flag in flags:
         name = flag.replace("_", "-")
         if name in _FIELDS:
-            raise ValueError(f"`{flag}` is set by `{_FIELDS[name]}`, beside `extra`")
+            raise ValueError(f"use the field `{_FIELDS[name]}` instead of `{flag}` in `extra`")
         if name in _OURS:
-            raise ValueError(f"`{flag}` is set by lockstep itself, or it would lose the job")
+            raise ValueError(f"`{flag}` is set by lockstep, which finds its jobs by it: remove it")
     return flags
 
 
@@ -82,7 +82,7 @@ _FIELDS = {
     "signal": "signal_lead_seconds",
     "time": "time_minutes",
 }
-"""Flags of sbatch that a field of its own stands for."""
+"""Flags of sbatch that have their own field."""
 _OURS = (
     *("chdir", "comment", "dependency", "error", "input", "job-name", "kill-on-invalid-dep"),
     *("open-mode", "output", "parsable", "test-only", "wait", "wrap"),
@@ -93,87 +93,87 @@ Flags = Annotated[dict[Line, Line | int | bool], AfterValidator(_none_of_ours)]
 
 
 class Resources(Section):
-    """What one stage gets. In parentheses: the #SBATCH flag that a field becomes."""
+    """The resources of one stage. In parentheses: the #SBATCH flag that a field becomes."""
 
     nodes: int = Field(default=1, ge=1)
-    """Machines (--nodes)."""
+    """Number of nodes (--nodes)."""
     tasks_per_node: int = Field(default=1, ge=1)
-    """Processes on each machine (--ntasks-per-node)."""
+    """Processes per node (--ntasks-per-node)."""
     gpus_per_node: int = Field(default=0, ge=0)
-    """GPUs on each machine (--gpus-per-node)."""
+    """GPUs per node (--gpus-per-node)."""
     cpus_per_task: int = Field(default=1, ge=1)
-    """Cores, and so threads, of each process (--cpus-per-task)."""
+    """CPU cores, and so threads, per process (--cpus-per-task)."""
     memory: Line | None = None
-    """Memory of each machine, such as 64G (--mem)."""
+    """Memory per node, such as 64G (--mem)."""
     time_minutes: int = Field(default=24 * 60, ge=1)
-    """Most minutes that the stage may take (--time)."""
+    """Time limit of the job, in minutes (--time)."""
     partition: Line | None = None
-    """Queue to submit to (--partition)."""
+    """Partition to submit to (--partition)."""
     account: Line | None = None
     """Account to charge (--account)."""
     qos: Line | None = None
     """Quality of service (--qos)."""
     constraint: Line | None = None
-    """Features that the nodes must have (--constraint)."""
+    """Required node features (--constraint)."""
     exclude: Line | None = None
-    """Nodes to keep away from (--exclude)."""
+    """Nodes to exclude (--exclude)."""
     reservation: Line | None = None
     """Reservation to run in (--reservation)."""
     gres: Line | None = None
-    """Generic resources such as gpu:h200:8, where --gpus-per-node will not do (--gres)."""
+    """Generic resources such as gpu:h200:8, where --gpus-per-node is not supported (--gres)."""
     shards: int = Field(default=1, ge=1)
-    """Jobs that share out a stage's work as an array; rollout and score only (--array)."""
+    """Number of array tasks that split a stage's work; rollout and score only (--array)."""
     array_parallelism: int = Field(default=16, ge=1)
-    """Array tasks that run at once (the % in --array)."""
+    """Maximum number of array tasks that run at once (the % in --array)."""
     requeues: int = Field(default=3, ge=0)
-    """Restarts after preemption, time limit or node failure, from scratch (--requeue)."""
+    """Maximum restarts after preemption, time limit or node failure (--requeue)."""
     signal_lead_seconds: int = Field(default=90, ge=1)
-    """How long before the end of its time the stage is told to save (--signal)."""
+    """Seconds before the time limit at which the stage is signalled to save (--signal)."""
     setup: list[str] = Field(default_factory=list)
-    """Shell lines before the stage (modules, venv); a failing line fails the job (no flag)."""
+    """Shell commands before the stage (modules, venv); a failing one fails the job (no flag)."""
     container: Words | None = None
-    """Words put before the job's command, such as `apptainer exec --nv image.sif` (no flag)."""
+    """Prefix of the job's command, such as `apptainer exec --nv image.sif` (no flag)."""
     extra: Flags = Field(default_factory=dict)
     """Any other flag, by its long name without dashes: {mail-type: END}."""
     python: Words | None = None
-    """The job's Python; without it, the one that submits."""
+    """Python interpreter of the job; by default, the one that submits."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    """Where tensors live: cpu or cuda (no flag)."""
+    """Torch device: cpu or cuda (no flag)."""
     micro_tokens: int = Field(default=8192, ge=1)
-    """Tokens in one forward pass; a longer sequence is alone. Changes rounding (no flag)."""
+    """Maximum tokens per forward pass; a longer sequence runs alone. Affects rounding (no flag)."""
     compile: bool = False
-    """Whether torch compiles models: a minute or so more to start with, then faster (no flag)."""
+    """Whether to use torch.compile: about a minute slower to start, then faster (no flag)."""
     checkpoint_activations: bool = False
-    """Whether training computes activations twice instead of keeping them in memory (no flag)."""
+    """Activation checkpointing: recompute activations instead of storing them (no flag)."""
     sharding: Sharding = Field(default=Sharding.NONE, strict=False)
-    """What training ranks share out (none, zero1: optimizer, zero2: gradients, zero3: weights)."""
+    """What training ranks shard (none, zero1: optimizer, zero2: gradients, zero3: weights)."""
     offload: Offload = Field(default=Offload.NONE, strict=False)
-    """What of a sharded model waits in host memory: none, optimizer, or all (zero3 only)."""
+    """What a sharded model offloads to host memory: none, optimizer, or all (zero3 only)."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs that vLLM spreads each matrix over; changes no result beyond rounding (no flag)."""
+    """Tensor-parallel size of vLLM; changes results only by rounding (no flag)."""
     generator_memory: float = Field(default=0.9, gt=0, le=1)
-    """Share of a GPU's memory that vLLM may take, for weights and cache (no flag)."""
+    """Fraction of a GPU's memory that vLLM may use, for weights and KV cache (no flag)."""
     sequence_parallel: int = Field(default=1, ge=1)
-    """Ranks that share each row of tokens, for long sequences (DeepSpeed Ulysses)."""
+    """Sequence-parallel size, for long sequences (DeepSpeed Ulysses; no flag)."""
     deterministic: bool = True
-    """On a GPU only algorithms that repeat; what has none fails. The CPU repeats anyway."""
+    """Use only deterministic GPU algorithms; an operation without one fails. CPUs always do."""
     checkpoint_seconds: float = Field(default=30.0, gt=0)
-    """Most seconds of work that a kill may cost (no flag)."""
+    """Seconds between checkpoints: the most work that a kill can lose (no flag)."""
     collective_seconds: float = Field(default=600.0, gt=0)
-    """How long ranks wait for one that does not come before they end the job (no flag)."""
+    """Timeout of collectives: seconds that ranks wait for one before ending the job (no flag)."""
 
 
 def bytes_of(memory: str | None) -> int:
-    """As Slurm reads it: megabytes where no unit is named; 0: nobody says, or it makes no sense."""
-    found = re.fullmatch(r"(\d+)([KMGT]?)B?", (memory or "").upper())
-    return int(found[1]) << 10 * (1 + "KMGT".index(found[2] or "M")) if found else 0
+    """As Slurm reads it: megabytes without a unit; 0 if not set or not valid."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", (memory or "").upper())
+    return int(match[1]) << 10 * (1 + "KMGT".index(match[2] or "M")) if match else 0
 
 
 ResourceOverrides = create_model(
     "ResourceOverrides",
     __base__=Section,
     **{
-        # The same limits as in the defaults; what is not written is not overridden.
+        # The same limits as in the defaults; a field that is not set is not overridden.
         name: (
             info.annotation,
             FieldInfo.merge_field_infos(info, default=None, default_factory=None),
@@ -187,18 +187,18 @@ class Profile(Section):
     """One file of slurm_profiles/."""
 
     executor: ExecutorKind = Field(strict=False)
-    """`local`: a process of its own; `debug`: this process, breakpoints work; `slurm`: sbatch."""
+    """`local`: a separate process; `debug`: this process, breakpoints work; `slurm`: sbatch."""
     description: str = ""
-    """One line that says what the profile is for."""
+    """The purpose of the profile, in one line."""
     parallel: int = Field(default=1, ge=1)
-    """How many stages `lockstep run` and the Prefect flow keep running at once (no flag)."""
+    """Maximum number of stages that `lockstep run` and the Prefect flow run at once (no flag)."""
     defaults: Resources = Resources()
-    """What every stage gets."""
+    """Resources of every stage."""
     stages: dict[str, ResourceOverrides] = Field(default_factory=dict)  # type: ignore[valid-type]
-    """What single stages get instead, by stage name without `@iteration`."""
+    """Overrides for single stages, by stage name without `@iteration`."""
 
     def resources(self, stage: str) -> Resources:
-        """The defaults with this stage's overrides laid over them."""
+        """The defaults with this stage's overrides applied."""
         override = self.stages.get(stage)
         if override is None:
             return self.defaults
@@ -209,18 +209,18 @@ class Profile(Section):
 def check_launch(name: str, resources: Resources, stage: Stage) -> None:
     """LockstepError where a profile does not fit a stage that is about to run.
 
-    Others may leave the profile's defaults to stages that they do not run.
+    Checked at launch only: a profile's defaults need not fit stages that never run.
     """
     if stage is ONLINE and resources.sharding is not Sharding.NONE:
         raise LockstepError(
-            f"slurm_profiles/{name}.yaml spreads the model of online over ranks (`sharding` "
-            f"{resources.sharding}), and online trains in one process: set "
-            "`stages.online.sharding` to none, or take the staged loop (rl.iterations)"
+            f"slurm_profiles/{name}.yaml shards the model of online over ranks (`sharding` "
+            f"{resources.sharding}), but online trains in one process: set "
+            "`stages.online.sharding` to none, or use the staged loop (rl.iterations)"
         )
 
 
 def profile_name(chosen: str | None = None) -> str:
-    """The profile in force: the one chosen, else the environment's, else `local`."""
+    """The active profile: the one chosen, else the environment's, else `local`."""
     return chosen or os.environ.get(PROFILE_VARIABLE) or DEFAULT_PROFILE
 
 
@@ -232,12 +232,12 @@ def load_profile(root: Path, name: str) -> Profile:
         known = sorted(file.stem for file in folder.glob("*.yaml"))
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
-        raise LockstepError(f"{path}: there is no profile {name!r}; {hint}")
+        raise LockstepError(f"{path}: unknown profile {name!r}; {hint}")
     profile = load_model(path, Profile)
     if profile.executor is ExecutorKind.SESSION:
         raise LockstepError(
-            f"{path}: `executor`: a profile is local, debug or slurm; `lockstep session up "
-            f"--profile {name}` then has its stages served by a session"
+            f"{path}: `executor` must be local, debug or slurm; to run its stages in a session, "
+            f"use `lockstep session up --profile {name}`"
         )
     for stage in profile.stages:
         if stage not in STAGES:
@@ -250,7 +250,7 @@ def load_profile(root: Path, name: str) -> Profile:
 
 
 def _check(path: Path, profile: Profile, stage: Stage) -> None:
-    """What single fields cannot know of one another."""
+    """Checks that concern several fields."""
     resources = profile.resources(stage.name)
     override = profile.stages.get(stage.name)
     key = f"stages.{stage.name}" if override else "defaults"
@@ -258,30 +258,28 @@ def _check(path: Path, profile: Profile, stage: Stage) -> None:
     if profile.executor is ExecutorKind.SLURM:
         if 60 * resources.time_minutes <= resources.signal_lead_seconds + EARLIEST_SIGNAL_S:
             wrong = (
-                f"`time_minutes` {resources.time_minutes} leaves no time before the warning of "
+                f"`time_minutes` {resources.time_minutes} leaves no time before the signal of "
                 f"`signal_lead_seconds` {resources.signal_lead_seconds}, which Slurm may send "
-                f"{EARLIEST_SIGNAL_S} s early: raise the one or lower the other"
+                f"{EARLIEST_SIGNAL_S} s early: raise the first or lower the second"
             )
     elif resources.nodes * resources.tasks_per_node > 1:
         wrong = "without Slurm a stage is one process: set `nodes` and `tasks_per_node` to 1"
     named = getattr(override, "shards", None) or 1
     if named > 1 and stage.processes is not Processes.SHARDS:
         able = ", ".join(s.name for s in STAGES.values() if s.processes is Processes.SHARDS)
-        wrong = f"`shards` {named}: {stage.name} cannot be cut into shards, only {able} can"
+        wrong = f"`shards` {named}: {stage.name} cannot be sharded, only {able} can"
     if resources.offload is not Offload.NONE and resources.sharding is Sharding.NONE:
-        wrong = (
-            f"`offload` {resources.offload} is of a model that is spread over ranks: set `sharding`"
-        )
+        wrong = f"`offload` {resources.offload} needs a model sharded over ranks: set `sharding`"
     elif resources.offload is Offload.ALL and resources.sharding is not Sharding.ZERO3:
         wrong = (
             f"`offload` all moves weights, but with `sharding` {resources.sharding} every rank "
-            "computes with all of them: set `sharding` to zero3 or `offload` to optimizer"
+            "needs all of them: set `sharding` to zero3 or `offload` to optimizer"
         )
     world, sharing = resources.nodes * resources.tasks_per_node, resources.sequence_parallel
     if sharing > 1 and stage.processes is Processes.TOGETHER and world % sharing:
         wrong = (
-            f"`sequence_parallel` {sharing}: the {world} ranks (`nodes` times `tasks_per_node`) "
-            "cannot be divided into groups of as many"
+            f"`sequence_parallel` {sharing} does not divide the number of ranks, {world} "
+            "(`nodes` times `tasks_per_node`)"
         )
     if wrong:
         raise LockstepError(f"{path}: `{key}`: {wrong}")

@@ -1,4 +1,4 @@
-"""YAML that people write, read strictly: errors name file, line, key and remedy."""
+"""Strict reading of YAML that people write: errors name file, line, key and fix."""
 
 import difflib
 import types
@@ -18,7 +18,7 @@ Location = tuple[int | str, ...]
 
 
 def load_model(path: Path, model: type[Model]) -> Model:
-    """Read `path` into `model`, or raise an error that says what to mend."""
+    """Read `path` into `model`, or raise an error that says what to fix."""
     values = load_yaml(path)
     try:
         return model.model_validate(values)
@@ -36,7 +36,7 @@ def load_yaml(path: Path, *, pure: bool = True) -> dict[str, Any]:
     try:
         values = YAML(typ="safe", pure=pure).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise LockstepError(f"{path}: there is no such file") from None
+        raise LockstepError(f"{path}: no such file") from None
     except (YAMLError, UnicodeDecodeError) as error:
         raise LockstepError(f"{path}: not readable as YAML: {error}") from None
     except RecursionError:
@@ -66,23 +66,23 @@ def _describe(
         kinds = _tags(model, [str(part) for part in location], tag)
         return f"{where}: `{key}` has no `{tag}`; add one of {', '.join(kinds)}"
     if problem["type"] == "union_tag_invalid":
-        tag, found = problem["ctx"]["discriminator"].strip("'"), problem["ctx"]["tag"]
+        tag, kind = problem["ctx"]["discriminator"].strip("'"), problem["ctx"]["tag"]
         kinds = _tags(model, [str(part) for part in location], tag)
-        close = difflib.get_close_matches(str(found), kinds, n=1)
+        close = difflib.get_close_matches(str(kind), kinds, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
-        return f"{where}: `{key}.{tag}` is '{found}'; {hint}there are {', '.join(kinds)}"
+        return f"{where}: `{key}.{tag}` is '{kind}'; {hint}known: {', '.join(kinds)}"
     if problem["type"] == "missing":
         return f"{where}: key `{key}` is missing; add it"
     if problem["type"] == "value_error":
         reason = str(problem["ctx"]["error"])
         return f"{where}: `{key}`: {reason}" if key else f"{where}: {reason}"
-    found = problem["input"]
+    value = problem["input"]
     reason = problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{where}: `{key}` is {found!r} ({type(found).__name__}): {reason}"
+    return f"{where}: `{key}` is {value!r} ({type(value).__name__}): {reason}"
 
 
 def _as_written(location: Location, values: Mapping[str, Any]) -> Location:
-    """Where something is in the file: the kind that a mapping was taken for is no key of it."""
+    """A location in the file: pydantic's also has the kind of a mapping, which is not a key."""
     node: Any = values
     written: list[int | str] = []
     for index, part in enumerate(location):
@@ -97,7 +97,7 @@ def _as_written(location: Location, values: Mapping[str, Any]) -> Location:
 
 
 def _nearest(location: Location, siblings: Sequence[str], known: Sequence[str]) -> str:
-    """A hint at what was meant: a close key beside it, else the same or a close key elsewhere."""
+    """A hint: a similar key in the same section, else the same or a similar key elsewhere."""
     *parents, name = (str(part) for part in location)
     close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
     if close:
@@ -111,29 +111,29 @@ def _nearest(location: Location, siblings: Sequence[str], known: Sequence[str]) 
 
 
 def _keys_at(model: type[BaseModel], parents: Sequence[str]) -> list[str]:
-    """The keys of a section; of a mapping that has a kind, those of this kind."""
+    """The keys of a section; for a mapping with a kind, those of that kind."""
     return list(
-        dict.fromkeys(key for found in _models_at(model, parents) for key in found.model_fields)
+        dict.fromkeys(key for each in _models_at(model, parents) for key in each.model_fields)
     )
 
 
 def _tags(model: type[BaseModel], parents: Sequence[str], tag: str) -> list[str]:
-    """The kinds that a mapping can be of."""
-    return [kind for found in _models_at(model, parents) for kind in _literals(found, tag)]
+    """The kinds that a mapping can have."""
+    return [kind for each in _models_at(model, parents) for kind in _literals(each, tag)]
 
 
 def _models_at(model: type[BaseModel], parents: Sequence[str]) -> list[type[BaseModel]]:
     current = [model]
     for part in parents:
-        fields = [found.model_fields[part] for found in current if part in found.model_fields]
+        fields = [each.model_fields[part] for each in current if part in each.model_fields]
         if fields:
             current = _models_of(fields[0].annotation)
             continue
-        # A name that the user chose, or the kind that the mapping was taken for.
+        # A name that the user chose, or the kind of the mapping.
         of_kind = [
-            found
-            for found in current
-            if any(part in _literals(found, name) for name in found.model_fields)
+            each
+            for each in current
+            if any(part in _literals(each, name) for name in each.model_fields)
         ]
         current = of_kind or current
     return current
@@ -150,7 +150,7 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in model.model_fields.items():
         inner = _models_of(field.annotation)
-        # Of several kinds none is meant before the user has chosen one.
+        # Of several kinds none applies before the user has chosen one.
         keys += _all_keys(inner[0], f"{prefix}{name}.") if len(inner) == 1 else [f"{prefix}{name}"]
     return keys
 
@@ -162,17 +162,17 @@ def _models_of(annotation: Any) -> list[type[BaseModel]]:
     origin = typing.get_origin(annotation)
     if origin in (dict, typing.Union, types.UnionType, typing.Annotated):
         inner = typing.get_args(annotation)
-        return [found for each in inner for found in _models_of(each)]
+        return [each_model for each in inner for each_model in _models_of(each)]
     return []
 
 
 def place_of(path: Path, key: str) -> str:
-    """The file and the line of a dotted key, or of as much of it as is there."""
+    """The file and line of a dotted key, or of its longest prefix in the file."""
     return _place(path, tuple(key.split(".")))
 
 
 def _place(path: Path, location: Location) -> str:
-    """Found again with a loader that keeps positions."""
+    """Loaded again with positions."""
     node = YAML(typ="rt").load(path.read_text(encoding="utf-8"))
     line = None
     for part in location:

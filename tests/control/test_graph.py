@@ -135,7 +135,7 @@ def test_what_dvc_yaml_reads_and_params_yaml_lacks_is_said_of_params_yaml(
 
 @pytest.mark.parametrize(
     ("make", "kind"),
-    [(os.mkfifo, "no ordinary file"), (lambda path: path.symlink_to("gone"), "a link to nothing")],
+    [(os.mkfifo, "not a regular file"), (lambda path: path.symlink_to("gone"), "a broken link")],
 )
 def test_what_dvc_could_not_read_is_named_before_it_tries(
     repository: Path, make: Callable[[Path], None], kind: str

@@ -82,10 +82,10 @@ def test_yaml_that_is_too_deep_is_refused_with_the_file(tmp_path: Path) -> None:
     [
         ("prepare.folder", "", "is empty"),
         ("rl.teacher", " ", "is empty"),
-        ("prepare.folder", ".", "holds artifacts/, where results go"),
-        ("prepare.folder", "data/../..", "holds artifacts/"),
-        ("score.folder", "metrics", "holds metrics/"),
-        ("model.folder", "artifacts/policies/sft/model", "comes after prepare"),
+        ("prepare.folder", ".", "contains the results in artifacts/"),
+        ("prepare.folder", "data/../..", "contains the results in artifacts/"),
+        ("score.folder", "metrics", "contains the results in metrics/"),
+        ("model.folder", "artifacts/policies/sft/model", "computed after prepare"),
     ],
 )
 def test_a_path_that_nothing_can_depend_on_is_refused(
@@ -101,11 +101,11 @@ def test_a_path_outside_and_one_of_an_earlier_stage_are_taken(tmp_path: Path) ->
     text = "prepare: {folder: ../data}\nrl: {teacher: artifacts/base}\n"
     assert load_params(write(tmp_path, text)).rl.teacher == "artifacts/base"
     said = refused(tmp_path, f"prepare: {{folder: '{tmp_path}'}}\n")
-    assert "which holds artifacts/" in said
+    assert "which contains the results in artifacts/" in said
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LockstepError, match=r"params\.yaml: there is no such file"):
+    with pytest.raises(LockstepError, match=r"params\.yaml: no such file"):
         load_params(tmp_path)
 
 
@@ -247,7 +247,7 @@ def test_contradictions_are_refused_with_the_reason(tmp_path: Path, text: str, r
         ),
         (
             "rewards:\n  right:\n    kind: math\n",
-            "params.yaml:2: `rewards.right.kind` is 'math'; did you mean 'maths'? there are maths, "
+            "params.yaml:2: `rewards.right.kind` is 'math'; did you mean 'maths'? known: maths, "
             "multiple_choice",
         ),
         ("rewards:\n  right: {}\n", "`rewards.right` has no `kind`; add one of maths, "),

@@ -363,7 +363,7 @@ def test_mistakes_of_params_yaml_itself_are_said_of_it(root: Path) -> None:
     (root / "params.yaml").write_text("sede: 1\n")
     assert "params.yaml:1: unknown key `sede`" in refused(root, "grpo")
     (root / "params.yaml").write_text("rl: 3\n")
-    assert "params.yaml: `rl` has to be a section" in refused(root, "grpo")
+    assert "params.yaml: `rl` must be a section" in refused(root, "grpo")
 
 
 def test_a_preset_mends_params_that_contradict_each_other(root: Path) -> None:
@@ -375,9 +375,9 @@ def test_a_preset_mends_params_that_contradict_each_other(root: Path) -> None:
 
 def test_unknown_names_are_refused_with_the_nearest_and_all(root: Path) -> None:
     message = refused(root, "dappo")
-    assert "no preset is called 'dappo'; did you mean 'dapo'?" in message
+    assert "unknown preset 'dappo'; did you mean 'dapo'?" in message
     assert "best-of-n, cispo, dapo" in message
-    assert "no preset is called '../params'" in refused(root, "../params")
+    assert "unknown preset '../params'" in refused(root, "../params")
 
 
 def test_the_command_lists_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -421,7 +421,7 @@ def test_later_presets_go_over_earlier_ones(here: Path, capsys: pytest.CaptureFi
 @pytest.mark.usefixtures("here")
 def test_a_refusal_ends_the_command_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["preset", "nope"]) == 2
-    assert "no preset is called 'nope'" in capsys.readouterr().err
+    assert "unknown preset 'nope'" in capsys.readouterr().err
 
 
 def test_the_command_needs_neither_torch_nor_dvc(clone: Any) -> None:

@@ -211,18 +211,18 @@ def test_jobs_after_a_failed_one_do_not_wait_for_ever(tmp_path: Path) -> None:
 def test_a_time_limit_shorter_than_its_warning_is_refused(tmp_path: Path) -> None:
     text = "executor: slurm\nstages:\n  sft: {time_minutes: 2, signal_lead_seconds: 90}\n"
     message = refused(tmp_path, text)
-    assert "`stages.sft`: `time_minutes` 2 leaves no time before the warning" in message
+    assert "`stages.sft`: `time_minutes` 2 leaves no time before the signal" in message
 
 
 def test_shards_for_a_stage_that_has_none_are_refused(tmp_path: Path) -> None:
     message = refused(tmp_path, "executor: slurm\nstages:\n  sft: {shards: 4}\n")
-    assert "sft cannot be cut into shards, only reference_logprobs, rollout, score can" in message
+    assert "sft cannot be sharded, only reference_logprobs, rollout, score can" in message
 
 
 @pytest.mark.parametrize(
     ("sharding", "offload", "words"),
     [
-        ("none", "optimizer", "`offload` optimizer is of a model that is spread over ranks"),
+        ("none", "optimizer", "`offload` optimizer needs a model sharded over ranks"),
         ("zero2", "all", "set `sharding` to zero3 or `offload` to optimizer"),
         ("zero4", "none", "`stages.sft.sharding`"),
     ],
@@ -245,7 +245,7 @@ def test_online_is_refused_where_the_defaults_spread_its_model(tmp_path: Path) -
 def test_ranks_that_make_no_whole_groups_are_refused(tmp_path: Path) -> None:
     how = "{tasks_per_node: 6, sequence_parallel: 4}"
     message = refused(tmp_path, f"executor: slurm\nstages:\n  sft: {how}\n")
-    assert "the 6 ranks (`nodes` times `tasks_per_node`) cannot be divided into groups" in message
+    assert "does not divide the number of ranks, 6 (`nodes` times `tasks_per_node`)" in message
 
 
 def test_several_processes_without_slurm_are_refused(tmp_path: Path) -> None:
@@ -262,15 +262,15 @@ def test_rendering_needs_no_slurm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('partition: "a\\nscancel 7"', "no line breaks"),
-        ('python: "python\\rx"', "no line breaks"),
-        ('extra: {mail-user: "a\\n#SBATCH --wrap=x"}', "no line breaks"),
-        ('extra: {"mail-user\\nx": a}', "no line breaks"),
-        ("extra: {output: mine.log}", "`output` is set by lockstep itself"),
-        ("extra: {job_name: mine}", "`job_name` is set by lockstep itself"),
-        ("extra: {wrap: sleep}", "`wrap` is set by lockstep itself"),
-        ("extra: {array: 0-3}", "`array` is set by `shards`"),
-        ("extra: {time: 10}", "`time` is set by `time_minutes`"),
+        ('partition: "a\\nscancel 7"', "remove line breaks"),
+        ('python: "python\\rx"', "remove line breaks"),
+        ('extra: {mail-user: "a\\n#SBATCH --wrap=x"}', "remove line breaks"),
+        ('extra: {"mail-user\\nx": a}', "remove line breaks"),
+        ("extra: {output: mine.log}", "`output` is set by lockstep"),
+        ("extra: {job_name: mine}", "`job_name` is set by lockstep"),
+        ("extra: {wrap: sleep}", "`wrap` is set by lockstep"),
+        ("extra: {array: 0-3}", "use the field `shards` instead of `array`"),
+        ("extra: {time: 10}", "use the field `time_minutes` instead of `time`"),
         ("container: apptainer exec 'image.sif", "No closing quotation"),
     ],
 )

@@ -27,7 +27,7 @@ def test_a_mistyped_param_is_named_before_anything_runs(tiny_clone: Any) -> None
 
 def test_an_unknown_profile_is_named(tiny_clone: Any) -> None:
     message = failure(tiny_clone, "lockstep", "run", "--profile", "slrm")
-    assert "there is no profile 'slrm'; did you mean 'slurm'?" in message
+    assert "unknown profile 'slrm'; did you mean 'slurm'?" in message
     assert "'slrm'" in failure(tiny_clone, "dvc", "repro", "prepare", LOCKSTEP_PROFILE="slrm")
 
 
