@@ -1,8 +1,8 @@
 """`python -m pipelines.servers.mlflow_server ROOT PORT`: MLflow behind the clone's password.
 
-Every request needs the password, the pages' own files included; only /health answers without, which
-tells nothing. MLflow takes requests of all pages on loopback for its own; here a page of another
-server is refused, also in a browser that knows the password.
+Every request needs the password, the pages' own files included; only /health, which reveals
+nothing, answers without. MLflow accepts requests from any page on loopback; here a page of another
+server is refused, even in a browser that has the password.
 """
 
 import hmac
@@ -26,7 +26,7 @@ from pipelines.servers.settings import HOST
 
 
 def guarded(app: ASGIApp, password: str) -> ASGIApp:
-    """The application, for those who know the password."""
+    """The application, behind the password."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         refusal = None if scope["type"] == "lifespan" else _refusal(scope, password)
@@ -45,8 +45,8 @@ def _refusal(scope: Scope, password: str) -> PlainTextResponse | None:
     if hmac.compare_digest(given, expected) or scope["path"] == "/health":
         return None
     return PlainTextResponse(
-        "this server asks for a password: `lockstep up` says where it lies; for MLflow's client "
-        f"set MLFLOW_TRACKING_USERNAME={USER} and MLFLOW_TRACKING_PASSWORD",
+        "this server requires a password: `lockstep up` prints where it is stored; for MLflow's "
+        f"client set MLFLOW_TRACKING_USERNAME={USER} and MLFLOW_TRACKING_PASSWORD",
         401,
         {"WWW-Authenticate": f'Basic realm="{USER}"'},
     )

@@ -1,7 +1,8 @@
-"""The password of a clone's MLflow and Prefect servers: one line in a file for its owner alone.
+"""The password of a clone's MLflow and Prefect servers: one line in a file that only its owner can
+read.
 
-Loopback is open to everybody who is logged in on this machine, and Prefect's worker does as its
-owner whatever the server says. The password is in no command line, address, log or record.
+Loopback is open to every user of this machine, and Prefect's worker executes, as its owner,
+whatever the server requests. The password is in no command line, address, log or record.
 """
 
 import os
@@ -12,7 +13,7 @@ from pipelines.base import atomic
 from pipelines.base.repository import Repository
 
 USER = "lockstep"
-"""What MLflow's pages and clients give as the user name; Prefect asks for none."""
+"""The user name for MLflow's pages and clients; Prefect has none."""
 
 
 def password_file(repository: Repository) -> Path:
@@ -20,7 +21,7 @@ def password_file(repository: Repository) -> Path:
 
 
 def password_of(repository: Repository) -> str:
-    """The password, drawn when it is first asked for and then kept, as browsers remember it."""
+    """The password, generated on first use and then kept, as browsers remember it."""
     path = password_file(repository)
     password = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if not password:

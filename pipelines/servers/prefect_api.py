@@ -1,4 +1,4 @@
-"""The few questions that `lockstep up` and `down` ask of a Prefect server on this machine.
+"""The few requests that `lockstep up` and `down` make to a Prefect server on this machine.
 
 Over plain HTTP: importing Prefect's own client takes seconds.
 """
@@ -23,7 +23,7 @@ _client = httpx.Client(trust_env=False)
 
 @dataclass(frozen=True)
 class Api:
-    """Where Prefect's server is asked, and the password that it wants to hear."""
+    """The address of Prefect's server, and its password."""
 
     url: str
     password: str = field(repr=False)
@@ -34,7 +34,7 @@ class Api:
 
 
 def answers(url: str) -> bool:
-    """Whether a server is there and well."""
+    """Whether a server answers with status 200."""
     try:
         return _client.get(url, timeout=5, follow_redirects=True).status_code == httpx.codes.OK
     except httpx.HTTPError:
@@ -42,7 +42,7 @@ def answers(url: str) -> bool:
 
 
 def make_work_pool(api: Api) -> None:
-    """Make sure that the pool is there."""
+    """Make sure that the work pool exists."""
     pool = {"name": WORK_POOL, "type": "process"}
     _post(api, "/work_pools/", pool, fine=httpx.codes.CONFLICT)
 
@@ -57,16 +57,16 @@ def deployments(api: Api) -> list[dict[str, Any]]:
 
 
 def set_schedules(api: Api, *, active: bool) -> None:
-    """Start all schedules afresh, or stop them."""
+    """Restart all schedules, or stop them."""
     for deployment in deployments(api):
-        # Pausing drops the runs that came due while nothing ran: they would all start now.
+        # Pausing drops the runs that were due while nothing ran: they would all start now.
         _post(api, f"/deployments/{deployment['id']}/pause_deployment", {})
         if active:
             _post(api, f"/deployments/{deployment['id']}/resume_deployment", {})
 
 
 def open_flow_runs(api: Api) -> list[dict[str, Any]]:
-    """Flow runs of the pool that a worker has taken and not brought to an end."""
+    """Flow runs of the pool that a worker has started and that have not ended."""
     types = {"any_": ["PENDING", "RUNNING", "CANCELLING"]}
     pools = {"name": {"any_": [WORK_POOL]}}
     query = {"flow_runs": {"state": {"type": types}}, "work_pools": pools}
@@ -74,13 +74,13 @@ def open_flow_runs(api: Api) -> list[dict[str, Any]]:
 
 
 def cancel_flow_run(api: Api, run: str) -> None:
-    """Ask for the run's end; its worker sees to it."""
+    """Request the cancellation of a run; its worker carries it out."""
     state = {"type": "CANCELLING", "name": "Cancelling"}
     _post(api, f"/flow_runs/{run}/set_state", {"state": state})
 
 
 def close_lost_flow_runs(api: Api) -> None:
-    """End, in Prefect's books, the runs whose process was killed together with its worker."""
+    """Mark as crashed the runs whose process was killed together with its worker."""
     for run in open_flow_runs(api):
         if not _is_flow_process(run["infrastructure_pid"]):
             state = {"type": "CRASHED", "name": "Crashed", "message": "its process is gone"}
@@ -103,10 +103,10 @@ def _post(api: Api, path: str, body: Any, *, fine: int | None = None) -> Any:
             raise LockstepError(f"Prefect at {api.url} does not answer: {error}") from error
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             raise LockstepError(
-                f"Prefect at {api.url} was started with another password than the clone has "
-                "now: `lockstep down`, then `lockstep up`"
+                f"Prefect at {api.url} was started with a different password than the clone has "
+                "now: run `lockstep down`, then `lockstep up`"
             )
-        # What the server says while another writer has its database.
+        # The server's answer while another process writes to its database.
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and left:
             time.sleep(BUSY_PAUSE_S)
             continue

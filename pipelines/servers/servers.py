@@ -1,12 +1,12 @@
 """`lockstep up` and `lockstep down`: MLflow, Prefect and a Prefect worker on this machine.
 
-All three are processes of their own that outlive the command and listen on loopback only, where
-both servers ask for the clone's password. Their databases are SQLite files under `.lockstep`, their
-logs lie in `.lockstep/servers`. What runs is noted in `.lockstep/servers.json`; a process counts
-only while it lives. Schedules fire only while they run.
+All three are separate processes that outlive the command and listen on loopback only, where both
+servers require the clone's password. Their databases are SQLite files under `.lockstep`, their logs
+are in `.lockstep/servers`. `.lockstep/servers.json` lists them; a process counts only while it is
+alive. Schedules fire only while they run.
 
-Stages go on writing to MLflow's database file, whether its server runs or not: one store, one
-address, so that no run is ever shipped twice.
+Stages write to MLflow's database file whether its server runs or not: one store, one address, so
+that no run is ever shipped twice.
 """
 
 import shlex
@@ -81,7 +81,7 @@ def up(
     prefect_port: int | None = None,
     schedules: bool = True,
 ) -> None:
-    """Start what does not run yet, deploy the schedules, and say where everything is."""
+    """Start what is not running, deploy the schedules, and print the addresses."""
     with hold_lock(_home(repository) / "servers.lock") as held:
         if not held:
             raise LockstepError("another `lockstep up` or `down` is at work in this clone")
@@ -101,7 +101,7 @@ def down(repository: Repository, console: Console) -> None:
         servers = running(repository)
         if "worker" in servers and "prefect" in servers:
             _cancel_flow_runs(_api(repository, servers["prefect"]), servers["worker"], console)
-        # The worker first, so that nobody misses the server.
+        # The worker first, so that it never lacks its server.
         for name in reversed(NAMES):
             if name in servers:
                 console.progress(f"stopping {name}")
@@ -116,7 +116,7 @@ def down(repository: Repository, console: Console) -> None:
 
 
 def running(repository: Repository) -> dict[str, Server]:
-    """The servers of this clone that live, by name: mlflow, prefect, worker."""
+    """The running servers of this clone, by name: mlflow, prefect, worker."""
     noted = atomic.read_json(_note(repository)) or {}
     servers = {
         name: Server(name, **{key: values[key] for key in ("url", "pid", "pid_started", "log")})
@@ -126,7 +126,7 @@ def running(repository: Repository) -> dict[str, Server]:
 
 
 def runtime_environment(repository: Repository) -> dict[str, str]:
-    """Variables that point Prefect's client at the server that runs here, if one does."""
+    """Variables that point Prefect's client at this clone's server, if it runs."""
     prefect = running(repository).get("prefect")
     if prefect is None:
         return {}
@@ -141,7 +141,7 @@ def _start_missing(
     prefect_port: int | None,
     schedules: bool,
 ) -> None:
-    """Bring up what is not in `servers`. If one fails, those started here are stopped again."""
+    """Start what is not in `servers`. If one fails, those started here are stopped again."""
     servers = dict(servers)
     started: list[Server] = []
     begun = time.monotonic()
@@ -208,17 +208,17 @@ def _spawn(
 
 
 def _port(console: Console, what: str, asked: int | None, default: int) -> int:
-    """The port asked for, which must be free, or the default one, or any that is free."""
+    """The requested port, which must be free; else the default, or any free port."""
     if asked is not None:
         if not _is_free(asked):
-            raise LockstepError(f"port {asked} for {what} is taken; choose another one")
+            raise LockstepError(f"port {asked} for {what} is in use; choose another one")
         return asked
     if _is_free(default):
         return default
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = int(probe.getsockname()[1])
-    console.line(f"port {default} is taken, so {what} uses {port}")
+    console.line(f"port {default} is in use; {what} uses {port}")
     return port
 
 
@@ -235,7 +235,7 @@ def _is_free(port: int) -> bool:
 def _wait(
     console: Console, starting: list[Server], begun: float, ready: Callable[[Server], bool]
 ) -> None:
-    """Until all of them answer; the log is the error of one that does not."""
+    """Wait until all of them answer; for one that does not, the error shows its log."""
     logs = " ".join(server.log for server in starting)
     console.line(f"waiting for {_names(starting)} to answer (log: {logs})")
     while starting := [server for server in starting if not ready(server)]:
@@ -256,13 +256,13 @@ def _names(servers: list[Server]) -> str:
 
 
 def is_well(server: Server) -> bool:
-    """Whether it answers, and not somebody else who took its port."""
+    """Whether it answers, and not another process on its port."""
     path = "/api/health" if server.name == "prefect" else "/health"
     return _listens(server) and prefect_api.answers(server.url + path)
 
 
 def _listens(server: Server) -> bool:
-    """Otherwise the port belongs to somebody who would be told the password next."""
+    """Otherwise the port belongs to another process, which would receive the password."""
     port = urlsplit(server.url).port
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(server.pid)
@@ -275,7 +275,7 @@ def _listens(server: Server) -> bool:
 
 
 def _is_open_to_all(server: Server) -> bool:
-    """Whether it asks for no password, as one of an older version."""
+    """Whether it requires no password."""
     path = "/api/admin/version" if server.name == "prefect" else "/version"
     return prefect_api.answers(server.url + path)
 
@@ -306,7 +306,7 @@ def _deploy(repository: Repository, prefect: Server, schedules: bool) -> None:
 
 
 def _cancel_flow_runs(api: Api, worker: Server, console: Console) -> None:
-    """Ask Prefect to cancel what runs, so that it ends as Cancelled with its jobs gone."""
+    """Let Prefect cancel the running flows, so that they end as Cancelled without jobs left."""
     try:
         runs = prefect_api.open_flow_runs(api)
         for run in runs:
@@ -314,18 +314,18 @@ def _cancel_flow_runs(api: Api, worker: Server, console: Console) -> None:
             prefect_api.cancel_flow_run(api, run["id"])
         deadline = time.monotonic() + CANCEL_LIMIT_S
         while runs and psutil.Process(worker.pid).children() and time.monotonic() < deadline:
-            console.progress("waiting for its jobs to end")
+            console.progress("waiting for its jobs to finish")
             time.sleep(POLL_S)
     except (OSError, LockstepError, psutil.NoSuchProcess):
-        console.line("the Prefect server does not answer; ending its flow runs without it")
+        console.line("the Prefect server does not answer; stopping its flow runs without it")
 
 
 def _say_addresses(repository: Repository, console: Console) -> None:
     servers = running(repository)
     if gone := [name for name in ("mlflow", "prefect") if name not in servers]:
         raise LockstepError(
-            f"{' and '.join(gone)} ended right after the start; see "
-            f"{_home(repository)}/servers/*.log, then run `lockstep up` again"
+            f"{' and '.join(gone)} exited right after starting; see "
+            f"{_home(repository)}/servers/*.log, then rerun `lockstep up`"
         )
     page = runs_page(repository)
     console.line(f"MLflow   {servers['mlflow'].url}{page}   runs, metrics, comparison")
@@ -333,11 +333,11 @@ def _say_addresses(repository: Repository, console: Console) -> None:
         f"Prefect  {servers['prefect'].url}   flow runs that it starts, their logs, schedules"
     )
     password = f"cat {shlex.quote(str(password_file(repository)))}"
-    console.line(f"both ask for a password:  {password}   (in MLflow the user is {USER})")
+    console.line(f"both require a password:  {password}   (the MLflow user is {USER})")
     if open_to_all := [name for name in ("mlflow", "prefect") if _is_open_to_all(servers[name])]:
         console.line(
-            f"but every user of this machine can use {' and '.join(open_to_all)}, started without "
-            "one:  lockstep down, then lockstep up"
+            f"but {' and '.join(open_to_all)} run without one, open to every user of this machine: "
+            "run lockstep down, then lockstep up"
         )
     api = _api(repository, servers["prefect"])
     active = [item for item in prefect_api.deployments(api) if not item["paused"]]
@@ -367,7 +367,7 @@ def _note(repository: Repository) -> Path:
 
 
 def _write_note(repository: Repository, servers: dict[str, Server]) -> None:
-    """At each start, so that a killed `up` leaves nothing that `down` does not know of."""
+    """At each start, so that `down` knows of everything that a killed `up` started."""
     noted = {name: asdict(server) for name, server in servers.items()}
     if "prefect" in noted:
         noted["prefect"]["api_url"] = servers["prefect"].api
@@ -375,5 +375,5 @@ def _write_note(repository: Repository, servers: dict[str, Server]) -> None:
 
 
 def _home(repository: Repository) -> Path:
-    """Shared by the clones that `dvc exp run --temp` makes inside this one."""
+    """Shared by the clones that `dvc exp run --temp` creates inside this one."""
     return repository.shared_home

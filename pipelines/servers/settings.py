@@ -1,4 +1,4 @@
-"""The variables that the processes of `lockstep up` and the clients of its Prefect are given."""
+"""Environment variables of the processes of `lockstep up` and of its Prefect clients."""
 
 import os
 
@@ -9,7 +9,7 @@ HOST = "127.0.0.1"
 
 
 def server_environment(repository: Repository) -> dict[str, str]:
-    """What all of them get. The user's own Prefect settings may name another server, so they go."""
+    """Shared by all; without the user's own Prefect settings, which may name another server."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return {
         **kept,
@@ -18,7 +18,7 @@ def server_environment(repository: Repository) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        # The flow runs with the code of this clone, whichever one the environment was made from.
+        # The flow runs with the code of this clone, whichever one is installed.
         "PYTHONPATH": os.pathsep.join(
             filter(None, [str(repository.root), os.environ.get("PYTHONPATH")])
         ),
@@ -26,12 +26,12 @@ def server_environment(repository: Repository) -> dict[str, str]:
 
 
 def prefect_settings(repository: Repository, url: str) -> dict[str, str]:
-    """Of Prefect's server, its worker and its command line."""
+    """For Prefect's server, its worker and its command line."""
     return {
         **client_settings(repository, url),
         "PREFECT_SERVER_API_AUTH_STRING": password_of(repository),
-        # The pages ask the server that they came from, by whichever name and port a tunnel gives
-        # it; the pages of other servers may not.
+        # The pages call the server that they came from, by whichever name and port a tunnel gives
+        # it; pages of other servers may not.
         "PREFECT_UI_API_URL": "/api",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -50,6 +50,6 @@ def client_settings(repository: Repository, url: str) -> dict[str, str]:
 
 
 def no_proxy() -> dict[str, str]:
-    """A proxy of the network knows nothing of this machine's loopback."""
+    """A network proxy cannot reach this machine's loopback."""
     hosts = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST, "localhost"]))
     return {"NO_PROXY": hosts, "no_proxy": hosts}

@@ -156,7 +156,7 @@ def test_each_clone_has_a_password_of_its_own_and_keeps_it(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_up_says_how_to_get_in(local_servers: LocalServers) -> None:
     assert str(password_file(local_servers.repository)) in local_servers.said
-    assert "in MLflow the user is lockstep" in local_servers.said
+    assert "the MLflow user is lockstep" in local_servers.said
     assert local_servers.password not in local_servers.said
     assert "can use" not in local_servers.said
     mlflow = servers.running(local_servers.repository)["mlflow"].url
@@ -187,7 +187,7 @@ def test_a_page_of_another_server_is_refused_where_the_browser_knows_the_passwor
 def test_a_prefect_server_with_another_password_is_an_error_that_says_what_to_do(
     local_servers: LocalServers,
 ) -> None:
-    with pytest.raises(LockstepError, match=r"another password.*lockstep down"):
+    with pytest.raises(LockstepError, match=r"different password.*lockstep down"):
         prefect_api.deployments(Api(local_servers.api.url, "an older one"))
 
 
@@ -201,7 +201,7 @@ def test_servers_that_ask_for_no_password_go_on_and_are_named(tmp_path: Path, ad
     said = io.StringIO()
     servers.up(repository, Console(said))
     assert said.getvalue().startswith("already running:\n")
-    assert "every user of this machine can use mlflow and prefect" in said.getvalue()
+    assert "mlflow and prefect run without one" in said.getvalue()
 
 
 def test_somebody_else_on_the_port_of_a_server_is_not_taken_for_it(address: str) -> None:

@@ -201,7 +201,7 @@ def test_if_one_does_not_start_the_others_are_stopped(
             servers.up(repository, Console(said), prefect_port=free_port())
     assert "unable to open database file" in str(raised.value)
     assert str(repository.home / "servers/prefect.log") in str(raised.value)
-    assert f"port {port} is taken, so MLflow uses" in said.getvalue()
+    assert f"port {port} is in use; MLflow uses" in said.getvalue()
     assert processes_of(repository) == []
     assert servers.running(repository) == {}
 
@@ -212,7 +212,7 @@ def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(LockstepError, match=f"port {port} for MLflow is taken"):
+        with pytest.raises(LockstepError, match=f"port {port} for MLflow is in use"):
             servers.up(repository, Console(io.StringIO()), mlflow_port=port)
     assert processes_of(repository) == []
 
