@@ -15,7 +15,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from pipelines.export.provenance import Provenance
 from pipelines.lineage.facts import defaults, value_text
-from pipelines.lineage.making import flatten
+from pipelines.lineage.stage_run import flatten
 from stages.contracts.params import Params
 from stages.reporting.markdown import code, in_cell, plain
 
@@ -42,84 +42,89 @@ _ADAPTER_LOADING = """\
 base = AutoModelForCausalLM.from_pretrained(f"{{folder}}/base"{options})
 model = PeftModel.from_pretrained(base, folder)"""
 _LIMITS = """\
-This model is the outcome of a training run, not a product. It was measured on the held-out prompts
-of its own data, and on nothing else: what it does with other prompts is not known. It may be wrong,
-and may say so with confidence. A reward that is optimised is not the thing that is wanted; look at
-samples, and not only at the numbers, before you rely on it. Biases of the base model and of the
-data are likely to be in it. No test of its safety is part of the pipeline.
+This model is the result of a training run, not a product. It was evaluated only on the held-out
+prompts of its own data: its behaviour on other prompts is not known. It may be confidently wrong.
+The reward it was optimised for is only a proxy for quality; read samples, not only the metrics,
+before you rely on it. Biases of the base model and of the data are likely to remain. The pipeline
+includes no safety evaluation.
 
-Intended use: research, and as a start for more training. Whether you may use it for more depends on
-the licences of the base model and of the data."""
+Intended use: research, and as a starting point for further training. Other use depends on the
+licences of the base model and of the data."""
 
 
-def render(found: Provenance, weights: Mapping[str, str], how: str, *, adapter: bool) -> str:
-    """The card. `weights`: sha256 of each file of weights. `how` they were written, in words."""
+def render(provenance: Provenance, weights: Mapping[str, str], how: str, *, adapter: bool) -> str:
+    """The card. `weights`: sha256 of each file of weights. `how`: a sentence on their format."""
     parts = [
-        _front_matter(found, adapter=adapter),
-        f"# {found.policy}",
-        _summary(found),
+        _front_matter(provenance, adapter=adapter),
+        f"# {provenance.policy}",
+        _summary(provenance),
         "## How to load it",
-        _snippet(found, adapter=adapter),
+        _snippet(provenance, adapter=adapter),
         "## Metrics",
-        _metrics(found),
+        _metrics(provenance),
         "## Data",
-        _data(found),
+        _data(provenance),
         "## Params",
-        _params(found),
+        _params(provenance),
         "## Hashes",
-        _hashes(found, weights, how),
+        _hashes(provenance, weights, how),
         "## Lineage",
-        _lineage(found),
+        _lineage(provenance),
         "## Intended use and limits",
         _LIMITS,
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def lineage_json(found: Provenance) -> dict[str, Any]:
-    """The same for programs: each stage with its params, inputs and outputs."""
+def lineage_json(provenance: Provenance) -> dict[str, Any]:
+    """The same as JSON: each stage with its params, inputs and outputs."""
     return {
-        "policy": found.policy,
-        "path": found.artifact.path,
-        "hash": found.artifact.hash,
-        "commit": found.commit,
-        "params_hash": found.params_hash,
-        "given": [{"path": item.path, "hash": item.hash} for item in found.given],
+        "policy": provenance.policy,
+        "path": provenance.artifact.path,
+        "hash": provenance.artifact.hash,
+        "commit": provenance.commit,
+        "params_hash": provenance.params_hash,
+        "given": [{"path": item.path, "hash": item.hash} for item in provenance.given],
         "stages": [
             {
-                "stage": making.stage,
-                "commit": making.commit,
-                "code": making.code_version,
-                "params": dict(sorted(making.params.items())),
-                "inputs": dict(sorted(making.inputs.items())),
-                "outs": dict(sorted(making.outs.items())),
+                "stage": stage_run.stage,
+                "commit": stage_run.commit,
+                "code": stage_run.code_version,
+                "params": dict(sorted(stage_run.params.items())),
+                "inputs": dict(sorted(stage_run.inputs.items())),
+                "outs": dict(sorted(stage_run.outs.items())),
             }
-            for making in found.stages
+            for stage_run in provenance.stages
         ],
-        "evaluation": dict(found.evaluation),
-        "evaluation_of_sft": dict(found.of_sft),
-        "data": dict(found.data),
-        "sources": [dict(source) for source in found.sources],
+        "evaluation": dict(provenance.evaluation),
+        "evaluation_of_sft": dict(provenance.of_sft),
+        "data": dict(provenance.data),
+        "sources": [dict(source) for source in provenance.sources],
     }
 
 
-def _front_matter(found: Provenance, *, adapter: bool) -> str:
-    algorithm = found.params.get("rl.algorithm")
+def _front_matter(provenance: Provenance, *, adapter: bool) -> str:
+    algorithm = provenance.params.get("rl.algorithm")
     values: dict[str, Any] = {
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-generation",
         "tags": list(filter(None, ["lockstep", "rlhf", algorithm])),
     }
-    if base := _base_model(found):
+    if base := _base_model(provenance):
         values["base_model"] = base
     for key in ("license", "license_name", "license_link", "language"):
-        if key in found.base_card:
-            values[key] = found.base_card[key]
-    if datasets := _datasets(found):
+        if key in provenance.base_card:
+            values[key] = provenance.base_card[key]
+    if datasets := _datasets(provenance):
         values["datasets"] = datasets
-    if found.evaluation:
+    if provenance.evaluation:
         held_out = next(
-            (d for m in found.stages for p, d in m.outs.items() if p.endswith("held_out.parquet")),
+            (
+                d
+                for m in provenance.stages
+                for p, d in m.outs.items()
+                if p.endswith("held_out.parquet")
+            ),
             None,
         )
         dataset = {"name": "held-out prompts", "type": "lockstep-held-out"}
@@ -127,14 +132,14 @@ def _front_matter(found: Provenance, *, adapter: bool) -> str:
             dataset["revision"] = held_out
         values["model-index"] = [
             {
-                "name": found.policy,
+                "name": provenance.policy,
                 "results": [
                     {
                         "task": {"type": "text-generation"},
                         "dataset": dataset,
                         "metrics": [
                             {"type": name, "name": name, "value": value}
-                            for name, value in found.evaluation.items()
+                            for name, value in provenance.evaluation.items()
                             if not name.startswith("num_")
                         ],
                     }
@@ -145,13 +150,13 @@ def _front_matter(found: Provenance, *, adapter: bool) -> str:
     yaml = YAML()
     yaml.width = 4096
     yaml.dump(_quoted(values), text)
-    # To the same older YAML 1e-05 is a text, and 1.0e-05 a number.
+    # To the hub's older YAML 1e-05 is a text, and 1.0e-05 a number.
     spelt = _SHORT_NUMBER.sub(r"\1.0\2", text.getvalue())
     return f"---\n{spelt}---"
 
 
 def _quoted(value: Any) -> Any:
-    """With every text in quotes: to the hub, whose YAML is older, a bare `no` is false."""
+    """With every text in quotes: in the hub's older YAML a bare `no` is false."""
     if isinstance(value, Mapping):
         return {str(key): _quoted(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -159,21 +164,21 @@ def _quoted(value: Any) -> Any:
     return DoubleQuotedScalarString(value) if isinstance(value, str) else value
 
 
-def _base_model(found: Provenance) -> str | None:
-    if found.params.get("model.source") != "folder":
+def _base_model(provenance: Provenance) -> str | None:
+    if provenance.params.get("model.source") != "folder":
         return None
     named = (
-        found.base_card.get("base_model_name")
-        or PurePosixPath(str(found.params.get("model.folder"))).name
+        provenance.base_card.get("base_model_name")
+        or PurePosixPath(str(provenance.params.get("model.folder"))).name
     )
     return str(named)
 
 
-def _datasets(found: Provenance) -> list[str]:
-    """The hub's datasets that were trained on; a folder of files is nothing that a hub knows."""
+def _datasets(provenance: Provenance) -> list[str]:
+    """The hub's datasets that were trained on; local folders are not on the hub."""
     ids: set[str] = set()
-    if found.params.get("prepare.source") == "files":
-        for name, value in found.params.items():
+    if provenance.params.get("prepare.source") == "files":
+        for name, value in provenance.params.items():
             if not name.startswith("prepare.files.") or name.startswith("prepare.files.held_out"):
                 continue
             sources = value if isinstance(value, list) else []
@@ -183,26 +188,26 @@ def _datasets(found: Provenance) -> list[str]:
     return sorted(ids)
 
 
-def _summary(found: Provenance) -> str:
-    algorithm = found.params.get("rl.algorithm", "?")
+def _summary(provenance: Provenance) -> str:
+    algorithm = provenance.params.get("rl.algorithm", "?")
     how = {"sft": "supervised fine-tuning", "preference": "learning from preferences"}.get(
-        found.making.name, f"reinforcement learning ({algorithm})"
+        provenance.stage_run.name, f"reinforcement learning ({algorithm})"
     )
-    start = _base_model(found)
+    start = _base_model(provenance)
     of = code(start) if start else "a small model built from the params"
-    made = f"made from {of} by {how}"
-    if found.making.name == "sft" and found.params.get("sft.epochs") == 0:
+    made = f"trained from {of} by {how}"
+    if provenance.stage_run.name == "sft" and provenance.params.get("sft.epochs") == 0:
         made = f"which is {of} as it was given (sft.epochs is 0)"
     return (
-        f"The policy `{found.policy}`, {made}. Everything below was written by Lockstep from the "
-        "records of the run."
+        f"The policy `{provenance.policy}`, {made}. Everything below was written by Lockstep from "
+        "the records of the run."
     )
 
 
-def _snippet(found: Provenance, *, adapter: bool) -> str:
-    own_code = any(name.endswith("allowed_code.json") for name in found.files)
+def _snippet(provenance: Provenance, *, adapter: bool) -> str:
+    own_code = any(name.endswith("allowed_code.json") for name in provenance.files)
     options = ", trust_remote_code=True" if own_code else ""
-    tokens = found.params.get("rollout.max_new_tokens", 64)
+    tokens = provenance.params.get("rollout.max_new_tokens", 64)
     return _LOADED.format(
         imports=_ADAPTER_IMPORTS if adapter else _IMPORTS,
         loading=(_ADAPTER_LOADING if adapter else _LOADING).format(options=options),
@@ -210,91 +215,93 @@ def _snippet(found: Provenance, *, adapter: bool) -> str:
     )
 
 
-def _metrics(found: Provenance) -> str:
-    if not found.evaluation:
+def _metrics(provenance: Provenance) -> str:
+    if not provenance.evaluation:
         return "This policy was not evaluated."
-    names = dict.fromkeys([*found.evaluation, *found.of_sft])
-    is_sft = found.evaluation == found.of_sft
-    heads = ["metric", found.policy] + ([] if is_sft else ["sft"])
+    names = dict.fromkeys([*provenance.evaluation, *provenance.of_sft])
+    is_sft = provenance.evaluation == provenance.of_sft
+    heads = ["metric", provenance.policy] + ([] if is_sft else ["sft"])
     rows = [
-        [plain(name), _number(found.evaluation.get(name))]
-        + ([] if is_sft else [_number(found.of_sft.get(name))])
+        [plain(name), _number(provenance.evaluation.get(name))]
+        + ([] if is_sft else [_number(provenance.of_sft.get(name))])
         for name in names
     ]
     return f"On the held-out prompts, which no training step has seen.\n\n{_table(heads, rows)}"
 
 
-def _data(found: Provenance) -> str:
-    prepared = [m for m in found.stages if m.name == "prepare"]
-    source = found.params.get("prepare.source", "?")
+def _data(provenance: Provenance) -> str:
+    prepared = [m for m in provenance.stages if m.name == "prepare"]
+    source = provenance.params.get("prepare.source", "?")
     lines = [f"Source: `{source}`."]
-    if found.given:
-        rows = [[code(item.path), code(item.hash)] for item in found.given]
-        lines += ["What was given:", _table(["path", "DVC hash"], rows)]
-    if found.sources:
-        heads = list(found.sources[0])
-        rows = [[_cell(source.get(head)) for head in heads] for source in found.sources]
-        lines += ["What became of the rows of each source:", _table(heads, rows)]
-    if found.data:
+    if provenance.given:
+        rows = [[code(item.path), code(item.hash)] for item in provenance.given]
+        lines += ["Given inputs:", _table(["path", "DVC hash"], rows)]
+    if provenance.sources:
+        heads = list(provenance.sources[0])
+        rows = [[_cell(source.get(head)) for head in heads] for source in provenance.sources]
+        lines += ["Rows of each source:", _table(heads, rows)]
+    if provenance.data:
         lines += [
-            "What prepare counted:",
+            "Counts from prepare:",
             _table(
                 ["", "number"],
-                [[plain(name), _number(value)] for name, value in found.data.items()],
+                [[plain(name), _number(value)] for name, value in provenance.data.items()],
             ),
         ]
     made = {path: d for m in prepared for path, d in m.outs.items() if path.startswith(DATA)}
     rows = [[code(path), code(digest)] for path, digest in sorted(made.items())]
     if rows:
-        lines += ["What was trained on and measured with:", _table(["file", "DVC hash"], rows)]
+        lines += ["Training and evaluation files:", _table(["file", "DVC hash"], rows)]
     return "\n\n".join(lines)
 
 
-def _params(found: Provenance) -> str:
+def _params(provenance: Provenance) -> str:
     known = {**defaults(), **flatten(Params().model_dump(mode="json", by_alias=True))}
-    other = {k: v for k, v in sorted(found.params.items()) if k not in known or known[k] != v}
+    other = {k: v for k, v in sorted(provenance.params.items()) if k not in known or known[k] != v}
     changed = [[code(key), code(value_text(value))] for key, value in other.items()]
     shown = (
-        f"Those that are not at their defaults:\n\n{_table(['param', 'value'], changed)}"
+        f"Params that differ from their defaults:\n\n{_table(['param', 'value'], changed)}"
         if changed
-        else "All are at their defaults."
+        else "All params are at their defaults."
     )
-    whole = "\n".join(f"{key}: {json.dumps(value)}" for key, value in sorted(found.params.items()))
+    whole = "\n".join(
+        f"{key}: {json.dumps(value)}" for key, value in sorted(provenance.params.items())
+    )
     return (
         f"{shown}\n\n<details><summary>All params</summary>\n\n```yaml\n{whole}\n```\n\n</details>"
     )
 
 
-def _hashes(found: Provenance, weights: Mapping[str, str], how: str) -> str:
+def _hashes(provenance: Provenance, weights: Mapping[str, str], how: str) -> str:
     rows = [
-        ["policy (DVC)", f"`{found.artifact.hash}`"],
-        ["code (commit)", _commit(found)],
-        ["params (sha256)", f"`{found.params_hash}`"],
+        ["policy (DVC)", f"`{provenance.artifact.hash}`"],
+        ["code (commit)", _commit(provenance)],
+        ["params (sha256)", f"`{provenance.params_hash}`"],
         *([f"{code(name)} (sha256)", code(digest)] for name, digest in sorted(weights.items())),
     ]
     return f"{how}\n\n{_table(['of', 'hash'], rows)}"
 
 
-def _commit(found: Provenance) -> str:
-    job = found.making.job
+def _commit(provenance: Provenance) -> str:
+    job = provenance.stage_run.job
     changed = ", ".join(map(code, job.uncommitted)) if job else ""
     more = f", with uncommitted changes to {changed}" if changed else ""
-    return f"`{found.commit or 'not recorded'}`{more}"
+    return f"`{provenance.commit or 'not recorded'}`{more}"
 
 
-def _lineage(found: Provenance) -> str:
+def _lineage(provenance: Provenance) -> str:
     rows = [
         [
-            f"`{making.stage}`",
-            "<br>".join(f"`{path}` {digest}" for path, digest in sorted(making.outs.items())),
-            f"`{(making.code_version or 'not recorded')[:12]}`",
+            f"`{stage_run.stage}`",
+            "<br>".join(f"`{path}` {digest}" for path, digest in sorted(stage_run.outs.items())),
+            f"`{(stage_run.code_version or 'not recorded')[:12]}`",
         ]
-        for making in found.stages
+        for stage_run in provenance.stages
     ]
     table = _table(["stage", "outputs, with their hashes in dvc.lock", "code"], rows)
     return (
-        "Stage after stage, the last one made this policy. `lineage.json` says more, and in the "
-        f"clone `lockstep lineage HASH` tells of any of these hashes.\n\n{table}"
+        "All stages in order; the last one produced this policy. `lineage.json` has more details, "
+        f"and in the clone `lockstep lineage HASH` looks up any of these hashes.\n\n{table}"
     )
 
 

@@ -42,7 +42,7 @@ class Exported:
             "folder": str(self.folder),
             "policy": self.provenance.policy,
             "hash": self.provenance.artifact.hash,
-            "stage": self.provenance.making.stage,
+            "stage": self.provenance.stage_run.stage,
             "commit": self.provenance.commit,
             "params_hash": self.provenance.params_hash,
             "files": dict(self.files),

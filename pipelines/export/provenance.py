@@ -1,8 +1,8 @@
-"""All that the records say about a finished policy: what made it, from what, and how good it is.
+"""The provenance of a finished policy: what produced it, from what, and its evaluation.
 
-Everything here is found by hash. An evaluation counts if it read these very bytes, and its numbers
-are those of the file whose hash dvc.lock has. Nothing volatile is kept: asked again on another day,
-a clone gives the same answer.
+Everything is looked up by hash. An evaluation counts if it read exactly these bytes, and its
+numbers are those of the file whose hash dvc.lock has. Nothing volatile is included: the same clone
+gives the same answer on any day.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ from ruamel.yaml.error import YAMLError
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
-from pipelines.export.given import given
-from pipelines.lineage.content import Content, Gone
-from pipelines.lineage.evidence import Artifact, Evidence, gather
+from pipelines.export.given_inputs import given_inputs
+from pipelines.lineage.content import Content, MissingArtifact
 from pipelines.lineage.history import History
-from pipelines.lineage.making import Making
+from pipelines.lineage.run_index import Artifact, RunIndex, gather
+from pipelines.lineage.stage_run import StageRun
 from pipelines.lineage.target import Resolver, Target
-from pipelines.lineage.tree import Tree, Way, grow
+from pipelines.lineage.tree import Direction, Tree, build_tree
 
 BASE = "artifacts/base"
 DATA_REPORT = "artifacts/data/report.json"
@@ -39,31 +39,31 @@ class Provenance:
     policy: str
     """Its name: `sft`, `iter_003`."""
     artifact: Artifact
-    making: Making
+    stage_run: StageRun
     files: Mapping[str, Path]
-    """The files of its folder, by name, wherever they lie."""
-    stages: tuple[Making, ...]
-    """Everything that it was made by, the first first and the one that made it last."""
+    """The files of its folder, by name, wherever they are stored."""
+    stages: tuple[StageRun, ...]
+    """All stage runs that led to it, in order; the one that produced it is last."""
     given: tuple[Artifact, ...]
-    """Data and models that were there before, and that were read."""
+    """Data and models that no stage produced and that were read."""
     params: Mapping[str, Any]
     """Of all these stages, by dotted name."""
     evaluation: Mapping[str, float]
     """On the held-out prompts; empty where it was not evaluated."""
     of_sft: Mapping[str, float]
-    """The same of the SFT policy that it comes from."""
+    """The same for the SFT policy that it comes from."""
     data: Mapping[str, float]
     """What prepare counted."""
     sources: tuple[Mapping[str, Any], ...]
-    """What became of the rows of each source, as prepare's report tells it."""
+    """How many rows of each source were used or dropped, from prepare's report."""
     base_card: Mapping[str, Any]
-    """What the card of the base model says, such as its licence."""
+    """The front matter of the base model's card, such as its licence."""
     licences: Mapping[str, Path]
-    """The base model's own files of this kind, by name, wherever they lie."""
+    """The base model's licence files, by name, wherever they are stored."""
 
     @property
     def commit(self) -> str | None:
-        return self.making.commit
+        return self.stage_run.commit
 
     @property
     def params_hash(self) -> str:
@@ -71,34 +71,34 @@ class Provenance:
 
 
 def find_policy(repository: Repository, policy: str, revision: str | None = None) -> Provenance:
-    """Everything about a finished policy; LockstepError where there is none, or its bytes are gone.
+    """Everything about a finished policy; LockstepError where it or its files do not exist.
 
-    `policy` is a name of the family (`iter_003`), or anything that `lockstep lineage` takes.
+    `policy` is a policy's name (`iter_003`), or anything that `lockstep lineage` accepts.
     """
-    evidence, history = gather(repository), History(repository.root)
-    resolver = Resolver(evidence, repository.root, history)
+    run_index, history = gather(repository), History(repository.root)
+    resolver = Resolver(run_index, repository.root, history)
     target = _find(resolver, f"{revision}:" if revision else "", policy)
-    making, artifact = target.making, target.artifact
-    assert making is not None
+    stage_run, artifact = target.stage_run, target.artifact
+    assert stage_run is not None
     assert artifact is not None
-    tree = grow(evidence, target, Way.UP)
+    tree = build_tree(run_index, target, Direction.UP)
     stages = _in_order(tree)
-    content = Content(repository, evidence)
+    content = Content(repository, run_index)
     read = _Metrics(repository, history)
-    of_sft = next((m for m in stages if m.name == SFT), making)
+    of_sft = next((m for m in stages if m.name == SFT), stage_run)
     prepare = next((m for m in stages if m.name == "prepare"), None)
     base = _base(content, prepare)
     params = {key: value for stage in stages for key, value in sorted(stage.params.items())}
     return Provenance(
-        policy=making.key or making.name,
+        policy=stage_run.key or stage_run.name,
         artifact=artifact,
-        making=making,
+        stage_run=stage_run,
         files=content.files(artifact),
         stages=tuple(stages),
-        given=given(tree),
+        given=given_inputs(tree),
         params=params,
-        evaluation=_evaluation(evidence, read, artifact),
-        of_sft=_evaluation(evidence, read, _policy_of(of_sft)),
+        evaluation=_evaluation(run_index, read, artifact),
+        of_sft=_evaluation(run_index, read, _policy_of(of_sft)),
         data=read.of(prepare) if prepare else {},
         sources=_sources(content, prepare),
         base_card=_base_card(base),
@@ -115,26 +115,28 @@ def _find(resolver: Resolver, revision: str, policy: str) -> Target:
             target = resolver.find(f"{revision}{policy}")
         except LockstepError:
             raise error from None
-    if target.making is None or _policy_of(target.making) is None:
-        raise LockstepError(f"{target.text} is no policy: name one, such as sft or iter_001")
-    if target.artifact is None or target.artifact.path != _path_of(target.making):
-        artifact = _policy_of(target.making)
-        return Target(target.text, artifact, target.making, target.lock)
+    if target.stage_run is None or _policy_of(target.stage_run) is None:
+        raise LockstepError(f"{target.text} is not a policy: name one, such as sft or iter_001")
+    if target.artifact is None or target.artifact.path != _path_of(target.stage_run):
+        artifact = _policy_of(target.stage_run)
+        return Target(target.text, artifact, target.stage_run, target.lock)
     return target
 
 
-def _path_of(making: Making) -> str | None:
-    found = [p for p in making.outs if p.startswith("artifacts/policies/") and p.endswith("/model")]
+def _path_of(stage_run: StageRun) -> str | None:
+    found = [
+        p for p in stage_run.outs if p.startswith("artifacts/policies/") and p.endswith("/model")
+    ]
     return found[0] if found else None
 
 
-def _policy_of(making: Making) -> Artifact | None:
-    path = _path_of(making)
-    return Artifact(path, making.outs[path]) if path else None
+def _policy_of(stage_run: StageRun) -> Artifact | None:
+    path = _path_of(stage_run)
+    return Artifact(path, stage_run.outs[path]) if path else None
 
 
-def _in_order(tree: Tree) -> list[Making]:
-    """The makings of a tree, each after those that it read from."""
+def _in_order(tree: Tree) -> list[StageRun]:
+    """The stage runs of a tree in topological order."""
     order: dict[str, None] = {}
 
     def visit(node: str) -> None:
@@ -144,37 +146,37 @@ def _in_order(tree: Tree) -> list[Making]:
         order[node] = None
 
     visit(tree.root)
-    return [making for node in order if (making := tree.nodes[node].making)]
+    return [stage_run for node in order if (stage_run := tree.nodes[node].stage_run)]
 
 
 def _evaluation(
-    evidence: Evidence, read: "_Metrics", policy: Artifact | None
+    run_index: RunIndex, read: "_Metrics", policy: Artifact | None
 ) -> Mapping[str, float]:
-    readers = evidence.readers(policy) if policy else []
+    readers = run_index.readers(policy) if policy else []
     made = [m for m in readers if m.name.startswith("evaluate") and _is_about(m, policy)]
     return next(filter(None, map(read.of, made)), {})
 
 
-def _is_about(making: Making, policy: Artifact | None) -> bool:
-    """Whether it measured this policy, and did not merely compare another one with it."""
+def _is_about(stage_run: StageRun, policy: Artifact | None) -> bool:
+    """Whether it evaluated this policy, rather than compared another one with it."""
     assert policy is not None
-    return policy.path == f"artifacts/policies/{making.key or SFT}/model"
+    return policy.path == f"artifacts/policies/{stage_run.key or SFT}/model"
 
 
-def _sources(content: Content, prepare: Making | None) -> tuple[Mapping[str, Any], ...]:
+def _sources(content: Content, prepare: StageRun | None) -> tuple[Mapping[str, Any], ...]:
     if prepare is None or DATA_REPORT not in prepare.outs:
         return ()
     path = content.locate(Artifact(DATA_REPORT, prepare.outs[DATA_REPORT]))
     return tuple(json.loads(path.read_text(encoding="utf-8"))["sources"]) if path else ()
 
 
-def _base(content: Content, prepare: Making | None) -> Mapping[str, Path]:
-    """The files of the base model; none where they are gone."""
+def _base(content: Content, prepare: StageRun | None) -> Mapping[str, Path]:
+    """The files of the base model; none where they are missing."""
     if prepare is None or BASE not in prepare.outs:
         return {}
     try:
         return content.files(Artifact(BASE, prepare.outs[BASE]))
-    except Gone:
+    except MissingArtifact:
         return {}
 
 
@@ -193,18 +195,18 @@ def _base_card(base: Mapping[str, Path]) -> Mapping[str, Any]:
 
 
 class _Metrics:
-    """The numbers of a making, from the file whose hash it has."""
+    """The metrics of a stage run, from the file with the recorded hash."""
 
     def __init__(self, repository: Repository, history: History) -> None:
         self._root, self._history = repository.root, history
 
-    def of(self, making: Making) -> Mapping[str, float]:
-        path = next((path for path in making.outs if path.startswith("metrics/")), None)
+    def of(self, stage_run: StageRun) -> Mapping[str, float]:
+        path = next((path for path in stage_run.outs if path.startswith("metrics/")), None)
         if path is None:
             return {}
-        texts = [self._here(path), *(self._history.file(c, path) for c in making.commits)]
+        texts = [self._here(path), *(self._history.file(c, path) for c in stage_run.commits)]
         for text in texts:
-            if text and hashlib.md5(text.encode()).hexdigest() == making.outs[path]:
+            if text and hashlib.md5(text.encode()).hexdigest() == stage_run.outs[path]:
                 values = json.loads(text)
                 return {
                     name: value

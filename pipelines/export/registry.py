@@ -2,11 +2,11 @@
 
 A version's source is a folder among the artifacts of the run that made the policy, so that
 `models:/NAME@ALIAS` downloads an ordinary Hugging Face folder with its model card. Where the store
-is on this machine's disks that folder is a second name for the policy's files and costs nothing;
-elsewhere it is sent.
+is on a local disk, that folder holds hard links to the policy's files and costs nothing; otherwise
+it is uploaded.
 
-The same bytes are one version, however often they are registered. What is found out about them
-later, such as their evaluation, is added to it.
+The same bytes are one version, however often they are registered. Later information, such as their
+evaluation, is added to it.
 """
 
 import os
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SWITCH = "LOCKSTEP_REGISTER"
 LARGEST_SENT = 2 * 1024**3
-"""Bytes of a policy that are sent to a registry elsewhere without anybody having asked for it."""
+"""Maximum bytes of a policy that are uploaded to a remote registry without an explicit request."""
 FOLDER = "policy"
 """Among the artifacts of a run."""
 HASH_TAG = "lockstep.dvc_hash"
@@ -80,24 +80,24 @@ def register(
     name: str | None = None,
     alias: str | None = None,
 ) -> Registered:
-    """Register a finished policy, and have the alias point to it; LockstepError says what fails."""
+    """Register a finished policy and point the alias to it; raises LockstepError."""
     from pipelines.tracking.rounds import SETTINGS, ship_all
     from pipelines.tracking.shipper import is_switched_off, problem
 
     if is_switched_off():
         raise LockstepError("LOCKSTEP_TRACKING is off: nothing is sent to MLflow")
-    found = find_policy(repository, policy, revision)
-    # The run that made it has to be there before something can be linked to it.
+    provenance = find_policy(repository, policy, revision)
+    # The run that produced it must exist before a version can be linked to it.
     left = ship_all(repository)
-    refusal = f"MLflow at {store_address(repository)} did not register {found.policy}"
-    if any(found.artifact.hash in entry.outs.values() for entry in left):
+    refusal = f"MLflow at {store_address(repository)} did not register {provenance.policy}"
+    if any(provenance.artifact.hash in entry.outs.values() for entry in left):
         why = problem(repository) or "`lockstep sync` ships it"
-        raise LockstepError(f"{refusal}: the run that made it is not there yet; {why}")
+        raise LockstepError(f"{refusal}: the run that produced it is not there yet; {why}")
     os.environ.update(SETTINGS)
     from pipelines.tracking.store import RefusedError, Store, UnreachableError
 
     try:
-        return put(Store(repository), repository, found, name=name, alias=alias)
+        return put(Store(repository), repository, provenance, name=name, alias=alias)
     except (RefusedError, UnreachableError) as error:
         raise LockstepError(f"{refusal}: {error}") from error
 
@@ -105,38 +105,38 @@ def register(
 def put(
     store: "Store",
     repository: Repository,
-    found: Provenance,
+    provenance: Provenance,
     *,
     name: str | None = None,
     alias: str | None = None,
     largest: int | None = None,
 ) -> Registered:
-    """The version of the policy's bytes, made if it is not there; sends no more than `largest`."""
+    """The version of the policy's bytes, created if missing; uploads at most `largest` bytes."""
     name = name or store.experiment_name
-    own = [] if _NO_ALIAS.fullmatch(found.policy) else [found.policy]
+    own = [] if _NO_ALIAS.fullmatch(provenance.policy) else [provenance.policy]
     aliases = [*([alias] if alias else []), *own]
-    version = store.find_version(name, {HASH_TAG: found.artifact.hash})
+    version = store.find_version(name, {HASH_TAG: provenance.artifact.hash})
     is_new = version is None
     if version is None:
-        run = _run_of(store, found)
-        source = _place(store, repository, found, run, largest)
+        run = _run_of(store, provenance)
+        source = _place(store, repository, provenance, run, largest)
         version = store.create_version(
             name,
             source,
             run,
-            _tags(found, run),
-            description=_description(found),
+            _tags(provenance, run),
+            description=_description(provenance),
             about="Policies of this Lockstep project, each version one policy.",
         )
     else:
-        _renew(store, repository, found, name, version)
+        _renew(store, repository, provenance, name, version)
     for each in aliases:
         store.set_alias(name, each, version.number)
     return Registered(
         name,
         version.number,
-        found.policy,
-        found.artifact.hash,
+        provenance.policy,
+        provenance.artifact.hash,
         version.run_id or "",
         version.source,
         tuple(aliases),
@@ -146,28 +146,28 @@ def put(
 
 
 def register_last(store: "Store", repository: Repository) -> list[Registered]:
-    """The policies that no other starts from, as a finished pipeline leaves them; never raises.
+    """Register the policies that no other starts from, after a pipeline; never raises.
 
-    LOCKSTEP_REGISTER=off leaves it; `always` also sends large ones to a registry elsewhere.
+    LOCKSTEP_REGISTER=off disables it; `always` also uploads large ones to a remote registry.
     """
-    wish = os.environ.get(SWITCH, "").lower()
-    if wish in ("off", "0", "false", "no"):
+    switch = os.environ.get(SWITCH, "").lower()
+    if switch in ("off", "0", "false", "no"):
         return []
     done = []
-    largest = None if wish == "always" else LARGEST_SENT
-    # A registry is a view of what is there: neither a run nor another policy fails because of it.
-    with _only_said("the policies are"):
+    largest = None if switch == "always" else LARGEST_SENT
+    # The registry is a view: its errors fail neither a run nor another policy.
+    with _errors_logged("the policies are"):
         for policy in last_policies(repository):
-            with _only_said(f"{policy} is"):
-                found = find_policy(repository, policy)
-                done.append(put(store, repository, found, largest=largest))
+            with _errors_logged(f"{policy} is"):
+                provenance = find_policy(repository, policy)
+                done.append(put(store, repository, provenance, largest=largest))
                 print(done[-1].text, flush=True)
     return done
 
 
 @contextmanager
-def _only_said(what: str) -> Iterator[None]:
-    """What fails does not go further than the log."""
+def _errors_logged(what: str) -> Iterator[None]:
+    """Print an error instead of raising it."""
     try:
         yield
     except Exception as error:
@@ -175,21 +175,23 @@ def _only_said(what: str) -> Iterator[None]:
 
 
 def last_policies(repository: Repository) -> list[str]:
-    """The leaves of the family tree."""
+    """The policies that no other policy starts from."""
     family = load_params(repository.root).rl.family
     return [name for name in family if name not in family.values()] or ["sft"]
 
 
-def _run_of(store: "Store", found: Provenance) -> str:
-    """The run of the stage that made it, or, where this MLflow has none, one for it."""
-    outs = {f"lockstep.out.{p}": d for p, d in found.making.outs.items() if "metrics/" not in p}
-    run = store.find_run({"lockstep.address": found.making.stage, **outs})
+def _run_of(store: "Store", provenance: Provenance) -> str:
+    """The run of the stage that produced it; created where this MLflow has none."""
+    outs = {
+        f"lockstep.out.{p}": d for p, d in provenance.stage_run.outs.items() if "metrics/" not in p
+    }
+    run = store.find_run({"lockstep.address": provenance.stage_run.stage, **outs})
     if run is not None:
         return run
     run = store.find_or_create_run(
-        ("lockstep.registered", found.artifact.hash),
-        f"register {found.policy}",
-        {"lockstep.kind": "register", "lockstep.address": found.making.stage},
+        ("lockstep.registered", provenance.artifact.hash),
+        f"register {provenance.policy}",
+        {"lockstep.kind": "register", "lockstep.address": provenance.stage_run.stage},
         time.time(),
     )
     store.set_status(run, "FINISHED", time.time())
@@ -197,7 +199,7 @@ def _run_of(store: "Store", found: Provenance) -> str:
 
 
 def _place(
-    store: "Store", repository: Repository, found: Provenance, run: str, largest: int | None
+    store: "Store", repository: Repository, provenance: Provenance, run: str, largest: int | None
 ) -> str:
     """Put the policy's folder among the run's artifacts; returns its address."""
     place = store.artifact_uri(run)
@@ -205,49 +207,49 @@ def _place(
     if local is not None:
         target = local / FOLDER
         if target.exists():
-            if found.evaluation:
-                describe_anew(found, target)
+            if provenance.evaluation:
+                describe_anew(provenance, target)
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".registering-") as aside:
-                compose(found, Path(aside) / FOLDER, link=True)
+                compose(provenance, Path(aside) / FOLDER, link=True)
                 (Path(aside) / FOLDER).rename(target)
         return f"{place.rstrip('/')}/{FOLDER}"
-    size = sum(path.stat().st_size for path in found.files.values())
+    size = sum(path.stat().st_size for path in provenance.files.values())
     if largest is not None and size > largest:
         raise LockstepError(
-            f"{found.policy} has {size / 1024**3:.1f} GiB, which are not sent to "
-            f"{store_address(repository)} unasked: `lockstep register {found.policy}` does it"
+            f"{provenance.policy} has {size / 1024**3:.1f} GiB, too much to upload to "
+            f"{store_address(repository)} automatically: run `lockstep register "
+            f"{provenance.policy}`"
         )
     with tempfile.TemporaryDirectory(dir=repository.home, prefix="registering-") as aside:
-        compose(found, Path(aside) / FOLDER, link=True)
+        compose(provenance, Path(aside) / FOLDER, link=True)
         store.put_folder(run, FOLDER, Path(aside) / FOLDER)
     return f"{place.rstrip('/')}/{FOLDER}"
 
 
 def _renew(
-    store: "Store", repository: Repository, found: Provenance, name: str, version: "Version"
+    store: "Store", repository: Repository, provenance: Provenance, name: str, version: "Version"
 ) -> None:
-    """Have a version say what is known now: it may have been registered before its evaluation.
+    """Update the description of a version: it may have been registered before its evaluation.
 
-    The files come first: whoever is killed in between finds the tags as they were, and does it
-    again.
+    The files come first: after a kill in between, the tags are still old, and it is done again.
     """
-    if version.tags.get(POLICY_TAG) != found.policy or not found.evaluation:
+    if version.tags.get(POLICY_TAG) != provenance.policy or not provenance.evaluation:
         # Of two policies with the same bytes the first is described, and a clone that has not
-        # evaluated it knows nothing that another may not have said before.
+        # evaluated it has nothing to add.
         return
-    run = version.run_id or _run_of(store, found)
-    tags, description = _tags(found, run), _description(found)
+    run = version.run_id or _run_of(store, provenance)
+    tags, description = _tags(provenance, run), _description(provenance)
     if store.is_described(version, tags, description):
         return
     local = _on_disk(version.source)
     if local is not None:
         if local.is_dir():
-            describe_anew(found, local)
+            describe_anew(provenance, local)
     else:
         with tempfile.TemporaryDirectory(dir=repository.home, prefix="registering-") as aside:
-            describe_anew(found, Path(aside))
+            describe_anew(provenance, Path(aside))
             store.put_folder(run, FOLDER, Path(aside))
     store.describe_version(name, version, tags, description)
 
@@ -256,25 +258,27 @@ def _on_disk(uri: str) -> Path | None:
     parsed = urlparse(uri)
     if parsed.scheme not in ("", "file") or parsed.netloc not in ("", "localhost"):
         return None
-    # With such an address MLflow's own clients write to their own disk too.
+    # With such an address MLflow's own clients write to their local disk too.
     return Path(unquote(parsed.path))
 
 
-def _tags(found: Provenance, run: str) -> Mapping[str, str | None]:
-    parents = [m for m in found.stages if m.name in _PARENTS and m is not found.making]
-    runs = {m.stage: m.job.run_id for m in found.stages if m.job and m.job.run_id}
-    metrics = {name: found.evaluation[name] for name in HEADLINE if name in found.evaluation}
+def _tags(provenance: Provenance, run: str) -> Mapping[str, str | None]:
+    parents = [m for m in provenance.stages if m.name in _PARENTS and m is not provenance.stage_run]
+    runs = {m.stage: m.job.run_id for m in provenance.stages if m.job and m.job.run_id}
+    metrics = {
+        name: provenance.evaluation[name] for name in HEADLINE if name in provenance.evaluation
+    }
     return {
-        HASH_TAG: found.artifact.hash,
-        POLICY_TAG: found.policy,
-        "lockstep.stage": found.making.stage,
-        "lockstep.path": found.artifact.path,
-        "lockstep.git_commit": found.commit,
-        "lockstep.params_hash": found.params_hash,
+        HASH_TAG: provenance.artifact.hash,
+        POLICY_TAG: provenance.policy,
+        "lockstep.stage": provenance.stage_run.stage,
+        "lockstep.path": provenance.artifact.path,
+        "lockstep.git_commit": provenance.commit,
+        "lockstep.params_hash": provenance.params_hash,
         "lockstep.parents": " ".join(m.key or m.name for m in parents) or None,
         "lockstep.run": run,
         "lockstep.runs": _listed(runs),
-        "lockstep.given": _listed({item.path: item.hash for item in found.given}),
+        "lockstep.given": _listed({item.path: item.hash for item in provenance.given}),
         **{f"lockstep.metric.{name}": f"{value:.6g}" for name, value in metrics.items()},
     }
 
@@ -284,10 +288,10 @@ def _listed(values: Mapping[str, str]) -> str | None:
     return " ".join(f"{name}={value}" for name, value in values.items())[:_LONGEST_TAG] or None
 
 
-def _description(found: Provenance) -> str:
+def _description(provenance: Provenance) -> str:
     """The card without its front matter and its longest parts."""
     how = "As `README.md` among its files says."
-    text = card.render(found, {}, how, adapter=is_adapter(found))
+    text = card.render(provenance, {}, how, adapter=is_adapter(provenance))
     body = text.split("---\n", 2)[-1]
     before, _, _ = body.partition("## Params")
     return before.strip()[:_LONGEST_TAG]

@@ -1,4 +1,4 @@
-"""What made an artifact, what was made from it, and why two of them differ.
+"""Lineage: what produced an artifact, what was produced from it, and why two of them differ.
 
-Nothing is stored here: an answer is a join of dvc.lock, its git history and the ledger.
+Nothing is stored here: answers are a join of dvc.lock, its git history and the ledger.
 """

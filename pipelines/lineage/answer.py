@@ -11,7 +11,6 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.identity.hashing import HashCache
 from pipelines.lineage import (
-    as_text,
     compare,
     compare_json,
     drawing,
@@ -19,13 +18,14 @@ from pipelines.lineage import (
     row_changes,
     rows,
     tree,
+    tree_text,
 )
 from pipelines.lineage.content import Content
-from pipelines.lineage.evidence import Evidence, gather
 from pipelines.lineage.history import History
-from pipelines.lineage.making import Making
+from pipelines.lineage.mlflow_runs import Runs
 from pipelines.lineage.question import Format, Question
-from pipelines.lineage.runs import Runs
+from pipelines.lineage.run_index import RunIndex, gather
+from pipelines.lineage.stage_run import StageRun
 from pipelines.lineage.target import PROMPT, Resolver, Target
 
 EQUAL, DIFFERENT = 0, 1
@@ -49,12 +49,12 @@ class _Session:
         self._question = question
         self._history = History(repository.root)
         self._use(gather(repository))
-        self._runs = Runs(repository, self._evidence.notes)
+        self._runs = Runs(repository, self._run_index.notes)
 
-    def _use(self, evidence: Evidence) -> None:
-        self._evidence = evidence
-        self._resolver = Resolver(evidence, self._repository.root, self._history)
-        self._content = Content(self._repository, evidence)
+    def _use(self, run_index: RunIndex) -> None:
+        self._run_index = run_index
+        self._resolver = Resolver(run_index, self._repository.root, self._history)
+        self._content = Content(self._repository, run_index)
 
     def show(self, text: str) -> int:
         _, name = self._resolver.revision(text)
@@ -64,33 +64,33 @@ class _Session:
         self._warn_of_changes(target)
         if self._question.rows or self._question.prompt is not None:
             return self._show_rows(target)
-        way = tree.Way.DOWN if self._question.down else tree.Way.UP
-        grown = tree.grow(self._evidence, target, way, self._question.depth)
-        if self._learn_jobs([node.making for node in grown.nodes.values() if node.making]):
+        way = tree.Direction.DOWN if self._question.down else tree.Direction.UP
+        grown = tree.build_tree(self._run_index, target, way, self._question.depth)
+        if self._learn_jobs([node.stage_run for node in grown.nodes.values() if node.stage_run]):
             target = self._find(text)
-            grown = tree.grow(self._evidence, target, way, self._question.depth)
+            grown = tree.build_tree(self._run_index, target, way, self._question.depth)
         params = self._question.all_params
         return self._answer(
             {
-                Format.TEXT: lambda: as_text.render(grown, target, all_params=params),
+                Format.TEXT: lambda: tree_text.render(grown, target, all_params=params),
                 Format.JSON: lambda: {"target": _target_json(target), **tree.as_json(grown)},
                 Format.MERMAID: lambda: drawing.mermaid(drawing.draw(grown)),
                 Format.DOT: lambda: drawing.dot(drawing.draw(grown)),
-                Format.HTML: lambda: _page().tree_page(grown, target, self._evidence.notes),
+                Format.HTML: lambda: _page().tree_page(grown, target, self._run_index.notes),
             }
         )
 
     def diff(self, one: str, other: str) -> int:
         targets = [self._find(text) for text in (one, other)]
-        makings = [
-            node.making
+        stage_runs = [
+            node.stage_run
             for target in targets
-            for node in tree.grow(self._evidence, target, tree.Way.UP).nodes.values()
-            if node.making
+            for node in tree.build_tree(self._run_index, target, tree.Direction.UP).nodes.values()
+            if node.stage_run
         ]
-        if self._learn_jobs(makings):
+        if self._learn_jobs(stage_runs):
             targets = [self._find(text) for text in (one, other)]
-        compared = compare.compare(self._evidence, *targets)
+        compared = compare.compare(self._run_index, *targets)
         changed = self._row_changes(targets) if self._question.rows else None
         limit = self._question.limit
 
@@ -116,7 +116,7 @@ class _Session:
                     compared,
                     self._history,
                     None if changed is None else changed[:limit],
-                    self._evidence.notes,
+                    self._run_index.notes,
                 ),
             }
         )
@@ -127,10 +127,10 @@ class _Session:
         return row_changes.compare_rows(*sides)
 
     def _rows(self, target: Target) -> rows.Rows:
-        if target.making is None:
+        if target.stage_run is None:
             raise LockstepError(f"{target.text} was given, not made: it has no rows of training")
-        found = rows.rows_of(self._content, target.making)
-        self._evidence.notes += [n for n in found.notes if n not in self._evidence.notes]
+        found = rows.rows_of(self._content, target.stage_run)
+        self._run_index.notes += [n for n in found.notes if n not in self._run_index.notes]
         return found
 
     def _show_rows(self, target: Target) -> int:
@@ -146,14 +146,14 @@ class _Session:
             {
                 Format.TEXT: text,
                 Format.JSON: lambda: rows.as_json(found, shown, total),
-                Format.HTML: lambda: _page().rows_page(found, shown, total, self._evidence.notes),
+                Format.HTML: lambda: _page().rows_page(found, shown, total, self._run_index.notes),
             }
         )
 
     def _show_prompt(self, text: str) -> int:
         lock, name = self._resolver.revision(text)
         wanted = name.removeprefix(PROMPT)
-        found = prompts.trace(self._content, self._evidence, wanted, lock)
+        found = prompts.trace(self._content, self._run_index, wanted, lock)
 
         def render() -> str:
             from pipelines.lineage.rows_text import render_influence
@@ -164,7 +164,7 @@ class _Session:
             {
                 Format.TEXT: render,
                 Format.JSON: lambda: prompts.as_json(found),
-                Format.HTML: lambda: _page().prompt_page(found, self._evidence.notes),
+                Format.HTML: lambda: _page().prompt_page(found, self._run_index.notes),
             }
         )
 
@@ -175,36 +175,36 @@ class _Session:
             made = self._made_by_run(text)
             if made is None:
                 raise
-            self._evidence.add(made)
+            self._run_index.add(made)
             return self._resolver.find(text)
 
     def _warn_of_changes(self, target: Target) -> None:
         """Say so where the workspace's file is not the one that is told about; if it is small."""
         artifact = target.artifact
-        if artifact is None or target.lock is not self._evidence.workspace:
+        if artifact is None or target.lock is not self._run_index.workspace:
             return
         path = self._repository.root / artifact.path
         files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
         small = sum(item.stat().st_size for item in files) <= LARGEST_LOOK
         if path.exists() and small and HashCache().of(path) != artifact.hash:
-            self._evidence.notes.append(
+            self._run_index.notes.append(
                 f"{artifact.path} in the workspace is not what dvc.lock records: this is about "
                 "what is recorded; see `dvc status`"
             )
 
-    def _made_by_run(self, text: str) -> Making | None:
+    def _made_by_run(self, text: str) -> StageRun | None:
         """What an MLflow run made that no record here knows."""
         is_id = len(text) == 32 and all(char in "0123456789abcdef" for char in text)
-        return self._runs.making(text) if is_id and self._question.ask_mlflow else None
+        return self._runs.stage_run(text) if is_id and self._question.ask_mlflow else None
 
-    def _learn_jobs(self, makings: Sequence[Making]) -> bool:
+    def _learn_jobs(self, stage_runs: Sequence[StageRun]) -> bool:
         """Ask a shared MLflow for the jobs that the ledger does not have."""
-        unknown = [making for making in makings if not making.jobs]
+        unknown = [stage_run for stage_run in stage_runs if not stage_run.jobs]
         if not unknown or not self._runs.is_shared or not self._question.ask_mlflow:
             return False
         jobs = self._runs.jobs(unknown)
         if jobs:
-            self._use(self._evidence.with_jobs(jobs))
+            self._use(self._run_index.with_jobs(jobs))
         return bool(jobs)
 
     def _answer(self, forms: dict[Format, Callable[[], Any]]) -> int:
@@ -214,8 +214,8 @@ class _Session:
             raise LockstepError(f"this answer is no graph: --format {wanted} is not one of {known}")
         answer = forms[wanted]()
         if wanted is Format.JSON:
-            answer = json.dumps({**answer, "notes": self._evidence.notes}, indent=2, default=str)
-        for note in self._evidence.notes:
+            answer = json.dumps({**answer, "notes": self._run_index.notes}, indent=2, default=str)
+        for note in self._run_index.notes:
             print(f"lockstep: {note}", file=sys.stderr)
         if self._question.output:
             atomic.write_text(Path(self._question.output), answer.rstrip("\n") + "\n")
@@ -225,7 +225,7 @@ class _Session:
 
 
 def _target_json(target: Target) -> dict[str, Any]:
-    found_in = target.lock.name if target.lock else ("ledger" if target.making else None)
+    found_in = target.lock.name if target.lock else ("ledger" if target.stage_run else None)
     return {**target.as_json(), "found_in": found_in}
 
 

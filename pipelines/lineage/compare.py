@@ -1,10 +1,10 @@
-"""Why two artifacts differ: their makings side by side, and so on up the graph.
+"""Why two artifacts differ: their stage runs side by side, then those of their inputs, and so on.
 
-A pair of makings differs in itself (params, code, data that were given, the stage or its key) or
-only because an input does; then the makers of that input are the next pair. What a pair differs in
-by itself is a root cause. An input that its params or code chose otherwise, such as the verifier
-instead of the reward model, is no cause but follows from them. Where params, code and inputs are
-equal and the bytes are not, the environment is the cause: another kind of CPU or another number of
+A pair of stage runs differs in itself (params, code, given data, the stage or its key) or only
+because an input does; then the producers of that input are the next pair. What differs in the pair
+itself is a root cause. A different input that params or code select, such as the verifier instead
+of the reward model, is not a cause but follows from them. Where params, code and inputs are equal
+and the bytes are not, the environment is the cause: another kind of CPU or another number of
 threads may round differently. If that is equal too, a promise is broken.
 """
 
@@ -14,30 +14,30 @@ from enum import StrEnum
 from typing import Any
 
 from pipelines.identity.environment import INFORMATION_ONLY
-from pipelines.lineage.evidence import Artifact, Evidence
 from pipelines.lineage.facts import defaults
-from pipelines.lineage.making import Lock, Making
 from pipelines.lineage.naming import role_of
+from pipelines.lineage.run_index import Artifact, RunIndex
+from pipelines.lineage.stage_run import Lock, StageRun
 from pipelines.lineage.target import Target
 
 
-class Cause(StrEnum):
-    """What makes two makings differ, of itself."""
+class CauseKind(StrEnum):
+    """What makes two stage runs differ."""
 
     DATA = "data"
-    """Data that were given differ."""
+    """Given data differ."""
     STAGE = "stage"
-    """Different stages made them."""
+    """Different stages produced them."""
     KEY = "key"
-    """The same stage for another policy: its random numbers are others."""
+    """The same stage for another policy, so with other random numbers."""
     PARAM = "param"
     CODE = "code"
     ENVIRONMENT = "environment"
-    """All else is equal."""
+    """Everything else is equal."""
     UNKNOWN = "unknown"
     """The records are not enough to tell."""
     BROKEN = "broken promise"
-    """All is equal but the bytes."""
+    """Everything but the bytes is equal."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Change:
 
 @dataclass(frozen=True)
 class InputChange:
-    """An input that differs, and the pair of makings that it came from."""
+    """An input that differs, and the pair of stage runs that it came from."""
 
     role: str
     old: Artifact | None
     new: Artifact | None
     pair: str | None
     chosen: bool = False
-    """Another artifact altogether, because the stage's own params or code ask for it."""
+    """A different artifact, because the stage's own params or code select it."""
 
     def as_json(self) -> dict[str, Any]:
         old, new = (vars(item) if item else None for item in (self.old, self.new))
@@ -69,20 +69,20 @@ class InputChange:
 
 
 @dataclass(frozen=True)
-class Found:
+class PairCause:
     """A root cause in one pair."""
 
-    cause: Cause
+    kind: CauseKind
     change: Change
 
 
 @dataclass
 class Pair:
-    """Two makings side by side."""
+    """Two stage runs side by side."""
 
     id: str
-    old: Making
-    new: Making
+    old: StageRun
+    new: StageRun
     params: list[Change] = field(default_factory=list)
     inputs: list[InputChange] = field(default_factory=list)
     code: list[Change] | None = None
@@ -90,7 +90,7 @@ class Pair:
     environment: list[Change] = field(default_factory=list)
     information: list[Change] = field(default_factory=list)
     outs: list[Change] = field(default_factory=list)
-    found: list[Found] = field(default_factory=list)
+    causes: list[PairCause] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -99,17 +99,17 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Root:
-    """A root cause, and every stage in which it shows."""
+class RootCause:
+    """A root cause, and every stage that has it."""
 
-    cause: Cause
+    kind: CauseKind
     change: Change
     stages: tuple[str, ...]
 
     @property
     def shapes_the_graph(self) -> bool:
-        """Algorithm, reward, iterations: much of the rest follows from them."""
-        return self.cause is Cause.PARAM and self.change.key.startswith("rl.")
+        """Algorithm, reward, iterations: many other differences follow from them."""
+        return self.kind is CauseKind.PARAM and self.change.key.startswith("rl.")
 
 
 @dataclass(frozen=True)
@@ -119,49 +119,49 @@ class Comparison:
     old: Target
     new: Target
     equal: bool
-    roots: tuple[Root, ...]
+    roots: tuple[RootCause, ...]
     pairs: tuple[Pair, ...]
     """From the first stages to the last."""
 
     @property
     def broken(self) -> bool:
-        return any(root.cause is Cause.BROKEN for root in self.roots)
+        return any(root.kind is CauseKind.BROKEN for root in self.roots)
 
 
-def compare(evidence: Evidence, old: Target, new: Target) -> Comparison:
-    """Compare two targets; their makings are compared even if their bytes are equal."""
+def compare(run_index: RunIndex, old: Target, new: Target) -> Comparison:
+    """Compare two targets; their stage runs are compared even if their bytes are equal."""
     equal = _hashes(old) == _hashes(new)
-    if old.making is None or new.making is None:
+    if old.stage_run is None or new.stage_run is None:
         roots = () if equal else (_given_root(old, new),)
         return Comparison(old, new, equal, roots, ())
-    walker = _Walker(evidence, old.lock, new.lock)
-    walker.pair(old.making, new.making)
+    walker = _Walker(run_index, old.lock, new.lock)
+    walker.pair(old.stage_run, new.stage_run)
     return Comparison(old, new, equal, walker.roots(), tuple(walker.pairs.values()))
 
 
 def _hashes(target: Target) -> dict[str, str]:
-    """What is compared: one artifact, or all that a making left."""
+    """What is compared: one artifact, or all outputs of a stage run."""
     if target.artifact is not None:
         return {"": target.artifact.hash}
-    assert target.making is not None
+    assert target.stage_run is not None
     return {
         role: digest
-        for role, digest in by_role(target.making, target.making.outs, inputs=False).items()
+        for role, digest in by_role(target.stage_run, target.stage_run.outs, inputs=False).items()
         if role != "metrics"
     }
 
 
-def _given_root(old: Target, new: Target) -> Root:
+def _given_root(old: Target, new: Target) -> RootCause:
     values = [
-        f"made by {target.making.stage}" if target.making else f"{target.title} was given"
+        f"made by {target.stage_run.stage}" if target.stage_run else f"{target.title} was given"
         for target in (old, new)
     ]
-    return Root(Cause.DATA, Change(new.title, *values), ())
+    return RootCause(CauseKind.DATA, Change(new.title, *values), ())
 
 
-def by_role(making: Making, paths: Mapping[str, str], *, inputs: bool) -> dict[str, str]:
-    """The hashes of a making's inputs or outputs, under the names of its contract."""
-    return {role_of(making.stage, p, among_inputs=inputs): digest for p, digest in paths.items()}
+def by_role(stage_run: StageRun, paths: Mapping[str, str], *, inputs: bool) -> dict[str, str]:
+    """The hashes of a stage run's inputs or outputs, under the names of its contract."""
+    return {role_of(stage_run.stage, p, among_inputs=inputs): digest for p, digest in paths.items()}
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
@@ -171,20 +171,20 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 
 class _Walker:
-    """Goes up both sides at once. A pair is entered after the pairs above it."""
+    """Walks upstream on both sides at once. A pair is added after the pairs above it."""
 
-    def __init__(self, evidence: Evidence, old: Lock | None, new: Lock | None) -> None:
-        self._evidence = evidence
+    def __init__(self, run_index: RunIndex, old: Lock | None, new: Lock | None) -> None:
+        self._run_index = run_index
         self._locks = (old, new)
         self.pairs: dict[str, Pair] = {}
 
-    def pair(self, old: Making, new: Making) -> str:
+    def pair(self, old: StageRun, new: StageRun) -> str:
         name = f"{old.id}:{new.id}"
         if name in self.pairs or old is new:
             return name
         pair = Pair(name, old, new, outs=_out_changes(old, new))
         if old.name != new.name:
-            pair.found.append(Found(Cause.STAGE, Change("stage", old.stage, new.stage)))
+            pair.causes.append(PairCause(CauseKind.STAGE, Change("stage", old.stage, new.stage)))
             self.pairs[name] = pair
             return name
         pair.params = _param_changes(old, new)
@@ -192,11 +192,13 @@ class _Walker:
         pair.inputs = list(self._inputs(pair))
         _compare_environments(pair)
         self.pairs[name] = pair
-        pair.found += _own_causes(pair)
+        pair.causes += _own_causes(pair)
         return name
 
     def _inputs(self, pair: Pair) -> Iterable[InputChange]:
-        sides = [self._artifacts(side, making) for side, making in enumerate((pair.old, pair.new))]
+        sides = [
+            self._artifacts(side, stage_run) for side, stage_run in enumerate((pair.old, pair.new))
+        ]
         for role in dict.fromkeys([*sides[0], *sides[1]]):
             old, new = sides[0].get(role), sides[1].get(role)
             if (old.hash if old else None) == (new.hash if new else None):
@@ -209,66 +211,70 @@ class _Walker:
             if above is None:
                 hashes = (item.hash if item else None for item in (old, new))
                 path = next(item.path for item in (new, old) if item)
-                pair.found.append(Found(Cause.DATA, Change(path, *hashes)))
+                pair.causes.append(PairCause(CauseKind.DATA, Change(path, *hashes)))
             yield InputChange(role, old, new, above)
 
-    def _artifacts(self, side: int, making: Making) -> dict[str, Artifact]:
+    def _artifacts(self, side: int, stage_run: StageRun) -> dict[str, Artifact]:
         """Its inputs by role; a folder that was read as a whole, by its parts."""
-        lock = self._evidence.lock_of(making, self._locks[side])
-        found: dict[str, Artifact] = {}
-        for path, digest in making.inputs.items():
+        lock = self._run_index.lock_of(stage_run, self._locks[side])
+        artifacts: dict[str, Artifact] = {}
+        for path, digest in stage_run.inputs.items():
             artifact = Artifact(path, digest)
-            role = role_of(making.stage, path, among_inputs=True)
-            known = self._evidence.makers(artifact, lock)
-            parts = [] if known else self._evidence.inside(making, path)
+            role = role_of(stage_run.stage, path, among_inputs=True)
+            known = self._run_index.makers(artifact, lock)
+            parts = [] if known else self._run_index.inside(stage_run, path)
             if parts:
-                found |= {f"{role}/{part.path.removeprefix(path + '/')}": part for part in parts}
+                artifacts |= {
+                    f"{role}/{part.path.removeprefix(path + '/')}": part for part in parts
+                }
             else:
-                found[role] = artifact
-        return found
+                artifacts[role] = artifact
+        return artifacts
 
-    def _maker(self, side: int, artifact: Artifact | None) -> Making | None:
+    def _maker(self, side: int, artifact: Artifact | None) -> StageRun | None:
         if artifact is None:
             return None
-        return next(iter(self._evidence.makers(artifact, self._locks[side])), None)
+        return next(iter(self._run_index.makers(artifact, self._locks[side])), None)
 
-    def roots(self) -> tuple[Root, ...]:
-        """The causes of all pairs, equal ones joined: what shapes the graph, then by stage."""
-        stages: dict[tuple[Cause, str], list[str]] = {}
-        kept: dict[tuple[Cause, str], Found] = {}
+    def roots(self) -> tuple[RootCause, ...]:
+        """The causes of all pairs, equal ones merged: those that shape the graph first."""
+        stages: dict[tuple[CauseKind, str], list[str]] = {}
+        kept: dict[tuple[CauseKind, str], PairCause] = {}
         for pair in self.pairs.values():
-            for found in pair.found:
-                # Data and files are themselves; broken bytes are a matter of one stage.
-                own = pair.id if found.cause in _OF_ONE_STAGE else ""
-                change = found.change
-                key = (found.cause, f"{own}{change.key}\0{change.old!r}\0{change.new!r}")
-                kept.setdefault(key, found)
+            for cause in pair.causes:
+                # The same data or file is one cause in all stages; broken bytes are per stage.
+                own = pair.id if cause.kind in _OF_ONE_STAGE else ""
+                change = cause.change
+                key = (cause.kind, f"{own}{change.key}\0{change.old!r}\0{change.new!r}")
+                kept.setdefault(key, cause)
                 stages.setdefault(key, []).append(pair.title)
-        roots = [Root(found.cause, found.change, tuple(stages[key])) for key, found in kept.items()]
+        roots = [
+            RootCause(cause.kind, cause.change, tuple(stages[key])) for key, cause in kept.items()
+        ]
         return tuple(sorted(roots, key=lambda root: not root.shapes_the_graph))
 
 
-_OF_ONE_STAGE = (Cause.ENVIRONMENT, Cause.BROKEN, Cause.UNKNOWN, Cause.STAGE)
+_OF_ONE_STAGE = (CauseKind.ENVIRONMENT, CauseKind.BROKEN, CauseKind.UNKNOWN, CauseKind.STAGE)
 
 
 def _is_chosen(pair: Pair, role: str, old: Artifact | None, new: Artifact | None) -> bool:
-    """Whether a stage read another artifact because its own params or code say so.
+    """Whether a stage read another artifact because its own params or code select it.
 
-    Which policy it starts from is said by the graph, not by a param of its own.
+    Which policy it starts from is set by the graph, not by a param of the stage.
     """
     if role == "policy" or pair.old.key != pair.new.key or not (pair.params or pair.code):
         return False
     return old is None or new is None or old.path != new.path
 
 
-def _out_changes(old: Making, new: Making) -> list[Change]:
-    sides = [by_role(making, making.outs, inputs=False) for making in (old, new)]
+def _out_changes(old: StageRun, new: StageRun) -> list[Change]:
+    sides = [by_role(stage_run, stage_run.outs, inputs=False) for stage_run in (old, new)]
     shared = [role for role in sides[0] if role in sides[1] and role != "metrics"]
     return changes(*({role: side[role] for role in shared} for side in sides))
 
 
-def _param_changes(old: Making, new: Making) -> list[Change]:
-    """What a side does not name has its default."""
+def _param_changes(old: StageRun, new: StageRun) -> list[Change]:
+    """A param that one side does not name has its default."""
     known = defaults()
     keys = dict.fromkeys([*old.params, *new.params])
     filled = [
@@ -278,7 +284,7 @@ def _param_changes(old: Making, new: Making) -> list[Change]:
     return changes(*filled)
 
 
-def _code_changes(old: Making, new: Making) -> list[Change] | None:
+def _code_changes(old: StageRun, new: StageRun) -> list[Change] | None:
     if old.code and new.code:
         return changes(old.code, new.code)
     if old.code_version and new.code_version:
@@ -301,28 +307,28 @@ def _compare_environments(pair: Pair) -> None:
 
 def _values(environments: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
     """Each once, in order."""
-    found: list[Any] = []
+    values: list[Any] = []
     for environment in environments:
-        if environment.get(key) not in found:
-            found.append(environment.get(key))
-    return found
+        if environment.get(key) not in values:
+            values.append(environment.get(key))
+    return values
 
 
 def _in_turn(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else ", then ".join(map(str, values))
 
 
-def _own_causes(pair: Pair) -> list[Found]:
-    """What the pair differs in by itself, beside given data."""
-    found = []
+def _own_causes(pair: Pair) -> list[PairCause]:
+    """What differs in the pair itself, besides given data."""
+    causes = []
     if pair.old.key != pair.new.key:
-        found.append(Found(Cause.KEY, Change("key", pair.old.key, pair.new.key)))
-    found += [Found(Cause.PARAM, change) for change in pair.params]
-    found += [Found(Cause.CODE, change) for change in pair.code or ()]
-    if found or pair.inputs or not pair.outs:
-        return found
+        causes.append(PairCause(CauseKind.KEY, Change("key", pair.old.key, pair.new.key)))
+    causes += [PairCause(CauseKind.PARAM, change) for change in pair.params]
+    causes += [PairCause(CauseKind.CODE, change) for change in pair.code or ()]
+    if causes or pair.inputs or not pair.outs:
+        return causes
     if pair.environment:
-        return [Found(Cause.ENVIRONMENT, change) for change in pair.environment]
+        return [PairCause(CauseKind.ENVIRONMENT, change) for change in pair.environment]
     change = Change(pair.new.stage, pair.outs[0].old, pair.outs[0].new)
     known = pair.code is not None and pair.old.environment and pair.new.environment
-    return [Found(Cause.BROKEN if known else Cause.UNKNOWN, change)]
+    return [PairCause(CauseKind.BROKEN if known else CauseKind.UNKNOWN, change)]

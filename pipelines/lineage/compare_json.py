@@ -14,7 +14,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "old": _target_json(comparison.old),
         "new": _target_json(comparison.new),
         "root_causes": [
-            {"cause": root.cause.value, **root.change.as_json(), "stages": list(root.stages)}
+            {"cause": root.kind.value, **root.change.as_json(), "stages": list(root.stages)}
             for root in comparison.roots
         ],
         "pairs": [_pair_json(pair) for pair in comparison.pairs],
@@ -22,11 +22,11 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _target_json(target: Target) -> dict[str, Any]:
-    making = target.making
+    stage_run = target.stage_run
     return {
         **target.as_json(),
-        "id": making.id if making else None,
-        "commit": making.commit if making else None,
+        "id": stage_run.id if stage_run else None,
+        "commit": stage_run.commit if stage_run else None,
     }
 
 
@@ -41,5 +41,5 @@ def _pair_json(pair: Pair) -> dict[str, Any]:
         "environment": [change.as_json() for change in pair.environment],
         "information": [change.as_json() for change in pair.information],
         "outs": [change.as_json() for change in pair.outs],
-        "causes": [{"cause": f.cause.value, **f.change.as_json()} for f in pair.found],
+        "causes": [{"cause": cause.kind.value, **cause.change.as_json()} for cause in pair.causes],
     }

@@ -1,38 +1,38 @@
-"""A comparison for a terminal: the verdict, the root causes, then every stage that differs."""
+"""A comparison as text: the conclusion, the root causes, then every stage that differs."""
 
 from collections.abc import Sequence
 
-from pipelines.lineage.compare import Cause, Change, Comparison, Pair, Root
+from pipelines.lineage.compare import CauseKind, Change, Comparison, Pair, RootCause
 from pipelines.lineage.facts import code, value_text
 from pipelines.lineage.history import History
-from pipelines.lineage.making import short_hash
+from pipelines.lineage.stage_run import short_hash
 from pipelines.lineage.target import Target
 from stages.reporting.markup import printable
 
 _MOST_FILES = 12
 BROKEN = (
-    "BROKEN PROMISE: params, inputs, code and environment are equal, and the bytes differ. Run the "
-    "stage again with `dvc repro --force --single-item` to see which of the two comes back; if "
-    "neither does, the stage is not deterministic there."
+    "BROKEN PROMISE: params, inputs, code and environment are equal, but the bytes differ. Rerun "
+    "the stage with `dvc repro --force --single-item` to see which of the two it reproduces; if "
+    "neither, the stage is not deterministic on that machine."
 )
 ENVIRONMENT = (
-    "Params, inputs and code are equal: the environment is the cause. On another kind of CPU or "
-    "GPU, with another number of threads or other versions, numbers are rounded otherwise, and the "
-    "next sampled token that falls otherwise changes all that follows; that breaks no promise."
+    "Params, inputs and code are equal: the environment is the cause. Another kind of CPU or GPU, "
+    "another number of threads or other versions round differently, and the first sampled token "
+    "that differs changes everything after it; that breaks no promise."
 )
 UNKNOWN = (
-    "Params and inputs are equal, and the records of code or environment are not enough to tell "
-    "why the bytes differ: the ledger of the clone that computed them has more, or MLflow."
+    "Params and inputs are equal, but the records of code or environment are not enough to tell "
+    "why the bytes differ: the ledger of the clone that computed them, or MLflow, has more."
 )
-_LABELS = {Cause.BROKEN: "broken promise", Cause.KEY: "policy"}
+_LABELS = {CauseKind.BROKEN: "broken promise", CauseKind.KEY: "policy"}
 
 
-def verdict(comparison: Comparison) -> str:
+def conclusion(comparison: Comparison) -> str:
     """One sentence."""
     if comparison.equal and not _apart(comparison):
-        return "They are equal, and were made in the same way."
+        return "They are equal, and were produced in the same way."
     if comparison.equal:
-        return "They are equal, byte for byte, though not made in the same way."
+        return "They are equal, byte for byte, but were not produced in the same way."
     return "They differ."
 
 
@@ -43,21 +43,28 @@ def _apart(comparison: Comparison) -> bool:
 
 
 def advice(comparison: Comparison) -> list[str]:
-    """What there is to say about causes that are nobody's change."""
-    causes = {root.cause for root in comparison.roots}
-    texts = {Cause.BROKEN: BROKEN, Cause.ENVIRONMENT: ENVIRONMENT, Cause.UNKNOWN: UNKNOWN}
+    """Explanations for causes that are no change of params, code or data."""
+    causes = {root.kind for root in comparison.roots}
+    texts = {
+        CauseKind.BROKEN: BROKEN,
+        CauseKind.ENVIRONMENT: ENVIRONMENT,
+        CauseKind.UNKNOWN: UNKNOWN,
+    }
     return [text for cause, text in texts.items() if cause in causes]
 
 
 def render(comparison: Comparison, history: History) -> str:
-    lines = [_side("A", comparison.old), _side("B", comparison.new), verdict(comparison)]
+    lines = [_side("A", comparison.old), _side("B", comparison.new), conclusion(comparison)]
     if comparison.roots:
-        lines += ["", "Root causes, A → B" if not comparison.equal else "Made differently, A → B"]
+        lines += [
+            "",
+            "Root causes, A → B" if not comparison.equal else "Produced differently, A → B",
+        ]
         lines += [f"  {line}" for root in comparison.roots for line in root_lines(root)]
     lines += [line for text in advice(comparison) for line in ("", text)]
     different = [pair for pair in comparison.pairs if pair_lines(pair, history)]
     if different:
-        lines += ["", "Stage by stage, the first first"]
+        lines += ["", "Stage by stage, in order"]
         for pair in different:
             lines += [f"  {pair.title}"]
             lines += [f"    {word:<7} {text}" for word, text in pair_lines(pair, history)]
@@ -65,33 +72,33 @@ def render(comparison: Comparison, history: History) -> str:
 
 
 def _side(letter: str, target: Target) -> str:
-    artifact, making = target.artifact, target.making
+    artifact, stage_run = target.artifact, target.stage_run
     what = f"   {artifact.path} {artifact.hash}" if artifact else ""
-    how = f"   made by {making.stage}, {code(making)}" if making else "   given"
+    how = f"   made by {stage_run.stage}, {code(stage_run)}" if stage_run else "   given"
     return "\n".join(part for part in (f"{letter}  {target.text}", what, how) if part)
 
 
-def root_lines(root: Root) -> list[str]:
-    """A root cause in a line."""
+def root_lines(root: RootCause) -> list[str]:
+    """A root cause on one line."""
     where = f"  in {', '.join(root.stages)}" if root.stages else ""
-    label = _LABELS.get(root.cause, root.cause.value)
-    return [f"{label:<11} {change_text(root.change, root.cause)}{where}"]
+    label = _LABELS.get(root.kind, root.kind.value)
+    return [f"{label:<11} {change_text(root.change, root.kind)}{where}"]
 
 
-def change_text(change: Change, cause: Cause) -> str:
-    """A change, hashes cut short."""
-    if cause is Cause.CODE:
+def change_text(change: Change, cause: CauseKind) -> str:
+    """A change, hashes shortened."""
+    if cause is CauseKind.CODE:
         return _file_text(change)
-    if cause in (Cause.KEY, Cause.STAGE):
+    if cause in (CauseKind.KEY, CauseKind.STAGE):
         return f"{change.old} → {change.new}"
-    if cause is Cause.DATA or cause in (Cause.BROKEN, Cause.UNKNOWN):
+    if cause is CauseKind.DATA or cause in (CauseKind.BROKEN, CauseKind.UNKNOWN):
         return f"{change.key} {_short(change.old)} → {_short(change.new)}"
     return f"{change.key} {_text(change.old)} → {_text(change.new)}"
 
 
 def pair_lines(pair: Pair, history: History) -> list[tuple[str, str]]:
-    """What differs in a pair, word and text."""
-    lines = [("param", change_text(change, Cause.PARAM)) for change in pair.params]
+    """What differs in a pair, label and text."""
+    lines = [("param", change_text(change, CauseKind.PARAM)) for change in pair.params]
     lines += [("input", text) for text in _input_texts(pair)]
     if pair.code is None and pair.old.name == pair.new.name:
         lines.append(("code", "cannot be compared: a side has no record of it"))
@@ -99,10 +106,10 @@ def pair_lines(pair: Pair, history: History) -> list[tuple[str, str]]:
     if pair.code and len(pair.code) > _MOST_FILES:
         lines.append(("code", f"and {len(pair.code) - _MOST_FILES} files more"))
     lines += [("commit", line) for line in _commits(pair, history)]
-    lines += [("env", change_text(change, Cause.ENVIRONMENT)) for change in pair.environment]
+    lines += [("env", change_text(change, CauseKind.ENVIRONMENT)) for change in pair.environment]
     if lines:
-        lines += [("(host)", change_text(item, Cause.ENVIRONMENT)) for item in pair.information]
-    lines += [("out", change_text(change, Cause.DATA)) for change in pair.outs]
+        lines += [("(host)", change_text(item, CauseKind.ENVIRONMENT)) for item in pair.information]
+    lines += [("out", change_text(change, CauseKind.DATA)) for change in pair.outs]
     return lines
 
 
@@ -111,13 +118,13 @@ def _input_texts(pair: Pair) -> list[str]:
         f"{change.role} {_short(change.old.hash if change.old else None)} → "
         f"{_short(change.new.hash if change.new else None)}"
         + (" (follows from the above)" if change.chosen else "")
-        + ("" if change.pair or change.chosen else " (given, not made here)")
+        + ("" if change.pair or change.chosen else " (given data)")
         for change in pair.inputs
     ]
 
 
 def _commits(pair: Pair, history: History) -> Sequence[str]:
-    """Who changed the code in between."""
+    """The commits that changed the code in between."""
     one, other = pair.old.commit, pair.new.commit
     if not pair.code or not one or not other or one == other:
         return ()

@@ -1,8 +1,7 @@
-"""Where the bytes of an artifact are, if they are anywhere on this machine.
+"""Where the bytes of an artifact are, if they are on this machine.
 
 They may be in the workspace, in DVC's cache, or in the ledger, which keeps outputs until DVC has
-recorded them. An artifact that is gone is named, with the ways to get it back: the records outlive
-the bytes.
+recorded them. The error for a missing artifact says how to restore it: records outlive the bytes.
 """
 
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo.cache_objects import listed_files, object_path
 from pipelines.identity.hashing import HashCache
-from pipelines.lineage.evidence import Artifact, Evidence
 from pipelines.lineage.naming import role_of
+from pipelines.lineage.run_index import Artifact, RunIndex
 
 NEEDS_PYARROW = (
     "rows are in Parquet files, and pyarrow is not installed here: it comes with the compute plane "
@@ -23,8 +22,8 @@ NEEDS_PYARROW = (
 )
 
 
-class Gone(LockstepError):
-    """The bytes of an artifact are not here."""
+class MissingArtifact(LockstepError):
+    """The bytes of an artifact are not on this machine."""
 
     def __init__(self, artifact: Artifact, message: str) -> None:
         super().__init__(message)
@@ -36,18 +35,18 @@ class Content:
     """The bytes of one clone's artifacts."""
 
     repository: Repository
-    evidence: Evidence
+    run_index: RunIndex
     _tables: dict[tuple[str, tuple[str, ...] | None], list[dict[str, Any]]] = field(
         default_factory=dict
     )
 
     def rows(self, artifact: Artifact, columns: tuple[str, ...] | None = None) -> list[Any]:
-        """The rows of a Parquet file; Gone where it is not here. Read once."""
+        """The rows of a Parquet file; raises MissingArtifact. Read once."""
         key = (artifact.hash, columns)
         if key not in self._tables:
             path = self.locate(artifact)
             if path is None:
-                raise Gone(artifact, self.how_to_restore(artifact))
+                raise MissingArtifact(artifact, self.how_to_restore(artifact))
             self._tables[key] = _read(path, columns)
         return self._tables[key]
 
@@ -56,17 +55,17 @@ class Content:
         return self._in_workspace(artifact) or self._in_cache(artifact) or self._in_ledger(artifact)
 
     def files(self, artifact: Artifact) -> dict[str, Path]:
-        """The files of a folder with exactly these bytes, by name; Gone where they are not here."""
+        """The files of a folder with exactly these bytes, by name; raises MissingArtifact."""
         folder = self.locate(artifact)
         if folder is not None:
             inside = sorted(path for path in folder.rglob("*") if path.is_file())
             return {path.relative_to(folder).as_posix(): path for path in inside}
         objects = self._cache / "files" / "md5"
         listed = listed_files(object_path(objects, artifact.hash), artifact.hash) or {}
-        found = {name: object_path(objects, digest) for name, digest in sorted(listed.items())}
-        if not found or not all(path.is_file() for path in found.values()):
-            raise Gone(artifact, self.how_to_restore(artifact))
-        return found
+        files = {name: object_path(objects, digest) for name, digest in sorted(listed.items())}
+        if not files or not all(path.is_file() for path in files.values()):
+            raise MissingArtifact(artifact, self.how_to_restore(artifact))
+        return files
 
     def _in_workspace(self, artifact: Artifact) -> Path | None:
         path = self.repository.root / artifact.path
@@ -82,9 +81,9 @@ class Content:
         return path if path.is_file() else None
 
     def _in_ledger(self, artifact: Artifact) -> Path | None:
-        for making in self.evidence.makers(artifact):
-            name = role_of(making.stage, artifact.path, among_inputs=False)
-            for job in making.jobs:
+        for stage_run in self.run_index.makers(artifact):
+            name = role_of(stage_run.stage, artifact.path, among_inputs=False)
+            for job in stage_run.jobs:
                 path = job.folder / "out" / name if job.folder else None
                 if path is not None and path.exists():
                     return path
@@ -96,7 +95,7 @@ class Content:
 
     @cached_property
     def _cache(self) -> Path:
-        """DVC's cache: in the clone, unless DVC is told otherwise."""
+        """DVC's cache: in the clone, unless DVC's configuration names another folder."""
         folder = self.repository.root / ".dvc"
         configured = None
         try:
@@ -109,33 +108,32 @@ class Content:
         return folder / (configured or "cache")
 
     def how_to_restore(self, artifact: Artifact) -> str:
-        """That it is gone, and what brings the very same bytes back."""
+        """The error message: what is missing, and which command restores the same bytes."""
         text = (
-            f"{artifact.path} {artifact.hash} is gone from the workspace and from DVC's cache; "
-            "its records are all that is left here."
+            f"{artifact.path} {artifact.hash} is neither in the workspace nor in DVC's cache; "
+            "only its records are left."
         )
-        making = next(iter(self.evidence.makers(artifact)), None)
-        if making is None:
-            return f"{text} It was given, not made: only its owner can bring it back"
-        if making.in_workspace:
+        stage_run = next(iter(self.run_index.makers(artifact)), None)
+        if stage_run is None:
+            return f"{text} It is given data, which no stage produces: restore it from its source"
+        if stage_run.in_workspace:
             return (
                 f"{text} `dvc pull {artifact.path}` fetches it from a remote; without one, "
-                f"`dvc repro {making.stage}` computes the very same bytes"
+                f"`dvc repro {stage_run.stage}` computes the same bytes"
             )
-        if making.commits:
-            commit = making.commits[-1][:7]
+        if stage_run.commits:
+            commit = stage_run.commits[-1][:7]
             return (
                 f"{text} At commit {commit} (`git worktree add ../at-{commit} {commit}`), "
                 f"`dvc pull {artifact.path}` fetches it from a remote, and "
-                f"`dvc repro {making.stage}` computes the very same bytes"
+                f"`dvc repro {stage_run.stage}` computes the same bytes"
             )
-        return (
-            f"{text} Its params and code are in {_entry(making)}: with them, `dvc repro` makes it"
-        )
+        entry = _entry(stage_run)
+        return f"{text} Its params and code are in {entry}: with them, `dvc repro` computes it"
 
 
-def _entry(making: Any) -> str:
-    return f".lockstep/jobs/{making.job.name}" if making.job else "the record"
+def _entry(stage_run: Any) -> str:
+    return f".lockstep/jobs/{stage_run.job.name}" if stage_run.job else "the record"
 
 
 def _read(path: Path, columns: tuple[str, ...] | None) -> list[dict[str, Any]]:

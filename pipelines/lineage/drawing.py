@@ -1,7 +1,7 @@
 """Graphs for other programs to draw: Mermaid and Graphviz.
 
-Nodes have names of our own, and labels are quoted, so that no stage, path or value can break the
-syntax: a policy may be called anything that DVC allows.
+Nodes have generated names, and labels are quoted, so that no stage, path or value can break the
+syntax: a policy may have any name that DVC allows.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from enum import StrEnum
 
 from pipelines.lineage.compare import Comparison
 from pipelines.lineage.facts import code
-from pipelines.lineage.making import short_hash
 from pipelines.lineage.naming import role_of
+from pipelines.lineage.stage_run import short_hash
 from pipelines.lineage.tree import Node, Tree
 
 
@@ -21,7 +21,7 @@ class Kind(StrEnum):
     STAGE = "stage"
     GIVEN = "given"
     CHOSEN = "chosen"
-    """What was asked about; in a comparison, a root cause."""
+    """The target; in a comparison, a root cause."""
     DIFFERENT = "different"
 
 
@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Boxes, and arrows between them by their place in the list, each with a label."""
+    """Boxes, and labelled arrows between them by their indices."""
 
     boxes: Sequence[Box]
     arrows: Sequence[tuple[int, int, str]]
@@ -50,11 +50,11 @@ _FILL = {
 
 
 def draw(tree: Tree) -> Drawing:
-    """The tree's nodes with what they made, and an arrow for all that passed between two."""
+    """The tree's nodes, and one arrow for all artifacts that passed between two of them."""
     places = {name: index for index, name in enumerate(tree.nodes)}
     passed: dict[tuple[str, str], list[str]] = {}
     for edge in tree.edges:
-        reader = tree.nodes[edge.reader].making
+        reader = tree.nodes[edge.reader].stage_run
         called = role_of(reader.stage, edge.artifact.path, among_inputs=True) if reader else ""
         label = f"{called} {short_hash(edge.artifact.hash)}"
         passed.setdefault((edge.maker, edge.reader), []).append(label)
@@ -65,13 +65,13 @@ def draw(tree: Tree) -> Drawing:
 
 
 def draw_comparison(comparison: Comparison) -> Drawing:
-    """The pairs that differ; those with a cause of their own stand out."""
-    shown = [pair for pair in comparison.pairs if pair.outs or pair.found or pair.inputs]
+    """The pairs that differ; those with a root cause are highlighted."""
+    shown = [pair for pair in comparison.pairs if pair.outs or pair.causes or pair.inputs]
     places = {pair.id: index for index, pair in enumerate(shown)}
     boxes = [
         Box(
-            (pair.title, ", ".join(dict.fromkeys(found.cause.value for found in pair.found))),
-            Kind.CHOSEN if pair.found else Kind.DIFFERENT,
+            (pair.title, ", ".join(dict.fromkeys(cause.kind.value for cause in pair.causes))),
+            Kind.CHOSEN if pair.causes else Kind.DIFFERENT,
         )
         for pair in shown
     ]
@@ -85,10 +85,10 @@ def draw_comparison(comparison: Comparison) -> Drawing:
 
 
 def _box(node: Node, *, chosen: bool) -> Box:
-    if node.making is None:
+    if node.stage_run is None:
         assert node.given is not None
         return Box((node.given.path, short_hash(node.given.hash)), Kind.GIVEN)
-    return Box((node.making.stage, code(node.making)), Kind.CHOSEN if chosen else Kind.STAGE)
+    return Box((node.stage_run.stage, code(node.stage_run)), Kind.CHOSEN if chosen else Kind.STAGE)
 
 
 def mermaid(drawing: Drawing) -> str:

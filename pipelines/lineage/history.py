@@ -48,7 +48,7 @@ class History:
         with self._cat_file("--batch-check=%(objectname) %(objecttype)", names) as answers:
             lines = answers.read().decode().splitlines()
         pairs = zip(wanted, (line.split(" ") for line in lines), strict=False)
-        return {commit: words[0] for commit, words in pairs if words[1:] == ["blob"]}
+        return {commit: fields[0] for commit, fields in pairs if fields[1:] == ["blob"]}
 
     def contents(self, blobs: Iterable[str]) -> Iterator[tuple[str, str]]:
         """Each blob and its text."""
@@ -64,23 +64,23 @@ class History:
         """The commit behind a revision, or behind the name of a DVC experiment."""
         if not revision or revision.startswith("-"):
             return None
-        found = self._git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-        if found is None:
+        commit = self._git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+        if commit is None:
             refs = (self._git("for-each-ref", "--format=%(refname)", "refs/exps") or "").split()
             named = [ref for ref in refs if ref.rsplit("/", 1)[-1] == revision]
             if named:
-                found = self._git("rev-parse", "--verify", "--quiet", f"{named[-1]}^{{commit}}")
-        return found.strip() if found else None
+                commit = self._git("rev-parse", "--verify", "--quiet", f"{named[-1]}^{{commit}}")
+        return commit.strip() if commit else None
 
     def file(self, commit: str, path: str) -> str | None:
-        """What a file held in a commit; None where it was not there."""
+        """The content of a file in a commit; None where the commit has no such file."""
         return self._git("show", f"{commit}:{path}")
 
     def has(self, commit: str) -> bool:
         return self._git("cat-file", "-e", f"{commit}^{{commit}}") is not None
 
     def changes(self, one: str, other: str, files: Iterable[str], most: int = 10) -> list[str]:
-        """The commits that changed these files between two commits, newest first, one a line."""
+        """The commits that changed these files between two commits, newest first, one per line."""
         if not (self.has(one) and self.has(other)):
             return []
         lines = self._git(

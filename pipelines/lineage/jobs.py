@@ -1,7 +1,7 @@
-"""The job ledger as evidence: what each entry computed, from what, where.
+"""Stage runs from the job ledger: what each entry computed, from what, where.
 
-An entry that is half-written or corrupted is left out and named in the notes: lineage reads what is
-there and never repairs it. Files that only add detail (launch, worker, tracking) may be missing.
+An entry that is incomplete or corrupted is skipped and named in the notes: lineage only reads and
+never repairs. Files that only add detail (launch, worker, tracking) may be missing.
 """
 
 import json
@@ -11,28 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.base.repository import Repository
-from pipelines.lineage.making import Job, Making, Try, flatten
+from pipelines.lineage.stage_run import AttemptRecord, Job, StageRun, flatten
 
 _CHANGED = re.compile(r"^diff --git a/(.+) b/\1$", re.MULTILINE)
 
 
-def read_ledger(repository: Repository, notes: list[str]) -> list[Making]:
-    """One making for each entry that has an outcome; what cannot be read is noted."""
-    makings = []
+def read_ledger(repository: Repository, notes: list[str]) -> list[StageRun]:
+    """One stage run for each entry that has a result; what cannot be read is noted."""
+    stage_runs = []
     for folder in sorted(repository.jobs.glob("*/[!.]*")):
         if not (folder / "spec.json").is_file():
             if folder.is_dir() and any(folder.iterdir()) and folder.name != "dry-run":
-                notes.append(f"{_place(folder)} is left out: it has no spec.json")
+                notes.append(f"{_place(folder)} is skipped: it has no spec.json")
             continue
         reader = _Reader(folder, notes)
         try:
-            making = _making(folder, reader)
+            stage_run = _stage_run(folder, reader)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            notes.append(f"{_place(folder)} is left out: not as a job leaves it ({error!r})")
+            notes.append(f"{_place(folder)} is skipped: its files are not valid ({error!r})")
             continue
-        if making is not None:
-            makings.append(making)
-    return makings
+        if stage_run is not None:
+            stage_runs.append(stage_run)
+    return stage_runs
 
 
 class _Reader:
@@ -49,10 +49,10 @@ class _Reader:
         except FileNotFoundError:
             return {}
         except (ValueError, OSError) as error:
-            self._notes.append(f"{_place(self._folder)}/{name} is left out: {error}")
+            self._notes.append(f"{_place(self._folder)}/{name} is skipped: {error}")
             return {}
         if not isinstance(values, dict):
-            self._notes.append(f"{_place(self._folder)}/{name} is left out: not a mapping")
+            self._notes.append(f"{_place(self._folder)}/{name} is skipped: not a mapping")
             return {}
         return values
 
@@ -61,7 +61,7 @@ def _place(folder: Path) -> str:
     return f".lockstep/jobs/{folder.parent.name}/{folder.name}"
 
 
-def _making(folder: Path, read: _Reader) -> Making | None:
+def _stage_run(folder: Path, read: _Reader) -> StageRun | None:
     spec, entry, record = read("spec.json"), read("entry.json"), read("record.json")
     if not spec:
         return None
@@ -73,8 +73,8 @@ def _making(folder: Path, read: _Reader) -> Making | None:
     if not outcome.get("outs"):
         return None
     launch = launches.get(last, {})
-    tries = tuple(
-        _try(int(name), launches[name], read(f"attempts/{name}/worker.json"), results[name])
+    attempts = tuple(
+        _attempt(int(name), launches[name], read(f"attempts/{name}/worker.json"), results[name])
         for name in names
     )
     tracking = read("tracking.json")
@@ -90,18 +90,18 @@ def _making(folder: Path, read: _Reader) -> Making | None:
         earlier_environments=tuple(outcome.get("earlier_environments") or ()),
         started=outcome.get("started"),
         ended=outcome.get("ended"),
-        tries=tries,
+        attempts=attempts,
         run_id=tracking.get("run_id"),
         run_url=tracking.get("url"),
         folder=folder,
         graph=_graph(launch),
     )
-    return making_of(spec, outcome["outs"], job)
+    return stage_run_of(spec, outcome["outs"], job)
 
 
-def making_of(spec: Mapping[str, Any], outs: Mapping[str, str], job: Job) -> Making:
-    """A making as a job's own files describe it, without the files of its code."""
-    return Making(
+def stage_run_of(spec: Mapping[str, Any], outs: Mapping[str, str], job: Job) -> StageRun:
+    """A stage run as its job's files describe it, without its code files."""
+    return StageRun(
         stage=spec["stage"],
         params=flatten(spec["config"]),
         inputs={item["path"]: item["hash"] for item in spec["inputs"].values()},
@@ -112,17 +112,17 @@ def making_of(spec: Mapping[str, Any], outs: Mapping[str, str], job: Job) -> Mak
     )
 
 
-def _try(
+def _attempt(
     number: int, launch: Mapping[str, Any], worker: Mapping[str, Any], result: Mapping[str, Any]
-) -> Try:
+) -> AttemptRecord:
     jobs = launch.get("jobs") or []
-    return Try(
+    return AttemptRecord(
         number=number,
         executor=launch.get("executor"),
         profile=launch.get("profile"),
         job=str(launch.get("job") or ",".join(map(str, jobs))) or None,
         host=worker.get("host"),
-        state=str(result.get("state", "no word")),
+        state=str(result.get("state", "no result")),
     )
 
 

@@ -1,7 +1,7 @@
 """Short names for artifacts, derived from the catalog of stages.
 
 `OUT@KEY` is an output, or an input, of a stage by the name that its contract gives it, with the
-policy's name for KEY: `rollouts@iter_001`, `policy@sft`. What is there once has no key: `prompts`.
+policy's name for KEY: `rollouts@iter_001`, `policy@sft`. What exists once has no key: `prompts`.
 """
 
 import re
@@ -21,23 +21,23 @@ def _templates() -> list[tuple[str, str]]:
     """(name, path template) of every output and input; the preferred names first, then outputs."""
     outs = [pair for stage in STAGES.values() for pair in stage.outs.items()]
     inputs = [pair for stage in STAGES.values() for pair in stage.inputs.items()]
-    found = dict.fromkeys([*outs, *inputs])
-    return sorted(found, key=lambda pair: pair[0] not in PREFERRED)
+    templates = dict.fromkeys([*outs, *inputs])
+    return sorted(templates, key=lambda pair: pair[0] not in PREFERRED)
 
 
 def paths_called(text: str) -> list[str]:
     """The paths that `OUT@KEY` or `OUT` may mean."""
     name, _, key = text.partition("@")
-    found = []
+    paths = []
     for called, template in _templates():
         holes = set(_HOLE.findall(template))
         if called != name or not holes <= set(_PER_POLICY) or bool(key) != bool(holes):
             continue
-        found.append(_HOLE.sub(key, template))
+        paths.append(_HOLE.sub(key, template))
     if key in STAGES and STAGES[key].over is Over.ONCE:
         # What a stage makes once may be called by the stage's name: state@sft.
-        found += [path for called, path in STAGES[key].outs.items() if called == name]
-    return list(dict.fromkeys(found))
+        paths += [path for called, path in STAGES[key].outs.items() if called == name]
+    return list(dict.fromkeys(paths))
 
 
 def short_name(path: str) -> str:

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.lineage.compare import Comparison
-from pipelines.lineage.compare_text import advice, pair_lines, root_lines, verdict
+from pipelines.lineage.compare_text import advice, conclusion, pair_lines, root_lines
 from pipelines.lineage.facts import facts, value_text
 from pipelines.lineage.history import History
-from pipelines.lineage.making import Making, short_hash
 from pipelines.lineage.naming import role_of
-from pipelines.lineage.prompts import Influence, Touched
+from pipelines.lineage.prompts import AffectedModel, Influence
 from pipelines.lineage.row_changes import RowChange
 from pipelines.lineage.rows import COLUMNS, Row, Rows
 from pipelines.lineage.rows_text import row_name
+from pipelines.lineage.stage_run import StageRun, short_hash
 from pipelines.lineage.target import Target
-from pipelines.lineage.tree import Node, Tree, Way
+from pipelines.lineage.tree import Direction, Node, Tree
 from stages.reporting.family import Family
 from stages.reporting.graph import draw
 from stages.reporting.templates import render
@@ -44,9 +44,9 @@ class Cell:
 
 def tree_page(tree: Tree, target: Target, notes: Sequence[str]) -> str:
     """What made a target, or what was made from it."""
-    what = "What made" if tree.way is Way.UP else "What was made from"
+    what = "What made" if tree.direction is Direction.UP else "What was made from"
     artifact = target.artifact
-    made = [node for node in tree.nodes.values() if node.making is not None]
+    made = [node for node in tree.nodes.values() if node.stage_run is not None]
     return render(
         "tree.html.j2",
         PAGES,
@@ -67,7 +67,7 @@ def diff_page(
 ) -> str:
     """Why two artifacts differ."""
     stages = [
-        {"title": pair.title, "is_root": bool(pair.found), "lines": lines}
+        {"title": pair.title, "is_root": bool(pair.causes), "lines": lines}
         for pair in comparison.pairs
         if (lines := pair_lines(pair, history))
     ]
@@ -75,7 +75,7 @@ def diff_page(
         "diff.html.j2",
         PAGES,
         title=f"{comparison.old.text} and {comparison.new.text}",
-        lead=verdict(comparison),
+        lead=conclusion(comparison),
         notes=notes,
         advice=advice(comparison),
         causes=[line for root in comparison.roots for line in root_lines(root)],
@@ -91,7 +91,7 @@ def rows_page(rows: Rows, shown: Sequence[Row], total: int, notes: Sequence[str]
     return render(
         "rows.html.j2",
         PAGES,
-        title=f"The rows of {rows.making.stage}",
+        title=f"The rows of {rows.stage_run.stage}",
         lead=f"{len(shown)} of {total} rows, from {files}",
         notes=notes,
         columns=COLUMNS,
@@ -101,12 +101,16 @@ def rows_page(rows: Rows, shown: Sequence[Row], total: int, notes: Sequence[str]
 
 def prompt_page(influence: Influence, notes: Sequence[str]) -> str:
     """What a prompt had a part in."""
-    gone = [(making.stage, f"{item.path} {item.hash}", None) for making, item in influence.gone]
+    gone = [
+        (stage_run.stage, f"{item.path} {item.hash}", None) for stage_run, item in influence.gone
+    ]
     parts = {
         "Trained on it": [_touched(item) for item in influence.direct],
         "Through an ancestor": [_touched(item) for item in influence.indirect],
-        "Sampled, not trained on": [(making.stage, None, None) for making in influence.sampled],
-        "Evaluated on it": [(making.stage, None, None) for making in influence.evaluated],
+        "Sampled, not trained on": [
+            (stage_run.stage, None, None) for stage_run in influence.sampled
+        ],
+        "Evaluated on it": [(run.stage, None, None) for run in influence.evaluated],
         "Gone, so not searched": gone,
     }
     return render(
@@ -123,8 +127,8 @@ def _graph(tree: Tree) -> str:
     """The report's drawing; a stage that occurs twice gets a number."""
     names: dict[str, str] = {}
     for node in tree.nodes.values():
-        if node.making is not None:
-            stage, number = node.making.stage, 1
+        if node.stage_run is not None:
+            stage, number = node.stage_run.stage, 1
             while (name := stage if number == 1 else f"{stage} ({number})") in names.values():
                 number += 1
             names[node.id] = name
@@ -134,9 +138,9 @@ def _graph(tree: Tree) -> str:
             above[edge.reader].append(edge.maker)
     graph = []
     for name in TopologicalSorter(above).static_order():
-        making = tree.nodes[name].making
-        assert making is not None
-        outs = {path: digest for path, digest in making.outs.items() if "metrics" not in path}
+        stage_run = tree.nodes[name].stage_run
+        assert stage_run is not None
+        outs = {path: digest for path, digest in stage_run.outs.items() if "metrics" not in path}
         deps = sorted({names[other] for other in above[name]})
         graph.append({"stage": names[name], "deps": deps, "outs": outs})
     keys = dict.fromkeys(key for node in graph if (key := str(node["stage"]).partition("@")[2]))
@@ -146,39 +150,46 @@ def _graph(tree: Tree) -> str:
 
 
 def _stage(node: Node, is_open: bool) -> dict[str, Any]:
-    making = node.making
-    assert making is not None
+    stage_run = node.stage_run
+    assert stage_run is not None
+    lines = [(word, text) for word, text in facts(stage_run) if word not in ("params", "outs")]
     return {
         "id": node.id,
         "is_open": is_open,
-        "name": making.stage,
-        "short": " ".join(short_hash(digest) for digest in list(making.outs.values())[:3]),
-        "facts": [(word, text) for word, text in facts(making) if word not in ("params", "outs")],
-        "outs": _hashes(making, making.outs, among_inputs=False),
-        "inputs": _hashes(making, making.inputs, among_inputs=True),
+        "name": stage_run.stage,
+        "short": " ".join(short_hash(digest) for digest in list(stage_run.outs.values())[:3]),
+        "facts": [
+            (word, text) for word, text in facts(stage_run) if word not in ("params", "outs")
+        ],
+        "outs": _hashes(stage_run, stage_run.outs, among_inputs=False),
+        "inputs": _hashes(stage_run, stage_run.inputs, among_inputs=True),
         "folded": {
-            "Params": [(key, value_text(value)) for key, value in making.params.items()],
-            "Code": list(making.code.items()),
-            "Environment": [(k, value_text(v)) for k, v in making.environment.items()],
+            "Params": [(key, value_text(value)) for key, value in stage_run.params.items()],
+            "Code": list(stage_run.code.items()),
+            "Environment": [(k, value_text(v)) for k, v in stage_run.environment.items()],
         },
     }
 
 
 def _hashes(
-    making: Making, items: Mapping[str, Any], *, among_inputs: bool
+    stage_run: StageRun, items: Mapping[str, Any], *, among_inputs: bool
 ) -> list[tuple[str, str, str]]:
     return [
-        (role_of(making.stage, path, among_inputs=among_inputs), path, digest)
+        (role_of(stage_run.stage, path, among_inputs=among_inputs), path, digest)
         for path, digest in items.items()
     ]
 
 
 def _side(target: Target) -> tuple[str, str]:
-    artifact, making = target.artifact, target.making
+    artifact, stage_run = target.artifact, target.stage_run
     parts = [
         f"{artifact.path} {artifact.hash}" if artifact else None,
-        f"made by {making.stage}" if making else "given",
-        *(text for word, text in (facts(making) if making else ()) if word in ("code", "job")),
+        f"made by {stage_run.stage}" if stage_run else "given",
+        *(
+            text
+            for word, text in (facts(stage_run) if stage_run else ())
+            if word in ("code", "job")
+        ),
     ]
     return target.text, ", ".join(part for part in parts if part)
 
@@ -192,9 +203,9 @@ def _row_change(change: RowChange) -> dict[str, Any]:
     }
 
 
-def _touched(item: Touched) -> tuple[str, str, str]:
+def _touched(item: AffectedModel) -> tuple[str, str, str]:
     what = f"{item.rows} rows" if item.rows else "through " + " → ".join(item.through)
-    return item.making.stage, what, item.model.hash if item.model else ""
+    return item.stage_run.stage, what, item.model.hash if item.model else ""
 
 
 def _row_cell(column: str, value: Any) -> Cell:

@@ -1,8 +1,8 @@
 """From a prompt to every model that it influenced.
 
 Directly: a model whose training rows have the prompt. Through an ancestor: a model that starts from
-such a model, samples from it, or is scored by it. What was only sampled, or held out to evaluate,
-is told apart. A file that is gone cannot be searched, and is named.
+such a model, samples from it, or is scored by it. Prompts that were only sampled or only used for
+evaluation are listed separately. A missing file cannot be searched, and is named.
 """
 
 from collections import deque
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.base.errors import LockstepError
-from pipelines.lineage.content import Content, Gone
-from pipelines.lineage.evidence import Artifact, Evidence
-from pipelines.lineage.making import Lock, Making
+from pipelines.lineage.content import Content, MissingArtifact
 from pipelines.lineage.naming import role_of
 from pipelines.lineage.rows import training_file
+from pipelines.lineage.run_index import Artifact, RunIndex
+from pipelines.lineage.stage_run import Lock, StageRun
 from stages.data.seeds import content_id
 
 SHORTEST_PREFIX = 4
@@ -25,67 +25,77 @@ _COLUMNS = ("prompt_id", "prompt")
 
 
 @dataclass(frozen=True)
-class Touched:
-    """A model that the prompt had a part in."""
+class AffectedModel:
+    """A model that the prompt influenced."""
 
-    making: Making
+    stage_run: StageRun
     rows: int
-    """How many rows of its training had the prompt; 0 where only an ancestor's had."""
+    """How many of its training rows had the prompt; 0 where only an ancestor's had."""
     through: tuple[str, ...]
     """The stages from the ancestor to it."""
 
     @property
     def model(self) -> Artifact | None:
-        for path, digest in self.making.outs.items():
-            if role_of(self.making.stage, path, among_inputs=False) == _MODEL:
+        for path, digest in self.stage_run.outs.items():
+            if role_of(self.stage_run.stage, path, among_inputs=False) == _MODEL:
                 return Artifact(path, digest)
         return None
 
 
 @dataclass
 class Influence:
-    """All that a prompt did."""
+    """Everything that a prompt influenced."""
 
     prompt_id: str
     prompt: str
-    direct: list[Touched] = field(default_factory=list)
-    indirect: list[Touched] = field(default_factory=list)
-    sampled: list[Making] = field(default_factory=list)
+    direct: list[AffectedModel] = field(default_factory=list)
+    indirect: list[AffectedModel] = field(default_factory=list)
+    sampled: list[StageRun] = field(default_factory=list)
     """Rollouts that have it, for updates that did not train on it."""
-    evaluated: list[Making] = field(default_factory=list)
-    gone: list[tuple[Making, Artifact]] = field(default_factory=list)
+    evaluated: list[StageRun] = field(default_factory=list)
+    gone: list[tuple[StageRun, Artifact]] = field(default_factory=list)
 
 
-def trace(content: Content, evidence: Evidence, wanted: str, lock: Lock | None) -> Influence:
+def trace(content: Content, run_index: RunIndex, wanted: str, lock: Lock | None) -> Influence:
     """Follow a prompt, given by id, prefix or text, through one lock or through everything."""
-    makings = list(lock.stages.values()) if lock else evidence.makings
+    stage_runs = list(lock.stages.values()) if lock else run_index.stage_runs
     search = _Search(content)
-    learners = [(making, file) for making in makings if (file := training_file(making))]
-    sampling = [(making, item) for making in makings for item in _made(making, "rollouts")]
-    evaluating = [(making, item) for making in makings for item in _read(making, "held_out")]
+    learners = [(stage_run, file) for stage_run in stage_runs if (file := training_file(stage_run))]
+    sampling = [
+        (stage_run, item) for stage_run in stage_runs for item in _made(stage_run, "rollouts")
+    ]
+    evaluating = [
+        (stage_run, item) for stage_run in stage_runs for item in _read(stage_run, "held_out")
+    ]
     prepared = [
-        (making, item) for making in makings for item in _made(making, "prompts", "demonstrations")
+        (stage_run, item)
+        for stage_run in stage_runs
+        for item in _made(stage_run, "prompts", "demonstrations")
     ]
     files = [item for _, item in (*learners, *sampling, *evaluating, *prepared)]
     prompt_id = _identify(wanted, [search.prompts(item) for item in dict.fromkeys(files)])
     influence = Influence(prompt_id, search.text_of(prompt_id))
-    for making, file in learners:
+    for stage_run, file in learners:
         count = search.count(file, prompt_id)
         if count is None:
-            influence.gone.append((making, file))
+            influence.gone.append((stage_run, file))
         elif count:
-            influence.direct.append(Touched(making, count, ()))
-    influence.indirect = _descendants(evidence, [touched.making for touched in influence.direct])
+            influence.direct.append(AffectedModel(stage_run, count, ()))
+    influence.indirect = _descendants(
+        run_index, [touched.stage_run for touched in influence.direct]
+    )
     if lock is not None:
-        inside = {id(making) for making in makings}
-        influence.indirect = [item for item in influence.indirect if id(item.making) in inside]
-    trained = {touched.making.key for touched in influence.direct}
+        inside = {id(stage_run) for stage_run in stage_runs}
+        influence.indirect = [item for item in influence.indirect if id(item.stage_run) in inside]
+    trained = {touched.stage_run.key for touched in influence.direct}
     influence.sampled = [
-        making
-        for making, file in sampling
-        if search.count(file, prompt_id) and making.key not in trained
+        stage_run
+        for stage_run, file in sampling
+        if search.count(file, prompt_id) and stage_run.key not in trained
     ]
-    influence.evaluated = [making for making, file in evaluating if search.count(file, prompt_id)]
+    influence.evaluated = [
+        stage_run for stage_run, file in evaluating if search.count(file, prompt_id)
+    ]
     return influence
 
 
@@ -97,37 +107,39 @@ class _Search:
         self._known: dict[str, dict[str, tuple[int, str]] | None] = {}
 
     def prompts(self, artifact: Artifact) -> dict[str, tuple[int, str]]:
-        """Each prompt's id, how often the file has it, and its text; nothing if it is gone."""
+        """Each prompt's id, how often the file has it, and its text; empty if it is missing."""
         if artifact.hash not in self._known:
             try:
-                found: dict[str, tuple[int, str]] = {}
+                counted: dict[str, tuple[int, str]] = {}
                 for row in self._content.rows(artifact, _COLUMNS):
-                    count = found.get(row["prompt_id"], (0, ""))[0]
-                    found[row["prompt_id"]] = (count + 1, row.get("prompt") or "")
-                self._known[artifact.hash] = found
-            except Gone:
+                    count = counted.get(row["prompt_id"], (0, ""))[0]
+                    counted[row["prompt_id"]] = (count + 1, row.get("prompt") or "")
+                self._known[artifact.hash] = counted
+            except MissingArtifact:
                 self._known[artifact.hash] = None
         return self._known[artifact.hash] or {}
 
     def count(self, artifact: Artifact, prompt_id: str) -> int | None:
-        """How many rows have the prompt; None where the file is gone."""
-        found = self.prompts(artifact)
+        """How many rows have the prompt; None where the file is missing."""
+        prompts = self.prompts(artifact)
         if self._known[artifact.hash] is None:
             return None
-        return found.get(prompt_id, (0, ""))[0]
+        return prompts.get(prompt_id, (0, ""))[0]
 
     def text_of(self, prompt_id: str) -> str:
         texts = (
-            found[prompt_id][1] for found in self._known.values() if found and prompt_id in found
+            prompts[prompt_id][1]
+            for prompts in self._known.values()
+            if prompts and prompt_id in prompts
         )
         return next((text for text in texts if text), "")
 
 
 def _identify(wanted: str, known: Sequence[dict[str, tuple[int, str]]]) -> str:
-    """The id of the prompt that is meant."""
+    """The prompt's id, from an id, a prefix or a text."""
     texts: dict[str, str] = {}
-    for found in known:
-        for prompt_id, (_, text) in found.items():
+    for prompts in known:
+        for prompt_id, (_, text) in prompts.items():
             texts[prompt_id] = texts.get(prompt_id) or text
     if wanted in texts:
         return wanted
@@ -148,65 +160,65 @@ def _identify(wanted: str, known: Sequence[dict[str, tuple[int, str]]]) -> str:
     )
     if matching:
         raise LockstepError(
-            f"prompt:{wanted}: {len(matching)} prompts have an id that begins so:{listed}"
+            f"prompt:{wanted}: {len(matching)} prompts have an id with this prefix:{listed}"
         )
     raise LockstepError(
         f"prompt:{wanted}: no such prompt; give an id, at least {SHORTEST_PREFIX} characters of "
-        f"one, or the exact text. There are, among {len(texts)}:{listed}"
+        f"one, or the exact text. Some of the {len(texts)} known prompts:{listed}"
     )
 
 
-def _descendants(evidence: Evidence, origins: Sequence[Making]) -> list[Touched]:
-    """The models below, each with a shortest way to it; the origins themselves are left out."""
-    came_from: dict[int, tuple[str, ...]] = {id(making): () for making in origins}
+def _descendants(run_index: RunIndex, origins: Sequence[StageRun]) -> list[AffectedModel]:
+    """The models downstream, each with a shortest path to it, without the origins themselves."""
+    came_from: dict[int, tuple[str, ...]] = {id(stage_run): () for stage_run in origins}
     queue = deque(origins)
-    found = []
+    affected = []
     while queue:
-        making = queue.popleft()
-        way = came_from[id(making)]
-        for path, digest in making.outs.items():
-            for reader in evidence.readers(Artifact(path, digest)):
+        stage_run = queue.popleft()
+        route = came_from[id(stage_run)]
+        for path, digest in stage_run.outs.items():
+            for reader in run_index.readers(Artifact(path, digest)):
                 if id(reader) in came_from:
                     continue
-                came_from[id(reader)] = (*way, making.stage)
+                came_from[id(reader)] = (*route, stage_run.stage)
                 queue.append(reader)
                 if training_file(reader):
-                    found.append(Touched(reader, 0, came_from[id(reader)]))
-    return found
+                    affected.append(AffectedModel(reader, 0, came_from[id(reader)]))
+    return affected
 
 
-def _made(making: Making, *names: str) -> list[Artifact]:
-    return _called(making, making.outs.items(), names, among_inputs=False)
+def _made(stage_run: StageRun, *names: str) -> list[Artifact]:
+    return _called(stage_run, stage_run.outs.items(), names, among_inputs=False)
 
 
-def _read(making: Making, *names: str) -> list[Artifact]:
-    return _called(making, making.inputs.items(), names, among_inputs=True)
+def _read(stage_run: StageRun, *names: str) -> list[Artifact]:
+    return _called(stage_run, stage_run.inputs.items(), names, among_inputs=True)
 
 
 def _called(
-    making: Making, items: Any, names: Sequence[str], *, among_inputs: bool
+    stage_run: StageRun, items: Any, names: Sequence[str], *, among_inputs: bool
 ) -> list[Artifact]:
     return [
         Artifact(path, digest)
         for path, digest in items
-        if role_of(making.stage, path, among_inputs=among_inputs) in names
+        if role_of(stage_run.stage, path, among_inputs=among_inputs) in names
     ]
 
 
 def as_json(influence: Influence) -> dict[str, Any]:
     """The shape that docs/lineage.md describes."""
 
-    def touched(item: Touched) -> dict[str, Any]:
+    def touched(item: AffectedModel) -> dict[str, Any]:
         model = item.model
         return {
-            "stage": item.making.stage,
-            "id": item.making.id,
+            "stage": item.stage_run.stage,
+            "id": item.stage_run.id,
             "path": model.path if model else None,
             "hash": model.hash if model else None,
             "rows": item.rows,
             "through": list(item.through),
-            "in_workspace": item.making.in_workspace,
-            "recorded_in": list(item.making.commits),
+            "in_workspace": item.stage_run.in_workspace,
+            "recorded_in": list(item.stage_run.commits),
         }
 
     return {
@@ -217,7 +229,7 @@ def as_json(influence: Influence) -> dict[str, Any]:
         "sampled_only": [{"stage": item.stage, "id": item.id} for item in influence.sampled],
         "evaluated_on": [{"stage": item.stage, "id": item.id} for item in influence.evaluated],
         "gone": [
-            {"stage": making.stage, "id": making.id, **vars(item)}
-            for making, item in influence.gone
+            {"stage": stage_run.stage, "id": stage_run.id, **vars(item)}
+            for stage_run, item in influence.gone
         ],
     }

@@ -1,4 +1,4 @@
-"""Which rows two trainings do not share, or do not share alike."""
+"""Which training rows differ between two stage runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any
 from pipelines.lineage.rows import COLUMNS, Row, Rows
 
 _COMPARED = tuple(column for column in COLUMNS if column not in ("policy_hash", "source"))
-"""What was learnt from; a new policy with the old responses is no other row, nor is a row that
-moved to another line of its file."""
+"""What training used: neither another policy with the same responses nor another line in the
+source file makes a row different."""
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """A row that two makings do not share, or not alike."""
+    """A row that differs between two stage runs, or that only one has."""
 
     prompt_id: str
     step: int | None
@@ -28,28 +28,28 @@ class RowChange:
 def compare_rows(old: Rows, new: Rows) -> list[RowChange]:
     """The rows that are not the same on both sides, in order."""
     sides = [_numbered(rows.rows) for rows in (old, new)]
-    found = []
+    changes = []
     for key in sorted({*sides[0], *sides[1]}):
         one, other = sides[0].get(key), sides[1].get(key)
         differing = tuple(c for c in _COMPARED if one and other and one[c] != other[c])
         if one is None or other is None or differing:
             row = one or other or {}
             place = (row["prompt_id"], row["step"], row["sample_index"], row["role"])
-            found.append(RowChange(*place, one, other, differing))
-    return found
+            changes.append(RowChange(*place, one, other, differing))
+    return changes
 
 
 def _numbered(rows: Sequence[Row]) -> dict[tuple[str, int, int, str, int], Row]:
     """By prompt, step, sample and role; the data may have a prompt several times."""
-    found: dict[tuple[str, int, int, str, int], Row] = {}
+    numbered: dict[tuple[str, int, int, str, int], Row] = {}
     for row in rows:
         step = row["step"] or 0
         index = -1 if row["sample_index"] is None else row["sample_index"]
         number = 0
-        while (key := (row["prompt_id"], step, index, row["role"] or "", number)) in found:
+        while (key := (row["prompt_id"], step, index, row["role"] or "", number)) in numbered:
             number += 1
-        found[key] = row
-    return found
+        numbered[key] = row
+    return numbered
 
 
 def changes_json(changes: Sequence[RowChange], limit: int | None) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""The exact rows that a stage learnt from: prompts, responses, rewards, advantages.
+"""The exact rows that a stage was trained on: prompts, responses, rewards, advantages.
 
-`experience` of a policy update lists the samples that the update used; what they are is in its
-rollouts and scores. `online` has all three as outputs, with the step that each row is of. Policies
-made before updates wrote it have the rollouts alone: then every
-sampled row is shown, without advantages, and a note says so. The data of SFT, reward models and
-preference runs are used whole.
+`experience` of a policy update lists the samples that the update used; their texts and rewards are
+in its rollouts and scores. `online` has all three as outputs, with the step of each row. A policy
+without `experience` has only the rollouts: then every sampled row is shown, without advantages, and
+a note says so. SFT, reward models and preference runs use all rows of their data.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +12,9 @@ from typing import Any
 
 from pipelines.base.errors import LockstepError
 from pipelines.lineage.content import Content
-from pipelines.lineage.evidence import Artifact
-from pipelines.lineage.making import Making
 from pipelines.lineage.naming import role_of
+from pipelines.lineage.run_index import Artifact
+from pipelines.lineage.stage_run import StageRun
 
 Row = dict[str, Any]
 COLUMNS = (
@@ -32,39 +31,39 @@ COLUMNS = (
     "policy_hash",
     "source",
 )
-"""Of a row, in order; None where the stage has nothing of the kind."""
+"""Of a row, in order; None where the stage has no such value."""
 _REWARD_DATA = {"regression": "feedback", "process": "steps"}
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one making, sorted by (prompt, step, sample, role)."""
+    """The rows of one stage run, sorted by (prompt, step, sample, role)."""
 
-    making: Making
+    stage_run: StageRun
     rows: Sequence[Row]
     files: Sequence[Artifact]
-    """What they were read from."""
+    """The files they were read from."""
     notes: list[str] = field(default_factory=list)
 
 
-def rows_of(content: Content, making: Making) -> Rows:
-    """The rows that a making learnt from, or that it made, if it is a rollout or a score."""
-    known = _STAGES.get(making.name)
+def rows_of(content: Content, stage_run: StageRun) -> Rows:
+    """The rows that a stage run was trained on; of a rollout or score, those it produced."""
+    known = _STAGES.get(stage_run.name)
     if known is None:
         raise LockstepError(
-            f"{making.stage} learns from no rows: --rows is for {', '.join(_STAGES)}, or for what "
-            "they make"
+            f"{stage_run.stage} is not trained on rows: --rows is for {', '.join(_STAGES)} and "
+            "their outputs"
         )
-    return known(content, making)
+    return known(content, stage_run)
 
 
-def _rollouts(content: Content, making: Making, rollouts: Artifact) -> list[Row]:
+def _rollouts(content: Content, stage_run: StageRun, rollouts: Artifact) -> list[Row]:
     """Sampled rows, with the DVC hash of the policy that sampled them where it is an artifact.
 
-    In the file is a digest of the weights, which no record knows. The first rows are of the policy
-    that their maker read; `online` goes on with policies that it never writes.
+    The file has a digest of the weights, which is in no record. The first rows are of the policy
+    that the stage read; `online` continues with policies that it never writes.
     """
-    makers = [making] if rollouts.path in making.outs else content.evidence.makers(rollouts)
+    makers = [stage_run] if rollouts.path in stage_run.outs else content.run_index.makers(rollouts)
     policy = _input(makers[0], "policy") if makers else None
     rows: list[Row] = content.rows(rollouts)
     first = min(rows, key=lambda row: row.get("step") or 0, default={}).get("policy_hash")
@@ -72,30 +71,29 @@ def _rollouts(content: Content, making: Making, rollouts: Artifact) -> list[Row]
     return [{**row, "policy_hash": known.get(row["policy_hash"])} for row in rows]
 
 
-def training_file(making: Making) -> Artifact | None:
-    """The file with the prompts of every row it learnt from; None: it does not learn."""
-    if making.name in ("policy_update", "online"):
-        found = _out(making, "experience") or _input(making, "rollouts")
-        return found
-    if making.name == "sft":
-        return _input(making, "demonstrations")
-    if making.name == "reward_model":
-        return _input(making, _reward_data(making))
-    if making.name == "preference":
-        return _input(making, _preference_data(making))
+def training_file(stage_run: StageRun) -> Artifact | None:
+    """The file with the prompts of every row it was trained on; None: it does not train."""
+    if stage_run.name in ("policy_update", "online"):
+        return _out(stage_run, "experience") or _input(stage_run, "rollouts")
+    if stage_run.name == "sft":
+        return _input(stage_run, "demonstrations")
+    if stage_run.name == "reward_model":
+        return _input(stage_run, _reward_data(stage_run))
+    if stage_run.name == "preference":
+        return _input(stage_run, _preference_data(stage_run))
     return None
 
 
-def _policy_update(content: Content, making: Making) -> Rows:
-    find = _need_out if making.name == "online" else _need
-    rollouts, scores = find(making, "rollouts"), find(making, "scores")
-    sampled = {_place(row): row for row in _rollouts(content, making, rollouts)}
+def _policy_update(content: Content, stage_run: StageRun) -> Rows:
+    find = _need_out if stage_run.name == "online" else _need
+    rollouts, scores = find(stage_run, "rollouts"), find(stage_run, "scores")
+    sampled = {_place(row): row for row in _rollouts(content, stage_run, rollouts)}
     scored = {_place(row): row for row in content.rows(scores)}
-    experience, notes = _out(making, "experience"), []
+    experience, notes = _out(stage_run, "experience"), []
     if experience is None:
         notes.append(
-            f"{making.stage} was made before updates recorded which rows they used: these are all "
-            "that were sampled for it, and their advantages are not known"
+            f"{stage_run.stage} has no record of which rows it used: these are all that were "
+            "sampled for it, without their advantages"
         )
         used: list[Row] = [
             {"prompt_id": row["prompt_id"], "sample_index": row["sample_index"], "role": None}
@@ -107,18 +105,18 @@ def _policy_update(content: Content, making: Making) -> Rows:
     rows = [_sample(row, sampled.get(_place(row), {}), scored.get(_place(row), {})) for row in used]
     files = [item for item in (experience, rollouts, scores) if item]
     if (
-        making.params.get("policy_update.chosen") == "demonstrations"
-        and making.params.get("rl.algorithm") == "dpo"
+        stage_run.params.get("policy_update.chosen") == "demonstrations"
+        and stage_run.params.get("rl.algorithm") == "dpo"
     ):
         shown = {row["prompt_id"] for row in rows}
-        demonstrations = _need(making, "demonstrations")
+        demonstrations = _need(stage_run, "demonstrations")
         files.append(demonstrations)
         rows += [
             _row(row, role="chosen", response=row["completion"])
             for row in content.rows(demonstrations)
             if row["prompt_id"] in shown
         ]
-    return _sorted(making, rows, files, notes)
+    return _sorted(stage_run, rows, files, notes)
 
 
 def _sample(used: Row, sampled: Row, scored: Row) -> Row:
@@ -140,39 +138,39 @@ def _sample(used: Row, sampled: Row, scored: Row) -> Row:
     }
 
 
-def _rollout(content: Content, making: Making) -> Rows:
-    rollouts = _need_out(making, "rollouts")
-    rows = [_sample(row, row, {}) for row in _rollouts(content, making, rollouts)]
-    return _sorted(making, rows, [rollouts])
+def _rollout(content: Content, stage_run: StageRun) -> Rows:
+    rollouts = _need_out(stage_run, "rollouts")
+    rows = [_sample(row, row, {}) for row in _rollouts(content, stage_run, rollouts)]
+    return _sorted(stage_run, rows, [rollouts])
 
 
-def _score(content: Content, making: Making) -> Rows:
-    rollouts, scores = _need(making, "rollouts"), _need_out(making, "scores")
-    sampled = {_place(row): row for row in _rollouts(content, making, rollouts)}
+def _score(content: Content, stage_run: StageRun) -> Rows:
+    rollouts, scores = _need(stage_run, "rollouts"), _need_out(stage_run, "scores")
+    sampled = {_place(row): row for row in _rollouts(content, stage_run, rollouts)}
     rows = [_sample(row, sampled.get(_place(row), {}), row) for row in content.rows(scores)]
-    return _sorted(making, rows, [rollouts, scores])
+    return _sorted(stage_run, rows, [rollouts, scores])
 
 
-def _sft(content: Content, making: Making) -> Rows:
-    demonstrations = _need(making, "demonstrations")
+def _sft(content: Content, stage_run: StageRun) -> Rows:
+    demonstrations = _need(stage_run, "demonstrations")
     rows = [
         _row(row, role="imitated", response=row["completion"])
         for row in content.rows(demonstrations)
     ]
-    return _sorted(making, rows, [demonstrations])
+    return _sorted(stage_run, rows, [demonstrations])
 
 
-def _reward_model(content: Content, making: Making) -> Rows:
-    return _data(content, making, _reward_data(making))
+def _reward_model(content: Content, stage_run: StageRun) -> Rows:
+    return _data(content, stage_run, _reward_data(stage_run))
 
 
-def _preference(content: Content, making: Making) -> Rows:
-    return _data(content, making, _preference_data(making))
+def _preference(content: Content, stage_run: StageRun) -> Rows:
+    return _data(content, stage_run, _preference_data(stage_run))
 
 
-def _data(content: Content, making: Making, name: str) -> Rows:
+def _data(content: Content, stage_run: StageRun, name: str) -> Rows:
     """Pairs give two rows each; ratings and labelled steps one."""
-    artifact = _need(making, name)
+    artifact = _need(stage_run, name)
     rows = []
     for row in content.rows(artifact):
         if "chosen" in row:
@@ -180,10 +178,10 @@ def _data(content: Content, making: Making, name: str) -> Rows:
         else:
             rated = row.get("rating")
             rows.append(_row(row, role="rated", response=row.get("completion"), reward=rated))
-    return _sorted(making, rows, [artifact])
+    return _sorted(stage_run, rows, [artifact])
 
 
-_STAGES: dict[str, Callable[[Content, Making], Rows]] = {
+_STAGES: dict[str, Callable[[Content, StageRun], Rows]] = {
     "policy_update": _policy_update,
     "online": _policy_update,
     "sft": _sft,
@@ -205,7 +203,7 @@ def _row(source: Row, **values: Any) -> Row:
 
 
 def _sorted(
-    making: Making, rows: list[Row], files: list[Artifact], notes: list[str] | None = None
+    stage_run: StageRun, rows: list[Row], files: list[Artifact], notes: list[str] | None = None
 ) -> Rows:
     def rank(row: Row) -> tuple[str, int, int, str]:
         index = row["sample_index"]
@@ -216,65 +214,65 @@ def _sorted(
             row["role"] or "",
         )
 
-    return Rows(making, sorted(rows, key=rank), files, notes or [])
+    return Rows(stage_run, sorted(rows, key=rank), files, notes or [])
 
 
 def _place(row: Row) -> tuple[str, int, int]:
     return row["prompt_id"], row.get("step") or 0, row["sample_index"]
 
 
-def _reward_data(making: Making) -> str:
-    return _REWARD_DATA.get(str(making.params.get("reward_model.objective")), "preferences")
+def _reward_data(stage_run: StageRun) -> str:
+    return _REWARD_DATA.get(str(stage_run.params.get("reward_model.objective")), "preferences")
 
 
-def _preference_data(making: Making) -> str:
-    return "feedback" if making.params.get("preference.loss") == "kto" else "preferences"
+def _preference_data(stage_run: StageRun) -> str:
+    return "feedback" if stage_run.params.get("preference.loss") == "kto" else "preferences"
 
 
-def _input(making: Making, name: str) -> Artifact | None:
-    for path, digest in making.inputs.items():
-        if role_of(making.stage, path, among_inputs=True) == name:
+def _input(stage_run: StageRun, name: str) -> Artifact | None:
+    for path, digest in stage_run.inputs.items():
+        if role_of(stage_run.stage, path, among_inputs=True) == name:
             return Artifact(path, digest)
     return None
 
 
-def _out(making: Making, name: str) -> Artifact | None:
-    for path, digest in making.outs.items():
-        if role_of(making.stage, path, among_inputs=False) == name:
+def _out(stage_run: StageRun, name: str) -> Artifact | None:
+    for path, digest in stage_run.outs.items():
+        if role_of(stage_run.stage, path, among_inputs=False) == name:
             return Artifact(path, digest)
     return None
 
 
-def _need(making: Making, name: str) -> Artifact:
-    found = _input(making, name)
-    if found is None:
-        raise LockstepError(f"{making.stage}: its record names no input `{name}`")
-    return found
+def _need(stage_run: StageRun, name: str) -> Artifact:
+    artifact = _input(stage_run, name)
+    if artifact is None:
+        raise LockstepError(f"{stage_run.stage}: its record names no input `{name}`")
+    return artifact
 
 
-def _need_out(making: Making, name: str) -> Artifact:
-    found = _out(making, name)
-    if found is None:
-        raise LockstepError(f"{making.stage}: its record names no output `{name}`")
-    return found
+def _need_out(stage_run: StageRun, name: str) -> Artifact:
+    artifact = _out(stage_run, name)
+    if artifact is None:
+        raise LockstepError(f"{stage_run.stage}: its record names no output `{name}`")
+    return artifact
 
 
 def select(rows: Rows, prompt: str | None, limit: int | None) -> tuple[list[Row], int]:
     """The rows of one prompt, or all, up to a limit; and how many there are."""
-    found = [row for row in rows.rows if prompt is None or row["prompt_id"].startswith(prompt)]
-    if prompt is not None and not found:
+    selected = [row for row in rows.rows if prompt is None or row["prompt_id"].startswith(prompt)]
+    if prompt is not None and not selected:
         some = ", ".join(dict.fromkeys(row["prompt_id"] for row in rows.rows[:8]))
         raise LockstepError(
-            f"{rows.making.stage} has no row of prompt {prompt!r}; it has, among others, {some}"
+            f"{rows.stage_run.stage} has no row of prompt {prompt!r}; it has, among others, {some}"
         )
-    return found[:limit], len(found)
+    return selected[:limit], len(selected)
 
 
 def as_json(rows: Rows, shown: Sequence[Row], total: int) -> dict[str, Any]:
     """The shape that docs/lineage.md describes."""
     return {
-        "stage": rows.making.stage,
-        "id": rows.making.id,
+        "stage": rows.stage_run.stage,
+        "id": rows.stage_run.id,
         "files": [vars(item) for item in rows.files],
         "total": total,
         "rows": list(shown),

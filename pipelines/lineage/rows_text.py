@@ -1,11 +1,11 @@
-"""Rows and prompts for a terminal."""
+"""Rows, and the influence of prompts, as text."""
 
 from collections.abc import Sequence
 
-from pipelines.lineage.making import Making, short_hash
-from pipelines.lineage.prompts import Influence, Touched
+from pipelines.lineage.prompts import AffectedModel, Influence
 from pipelines.lineage.row_changes import RowChange
 from pipelines.lineage.rows import Row, Rows
+from pipelines.lineage.stage_run import StageRun, short_hash
 from stages.reporting.markup import printable
 
 _FEW = 4
@@ -14,7 +14,7 @@ _FEW = 4
 def render_rows(rows: Rows, shown: Sequence[Row], total: int) -> str:
     """A block for each row."""
     files = ", ".join(f"{item.path} {short_hash(item.hash)}" for item in rows.files)
-    lines = [f"{rows.making.stage}: {len(shown)} of {total} rows, from {files}"]
+    lines = [f"{rows.stage_run.stage}: {len(shown)} of {total} rows, from {files}"]
     for row in shown:
         lines += ["", row_name(row), f"  prompt    {_quoted(row['prompt'])}"]
         lines.append(f"  response  {_quoted(row['response'])}")
@@ -59,12 +59,12 @@ def render_changes(changes: Sequence[RowChange], limit: int | None) -> str:
 
 
 def render_influence(influence: Influence) -> str:
-    """What a prompt had a part in."""
+    """The models that a prompt influenced."""
     lines = [f"prompt {influence.prompt_id}  {_quoted(influence.prompt)}"]
     if influence.direct:
         lines += ["", "Trained on it", *(f"  {_touched(item)}" for item in influence.direct)]
     else:
-        lines += ["", "Nothing whose data are here was trained on it"]
+        lines += ["", "No model whose training data are here was trained on it"]
     if influence.indirect:
         lines += [
             "",
@@ -72,36 +72,38 @@ def render_influence(influence: Influence) -> str:
             *(f"  {_touched(item)}" for item in influence.indirect),
         ]
     if influence.sampled:
-        lines += ["", "Sampled, and not trained on", *_stages(influence.sampled)]
+        lines += ["", "Sampled, but not trained on", *_stages(influence.sampled)]
     if influence.evaluated:
-        lines += ["", "Held out: evaluated on it, not trained", *_stages(influence.evaluated)]
+        lines += ["", "Held out: evaluated on it, not trained on", *_stages(influence.evaluated)]
     if influence.gone:
-        lines += ["", "Not searched, because the bytes are gone"]
-        lines += [f"  {making.stage}  {item.path} {item.hash}" for making, item in influence.gone]
+        lines += ["", "Not searched, because the files are missing"]
+        lines += [
+            f"  {stage_run.stage}  {item.path} {item.hash}" for stage_run, item in influence.gone
+        ]
     return "\n".join(lines)
 
 
-def _touched(item: Touched) -> str:
+def _touched(item: AffectedModel) -> str:
     model = item.model
     what = f"{item.rows} row{'s' if item.rows > 1 else ''}" if item.rows else ""
     if item.through:
         what = f"via {' → '.join(item.through)}"
     which = f"{model.path} {short_hash(model.hash)}" if model else ""
-    return f"{item.making.stage}  {which}  {what}{_where(item.making)}"
+    return f"{item.stage_run.stage}  {which}  {what}{_where(item.stage_run)}"
 
 
-def _where(making: Making) -> str:
-    if making.in_workspace:
+def _where(stage_run: StageRun) -> str:
+    if stage_run.in_workspace:
         return ""
-    return f"  (commit {making.commits[-1][:7]})" if making.commits else "  (ledger)"
+    return f"  (commit {stage_run.commits[-1][:7]})" if stage_run.commits else "  (ledger)"
 
 
-def _stages(makings: Sequence[Making]) -> list[str]:
-    return [f"  {making.stage}{_where(making)}" for making in makings]
+def _stages(stage_runs: Sequence[StageRun]) -> list[str]:
+    return [f"  {stage_run.stage}{_where(stage_run)}" for stage_run in stage_runs]
 
 
 def row_name(row: Row) -> str:
-    """What tells a row from all others."""
+    """What identifies a row."""
     step = "" if row["step"] is None else f" step {row['step']}"
     index = "" if row["sample_index"] is None else f" sample {row['sample_index']}"
     return f"{row['prompt_id']}{step}{index} {row['role'] or ''}".rstrip()
@@ -126,5 +128,5 @@ def _advantages(values: Sequence[float]) -> str:
 
 
 def _quoted(text: str | None) -> str:
-    """A text in one line: what models write may hold anything."""
+    """A text on one line: model output may contain any character."""
     return "(not in the file)" if text is None else printable(repr(text))

@@ -1,8 +1,8 @@
-"""How far two scorings of the same responses agree.
+"""Agreement of two scorings of the same responses.
 
-Their means and spreads may differ without any harm: what a policy learns from is which of a
-prompt's responses is the better one. So pairs of responses to one prompt are counted, too: those
-that the two scorings order the other way round, and those of which only one sees a difference.
+Different means and spreads do no harm: a policy learns from which of a prompt's responses is
+better. So pairs of responses to the same prompt are counted too: those that the two scorings order
+differently, and those that only one of them ties.
 """
 
 import math
@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Any
 
 Place = tuple[Any, ...]
-"""Where a response is: its prompt's id, then what tells it from the prompt's others."""
+"""Identifies a response: its prompt's id, then what distinguishes it from the prompt's others."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Agreement:
     std_one: float
     std_other: float
     pearson: float | None
-    """None where one of the two is the same for all."""
+    """None where one of the two is constant."""
     spearman: float | None
     num_pairs: int
     """Of responses to one prompt."""
     num_reversed: int
-    """Pairs that the two order the other way round."""
+    """Pairs that the two order differently."""
     num_tied_in_one: int
-    """Pairs of which only one of the two sees a difference."""
+    """Pairs that exactly one of the two ties."""
 
     @property
     def mean_difference(self) -> float:
@@ -79,13 +79,13 @@ def compare(one: Mapping[Place, float], other: Mapping[Place, float]) -> Agreeme
 
 
 def largest(one: Mapping[Place, float], other: Mapping[Place, float], count: int) -> list[Place]:
-    """The places where the two differ most, first those that differ more; none that agree."""
+    """The places where the two differ most, largest difference first; none that agree."""
     apart = [place for place in sorted(one) if one[place] != other[place]]
     return sorted(apart, key=lambda place: -abs(other[place] - one[place]))[:count]
 
 
 def correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Pearson's; None where one of the two does not vary."""
+    """Pearson's; None where one of the two is constant."""
     mean_a, mean_b = statistics.fmean(a), statistics.fmean(b)
     off_a, off_b = [x - mean_a for x in a], [y - mean_b for y in b]
     size = math.sqrt(math.fsum(x * x for x in off_a) * math.fsum(y * y for y in off_b))
@@ -96,18 +96,18 @@ def correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """The place of each value among all, from 1; equal ones share the middle of theirs."""
+    """The rank of each value, from 1; ties share their mean rank."""
     order = sorted(range(len(values)), key=lambda i: values[i])
-    found = [0.0] * len(values)
+    ranked = [0.0] * len(values)
     start = 0
     while start < len(order):
         end = start
         while end + 1 < len(order) and values[order[end + 1]] == values[order[start]]:
             end += 1
         for position in range(start, end + 1):
-            found[order[position]] = (start + end) / 2 + 1
+            ranked[order[position]] = (start + end) / 2 + 1
         start = end + 1
-    return found
+    return ranked
 
 
 def _sign(value: float) -> int:

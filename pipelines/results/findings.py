@@ -1,7 +1,7 @@
-"""What `lockstep verify` can find, each with what to do about it.
+"""The findings of `lockstep verify`, each with its remedies.
 
 A remedy never relies on DVC noticing the change by itself. DVC goes by size and time of a file, and
-trusts a read-only file of its cache; so what is wrong is removed first, and then brought back.
+trusts a read-only file of its cache; so what is wrong is removed first, and then restored.
 """
 
 import shlex
@@ -22,13 +22,13 @@ class Kind(StrEnum):
     LOST = "lost"
     """Neither in the workspace nor in DVC's cache: as after `git clone`."""
     EXTRA = "extra"
-    """In a recorded folder, and not recorded."""
+    """In a recorded folder, but not recorded."""
     ROTTED = "rotted"
-    """An object of DVC's cache whose bytes do not make its name."""
+    """An object of DVC's cache whose bytes do not match its name."""
     UNCACHED = "uncached"
-    """As recorded in the workspace, and DVC's cache has no copy."""
+    """As recorded in the workspace, but DVC's cache has no copy."""
     UNRECORDED = "unrecorded"
-    """An output of dvc.yaml that dvc.lock has no hash of."""
+    """An output of dvc.yaml for which dvc.lock has no hash."""
 
 
 @dataclass(frozen=True)
@@ -37,29 +37,29 @@ class Finding:
 
     kind: Kind
     path: str
-    """In the repository; of an object, in DVC's cache."""
+    """In the repository; for an object, in DVC's cache."""
     stage: str | None
     detail: str = ""
     remedies: tuple[str, ...] = ()
-    """Commands of which any one mends it; the first that can be run is the one to take."""
+    """Commands, any one of which fixes it; use the first that can be run."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def checkout(output: Output, *wrong: str) -> tuple[str, ...]:
-    """Take it from DVC's cache again."""
+    """Restore it from DVC's cache."""
     return (_after_removal(wrong, f"dvc checkout {shlex.quote(output.path)}"),)
 
 
 def bring_back(output: Output, *wrong: str) -> tuple[str, ...]:
-    """Fetch it from a remote, or compute it again."""
+    """Fetch it from a remote, or recompute it."""
     pull = _after_removal(wrong, f"dvc pull {shlex.quote(output.path)}")
     return (pull, *compute(output, *wrong))
 
 
 def compute(output: Output, *wrong: str) -> tuple[str, ...]:
-    """Have its stage run; DVC sees that something is missing."""
+    """Rerun its stage; DVC sees that something is missing."""
     return (_after_removal(wrong, f"dvc repro {shlex.quote(output.stage)}"),)
 
 
@@ -68,12 +68,12 @@ def from_git(output: Output) -> tuple[str, ...]:
 
 
 def refill(path: str, place: str) -> tuple[str, ...]:
-    """Give DVC's cache its copy again, from the workspace."""
+    """Copy it from the workspace into DVC's cache."""
     return (f"install -D -m 444 {shlex.join([path, place])}",)
 
 
 def relist(output: Output, place: str) -> tuple[str, ...]:
-    """Have DVC list a folder again that is as recorded, with its stage as recorded too."""
+    """Recreate the listing of a folder that is as recorded, for a stage that is as recorded."""
     return (_after_removal((place,), f"dvc commit --force {shlex.quote(output.stage)}"),)
 
 

@@ -1,9 +1,9 @@
-"""`lockstep lm-eval`: a finished checkpoint through lm-eval's own package, in a process of its own.
+"""`lockstep lm-eval`: evaluate a finished checkpoint with the lm-eval package, in its own process.
 
-Outside the graph, because its data come from the network and its packages are no part of ours: no
-stage reads what it finds. Results are kept beside the hash of the checkpoint that they are about,
-`artifacts/lm_eval/POLICY/TASKS.json`, with lm-eval's own file beside them. The process has the
-environment of whoever calls: proxies, tokens and offline settings are theirs.
+Outside the graph, because its data come from the network and its packages are not ours: no stage
+reads its results. Results are saved with the hash of the checkpoint in
+`artifacts/lm_eval/POLICY/TASKS.json`, with lm-eval's own file beside them. The process inherits the
+caller's environment: proxies, tokens and offline settings.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ class Request:
 
 
 def lm_eval(repository: Repository, request: Request, *, as_json: bool) -> str:
-    """Run it, keep the results, and say them."""
+    """Run it, save the results, and return the text to print."""
     params = load_params(repository.root)
     policy = request.policy
     family = [ROOT, *params.rl.family]
@@ -61,19 +61,19 @@ def lm_eval(repository: Repository, request: Request, *, as_json: bool) -> str:
         raise LockstepError(f"there is no policy {policy!r}; there are {', '.join(family)}")
     tasks = [name.strip() for name in request.tasks.split(",") if name.strip()]
     if not tasks:
-        raise LockstepError("--tasks names none: --tasks gsm8k,ifeval")
+        raise LockstepError("--tasks is empty: pass, for example, --tasks gsm8k,ifeval")
     model = Path("artifacts/policies") / policy / "model"
     if not (repository.root / model / "tokenizer_config.json").is_file():
         raise LockstepError(
-            f"{model} is not there: `lockstep run` makes it, and `dvc pull {model}` fetches it "
-            "where somebody else has"
+            f"{model} does not exist: `lockstep run` computes it, or `dvc pull {model}` fetches it "
+            "from a remote"
         )
     python = request.python or sys.executable
     _refuse_without_lm_eval(python)
     digest = HashCache(repository.home / "hashes.json").of(repository.root / model)
     kept = repository.root / FOLDER / policy / f"{_file_name(tasks, request)}.json"
     raw = _run(repository, command(python, model, tasks, params, request, repository.root), kept)
-    found: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "policy": policy,
         "model": {"path": str(model), "hash": digest},
         "tasks": tasks,
@@ -86,18 +86,18 @@ def lm_eval(repository: Repository, request: Request, *, as_json: bool) -> str:
         },
         "results": results_of(raw),
     }
-    atomic.write_json(kept, found)
+    atomic.write_json(kept, outcome)
     url = (
-        log_results(repository, params, policy, digest, found["results"], suffix_of(request))
+        log_results(repository, params, policy, digest, outcome["results"], suffix_of(request))
         if request.mlflow
         else None
     )
     if as_json:
-        return json.dumps(found, indent=2)
+        return json.dumps(outcome, indent=2)
     where = kept.relative_to(repository.root)
-    lines = [render(found["results"]), "", f"kept in {where}"]
+    lines = [render(outcome["results"]), "", f"saved in {where}"]
     if request.limit:
-        lines.insert(1, f"of the first {request.limit} only: not a number to publish")
+        lines.insert(1, f"on the first {request.limit} only: not for publication")
     return "\n".join([*lines, *([f"in MLflow: {url}"] if url else [])])
 
 
@@ -109,7 +109,7 @@ def command(
     request: Request,
     root: Path,
 ) -> list[str]:
-    """What is run, in the repository: relative paths have no comma that would split them."""
+    """The command, run in the repository: relative paths have no comma that would split them."""
     weights = f"pretrained={model}"
     if (root / model / "adapter_config.json").is_file():
         weights = f"pretrained={model / 'base'},peft={model}"
@@ -175,25 +175,27 @@ def _refuse_without_lm_eval(python: str) -> None:
     if not has_it:
         raise LockstepError(
             f"lm-eval is not installed for {python}: `pip install -c constraints.txt -e "
-            "'.[lm-eval]'`, or name an interpreter that has it by --python"
+            "'.[lm-eval]'`, or pass an interpreter that has it with --python"
         )
 
 
 def _run(repository: Repository, words: list[str], kept: Path) -> dict[str, Any]:
-    """Its results file, which it names after the time; moved beside ours."""
+    """Run it and return its results file, which is moved beside ours."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".") as aside:
-        # What it prints is for people: our own output may be read by programs.
+        # Its output goes to stderr: our stdout may be read by programs.
         done = subprocess.run(
             [*words, "--output_path", aside], cwd=repository.root, stdout=sys.stderr, check=False
         )
         if done.returncode:
-            raise LockstepError(f"lm-eval ended with status {done.returncode}; it says why above")
-        found = sorted(Path(aside).rglob("results*.json"))
-        if len(found) != 1:
-            raise LockstepError(f"lm-eval left {len(found)} files of results where one was due")
-        raw: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
-        shutil.move(found[0], kept.with_suffix(".raw.json"))
+            raise LockstepError(
+                f"lm-eval exited with status {done.returncode}; see its output above"
+            )
+        files = sorted(Path(aside).rglob("results*.json"))
+        if len(files) != 1:
+            raise LockstepError(f"lm-eval wrote {len(files)} results files instead of one")
+        raw: dict[str, Any] = json.loads(files[0].read_text(encoding="utf-8"))
+        shutil.move(files[0], kept.with_suffix(".raw.json"))
     return raw
 
 
@@ -206,9 +208,9 @@ def _file_name(tasks: list[str], request: Request) -> str:
 
 
 def suffix_of(request: Request) -> str:
-    """What was asked for otherwise has another name: a short look replaces no long one.
+    """Other options give another name, so that a partial evaluation never replaces a full one.
 
-    In files and in MLflow alike, so only with characters that both take.
+    Used in file names and in MLflow, so only with characters that both accept.
     """
     shots = f".{request.num_fewshot}-shot" if request.num_fewshot is not None else ""
     chat = ".chat" if request.chat else ""
@@ -232,9 +234,9 @@ def log_results(
     results: Results,
     suffix: str,
 ) -> str:
-    """Log the numbers to the run of the policy's evaluation, and say where that is.
+    """Log the metrics to the run of the policy's evaluation, and return its address.
 
-    `suffix`: behind the name of each task, as in the names of the files.
+    `suffix`: appended to the name of each task, as in the file names.
     """
     from pipelines.ledger.entry import Ledger
     from pipelines.tracking.cursor import StageCursor, store_address
@@ -246,12 +248,12 @@ def log_results(
     run = StageCursor.of(entry, store_address(repository)).run_id if entry else None
     if entry is None or run is None:
         raise LockstepError(
-            f"the results are kept, but MLflow has no run of {stage} from this clone: `lockstep "
-            "run` makes one, and `lockstep sync` ships it"
+            f"the results are saved, but MLflow has no run of {stage} from this clone: run "
+            "`lockstep run`, then `lockstep sync`"
         )
     if entry.spec.inputs["policy"].hash != digest:
         raise LockstepError(
-            f"the results are kept, but the last run of {stage} evaluated other weights than "
+            f"the results are saved, but the last run of {stage} evaluated other weights than "
             f"{policy} has now: `lockstep run` evaluates these"
         )
     os.environ.update(SETTINGS)
@@ -267,6 +269,4 @@ def log_results(
         store.log(run, points)
         return store.url(run) or run
     except (UnreachableError, RefusedError) as error:
-        raise LockstepError(
-            f"the results are kept, but MLflow did not take them: {error}"
-        ) from None
+        raise LockstepError(f"the results are saved, but MLflow refused them: {error}") from None

@@ -1,8 +1,8 @@
-"""`lockstep samples`: a policy's answers to the held-out prompts, to read rather than to count.
+"""`lockstep samples`: show a policy's answers to the held-out prompts.
 
 Reads the folders of two evaluations and nothing else: no job, no MLflow. Those of another commit,
-`REV:POLICY`, come out of DVC's cache. What is asked for is filtered first and then ordered; wins
-and losses come with the largest change of reward first.
+`REV:POLICY`, come from DVC's cache. Prompts are filtered first and then ordered; wins and losses
+are ordered by the change of reward, largest first.
 """
 
 import json
@@ -41,7 +41,7 @@ class Sample:
 
     def as_json(self, *, sampled: bool) -> dict[str, Any]:
         item = self.mine
-        found = {
+        values = {
             "prompt_id": item.prompt_id,
             "prompt": item.prompt,
             "answer": item.answer,
@@ -52,8 +52,8 @@ class Sample:
             "reference_reward": self.theirs.greedy.reward if self.theirs else None,
             "won": self.won,
         }
-        del found["vote"]
-        return {**found, **({"sampled": [asdict(a) for a in item.sampled]} if sampled else {})}
+        del values["vote"]
+        return {**values, **({"sampled": [asdict(a) for a in item.sampled]} if sampled else {})}
 
 
 _FILTERS: dict[str, Callable[[Sample], bool]] = {
@@ -79,17 +79,17 @@ class Query:
 
 
 def samples(root: Path, query: Query, *, as_json: bool) -> str:
-    """What the command prints."""
+    """The output of the command."""
     family = [ROOT, *load_params(root).rl.family]
     policy = _known(query.policy or family[-1], family)
     revision, colon, _ = policy.rpartition(":")
     against = _known(query.against or f"{revision}{colon}{ROOT}", family)
     if query.limit < 0:
-        raise LockstepError("-n takes a number of prompts, 0 for all of them")
+        raise LockstepError("-n takes a number of prompts, 0 for all")
     if against == policy:
         if query.against or query.which in ("lost", "won"):
             raise LockstepError(
-                f"{policy} would be compared with itself: name another policy by --against"
+                f"{policy} would be compared with itself: pass another policy with --against"
             )
         against = ""
     everything = _all(root, policy, against)
@@ -111,7 +111,7 @@ def samples(root: Path, query: Query, *, as_json: bool) -> str:
 
 
 def _known(policy: str, family: list[str]) -> str:
-    """A policy of the workspace; one of another revision is looked for in its dvc.lock."""
+    """A policy of the workspace; one of another revision is looked up in its dvc.lock."""
     if ":" not in policy and policy not in family:
         raise LockstepError(f"there is no policy {policy!r}; there are {', '.join(family)}")
     return policy
@@ -147,39 +147,39 @@ def _answers(root: Path, policy: str) -> "list[Answered]":
     for name in (folder.GREEDY, folder.SAMPLED):
         if not (path / name).is_file():
             raise LockstepError(
-                f"{path / name} is not there: `lockstep run` evaluates {policy}, and `dvc pull "
-                f"artifacts/evaluations/{policy}` fetches it where somebody else has"
+                f"{path / name} does not exist: `lockstep run` evaluates {policy}, or `dvc pull "
+                f"artifacts/evaluations/{policy}` fetches it from a remote"
             )
     try:
         return folder.read(path)
     except (KeyError, ValueError, OSError) as error:
         raise LockstepError(
-            f"{path} is not an evaluation that can be read ({error}): `lockstep verify` says "
-            "whether it is damaged, and `lockstep run` makes it again"
+            f"{path} cannot be read as an evaluation ({error}): `lockstep verify` checks "
+            "whether it is damaged, `lockstep run` computes it again"
         ) from None
 
 
 def _recorded_answers(root: Path, policy: str) -> "list[Answered]":
-    """Those of an evaluation as the dvc.lock of a commit, tag or experiment records it."""
+    """The answers of an evaluation in the dvc.lock of a commit, tag or experiment."""
     from pipelines.base.repository import Repository
     from pipelines.lineage.content import Content
-    from pipelines.lineage.evidence import Artifact, gather
     from pipelines.lineage.history import History
+    from pipelines.lineage.run_index import Artifact, gather
     from pipelines.lineage.target import Resolver
     from stages.evaluation import folder
 
     repository = Repository(root)
-    evidence = gather(repository)
-    lock, name = Resolver(evidence, root, History(root)).revision(policy)
+    run_index = gather(repository)
+    lock, name = Resolver(run_index, root, History(root)).revision(policy)
     assert lock is not None
-    outs = [out for making in lock.stages.values() for out in making.outs.items()]
+    outs = [out for stage_run in lock.stages.values() for out in stage_run.outs.items()]
     recorded = {Path(path).name: Artifact(path, digest) for path, digest in outs if _is_one(path)}
     if name not in recorded:
         known = ", ".join(sorted(recorded)) or "none"
         raise LockstepError(f"{policy}: no such policy was evaluated there; there are {known}")
-    files = Content(repository, evidence).files(recorded[name])
+    files = Content(repository, run_index).files(recorded[name])
     with tempfile.TemporaryDirectory() as named:
-        # In the cache, files are called by their hashes.
+        # In the cache, files are named by their hashes.
         for file in (folder.GREEDY, folder.SAMPLED):
             (Path(named) / file).symlink_to(files[file].resolve())
         return folder.read(Path(named))
@@ -196,8 +196,7 @@ def _select(everything: list[Sample], which: str | None, task: str | None) -> li
         raise LockstepError(f"there is no task {task!r}; {known}")
     if which in ("wrong", "right") and not any(s.mine.is_judged for s in everything):
         raise LockstepError(
-            f"--{which}: the data do not say which answers are right; --won and --lost compare "
-            "rewards"
+            f"--{which}: the data have no expected answers; --won and --lost compare rewards"
         )
     keep = _FILTERS.get(which or "")
     chosen = [s for s in everything if task in (None, s.mine.task) and (not keep or keep(s))]
@@ -244,8 +243,8 @@ def _render(
 def _answer(name: str, answer: "Answer", width: int, pass_rate: float | None) -> list[str]:
     cut = "cut off" if answer.finish_reason == "length" else ""
     often = "" if pass_rate is None else f"{pass_rate:.0%} of samples right"
-    said = (_MARKS[answer.correct], f"reward {answer.reward:.4g}", f"{answer.length} tokens", cut)
-    notes = ", ".join(filter(None, (*said, often)))
+    parts = (_MARKS[answer.correct], f"reward {answer.reward:.4g}", f"{answer.length} tokens", cut)
+    notes = ", ".join(filter(None, (*parts, often)))
     return [*_field(name, answer.response or "(empty)", width), f"{'':{width + 4}}({notes})"]
 
 

@@ -1,8 +1,7 @@
 """`lockstep scores A B`: two scorings of the same rollouts, side by side.
 
 A scoring is named as in `lockstep lineage`, or by its iteration alone: `iter_001`, `main:iter_001`,
-a hash. Scorings of different rollouts are refused: a response that the other has not seen cannot be
-scored differently.
+a hash. Scorings of different rollouts are refused: only the same responses can be compared.
 """
 
 import json
@@ -13,10 +12,10 @@ from typing import Any
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.lineage.content import Content
-from pipelines.lineage.evidence import Artifact, gather
 from pipelines.lineage.history import History
-from pipelines.lineage.making import Making, short_hash
 from pipelines.lineage.naming import role_of
+from pipelines.lineage.run_index import Artifact, gather
+from pipelines.lineage.stage_run import StageRun, short_hash
 from pipelines.lineage.target import Resolver, Target
 from pipelines.results import agreement
 from pipelines.results.agreement import Agreement, Place
@@ -27,7 +26,7 @@ _STAGES = ("score", "online")
 
 @dataclass(frozen=True)
 class Scoring:
-    """Rewards by place, and what they are of."""
+    """Rewards by response, and the files they come from."""
 
     text: str
     scores: Artifact
@@ -52,40 +51,40 @@ class Scoring:
 def scores(one: str, other: str, source: str | None, limit: int, *, as_json: bool) -> int:
     """Compare, and print; returns the exit status."""
     repository = Repository.find()
-    evidence = gather(repository)
-    resolver = Resolver(evidence, repository.root, History(repository.root))
-    content = Content(repository, evidence)
+    run_index = gather(repository)
+    resolver = Resolver(run_index, repository.root, History(repository.root))
+    content = Content(repository, run_index)
     first, _, second = (source or "").partition(",")
     sources = (first or None, second or first or None)
-    found = [
+    a, b = (
         _scoring(content, _find(resolver, text), wanted)
         for text, wanted in zip((one, other), sources, strict=True)
-    ]
-    _refuse_others(*found)
-    rows = {_place(row): row for row in content.rows(found[0].rollouts)}
-    compared = agreement.compare(found[0].rewards, found[1].rewards)
+    )
+    _refuse_others(a, b)
+    rows = {_place(row): row for row in content.rows(a.rollouts)}
+    compared = agreement.compare(a.rewards, b.rewards)
     shown = [
-        _row(rows[place], found[0].rewards[place], found[1].rewards[place])
-        for place in agreement.largest(found[0].rewards, found[1].rewards, limit)
+        _row(rows[place], a.rewards[place], b.rewards[place])
+        for place in agreement.largest(a.rewards, b.rewards, limit)
     ]
-    for note in evidence.notes:
+    for note in run_index.notes:
         print(f"lockstep: {note}", file=sys.stderr)
     if as_json:
         answer = {
-            "one": found[0].as_json(),
-            "other": found[1].as_json(),
-            "rollouts": {"path": found[0].rollouts.path, "hash": found[0].rollouts.hash},
+            "one": a.as_json(),
+            "other": b.as_json(),
+            "rollouts": {"path": a.rollouts.path, "hash": a.rollouts.hash},
             "agreement": compared.as_json(),
             "largest": shown,
         }
         print(json.dumps(answer, indent=2))
     else:
-        print(_render(found[0], found[1], compared, shown))
+        print(_render(a, b, compared, shown))
     return 0
 
 
 def _find(resolver: Resolver, text: str) -> Target:
-    """What a name means: the scores of an iteration, else whatever lineage takes it for."""
+    """Resolve a name: the scores of an iteration, else as `lockstep lineage` does."""
     _, name = resolver.revision(text)
     if "@" not in name and "/" not in name:
         try:
@@ -96,15 +95,15 @@ def _find(resolver: Resolver, text: str) -> Target:
 
 
 def _scoring(content: Content, target: Target, source: str | None) -> Scoring:
-    making = target.making
-    if making is None or making.name not in _STAGES:
-        what = making.stage if making else "nothing that is known here"
+    stage_run = target.stage_run
+    if stage_run is None or stage_run.name not in _STAGES:
+        what = f"was produced by {stage_run.stage}" if stage_run else "is given data"
         raise LockstepError(
-            f"{target.text} was made by {what}: name scores, such as iter_001, HEAD~1:iter_001 or "
+            f"{target.text} {what}: name scores, such as iter_001, HEAD~1:iter_001 or "
             "artifacts/scores/iter_001.parquet"
         )
-    scored = _of(making, "scores", among_inputs=False)
-    sampled = _of(making, "rollouts", among_inputs=making.name == "score")
+    scored = _of(stage_run, "scores", among_inputs=False)
+    sampled = _of(stage_run, "rollouts", among_inputs=stage_run.name == "score")
     rewards = {}
     for row in content.rows(scored):
         by_source = dict(row.get("by_source") or [])
@@ -116,12 +115,12 @@ def _scoring(content: Content, target: Target, source: str | None) -> Scoring:
     return Scoring(target.text, scored, sampled, rewards, source)
 
 
-def _of(making: Making, role: str, *, among_inputs: bool) -> Artifact:
-    paths = making.inputs if among_inputs else making.outs
+def _of(stage_run: StageRun, role: str, *, among_inputs: bool) -> Artifact:
+    paths = stage_run.inputs if among_inputs else stage_run.outs
     for path, digest in paths.items():
-        if role_of(making.stage, path, among_inputs=among_inputs) == role:
+        if role_of(stage_run.stage, path, among_inputs=among_inputs) == role:
             return Artifact(path, digest)
-    raise LockstepError(f"the record of {making.stage} names no {role}: run it again")
+    raise LockstepError(f"the record of {stage_run.stage} names no {role}: rerun it")
 
 
 def _refuse_others(one: Scoring, other: Scoring) -> None:
@@ -129,15 +128,15 @@ def _refuse_others(one: Scoring, other: Scoring) -> None:
         raise LockstepError(
             f"{one.text} and {other.text} score different rollouts "
             f"({short_hash(one.rollouts.hash)} and {short_hash(other.rollouts.hash)}): only "
-            "scorings of the same responses can be compared; `lockstep lineage diff` says why they "
-            "differ"
+            "scorings of the same responses can be compared; `lockstep lineage diff` shows why "
+            "they differ"
         )
     if one.rewards.keys() != other.rewards.keys():
         raise LockstepError(f"{one.text} and {other.text} do not have the same rows")
 
 
 def _place(row: dict[str, Any]) -> Place:
-    """The step, where there is one, is part of the group: its policy is another."""
+    """The step, where there is one, is part of the group: each step has its own policy."""
     step = row.get("step") or 0
     return (f"{row['prompt_id']}/{step}", row["sample_index"])
 
@@ -151,17 +150,18 @@ def _row(row: dict[str, Any], one: float, other: float) -> dict[str, Any]:
     }
 
 
-def _render(one: Scoring, other: Scoring, said: Agreement, rows: list[dict[str, Any]]) -> str:
+def _render(one: Scoring, other: Scoring, agreement: Agreement, rows: list[dict[str, Any]]) -> str:
     lines = [
         f"A  {one.title}",
         f"B  {other.title}",
-        f"{said.num_rows} responses of {one.rollouts.path} {short_hash(one.rollouts.hash)}",
+        f"{agreement.num_rows} responses of {one.rollouts.path} {short_hash(one.rollouts.hash)}",
         "",
-        f"mean         A {said.mean_one:.4g}  B {said.mean_other:.4g}  "
-        f"B - A {said.mean_difference:+.4g}",
-        f"spread       A {said.std_one:.4g}  B {said.std_other:.4g}",
-        f"correlation  Pearson {_number(said.pearson)}  Spearman {_number(said.spearman)}",
-        _pairs(said),
+        f"mean         A {agreement.mean_one:.4g}  B {agreement.mean_other:.4g}  "
+        f"B - A {agreement.mean_difference:+.4g}",
+        f"spread       A {agreement.std_one:.4g}  B {agreement.std_other:.4g}",
+        f"correlation  Pearson {_number(agreement.pearson)}  "
+        f"Spearman {_number(agreement.spearman)}",
+        _pairs(agreement),
     ]
     if rows:
         lines += ["", "where they differ most:"]
@@ -175,18 +175,22 @@ def _render(one: Scoring, other: Scoring, said: Agreement, rows: list[dict[str, 
     return "\n".join(lines)
 
 
-def _pairs(said: Agreement) -> str:
-    if not said.num_pairs:
+def _pairs(agreement: Agreement) -> str:
+    if not agreement.num_pairs:
         return "order        no prompt has two responses"
+    pairs, reversed_, tied = (
+        agreement.num_pairs,
+        agreement.num_reversed,
+        agreement.num_tied_in_one,
+    )
     return (
-        f"order        {said.num_reversed} of {said.num_pairs} pairs of a prompt's responses the "
-        f"other way round ({said.num_reversed / said.num_pairs:.1%}), {said.num_tied_in_one} tied "
-        f"in one only ({said.num_tied_in_one / said.num_pairs:.1%})"
+        f"order        {reversed_} of {pairs} pairs of a prompt's responses reversed "
+        f"({reversed_ / pairs:.1%}), {tied} tied in only one ({tied / pairs:.1%})"
     )
 
 
 def _number(value: float | None) -> str:
-    return "none: one is the same for all" if value is None else f"{value:.3f}"
+    return "undefined: one is constant" if value is None else f"{value:.3f}"
 
 
 def _cut(text: str) -> str:

@@ -1,11 +1,11 @@
-"""`lockstep verify`: every byte of the artifacts against the hashes in dvc.lock.
+"""`lockstep verify`: compare every byte of the artifacts with the hashes in dvc.lock.
 
-Nothing is taken on trust: no time stamp, no remembered hash, no read-only bit. Of each output both
-copies are read, the one in the workspace and the one in DVC's cache; of a folder each file, as the
-cache's listing of it names them, once the listing itself has been found whole. Nothing is changed:
-a finding comes with the command that mends it.
+Nothing is trusted: no time stamp, no cached hash, no read-only bit. Both copies of each output are
+read, the one in the workspace and the one in DVC's cache; of a folder each file that the cache's
+listing names, once the listing itself has been verified. Nothing is changed: each finding comes
+with the command that fixes it.
 
-Only outputs are looked at. Whether they still fit today's code, data and params is another
+Only outputs are checked. Whether they are up to date with code, data and params is a different
 question, which `dvc status` and `lockstep plan` answer.
 """
 
@@ -25,14 +25,14 @@ from pipelines.dvc_repo.graph import open_repo
 from pipelines.dvc_repo.recorded import Choice, Output, choose, read_outputs
 from pipelines.identity.digests import Digest, Unreadable, digests
 from pipelines.ledger.entry import Ledger
-from pipelines.results import findings as found
+from pipelines.results import findings
 from pipelines.results.findings import Finding, Kind
 
 Read = Mapping[Path, Digest | Unreadable]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """What was read, and what is wrong with it."""
 
     findings: list[Finding]
@@ -40,7 +40,7 @@ class Verdict:
     files: int
     num_bytes: int
     skipped: list[str]
-    """Stages left out because a job of theirs runs: their outputs come and go."""
+    """Stages skipped because a job of theirs is running and changes their outputs."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -58,8 +58,8 @@ def verify(
     *,
     whole_cache: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Verdict:
-    """Read the targets (everything, where none is named) and say what is not as recorded.
+) -> Verification:
+    """Read the targets (all outputs by default) and return what is not as recorded.
 
     `whole_cache` adds every object of DVC's cache, also those that dvc.lock does not name.
     """
@@ -76,24 +76,24 @@ def verify(
     paths = [*(path for look in looks for path in look.paths()), *objects]
     read = digests(paths, progress, from_disk=True)
     results = [finding for look in looks for finding in look.judge(read)]
-    told = {finding.path for finding in results}
-    results += [finding for finding in _rotted(objects, read) if finding.path not in told]
+    reported = {finding.path for finding in results}
+    results += [finding for finding in _rotted(objects, read) if finding.path not in reported]
     files = {item.identity: item.size for item in read.values() if isinstance(item, Digest)}
     unique = list(dict.fromkeys(results))
-    return Verdict(unique, len(looks), len(files), sum(files.values()), skipped)
+    return Verification(unique, len(looks), len(files), sum(files.values()), skipped)
 
 
 @dataclass(frozen=True)
 class _Look:
-    """One output: which files to read, and what they ought to be."""
+    """One output: which files to read, and their expected hashes."""
 
     root: Path
     cache: Path
     output: Output
     present: list[str]
-    """The files that are there."""
+    """The files that exist."""
     listed: dict[str, str] | None
-    """The md5 of each recorded file; None where a folder's listing is not to be had."""
+    """The md5 of each recorded file; None where a folder's listing is not available."""
 
     def paths(self) -> Iterator[Path]:
         """Every file to read."""
@@ -109,12 +109,12 @@ class _Look:
         """What is wrong with it."""
         output = self.output
         if output.md5 is None:
-            remedy = found.compute(output)
+            remedy = findings.compute(output)
             yield Finding(Kind.UNRECORDED, output.path, output.stage, remedies=remedy)
         elif self.listed is None:
             yield from self._judge_unlisted(read)
         elif self.present or not self._is_absent():
-            # First: DVC puts nothing right beside a file that it does not know.
+            # First: DVC restores nothing beside a file that it does not know.
             yield from self._extras(read)
             for path, md5 in self.listed.items():
                 yield from self._judge_file(path, md5, read)
@@ -122,7 +122,7 @@ class _Look:
             yield from self._absent(read)
 
     def _is_absent(self) -> bool:
-        """Whether nothing of the output is there; an empty folder may be all there ever was."""
+        """Whether the output is missing; an empty folder may be a complete output."""
         place = self.root / self.output.path
         return bool(self.listed) or not place.is_dir()
 
@@ -130,10 +130,10 @@ class _Look:
         here, place = read.get(self.root / path), object_path(self.cache, md5)
         kept = read.get(place) if self.output.in_cache else None
         stage, linked = self.output.stage, _same_file(here, kept)
-        refill = found.refill(path, str(place))
+        refill = findings.refill(path, str(place))
         if kept and not _holds(kept, md5) and not linked:
             remedy = refill if _holds(here, md5) else self._again(read)
-            yield Finding(Kind.ROTTED, str(place), stage, f"of {path}; {_found(kept)}", remedy)
+            yield Finding(Kind.ROTTED, str(place), stage, f"of {path}; {_describe(kept)}", remedy)
         if _holds(here, md5):
             if self.output.in_cache and self.output.current and not kept:
                 yield Finding(Kind.UNCACHED, path, stage, remedies=refill)
@@ -142,40 +142,43 @@ class _Look:
             kind = Kind.MISSING if to_be_had else Kind.LOST
             yield Finding(kind, path, stage, remedies=self._again(read))
         else:
-            detail = f"recorded {md5}, {_found(here)}"
+            detail = f"recorded {md5}, {_describe(here)}"
             if linked:
-                detail += "; it is one file with DVC's cache object (a link), so both are changed"
+                detail += "; it is a link to DVC's cache object, so both are changed"
             elif isinstance(here, Digest) and object_path(self.cache, here.md5).exists():
                 detail += f"; {_OTHER_RECORD}"
             yield Finding(Kind.CHANGED, path, stage, detail, self._again(read))
 
     def _again(self, read: Read) -> tuple[str, ...]:
-        """How to get the recorded bytes back, of all that is wrong with the output at once.
+        """How to restore the recorded bytes of the whole output at once.
 
-        DVC refuses to put a file right while another beside it is wrong.
+        DVC refuses to restore a file while another beside it is wrong.
         """
         output, listed = self.output, self.listed or {}
         if not output.current:
-            return found.remove(output.path)
+            return findings.remove(output.path)
         bad = {p: m for p, m in listed.items() if not _holds(read.get(self.root / p), m)}
         here = [path for path in bad if os.path.lexists(self.root / path)]
         if not output.in_cache:
             in_git = _git_blob_md5(self.root, output.path) == output.md5
-            return found.from_git(output) if in_git else found.compute(output, *here)
+            return findings.from_git(output) if in_git else findings.compute(output, *here)
         kept = {m: read.get(object_path(self.cache, m)) for m in bad.values()}
         if all(_holds(digest, md5) for md5, digest in kept.items()):
-            return found.checkout(output, *here)
+            return findings.checkout(output, *here)
         rotted = [m for m, digest in kept.items() if digest and not _holds(digest, m)]
         places = [str(object_path(self.cache, md5)) for md5 in rotted]
-        return found.bring_back(output, *here, *places)
+        return findings.bring_back(output, *here, *places)
 
     def _absent(self, read: Read) -> Iterator[Finding]:
-        """One word for an output that is not there, not one for each of its files."""
+        """One finding for a missing output, not one for each of its files."""
         output, remedy = self.output, self._again(read)
         kept = {m: read.get(object_path(self.cache, m)) for m in (self.listed or {}).values()}
         for md5, digest in kept.items() if output.in_cache else ():
             if digest and not _holds(digest, md5):
-                place, detail = object_path(self.cache, md5), f"of {output.path}; {_found(digest)}"
+                place, detail = (
+                    object_path(self.cache, md5),
+                    f"of {output.path}; {_describe(digest)}",
+                )
                 yield Finding(Kind.ROTTED, str(place), output.stage, detail, remedy)
         whole = all(_holds(digest, md5) for md5, digest in kept.items())
         kind = Kind.MISSING if whole or not output.in_cache else Kind.LOST
@@ -188,12 +191,12 @@ class _Look:
             if path not in recorded:
                 digest = read.get(self.root / path)
                 like = gone.get(digest.md5) if isinstance(digest, Digest) else None
-                detail = f"it holds what {like} should hold" if like else ""
-                remedy = found.remove(path)
+                detail = f"it has the content of {like}" if like else ""
+                remedy = findings.remove(path)
                 yield Finding(Kind.EXTRA, path, self.output.stage, detail, remedy)
 
     def _judge_unlisted(self, read: Read) -> Iterator[Finding]:
-        """A folder without a listing to be trusted: only the hash of the whole can be compared."""
+        """A folder without a valid listing: only the hash of the whole can be compared."""
         output = self.output
         assert output.md5 is not None
         place = object_path(self.cache, output.md5)
@@ -208,7 +211,7 @@ class _Look:
         elif self._folder_md5(read) != output.md5:
             other = object_path(self.cache, self._folder_md5(read))
             detail = f"recorded {output.md5}, found {self._folder_md5(read)}; "
-            lost = "the list of its files is not in DVC's cache, so none can be named"
+            lost = "the list of its files is not in DVC's cache, so no file can be named"
             detail += _OTHER_RECORD if other.exists() else lost
             yield Finding(Kind.CHANGED, output.path, stage, detail, self._relist(read, kept))
         elif not kept and output.current:
@@ -218,11 +221,11 @@ class _Look:
     def _relist(self, read: Read, kept: list[str]) -> tuple[str, ...]:
         output = self.output
         if not output.current:
-            return found.remove(output.path)
+            return findings.remove(output.path)
         if self._folder_md5(read) == output.md5:
-            return found.relist(output, str(object_path(self.cache, output.md5)))
+            return findings.relist(output, str(object_path(self.cache, output.md5)))
         here = [output.path] if self.present else []
-        return found.bring_back(output, *here, *kept)
+        return findings.bring_back(output, *here, *kept)
 
     def _folder_md5(self, read: Read) -> str:
         rows = []
@@ -251,7 +254,7 @@ def _look(root: Path, cache: Path, choice: Choice) -> _Look:
     files = {f"{output.path}/{name}": md5 for name, md5 in names.items()}
     listed = {path: md5 for path, md5 in files.items() if choice.covers(path)}
     if not listed and not present and choice.within != output.path:
-        raise LockstepError(f"{choice.within}: {output.path} has no such file, nor should it")
+        raise LockstepError(f"{choice.within}: no such file in {output.path}, nor in its record")
     return _Look(root, cache, output, present, listed)
 
 
@@ -268,12 +271,12 @@ def _present(root: Path, path: str) -> list[str]:
 
 
 def _rotted(objects: list[Path], read: Read) -> Iterator[Finding]:
-    """Objects that no output looked at names; only a remote, or the stage, can give them back."""
+    """Corrupted objects that no checked output names; only a remote or the stage has them."""
     for path in objects:
         digest = read.get(path)
         if digest and not _holds(digest, hash_in_name(path)):
-            remedy = found.remove(str(path))
-            yield Finding(Kind.ROTTED, str(path), None, _found(digest), remedy)
+            remedy = findings.remove(str(path))
+            yield Finding(Kind.ROTTED, str(path), None, _describe(digest), remedy)
 
 
 def _holds(digest: Digest | Unreadable | None, md5: str) -> bool:
@@ -285,14 +288,14 @@ def _same_file(first: Digest | Unreadable | None, second: Digest | Unreadable | 
     return both and first.identity == second.identity  # type: ignore[union-attr]
 
 
-def _found(digest: Digest | Unreadable | None) -> str:
+def _describe(digest: Digest | Unreadable | None) -> str:
     if isinstance(digest, Digest):
         return f"found {digest.md5} ({digest.size:,} bytes)"
     return f"cannot be read: {digest.reason}" if digest else "found nothing"
 
 
 def _git_blob_md5(root: Path, path: str) -> str | None:
-    """The md5 of what git would check out."""
+    """The md5 of the file that git would check out."""
     done = subprocess.run(
         ["git", "cat-file", "blob", f":./{path}"], cwd=root, capture_output=True, check=False
     )

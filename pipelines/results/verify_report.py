@@ -1,27 +1,27 @@
-"""What `lockstep verify` says: how far it is while it reads, and at the end what it found."""
+"""The output of `lockstep verify`: progress while it reads, then its findings."""
 
 import time
 from pathlib import Path
 
 from pipelines.base.console import Console, seconds
 from pipelines.results.findings import Finding, Kind
-from pipelines.results.verify import Verdict
+from pipelines.results.verify import Verification
 
 _MEANING = {
-    Kind.EXTRA: "extra: inside a recorded folder, and not recorded",
+    Kind.EXTRA: "extra: inside a recorded folder, but not recorded",
     Kind.CHANGED: "changed: not the bytes that were recorded",
-    Kind.ROTTED: "rotted: objects in DVC's cache whose bytes do not make their names",
+    Kind.ROTTED: "corrupted: objects in DVC's cache whose bytes do not match their names",
     Kind.MISSING: "missing from the workspace",
     Kind.LOST: "in neither the workspace nor DVC's cache",
     Kind.UNCACHED: "not in DVC's cache: this is the only copy",
     Kind.UNRECORDED: "unrecorded: dvc.lock has no hash of it",
 }
 _SHOWN = 20
-"""Of each kind; a clone without artifacts would fill the screen."""
+"""Findings shown of each kind; a clone without artifacts would fill the screen."""
 
 
 class Reading:
-    """The line that says how much was read, and how fast."""
+    """The progress line: how much was read, and how fast."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -33,23 +33,24 @@ class Reading:
         self._console.progress(f"read {size(done)} of {size(total)}, {size(rate)}/s{left}")
 
 
-def render(verdict: Verdict, root: Path) -> str:
-    """Every finding under its kind, with what mends it; then one line on the whole."""
-    elsewhere = verdict.findings and Path.cwd() != root
+def render(verification: Verification, root: Path) -> str:
+    """Every finding under its kind, with the command that fixes it; then a summary line."""
+    elsewhere = verification.findings and Path.cwd() != root
     lines = [f"(paths and commands are those of {root})"] if elsewhere else []
-    lines += [line for kind in _MEANING for line in _group(kind, verdict.findings)]
-    if verdict.skipped:
-        lines.append(f"left out, because a job of theirs runs: {', '.join(verdict.skipped)}")
-    read = f"{verdict.outputs} outputs, {verdict.files} files, {size(verdict.num_bytes)} read"
-    count = len(verdict.findings)
+    lines += [line for kind in _MEANING for line in _group(kind, verification.findings)]
+    if verification.skipped:
+        lines.append(f"skipped, because their jobs are running: {', '.join(verification.skipped)}")
+    volume = size(verification.num_bytes)
+    read = f"{verification.outputs} outputs, {verification.files} files, {volume} read"
+    count = len(verification.findings)
     what = f"{count} finding{'s' if count > 1 else ''}" if count else "all as recorded"
     lines.append(f"{what}: {read}")
-    lost = sum(finding.kind is Kind.LOST for finding in verdict.findings)
+    lost = sum(finding.kind is Kind.LOST for finding in verification.findings)
     if lost:
         only = "nothing was tampered with: " if lost == count else ""
         lines.append(
             f"{only}`dvc pull` fetches what is in neither place from the remote, "
-            "`dvc repro` makes it again"
+            "`dvc repro` computes it again"
         )
     return "\n".join(lines)
 
@@ -61,7 +62,7 @@ def _group(kind: Kind, findings: list[Finding]) -> list[str]:
         stage = f"  ({finding.stage})" if finding.stage else ""
         lines.append(f"  {finding.path}{stage}")
         lines += [f"      {finding.detail}"] if finding.detail else []
-        if after is None or after.remedies != finding.remedies:  # said once for all of a folder
+        if after is None or after.remedies != finding.remedies:  # shown once for a whole folder
             marks = ["->", *["or"] * len(finding.remedies)]
             lines += [f"      {m} {r}" for m, r in zip(marks, finding.remedies, strict=False)]
     if len(group) > _SHOWN:
@@ -70,7 +71,7 @@ def _group(kind: Kind, findings: list[Finding]) -> list[str]:
 
 
 def size(count: float) -> str:
-    """Bytes as people say them."""
+    """Bytes, human-readable."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -150,7 +150,7 @@ def test_control_characters_do_not_reach_the_terminal(clone, capsys):
 def test_what_cannot_be_shown_is_explained(capsys):
     assert "no policy 'iter_009'; there are sft, iter_001, iter_002" in refused(capsys, "iter_009")
     missing = refused(capsys, "iter_001")
-    assert "evaluations/iter_001/samples.parquet is not there: `lockstep run`" in missing
+    assert "evaluations/iter_001/samples.parquet does not exist: `lockstep run`" in missing
     assert "no task 'maths'; there are sums, words" in refused(capsys, "--task", "maths")
     assert "compared with itself" in refused(capsys, "sft", "--lost")
     assert "compared with itself" in refused(capsys, "sft", "--against", "sft")
@@ -161,13 +161,13 @@ def test_right_and_wrong_need_answers(clone, capsys):
     plain = [answered("a", answer(1.0), answer(1.0), expected=None)]
     (clone / "params.yaml").write_text("rl: {iterations: {other: {policy: sft}}}\n")
     put(clone, "sft", plain)
-    assert "do not say which answers are right" in refused(capsys, "sft", "--wrong")
+    assert "the data have no expected answers" in refused(capsys, "sft", "--wrong")
     assert "no prompt has a task" in refused(capsys, "sft", "--task", "x")
 
 
 def test_a_damaged_file_is_named(clone, capsys):
     (clone / "artifacts/evaluations/sft/samples.parquet").write_bytes(b"torn")
-    assert "evaluations/sft is not an evaluation that can be read" in refused(capsys, "sft")
+    assert "evaluations/sft cannot be read as an evaluation" in refused(capsys, "sft")
 
 
 def test_the_parser_reads_no_tables():

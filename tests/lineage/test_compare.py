@@ -1,28 +1,28 @@
 """Why two artifacts differ: root causes, whatever lies between them and what is compared."""
 
-from pipelines.lineage.compare import Cause, Comparison, compare
-from pipelines.lineage.making import Making
-from tests.lineage.world import HERE, chain, digest, evidence, lock, making, target
+from pipelines.lineage.compare import CauseKind, Comparison, compare
+from pipelines.lineage.stage_run import StageRun
+from tests.lineage.world import HERE, chain, digest, lock, run_index, stage_run, target
 
 EVALUATION = "artifacts/evaluations/sft"
 
 
-def compared(old: tuple[Making, ...], new: tuple[Making, ...]) -> Comparison:
+def compared(old: tuple[StageRun, ...], new: tuple[StageRun, ...]) -> Comparison:
     """The last of both, each in a lock of its own."""
     here, there = lock("workspace", *new), lock("abc", *old)
-    found = evidence(here, there)
+    found = run_index(here, there)
     return compare(found, target(old[-1], EVALUATION, there), target(new[-1], EVALUATION, here))
 
 
 def causes(outcome: Comparison) -> list[tuple[str, str]]:
-    return [(root.cause.value, root.change.key) for root in outcome.roots]
+    return [(root.kind.value, root.change.key) for root in outcome.roots]
 
 
 def test_a_param_is_the_root_cause_of_all_that_follows() -> None:
     outcome = compared(chain(learning_rate=0.1), chain(learning_rate=0.2))
     assert not outcome.equal
     [root] = outcome.roots
-    assert (root.cause, root.change.old, root.change.new) == (Cause.PARAM, 0.1, 0.2)
+    assert (root.kind, root.change.old, root.change.new) == (CauseKind.PARAM, 0.1, 0.2)
     assert root.stages == ("sft",)
     assert [pair.title for pair in outcome.pairs] == ["sft", "evaluate_sft"]
 
@@ -102,12 +102,12 @@ def test_equal_artifacts_are_equal_even_if_the_code_is_not() -> None:
 
 def test_a_param_that_a_lock_does_not_name_has_its_default() -> None:
     old, new = (
-        making("sft", {}, {"artifacts/policies/sft/model": mark}, params=params)
+        stage_run("sft", {}, {"artifacts/policies/sft/model": mark}, params=params)
         for mark, params in (("1", {"sft.epochs": 4}), ("2", {}))
     )
-    found = evidence(lock("workspace", new), lock("abc", old))
+    found = run_index(lock("workspace", new), lock("abc", old))
     outcome = compare(found, target(old), target(new))
-    assert not [root for root in outcome.roots if root.cause is Cause.PARAM]
+    assert not [root for root in outcome.roots if root.kind is CauseKind.PARAM]
 
 
 def test_two_causes_are_told_the_first_stage_first() -> None:
@@ -117,7 +117,7 @@ def test_two_causes_are_told_the_first_stage_first() -> None:
 
 def test_policies_of_two_iterations_differ_in_what_they_are() -> None:
     rollouts = [
-        making(
+        stage_run(
             f"rollout@{key}",
             {f"artifacts/policies/{policy}/model": policy},
             {f"artifacts/rollouts/{key}.parquet": key},
@@ -125,16 +125,16 @@ def test_policies_of_two_iterations_differ_in_what_they_are() -> None:
         for key, policy in (("iter_001", "sft"), ("iter_002", "iter_001"))
     ]
     makers = [
-        making("sft", {}, {"artifacts/policies/sft/model": "sft"}),
-        making("policy_update@iter_001", {}, {"artifacts/policies/iter_001/model": "iter_001"}),
+        stage_run("sft", {}, {"artifacts/policies/sft/model": "sft"}),
+        stage_run("policy_update@iter_001", {}, {"artifacts/policies/iter_001/model": "iter_001"}),
     ]
-    found = evidence(lock("workspace", *rollouts, *makers))
+    found = run_index(lock("workspace", *rollouts, *makers))
     outcome = compare(found, *(target(item) for item in rollouts))
     assert causes(outcome) == [("stage", "stage"), ("key", "key")]
 
 
 def test_another_reward_is_the_cause_and_the_input_that_it_chooses_is_not() -> None:
-    def policy(algorithm: str, reward: str, mark: str) -> tuple[Making, ...]:
+    def policy(algorithm: str, reward: str, mark: str) -> tuple[StageRun, ...]:
         rewards = f"artifacts/rewards/{reward}"
         critic = {rewards: digest(reward)} if algorithm == "ppo" else {}
         scores = {"artifacts/scores/iter_001.parquet": digest(f"scores{mark}")}
@@ -142,15 +142,15 @@ def test_another_reward_is_the_cause_and_the_input_that_it_chooses_is_not() -> N
         samples = 4 if algorithm == "ppo" else 8
         source = "reward_model" if reward == "reward_model" else "prepare"
         return (
-            making(source, {}, {rewards: digest(reward)}),
-            making("rollout@iter_001", {}, rollouts, params={"rollout.samples": samples}),
-            making(
+            stage_run(source, {}, {rewards: digest(reward)}),
+            stage_run("rollout@iter_001", {}, rollouts, params={"rollout.samples": samples}),
+            stage_run(
                 "score@iter_001",
                 {**rollouts, rewards: digest(reward)},
                 scores,
                 params={"rl.reward": reward},
             ),
-            making(
+            stage_run(
                 "policy_update@iter_001",
                 {**critic, **rollouts, **scores},
                 {"artifacts/policies/iter_001/model": digest(f"model{mark}")},
@@ -161,7 +161,7 @@ def test_another_reward_is_the_cause_and_the_input_that_it_chooses_is_not() -> N
     ppo, grpo = policy("ppo", "reward_model", "A"), policy("grpo", "verifier", "B")
     here, there = lock("workspace", *ppo), lock("there", *grpo)
     outcome = compare(
-        evidence(here, there), target(ppo[-1], inside=here), target(grpo[-1], inside=there)
+        run_index(here, there), target(ppo[-1], inside=here), target(grpo[-1], inside=there)
     )
     assert causes(outcome) == [
         ("param", "rl.reward"),

@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from pipelines.lineage.drawing import Box, Drawing, Kind, dot, draw, mermaid
-from pipelines.lineage.tree import Way, grow
+from pipelines.lineage.tree import Direction, build_tree
 from tests.lineage.conftest import HOSTILE
-from tests.lineage.world import chain, evidence, lock, making, target
+from tests.lineage.world import chain, lock, run_index, stage_run, target
 
 NASTY = (
     HOSTILE,
@@ -76,18 +76,20 @@ def test_graphviz_draws_it() -> None:
 
 
 def test_two_artifacts_between_two_stages_are_one_arrow() -> None:
-    first = making(
+    first = stage_run(
         "sft", {}, {"artifacts/policies/sft/model": "m", "artifacts/policies/sft/state": "s"}
     )
-    second = making("policy_update@iter_001", dict(first.outs), {"x": "x"})
-    drawing = draw(grow(evidence(lock("workspace", first, second)), target(second), Way.UP))
+    second = stage_run("policy_update@iter_001", dict(first.outs), {"x": "x"})
+    drawing = draw(
+        build_tree(run_index(lock("workspace", first, second)), target(second), Direction.UP)
+    )
     assert [(start, end) for start, end, _ in drawing.arrows] == [(1, 0)]
     assert drawing.arrows[0][2] == "policy m\nstate s"
 
 
 def test_what_was_asked_about_and_what_was_given_look_different() -> None:
     made = chain()
-    drawing = draw(grow(evidence(lock("workspace", *made)), target(made[-1]), Way.UP))
+    drawing = draw(build_tree(run_index(lock("workspace", *made)), target(made[-1]), Direction.UP))
     assert [box.kind for box in drawing.boxes] == [
         Kind.CHOSEN,
         Kind.STAGE,

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from pipelines.export.given import given
-from pipelines.lineage.making import Making
-from pipelines.lineage.tree import Way, grow
-from tests.lineage.world import evidence, lock, making, target
+from pipelines.export.given_inputs import given_inputs
+from pipelines.lineage.stage_run import StageRun
+from pipelines.lineage.tree import Direction, build_tree
+from tests.lineage.world import lock, run_index, stage_run, target
 
 POLICY = "artifacts/policies/iter_001/model"
 REWARD = "artifacts/rewards/reward_model"
 
 
-def prepare(folder: str = "models", **params: Any) -> Making:
-    return making(
+def prepare(folder: str = "models", **params: Any) -> StageRun:
+    return stage_run(
         "prepare",
         {"data": "d", folder: f"hash of {folder}"},
         {"artifacts/base": "b", "artifacts/data/prompts.parquet": "p"},
@@ -23,12 +23,12 @@ def prepare(folder: str = "models", **params: Any) -> Making:
     )
 
 
-def sft() -> Making:
-    return making("sft", {"artifacts/base": "b"}, {"artifacts/policies/sft/model": "s"})
+def sft() -> StageRun:
+    return stage_run("sft", {"artifacts/base": "b"}, {"artifacts/policies/sft/model": "s"})
 
 
-def reward_model(folder: str = "models", **params: Any) -> Making:
-    return making(
+def reward_model(folder: str = "models", **params: Any) -> StageRun:
+    return stage_run(
         "reward_model",
         {"artifacts/base": "b", folder: f"hash of {folder}"},
         {REWARD: "r"},
@@ -36,8 +36,8 @@ def reward_model(folder: str = "models", **params: Any) -> Making:
     )
 
 
-def update(teacher: str = "models", algorithm: str = "ppo") -> Making:
-    return making(
+def update(teacher: str = "models", algorithm: str = "ppo") -> StageRun:
+    return stage_run(
         "policy_update@iter_001",
         {"artifacts/policies/sft/model": "s", REWARD: "r", teacher: f"hash of {teacher}"},
         {POLICY: "m"},
@@ -45,9 +45,9 @@ def update(teacher: str = "models", algorithm: str = "ppo") -> Making:
     )
 
 
-def online(teacher: str = "models", algorithm: str = "grpo", **params: Any) -> Making:
+def online(teacher: str = "models", algorithm: str = "grpo", **params: Any) -> StageRun:
     folders = {"environments": "e", "rewards": "f", teacher: f"hash of {teacher}"}
-    return making(
+    return stage_run(
         "online@iter_001",
         {"artifacts/policies/sft/model": "s", "artifacts/data/prompts.parquet": "p", **folders},
         {POLICY: "m"},
@@ -55,10 +55,12 @@ def online(teacher: str = "models", algorithm: str = "grpo", **params: Any) -> M
     )
 
 
-def given_to(*makings: Making) -> Mapping[str, str]:
+def given_to(*stage_runs: StageRun) -> Mapping[str, str]:
     """By path, for the policy that the last one made."""
-    tree = grow(evidence(lock("workspace", *makings)), target(makings[-1], POLICY), Way.UP)
-    return {item.path: item.hash for item in given(tree)}
+    tree = build_tree(
+        run_index(lock("workspace", *stage_runs)), target(stage_runs[-1], POLICY), Direction.UP
+    )
+    return {item.path: item.hash for item in given_inputs(tree)}
 
 
 def test_folders_that_are_listed_and_not_read_were_not_given() -> None:
@@ -77,7 +79,7 @@ def test_a_teacher_was_given_to_what_is_distilled_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "makings",
+    "stage_runs",
     [
         (prepare(), sft(), reward_model(), update(algorithm="distill")),
         (prepare(), sft(), online(algorithm="distill")),
@@ -87,9 +89,9 @@ def test_a_teacher_was_given_to_what_is_distilled_alone() -> None:
     ids=["teacher", "teacher online", "reward model", "base model"],
 )
 def test_the_folder_that_all_have_by_default_was_given_if_one_of_them_has_read_it(
-    makings: tuple[Making, ...],
+    stage_runs: tuple[StageRun, ...],
 ) -> None:
-    assert given_to(*makings)["models"] == "hash of models"
+    assert given_to(*stage_runs)["models"] == "hash of models"
 
 
 def test_a_path_is_known_however_it_is_written() -> None:

@@ -138,7 +138,7 @@ def test_the_tree_tells_all_that_is_known_of_each_stage(ask: Asker) -> None:
     version = update["code"]["version"]
     named = ask(version[:12])
     assert named.status == 2
-    assert "the code of 2 stages" in named.err
+    assert "2 stages have this code version" in named.err
     assert "policy_update@iter_002" in named.err
     assert stage_of(answer, "policy_update@iter_001")["code"]["version"] == version
     only = stage_of(answer, "sft")["code"]["version"]

@@ -8,27 +8,27 @@ from pathlib import Path
 import pytest
 
 from pipelines.base.errors import LockstepError
-from pipelines.lineage.content import Gone
-from pipelines.lineage.evidence import Evidence
-from pipelines.lineage.making import Making
+from pipelines.lineage.content import MissingArtifact
 from pipelines.lineage.page import prompt_page, rows_page
 from pipelines.lineage.prompts import Influence, trace
 from pipelines.lineage.row_changes import compare_rows
 from pipelines.lineage.rows import Rows, rows_of, select
 from pipelines.lineage.rows_text import render_influence, render_rows
+from pipelines.lineage.run_index import RunIndex
+from pipelines.lineage.stage_run import StageRun
 from stages.data import schema
 from stages.data.seeds import content_id
 from tests.lineage.conftest import HOSTILE
 from tests.lineage.world import (
     Files,
     demonstration_row,
-    evidence,
     experience_row,
     lock,
-    making,
     preference_row,
     rollout_row,
+    run_index,
     score_row,
+    stage_run,
 )
 
 ROLLOUTS = "artifacts/rollouts/iter_001.parquet"
@@ -74,42 +74,48 @@ def files(tmp_path: Path) -> Files:
     return files
 
 
-def update(files: Files, *, experience: bool = True, **params: object) -> Making:
+def update(files: Files, *, experience: bool = True, **params: object) -> StageRun:
     outs = {MODEL: "m1", **(files.of(EXPERIENCE) if experience else {})}
     inputs = {**files.of(ROLLOUTS, SCORES, DEMONSTRATIONS), "artifacts/policies/sft/model": "m0"}
     inputs["artifacts/rewards/reward_model"] = "r"
-    return making("policy_update@iter_001", inputs, outs, params={"seed": 17, **params})
+    return stage_run("policy_update@iter_001", inputs, outs, params={"seed": 17, **params})
 
 
-def world(files: Files) -> Evidence:
+def world(files: Files) -> RunIndex:
     """sft on A; a reward model on B; an iteration on A and B; one more iteration without either."""
-    prepare = making("prepare", {}, files.of(DEMONSTRATIONS, PREFERENCES, PROMPTS, HELD_OUT))
-    sft = making("sft", files.of(DEMONSTRATIONS), {"artifacts/policies/sft/model": "m0"})
-    reward = making("reward_model", files.of(PREFERENCES), {"artifacts/rewards/reward_model": "r"})
-    rollout = making("rollout@iter_001", {"artifacts/policies/sft/model": "m0"}, files.of(ROLLOUTS))
-    score = making(
+    prepare = stage_run("prepare", {}, files.of(DEMONSTRATIONS, PREFERENCES, PROMPTS, HELD_OUT))
+    sft = stage_run("sft", files.of(DEMONSTRATIONS), {"artifacts/policies/sft/model": "m0"})
+    reward = stage_run(
+        "reward_model", files.of(PREFERENCES), {"artifacts/rewards/reward_model": "r"}
+    )
+    rollout = stage_run(
+        "rollout@iter_001", {"artifacts/policies/sft/model": "m0"}, files.of(ROLLOUTS)
+    )
+    score = stage_run(
         "score@iter_001",
         {**files.of(ROLLOUTS), "artifacts/rewards/reward_model": "r"},
         files.of(SCORES),
     )
-    evaluation = making(
+    evaluation = stage_run(
         "evaluate@iter_001",
         {MODEL: "m1", **files.of(HELD_OUT)},
         {"artifacts/evaluations/iter_001": "e"},
     )
     gone = "artifacts/policies/iter_002/experience.parquet"
-    child = making(
+    child = stage_run(
         "policy_update@iter_002",
         {MODEL: "m1"},
         {"artifacts/policies/iter_002/model": "m2", gone: "0" * 32},
     )
     stages = (prepare, sft, reward, rollout, score, update(files), evaluation, child)
-    return evidence(lock("workspace", *stages))
+    return run_index(lock("workspace", *stages))
 
 
-def rows(files: Files, made: Making) -> Rows:
-    sampled = making("rollout@iter_001", {"artifacts/policies/sft/model": "m0"}, files.of(ROLLOUTS))
-    return rows_of(files.content(evidence(lock("workspace", sampled, made))), made)
+def rows(files: Files, made: StageRun) -> Rows:
+    sampled = stage_run(
+        "rollout@iter_001", {"artifacts/policies/sft/model": "m0"}, files.of(ROLLOUTS)
+    )
+    return rows_of(files.content(run_index(lock("workspace", sampled, made))), made)
 
 
 def test_a_policy_has_exactly_the_rows_that_its_update_used(files: Files) -> None:
@@ -138,7 +144,7 @@ def test_without_a_list_of_what_was_used_all_samples_are_shown_and_it_is_said(fi
     assert len(found.rows) == 4  # the greedy responses are not learnt from
     assert {row["advantages"] for row in found.rows} == {None}
     assert {row["reward"] for row in found.rows} == {0.0, 1.0}
-    assert "not known" in found.notes[0]
+    assert "without their advantages" in found.notes[0]
 
 
 def test_chosen_demonstrations_are_rows_too(files: Files) -> None:
@@ -154,15 +160,15 @@ def test_chosen_demonstrations_are_rows_too(files: Files) -> None:
 def test_a_row_of_the_data_says_which_line_of_which_file_it_was(files: Files) -> None:
     shown = {**demonstration_row(A, "2"), "source": "chats/one.jsonl", "line": 12}
     files.write(DEMONSTRATIONS, [shown], schema.DEMONSTRATIONS)
-    found = rows(files, making("sft", files.of(DEMONSTRATIONS), {}))
+    found = rows(files, stage_run("sft", files.of(DEMONSTRATIONS), {}))
     assert [row["source"] for row in found.rows] == ["chats/one.jsonl:12"]
     assert "read from chats/one.jsonl:12" in render_rows(found, found.rows, 1)
 
 
 def test_each_kind_of_model_has_the_rows_of_its_own_data(files: Files) -> None:
-    sft = making("sft", files.of(DEMONSTRATIONS), {})
+    sft = stage_run("sft", files.of(DEMONSTRATIONS), {})
     assert [row["response"] for row in rows(files, sft).rows] == ["2", "two"]
-    reward = making("reward_model", files.of(PREFERENCES), {})
+    reward = stage_run("reward_model", files.of(PREFERENCES), {})
     found = rows(files, reward).rows
     assert [(row["role"], row["response"]) for row in found] == [
         ("chosen", "good"),
@@ -171,8 +177,8 @@ def test_each_kind_of_model_has_the_rows_of_its_own_data(files: Files) -> None:
 
 
 def test_rows_of_what_does_not_learn_are_refused(files: Files) -> None:
-    with pytest.raises(LockstepError, match="learns from no rows"):
-        rows(files, making("report", {}, {}))
+    with pytest.raises(LockstepError, match="is not trained on rows"):
+        rows(files, stage_run("report", {}, {}))
 
 
 def test_a_prompt_and_a_limit_select_rows(files: Files) -> None:
@@ -187,7 +193,7 @@ def test_a_file_that_changed_in_the_workspace_is_not_taken_for_the_old_one(files
     made = update(files)
     shutil.copy(files.root / SCORES, files.root / "kept")
     (files.root / SCORES).write_bytes(b"something else")
-    with pytest.raises(Gone, match=SCORES) as caught:
+    with pytest.raises(MissingArtifact, match=SCORES) as caught:
         rows(files, made)
     assert "dvc pull" not in str(caught.value)  # nothing here is known to have made it
     digest = files.hashes[SCORES]
@@ -199,7 +205,7 @@ def test_a_file_that_changed_in_the_workspace_is_not_taken_for_the_old_one(files
 
 def test_outputs_that_wait_in_the_ledger_are_found_there(files: Files) -> None:
     made = update(files)
-    found = evidence(lock("workspace", made))
+    found = run_index(lock("workspace", made))
     entry = files.root / ".lockstep" / "jobs" / "policy_update@iter_001" / "x-001"
     (entry / "out").mkdir(parents=True)
     (files.root / EXPERIENCE).rename(entry / "out" / "experience")
@@ -246,12 +252,12 @@ def influence(files: Files, wanted: str) -> Influence:
 
 def test_a_prompt_is_followed_to_every_model(files: Files) -> None:
     found = influence(files, A)
-    assert [(item.making.stage, item.rows) for item in found.direct] == [
+    assert [(item.stage_run.stage, item.rows) for item in found.direct] == [
         ("sft", 2),
         ("policy_update@iter_001", 2),
     ]
     [child] = found.indirect
-    assert child.making.stage == "policy_update@iter_002"
+    assert child.stage_run.stage == "policy_update@iter_002"
     assert child.through[0] in ("sft", "policy_update@iter_001")
     assert [made.stage for made, _ in found.gone] == ["policy_update@iter_002"]
 
@@ -259,8 +265,8 @@ def test_a_prompt_is_followed_to_every_model(files: Files) -> None:
 def test_a_reward_model_passes_its_prompts_on(files: Files) -> None:
     files.write(EXPERIENCE, [experience_row(A, 0, "policy_gradient")], schema.EXPERIENCE)
     found = influence(files, f"{content_id(B)[:8]}")
-    assert [item.making.stage for item in found.direct] == ["reward_model"]
-    ways = {item.making.stage: item.through for item in found.indirect}
+    assert [item.stage_run.stage for item in found.direct] == ["reward_model"]
+    ways = {item.stage_run.stage: item.through for item in found.indirect}
     assert ways["policy_update@iter_001"][0] == "reward_model"
     assert [item.stage for item in found.sampled] == ["rollout@iter_001"]
 

@@ -40,7 +40,7 @@ def test_the_text_says_the_same(scores) -> None:
     _, out, _ = scores("faster:iter_002", "kinder:iter_002", "--limit", "2")
     assert "16 responses of artifacts/rollouts/iter_002.parquet" in out
     assert "B - A +1" in out
-    assert "0 of 8 pairs of a prompt's responses the other way round (0.0%)" in out
+    assert "0 of 8 pairs of a prompt's responses reversed (0.0%)" in out
     assert out.count("prompt ") == 2
 
 
@@ -64,5 +64,5 @@ def test_scorings_of_other_rollouts_are_refused(scores) -> None:
 def test_what_is_no_scoring_is_refused(scores) -> None:
     status, _, err = scores("rollouts@iter_001", "iter_001")
     assert status == 2
-    assert "was made by rollout@iter_001: name scores" in err
+    assert "was produced by rollout@iter_001: name scores" in err
     assert "git knows no revision" in scores("nowhere:iter_001", "iter_001")[2]

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Ledger
-from pipelines.lineage.evidence import gather
+from pipelines.lineage.run_index import gather
 from tests.control.made_up import SPEC
 from tests.ledger_values import ORIGIN
 
@@ -51,7 +51,7 @@ def test_a_commit_whose_lock_is_torn_is_named_beside_those_that_answer(
 def test_a_workspace_whose_lock_is_torn_is_not_one_that_has_none(repository: Repository) -> None:
     commit(repository.root, LOCK.format("a" * 32))
     (repository.root / "dvc.lock").write_text(TORN)
-    assert "dvc.lock is left out" in " ".join(gather(repository).notes)
+    assert "dvc.lock is skipped" in " ".join(gather(repository).notes)
     (repository.root / "dvc.lock").unlink()
     assert "has no dvc.lock" in " ".join(gather(repository).notes)
 

@@ -1,4 +1,4 @@
-"""Makings and evidence by hand, for the logic that needs no pipeline."""
+"""Stage runs and an index of them, built by hand, for the logic that needs no pipeline."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,8 +8,8 @@ from pipelines.base.repository import Repository
 from pipelines.identity.code import version_of
 from pipelines.identity.hashing import HashCache
 from pipelines.lineage.content import Content
-from pipelines.lineage.evidence import Artifact, Evidence
-from pipelines.lineage.making import Job, Lock, Making
+from pipelines.lineage.run_index import Artifact, RunIndex
+from pipelines.lineage.stage_run import Job, Lock, StageRun
 from pipelines.lineage.target import Target
 from stages.data.artifacts import write_parquet
 from stages.data.seeds import content_id
@@ -22,7 +22,7 @@ def digest(text: str) -> str:
     return text.encode().hex().ljust(32, "0")[:32]
 
 
-def making(
+def stage_run(
     stage: str,
     inputs: Mapping[str, str],
     outs: Mapping[str, str],
@@ -31,7 +31,7 @@ def making(
     code: Mapping[str, str] | None = None,
     environment: Mapping[str, Any] | None = HERE,
     earlier: tuple[Mapping[str, Any], ...] = (),
-) -> Making:
+) -> StageRun:
     code = code or {"stages/x.py": "1"}
     job = Job(
         "entry",
@@ -41,7 +41,7 @@ def making(
         earlier_environments=earlier,
         ended=1.0,
     )
-    return Making(
+    return StageRun(
         stage=stage,
         params=params or {"seed": 17},
         inputs=inputs,
@@ -53,42 +53,42 @@ def making(
     )
 
 
-def lock(name: str, *makings: Making) -> Lock:
-    return Lock(name, 0.0, {item.stage: item for item in makings})
+def lock(name: str, *stage_runs: StageRun) -> Lock:
+    return Lock(name, 0.0, {item.stage: item for item in stage_runs})
 
 
-def evidence(*locks: Lock, more: tuple[Making, ...] = ()) -> Evidence:
+def run_index(*locks: Lock, more: tuple[StageRun, ...] = ()) -> RunIndex:
     """The first lock is the workspace's."""
     found = {id(item): item for each in locks for item in each.stages.values()}
-    return Evidence(
+    return RunIndex(
         [*found.values(), *more],
         locks[0] if locks else None,
         {each.name: each for each in locks[1:]},
     )
 
 
-def target(made: Making, path: str | None = None, inside: Lock | None = None) -> Target:
+def target(made: StageRun, path: str | None = None, inside: Lock | None = None) -> Target:
     artifact = Artifact(path, made.outs[path]) if path else None
     return Target(path or made.stage, artifact, made, inside)
 
 
 def chain(
     *, learning_rate: float = 0.1, data: str = "d", mark: str = "", **changes: Any
-) -> tuple[Making, Making, Making]:
+) -> tuple[StageRun, StageRun, StageRun]:
     """prepare, sft and an evaluation; `mark` makes the outputs of sft and what follows others."""
-    prepare = making(
+    prepare = stage_run(
         "prepare",
         {"data": digest(f"data{data}")},
         {"artifacts/data/demonstrations.parquet": digest(f"demo{data}")},
     )
-    sft = making(
+    sft = stage_run(
         "sft",
         dict(prepare.outs),
         {"artifacts/policies/sft/model": digest(f"model{data}{learning_rate}{mark}")},
         params={"seed": 17, "sft.learning_rate": learning_rate},
         **changes,
     )
-    evaluation = making(
+    evaluation = stage_run(
         "evaluate_sft",
         dict(sft.outs),
         {"artifacts/evaluations/sft": digest(f"eval{data}{learning_rate}{mark}")},
@@ -113,7 +113,7 @@ class Files:
     def of(self, *paths: str) -> dict[str, str]:
         return {path: self.hashes[path] for path in paths}
 
-    def content(self, found: Evidence) -> Content:
+    def content(self, found: RunIndex) -> Content:
         return Content(Repository(self.root), found)
 
 

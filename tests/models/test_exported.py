@@ -12,8 +12,8 @@ from pipelines.base.errors import LockstepError
 from pipelines.export import card
 from pipelines.export.folder import compose
 from pipelines.export.provenance import Provenance
-from pipelines.lineage.evidence import Artifact
-from pipelines.lineage.making import Making
+from pipelines.lineage.run_index import Artifact
+from pipelines.lineage.stage_run import StageRun
 from stages.contracts.lora import LoraParams, LoraSave
 from stages.engines.models.folders import load_policy, save_model
 from stages.engines.models.lora import open_for_training
@@ -27,17 +27,17 @@ IDS = torch.tensor([[1, 5, 9, 12, 7]])
 def provenance(folder: Path, **changes) -> Provenance:
     """Of the files in a folder, with as little history as there can be."""
     path = "artifacts/policies/iter_001/model"
-    making = Making("policy_update@iter_001", {}, {}, {}, {path: "0" * 32})
+    stage_run = StageRun("policy_update@iter_001", {}, {}, {}, {path: "0" * 32})
     values = {
         "policy": "iter_001",
         "artifact": Artifact(path, "0" * 32),
-        "making": making,
+        "stage_run": stage_run,
         "files": {
             item.relative_to(folder).as_posix(): item
             for item in sorted(folder.rglob("*"))
             if item.is_file()
         },
-        "stages": (making,),
+        "stages": (stage_run,),
         "given": (),
         "params": {"rollout.max_new_tokens": 3},
         "evaluation": {},

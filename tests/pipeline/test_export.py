@@ -148,7 +148,7 @@ def test_a_policy_of_an_older_commit_comes_out_of_the_cache(finished: Any, tmp_p
     ("words", "message"),
     [
         (("iter_009", "out"), "iter_009"),
-        (("rollouts@iter_001", "out"), "is no policy"),
+        (("rollouts@iter_001", "out"), "is not a policy"),
         (("sft", "artifacts/mine"), "among the artifacts"),
         (("sft", "out", "--adapter"), "is no adapter"),
     ],

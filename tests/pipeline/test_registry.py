@@ -169,7 +169,7 @@ def test_what_stands_in_the_way_is_said(finished: Any) -> None:
     next(finished.root.glob(".lockstep/jobs/sft/*/tracking.json")).unlink()
     unshipped = finished.run("lockstep", "register", "sft", check=False)
     assert unshipped.returncode == 2
-    assert "did not register sft: the run that made it is not there yet" in unshipped.stdout
+    assert "did not register sft: the run that produced it is not there yet" in unshipped.stdout
     off = finished.run("lockstep", "register", "sft", check=False, LOCKSTEP_TRACKING="off")
     assert "LOCKSTEP_TRACKING is off" in off.stdout
     unknown = finished.run("lockstep", "register", "iter_009", check=False)

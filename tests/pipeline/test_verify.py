@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from pipelines.base.locks import hold_lock
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Ledger
-from pipelines.results.verify import Verdict, verify
+from pipelines.results.verify import Verification, verify
 from tests.ledger_values import launch
 
 pytestmark = pytest.mark.slow
@@ -28,15 +28,15 @@ def _only_the_artifacts(finished: Any) -> None:
     finished.without_tracking()
 
 
-def look(clone: Any, *targets: str, whole_cache: bool = False) -> Verdict:
+def look(clone: Any, *targets: str, whole_cache: bool = False) -> Verification:
     return verify(Repository(clone.root), list(targets), whole_cache=whole_cache)
 
 
-def kinds(verdict: Verdict) -> dict[str, str]:
+def kinds(verdict: Verification) -> dict[str, str]:
     return {finding.path: finding.kind.value for finding in verdict.findings}
 
 
-def mend(clone: Any, verdict: Verdict, which: int = 0) -> None:
+def mend(clone: Any, verdict: Verification, which: int = 0) -> None:
     """Do what each finding says, and see that it was enough."""
     for command in dict.fromkeys(finding.remedies[which] for finding in verdict.findings):
         clone.run("sh", "-ec", command)
@@ -196,7 +196,7 @@ def test_without_the_list_of_its_files_a_folder_is_judged_as_a_whole(finished: A
     tamper(finished.root / WEIGHTS)
     verdict = look(finished)
     assert kinds(verdict) == {MODEL: "changed"}
-    assert "none can be named" in verdict.findings[0].detail
+    assert "no file can be named" in verdict.findings[0].detail
 
 
 def test_a_hash_edited_in_dvc_lock_is_told_from_a_changed_artifact(finished: Any) -> None:

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.export.provenance import Provenance
-from pipelines.lineage.evidence import Artifact
-from pipelines.lineage.making import Making
+from pipelines.lineage.run_index import Artifact
+from pipelines.lineage.stage_run import StageRun
 
 PATH = "artifacts/policies/iter_001/model"
 
@@ -18,14 +18,14 @@ def write_policy(folder: Path, weights: str = "model.safetensors") -> Provenance
     folder.mkdir(parents=True)
     save_file({"weight": torch.ones(2)}, folder / weights)
     (folder / "config.json").write_text("{}")
-    making = Making("policy_update@iter_001", {}, {}, {}, {PATH: "0" * 32})
+    stage_run = StageRun("policy_update@iter_001", {}, {}, {}, {PATH: "0" * 32})
     nothing: dict[str, Any] = {key: {} for key in ("params", "evaluation", "of_sft", "data")}
     return Provenance(
         policy="iter_001",
         artifact=Artifact(PATH, "0" * 32),
-        making=making,
+        stage_run=stage_run,
         files={path.name: path for path in sorted(folder.iterdir())},
-        stages=(making,),
+        stages=(stage_run,),
         given=(),
         sources=(),
         base_card={},

@@ -198,7 +198,7 @@ def test_what_is_missing_is_named_with_what_to_do(
 
     assert "no policy 'nobody'; there are sft, iter_001" in refused("nobody", "--tasks", "a")
     assert f"`dvc pull {MODEL}` fetches it" in refused("sft", "--tasks", "a")
-    assert "--tasks names none" in refused("sft", "--tasks", " , ")
+    assert "--tasks is empty" in refused("sft", "--tasks", " , ")
     (inside.root / MODEL).mkdir(parents=True)
     (inside.root / MODEL / "tokenizer_config.json").write_text("{}")
     bare = Path(sys.base_prefix) / "bin/python3"
@@ -223,7 +223,7 @@ def test_a_failure_of_lm_eval_is_ours_too(
     assert main(["lm-eval", "sft", "--tasks", "a/b", "--python", str(python)]) == 2
     said = capfd.readouterr().err
     assert "no such task" in said
-    assert "lm-eval ended with status 1" in said
+    assert "lm-eval exited with status 1" in said
     assert list((inside.root / "artifacts/lm_eval/sft").iterdir()) == []
 
 

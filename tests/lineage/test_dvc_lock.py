@@ -5,7 +5,7 @@ import io
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.lineage.locks import LockReader
+from pipelines.lineage.dvc_lock import LockReader
 
 LOCK = """\
 schema: '2.0'

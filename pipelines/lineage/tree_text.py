@@ -1,16 +1,16 @@
-"""Trees for a terminal: each making once, with its facts, below what was made from it."""
+"""A tree as text: each stage run once, with its facts, below what was produced from it."""
 
 import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Callable
 
-from pipelines.lineage.evidence import Artifact
 from pipelines.lineage.facts import facts
-from pipelines.lineage.making import short_hash
 from pipelines.lineage.naming import role_of
+from pipelines.lineage.run_index import Artifact
+from pipelines.lineage.stage_run import short_hash
 from pipelines.lineage.target import Target
-from pipelines.lineage.tree import Node, Tree, Way
+from pipelines.lineage.tree import Direction, Node, Tree
 from stages.reporting.markup import printable
 
 _WORD = 8
@@ -23,28 +23,28 @@ def render(tree: Tree, target: Target, *, all_params: bool = False) -> str:
 
 
 def heading(target: Target) -> str:
-    """What is asked about, in a line or two."""
+    """The target, in one or two lines."""
     if target.artifact is None:
-        assert target.making is not None
-        return f"{target.making.stage}: {where(target)}"
+        assert target.stage_run is not None
+        return f"{target.stage_run.stage}: {where(target)}"
     artifact = target.artifact
     lines = [f"{target.title}  {artifact.path}  {artifact.hash}"]
-    if target.making is None:
-        lines.append("given: no stage here made it")
+    if target.stage_run is None:
+        lines.append("given data: no stage here produced it")
     else:
-        lines.append(f"made by {target.making.stage}; {where(target)}")
+        lines.append(f"made by {target.stage_run.stage}; {where(target)}")
     return "\n".join(lines)
 
 
 def where(target: Target) -> str:
-    """Which records were found to have it."""
-    making = target.making
-    assert making is not None
+    """Which record it comes from."""
+    stage_run = target.stage_run
+    assert stage_run is not None
     if target.lock is not None and target.lock.name != "workspace":
         return f"from dvc.lock of commit {target.lock.name[:7]}"
-    if making.in_workspace:
+    if stage_run.in_workspace:
         return "from the workspace's dvc.lock"
-    return "from the ledger; no dvc.lock has it" if making.job else "from MLflow"
+    return "from the ledger; in no dvc.lock" if stage_run.job else "from MLflow"
 
 
 class _Drawing:
@@ -63,14 +63,14 @@ class _Drawing:
         node = self._tree.nodes[name]
         title = self._title(node)
         if name in self._seen:
-            return [f"{head}{title} (shown above)"] if node.making else [head + title]
+            return [f"{head}{title} (shown above)"] if node.stage_run else [head + title]
         self._seen.add(name)
         steps = self._steps(name)
         rail = below + ("│  " if steps else "   ")
         lines = [head + title]
-        if node.making is not None:
-            for word, text in facts(node.making, all_params=self._all_params):
-                lines += self._fact(rail, word, self._once(word, text, node.making.stage))
+        if node.stage_run is not None:
+            for word, text in facts(node.stage_run, all_params=self._all_params):
+                lines += self._fact(rail, word, self._once(word, text, node.stage_run.stage))
         if name in self._tree.cut:
             lines.append(f"{rail}... more beyond this depth")
         for index, (other, label) in enumerate(steps):
@@ -80,16 +80,16 @@ class _Drawing:
         return lines
 
     def _title(self, node: Node) -> str:
-        """A node in a word; where its stage is here twice, with a hash to tell them apart."""
-        if node.making is None:
+        """A node's label; where its stage appears twice, with a hash to distinguish them."""
+        if node.stage_run is None:
             assert node.given is not None
             return f"{node.given.path} (given)"
-        which = f" [{short_hash(next(iter(node.making.outs.values()), ''))}]"
-        more = f" (the same bytes were made in {node.others} more ways)" if node.others else ""
-        return node.making.stage + (which if self._times[node.label] > 1 else "") + more
+        which = f" [{short_hash(next(iter(node.stage_run.outs.values()), ''))}]"
+        more = f" ({node.others} other stage runs produced the same bytes)" if node.others else ""
+        return node.stage_run.stage + (which if self._times[node.label] > 1 else "") + more
 
     def _once(self, word: str, text: str, stage: str) -> str:
-        """A long environment is spelt out once; stages that share it refer to the first."""
+        """A long environment is shown once; stages that share it refer to the first."""
         if word != "env":
             return text
         first = self._environments.setdefault(text, stage)
@@ -104,23 +104,23 @@ class _Drawing:
         return [f"{rail}{head}{line}" for head, line in zip(heads, wrapped, strict=False)]
 
     def _steps(self, name: str) -> list[tuple[str, str]]:
-        """Where it goes on, each once, with the artifacts that lead there."""
+        """The next nodes, each once, with the artifacts that lead there."""
         grouped: dict[str, list[Artifact]] = {}
         for edge, other in self._tree.next_to(name):
             grouped.setdefault(other, []).append(edge.artifact)
         reader: Callable[[str], str] = (
-            (lambda _: name) if self._tree.way is Way.UP else (lambda other: other)
+            (lambda _: name) if self._tree.direction is Direction.UP else (lambda other: other)
         )
-        arrow = "←" if self._tree.way is Way.UP else "→"
+        arrow = "←" if self._tree.direction is Direction.UP else "→"
         return [
             (other, f"{self._artifacts(reader(other), artifacts)} {arrow} ")
             for other, artifacts in grouped.items()
         ]
 
     def _artifacts(self, reader: str, artifacts: list[Artifact]) -> str:
-        making = self._tree.nodes[reader].making
-        assert making is not None
+        stage_run = self._tree.nodes[reader].stage_run
+        assert stage_run is not None
         return ", ".join(
-            f"{role_of(making.stage, item.path, among_inputs=True)} {short_hash(item.hash)}"
+            f"{role_of(stage_run.stage, item.path, among_inputs=True)} {short_hash(item.hash)}"
             for item in artifacts
         )

@@ -1,8 +1,8 @@
-"""MLflow as evidence, for what the ledger of this clone does not have.
+"""Stage runs from MLflow, for what the ledger of this clone does not have.
 
-Asked only where MLFLOW_TRACKING_URI is set and something has no job's record here, or where an id
-is known nowhere else; only then is mlflow imported. A run is found by the hashes of its outputs,
-and has the record of its job among its artifacts. An MLflow that does not answer is a note.
+MLflow is queried only where MLFLOW_TRACKING_URI is set and a stage run has no job record here, or
+where an id is known nowhere else; only then is mlflow imported. A run is found by the hashes of its
+outputs and has its job's record among its artifacts. If MLflow does not answer, a note says so.
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.base.repository import Repository
-from pipelines.lineage.jobs import making_of
-from pipelines.lineage.making import Job, Making, Try
+from pipelines.lineage.jobs import stage_run_of
+from pipelines.lineage.stage_run import AttemptRecord, Job, StageRun
 from pipelines.tracking.cursor import URI_VARIABLE, database, store_address, tracking_uri
 from pipelines.tracking.metrics import safe_name
 
@@ -30,7 +30,7 @@ _SETTINGS = {
 
 
 class Runs:
-    """The runs of one MLflow. After it failed to answer once, it is not asked again."""
+    """The runs of one MLflow. After one failure to answer it is not queried again."""
 
     def __init__(self, repository: Repository, notes: list[str]) -> None:
         self._repository = repository
@@ -41,20 +41,20 @@ class Runs:
 
     @property
     def is_shared(self) -> bool:
-        """Whether somebody set an MLflow that may know what this clone does not."""
+        """Whether an MLflow is configured that may have what this clone does not."""
         return bool(os.environ.get(URI_VARIABLE))
 
-    def jobs(self, makings: Iterable[Making]) -> dict[int, Job]:
-        """The jobs of makings that have none, by the makings' identity."""
-        found = {}
-        for making in makings:
-            run = self._find(making)
+    def jobs(self, stage_runs: Iterable[StageRun]) -> dict[int, Job]:
+        """The jobs of stage runs that have none, by the `id()` of the stage run."""
+        jobs = {}
+        for stage_run in stage_runs:
+            run = self._find(stage_run)
             if run is not None:
-                found[id(making)] = self._job(run)[0]
-        return found
+                jobs[id(stage_run)] = self._job(run)[0]
+        return jobs
 
-    def making(self, run_id: str) -> Making | None:
-        """What the run with this id made; the run of a whole command made nothing by itself."""
+    def stage_run(self, run_id: str) -> StageRun | None:
+        """The stage run behind a run id; None for the parent run of a whole command."""
         if not self.is_shared and not database(self._repository).exists():
             return None
         run = self._ask(lambda client: client.get_run(run_id), quiet=True)
@@ -64,17 +64,17 @@ class Runs:
         spec = self._artifact(run_id, "spec.json")
         if not spec or not record.get("outs"):
             return None
-        return making_of(spec, record["outs"], job)
+        return stage_run_of(spec, record["outs"], job)
 
-    def _find(self, making: Making) -> Any:
+    def _find(self, stage_run: StageRun) -> Any:
         wanted = " and ".join(
             f"tags.`{safe_name(f'lockstep.out.{path}')}` = '{digest}'"
-            for path, digest in making.outs.items()
+            for path, digest in stage_run.outs.items()
             if not path.startswith("metrics/")
         )
         if not wanted:
             return None
-        where = f"{wanted} and tags.`lockstep.address` = '{making.stage}'"
+        where = f"{wanted} and tags.`lockstep.address` = '{stage_run.stage}'"
         runs = self._ask(
             lambda client: client.search_runs(
                 self._experiments, where, max_results=1, order_by=["attributes.start_time DESC"]
@@ -85,7 +85,7 @@ class Runs:
     def _job(self, run: Any) -> tuple[Job, Mapping[str, Any]]:
         tags, run_id = run.data.tags, run.info.run_id
         record = self._artifact(run_id, "record.json") or {}
-        last = Try(
+        last = AttemptRecord(
             number=int(tags.get("lockstep.attempts") or 1),
             executor=tags.get("lockstep.executor"),
             profile=tags.get("lockstep.profile"),
@@ -106,7 +106,7 @@ class Runs:
             earlier_environments=tuple(record.get("earlier_environments") or ()),
             started=record.get("started"),
             ended=record.get("ended"),
-            tries=(last,),
+            attempts=(last,),
             run_id=run_id,
             run_url=f"{address.rstrip('/')}/{place}" if address.startswith("http") else None,
         )
@@ -122,7 +122,7 @@ class Runs:
         return values if isinstance(values, dict) else None
 
     def _ask(self, question: Any, *, quiet: bool = False) -> Any:
-        """An answer, or None and a note: MLflow is never needed."""
+        """An answer, or None and a note: MLflow is never required."""
         if self._silent:
             return None
         try:
@@ -139,7 +139,7 @@ class Runs:
             return question(self._client)
         except ModuleNotFoundError:
             self._silent = True
-            self._notes.append(f"mlflow is not installed here: {URI_VARIABLE} is not asked")
+            self._notes.append(f"mlflow is not installed here: {URI_VARIABLE} is not used")
         except Exception as error:
             # Whatever a client raises: a server that is down, refuses, or has no such run.
             reached = self._client is not None
@@ -147,7 +147,7 @@ class Runs:
             if not (quiet and reached):
                 text = str(error).split("\n", 1)[0][:200]
                 self._notes.append(
-                    f"MLflow at {store_address(self._repository)} gave no answer ({text}): jobs "
-                    "and environments are shown as far as the ledger has them"
+                    f"MLflow at {store_address(self._repository)} does not answer ({text}): jobs "
+                    "and environments are shown only where the ledger has them"
                 )
         return None

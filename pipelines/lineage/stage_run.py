@@ -1,8 +1,8 @@
-"""A making: one time that a stage turned inputs into outputs, as far as the records tell.
+"""A stage run: one execution of a stage that turned inputs into outputs, as the records show it.
 
-dvc.lock and the job ledger speak of the same making from two sides. dvc.lock has its params, its
-inputs, the files of its code and its outputs, all by hash; the ledger has the job: commit, machine,
-attempts, MLflow run. Either may be missing. Nothing here is read from the artifacts themselves.
+dvc.lock and the job ledger describe the same stage run from two sides. dvc.lock has its params,
+inputs, code files and outputs, all by hash; the ledger has the job: commit, machine, attempts,
+MLflow run. Either may be missing. Nothing here is read from the artifacts themselves.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 SHORT = 8
-"""How many characters of a hash people are shown."""
+"""Characters of a hash that are shown to people."""
 
 
 @dataclass(frozen=True)
-class Try:
+class AttemptRecord:
     """One submission of a job."""
 
     number: int
@@ -47,15 +47,15 @@ class Job:
     fingerprint: str | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     earlier_environments: tuple[Mapping[str, Any], ...] = ()
-    """Other kinds of machine that had a hand in it, before it was preempted or as a shard."""
+    """Other kinds of machine that computed part of it: before a preemption, or as a shard."""
     started: float | None = None
     ended: float | None = None
-    tries: tuple[Try, ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
     run_id: str | None = None
     run_url: str | None = None
     folder: Path | None = None
     graph: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """What a report was told about the stages before it: the outputs of each, by hash."""
+    """For a report: the outputs of each stage before it, by hash."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -70,14 +70,14 @@ class Job:
             "earlier_environments": [dict(each) for each in self.earlier_environments],
             "started": self.started,
             "ended": self.ended,
-            "attempts": [each.as_json() for each in self.tries],
+            "attempts": [each.as_json() for each in self.attempts],
             "mlflow_run": self.run_id,
             "mlflow_url": self.run_url,
         }
 
 
 @dataclass(frozen=True, eq=False)
-class Making:
+class StageRun:
     """A stage, what went in and what came out. Hashes are DVC's."""
 
     stage: str
@@ -92,7 +92,7 @@ class Making:
     code_version: str | None = None
     """The md5 of its code map, the same in every clone; None where it is not known."""
     jobs: tuple[Job, ...] = ()
-    """The jobs that did exactly this, newest first; more than one where it was forced."""
+    """The jobs that computed exactly this, newest first; several where it was forced."""
     commits: tuple[str, ...] = ()
     """The commits whose dvc.lock records it, oldest first."""
     in_workspace: bool = False
@@ -112,7 +112,7 @@ class Making:
 
     @cached_property
     def id(self) -> str:
-        """Twelve characters that tell it from every other making."""
+        """Twelve characters, unique to this stage run."""
         identity = [self.stage, self.params, self.inputs, self.code_version, self.outs]
         text = json.dumps(identity, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -124,13 +124,13 @@ class Making:
 
     @property
     def environments(self) -> list[dict[str, Any]]:
-        """The same, of every kind of machine that had a hand in it, the last one last."""
+        """The same for every kind of machine that computed part of it, the last one last."""
         earlier = self.job.earlier_environments if self.job else ()
         return [*map(flatten, earlier), self.environment]
 
     @property
     def commit(self) -> str | None:
-        """The commit its code came from, or, without a job's word, the first that records it."""
+        """The commit its code came from; without a job's record, the first commit that has it."""
         if self.job and self.job.commit:
             return self.job.commit.rstrip("+")
         return self.commits[0] if self.commits else None
@@ -143,7 +143,7 @@ class Lock:
     name: str
     """`workspace`, or a commit."""
     time: float
-    stages: Mapping[str, Making]
+    stages: Mapping[str, StageRun]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -161,6 +161,6 @@ def short_hash(digest: str) -> str:
     return digest[:SHORT]
 
 
-def unique(items: Iterable[Making]) -> list[Making]:
+def unique(items: Iterable[StageRun]) -> list[StageRun]:
     """Each once, in order."""
     return list({id(item): item for item in items}.values())

@@ -1,9 +1,9 @@
 """dvc.lock, read stage by stage.
 
 DVC writes a stage's record as a block of lines below a key that is indented by two spaces. A commit
-changes few of them, so each distinct block is read once, however many commits carry it. Most of a
-block are lists of paths and hashes, in a form so plain that a pattern reads them a hundred times as
-fast as a YAML parser; what has another form goes to the parser. So a long history is affordable.
+changes few of them, so each distinct block is read once, however many commits have it. Most of a
+block is lists of paths and hashes, which a regular expression reads a hundred times as fast as a
+YAML parser; anything in another form goes to the parser. So a long history stays fast to read.
 """
 
 import re
@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from pipelines.identity.code import CODE_STAGE
-from pipelines.lineage.making import flatten
+from pipelines.lineage.stage_run import flatten
 
 Record = Mapping[str, Mapping[str, Any]]
 """`params`, `inputs` and `outs` of a stage; `code` has its code map, by path and hash."""
@@ -36,7 +36,7 @@ class LockReader:
         self._params: dict[str, dict[str, Any]] = {}
 
     def read(self, text: str) -> dict[str, Record]:
-        """The record of each stage; equal records are the same object. ValueError: not one."""
+        """The record of each stage; equal records are the same object. ValueError if invalid."""
         head = _HEAD.match(text)
         starts = [match.start() for match in _STAGE.finditer(text, head.end())] if head else []
         if head is None or starts[:1] != [head.end()]:
@@ -50,7 +50,7 @@ class LockReader:
         return _without_code(records)
 
     def _plain(self, block: str) -> dict[str, Record] | None:
-        """A block in the form that DVC gives it; None where it has another."""
+        """A block in the form that DVC writes; None where it has another."""
         name = _NAME.match(block)
         if name is None:
             return None
@@ -63,10 +63,10 @@ class LockReader:
             section = block[start:end]
             kind = section.split(":", 1)[0].strip()
             if kind in lists:
-                found = _paths(section)
-                if found is None:
+                hashes = _paths(section)
+                if hashes is None:
                     return None
-                lists[kind] = found
+                lists[kind] = hashes
             elif kind == "params":
                 if section not in self._params:
                     self._params[section] = _params(_load(section).get("params"))
