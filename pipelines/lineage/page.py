@@ -158,9 +158,7 @@ def _stage(node: Node, is_open: bool) -> dict[str, Any]:
         "is_open": is_open,
         "name": stage_run.stage,
         "short": " ".join(short_hash(digest) for digest in list(stage_run.outs.values())[:3]),
-        "facts": [
-            (word, text) for word, text in facts(stage_run) if word not in ("params", "outs")
-        ],
+        "facts": lines,
         "outs": _hashes(stage_run, stage_run.outs, among_inputs=False),
         "inputs": _hashes(stage_run, stage_run.inputs, among_inputs=True),
         "folded": {
