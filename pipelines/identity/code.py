@@ -3,7 +3,8 @@
 A digest leaves out comments and docstrings, so the map of file to digest changes when what the
 stage does may have changed, and only then. DVC's stage `code` writes the maps to `code/`, where
 each stage depends on that of its module; the md5 of the map is the version of the code that a job's
-spec names. The `__init__` files of packages hold docstrings only and do not count.
+spec names. The `__init__` files of packages hold docstrings only and do not count. Files beside it
+that a module reads, such as templates, it names in a constant `FILES`; they count by their bytes.
 
 Parsing every file takes a second, so what is known of a file is remembered by its bytes.
 """
@@ -34,6 +35,8 @@ class Source(NamedTuple):
     digest: str
     imports: list[str]
     """Modules of `stages`, and the names that are taken from them."""
+    files: list[str]
+    """Names of files beside it that it reads."""
 
 
 _RULES = hashlib.sha256(b"".join(Path(it).read_bytes() for it in (__file__, syntax.__file__)))
@@ -109,6 +112,10 @@ def _closure(module: str, read: Callable[[str], Source | None]) -> dict[str, str
         if path not in found and (source := read(path)) is not None:
             found[path] = source.digest
             queue += source.imports
+            for name in source.files:
+                beside = Path(path).with_name(name).as_posix()
+                if (read_too := read(beside)) is not None:
+                    found[beside] = read_too.digest
     return dict(sorted(found.items()))
 
 
@@ -118,13 +125,15 @@ def _source(path: Path, seen: dict[str, Path] | None = None) -> Source | None:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    if path.suffix != ".py":
+        return Source(hashlib.md5(data, usedforsecurity=False).hexdigest(), [], [])
     key = _hash(data)
     if key not in _known:
         try:
             tree = ast.parse(data)
         except (SyntaxError, ValueError) as error:
             raise LockstepError(f"{path}: Python cannot read it: {error}") from None
-        _known[key] = Source(syntax.digest(tree), _imports(tree))
+        _known[key] = Source(syntax.digest(tree), _imports(tree), _files(tree))
     if seen is not None:
         seen[key] = path
     return _known[key]
@@ -142,6 +151,13 @@ def _imports(tree: ast.Module) -> list[str]:
     return [name for name in names if name.startswith("stages.")]
 
 
+def _files(tree: ast.Module) -> list[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FILES":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
 def _hash(data: bytes) -> str:
     """Under which a file is remembered; other rules for digests remember nothing of these."""
     hasher = _RULES.copy()
@@ -154,4 +170,5 @@ def _remember(home: Path) -> None:
     if not _known:
         stored = atomic.read_json(home / _REMEMBERED)
         for key, value in (stored if isinstance(stored, dict) else {}).items():
-            _known[key] = Source(*value)
+            if len(value) == len(Source._fields):
+                _known[key] = Source(*value)

@@ -208,6 +208,7 @@ def preload(kind: Kind) -> None:
 
 _OF_CONTROL = (
     "pipelines.commands.cli",
+    "pipelines.commands.stage",
     "pipelines.driver.stage",
     "pipelines.warm.dvc",
     # What DVC imports late, in the order of a `dvc repro`.

@@ -206,10 +206,26 @@ def test_packages_of_the_stages_hold_docstrings_only() -> None:
         assert digest(ast.parse(path.read_bytes())) == digest_of(""), path
 
 
-def test_stages_read_no_other_files_of_their_package() -> None:
-    """The maps have Python files only."""
-    others = [path for path in (ROOT / "stages").rglob("*.*") if path.suffix not in (".py", ".pyc")]
-    assert others == []
+def test_every_other_file_of_the_stages_is_in_a_map() -> None:
+    others = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "stages").rglob("*.*")
+        if path.suffix not in (".py", ".pyc")
+    }
+    assert others == {
+        path for module in MODULES for path in code_map(ROOT, module) if not path.endswith(".py")
+    }
+
+
+def test_a_file_that_a_module_names_counts_by_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages/a.py").write_text('FILES = ("page.j2",)\n')
+    maps = []
+    for text in ("<p>", "<p>", "<p> "):
+        (tmp_path / "stages/page.j2").write_text(text)
+        maps.append(code_map(tmp_path, "stages.a"))
+    assert maps[0] == maps[1]
+    assert changed_files(maps[1], maps[2]) == {"stages/page.j2": "modified"}
 
 
 @pytest.mark.parametrize("module", MODULES)
