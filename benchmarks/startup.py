@@ -84,10 +84,9 @@ def empty_clone(folder: Path) -> Path:
     clone = make_clone(folder)
     write_code(clone, "stages/prepare.py", EMPTY_STAGE)
     graph = clone / "dvc.yaml"
-    graph.write_text(
-        graph.read_text(encoding="utf-8") + "\n  bare:\n    cmd: 'true'\n    deps: [params.yaml]\n",
-        encoding="utf-8",
-    )
+    bare = "stages:\n  bare:\n    cmd: 'true'\n    deps: [params.yaml]\n"
+    text = graph.read_text(encoding="utf-8").replace("stages:\n", bare, 1)
+    graph.write_text(text, encoding="utf-8")
     return clone
 
 
