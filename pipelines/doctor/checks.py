@@ -12,7 +12,7 @@ from pipelines.base.redact import redact, without_credentials
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.config.profiles import ExecutorKind, load_profile, profile_name
-from pipelines.doctor.finding import Finding
+from pipelines.doctor.result import CheckResult
 from pipelines.doctor.slurm import examine_slurm
 from pipelines.tracking.openlineage import is_configured
 from stages.contracts.catalog import STAGES
@@ -27,9 +27,9 @@ _CONTROL = ("dvc", "prefect", "mlflow", "submitit", "pydantic")
 _TRAIN = ("torch", "transformers", "safetensors", "pyarrow", "numpy")
 
 
-def examine(repository: Repository) -> list[Finding]:
+def examine(repository: Repository) -> list[CheckResult]:
     """All checks, each independent of the others."""
-    checks: list[Callable[[Repository], Iterator[Finding]]] = [
+    checks: list[Callable[[Repository], Iterator[CheckResult]]] = [
         _python,
         _packages,
         _repository,
@@ -44,26 +44,26 @@ def examine(repository: Repository) -> list[Finding]:
     return [finding for check in checks for finding in check(repository)]
 
 
-def _python(_: Repository) -> Iterator[Finding]:
+def _python(_: Repository) -> Iterator[CheckResult]:
     fine = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    yield Finding("python", fine, sys.version.split()[0], "use Python 3.11 or 3.12")
+    yield CheckResult("python", fine, sys.version.split()[0], "use Python 3.11 or 3.12")
 
 
-def _packages(repository: Repository) -> Iterator[Finding]:
+def _packages(repository: Repository) -> Iterator[CheckResult]:
     trains_here = _runs_stages_here(repository)
     for extra, names, needed in (("control", _CONTROL, True), ("train", _TRAIN, trains_here)):
         for name in names:
             try:
-                yield Finding(name, True, metadata.version(name))
+                yield CheckResult(name, True, metadata.version(name))
             except metadata.PackageNotFoundError:
                 remedy = f"pip install -c constraints.txt -e '.[{extra}]'"
                 why = "not installed" if needed else "not installed; only the jobs' nodes need it"
-                yield Finding(name, not needed, why, remedy)
+                yield CheckResult(name, not needed, why, remedy)
     try:
         version = metadata.version("sqlalchemy")
         fine = tuple(int(part) for part in version.split(".")[:2]) < (2, 1)
         remedy = "pip install 'sqlalchemy<2.1': with 2.1 Prefect never creates a scheduled run"
-        yield Finding("sqlalchemy", fine, version, remedy)
+        yield CheckResult("sqlalchemy", fine, version, remedy)
     except metadata.PackageNotFoundError:
         pass
 
@@ -77,41 +77,41 @@ def _runs_stages_here(repository: Repository) -> bool:
     return profile.executor is not ExecutorKind.SLURM
 
 
-def _repository(repository: Repository) -> Iterator[Finding]:
+def _repository(repository: Repository) -> Iterator[CheckResult]:
     git = shutil.which("git")
-    yield Finding("git", git is not None, git or "not found", "install git")
+    yield CheckResult("git", git is not None, git or "not found", "install git")
     inside = (repository.root / ".git").exists()
-    yield Finding("git clone", inside, str(repository.root), "run `git init`: DVC needs it")
+    yield CheckResult("git clone", inside, str(repository.root), "run `git init`: DVC needs it")
     dvc = (repository.root / ".dvc").is_dir()
-    yield Finding("dvc folder", dvc, str(repository.root / ".dvc"), "run `dvc init`")
+    yield CheckResult("dvc folder", dvc, str(repository.root / ".dvc"), "run `dvc init`")
     python = shutil.which("python") or "not found"
     fine = Path(python).parent == Path(sys.executable).parent
     remedy = "for `dvc repro`, activate the environment: dvc.yaml calls `python`"
-    yield Finding("python on PATH", fine, python, remedy)
+    yield CheckResult("python on PATH", fine, python, remedy)
 
 
-def _files(repository: Repository) -> Iterator[Finding]:
+def _files(repository: Repository) -> Iterator[CheckResult]:
     try:
         load_params(repository.root)
-        yield Finding("params.yaml", True, "valid")
+        yield CheckResult("params.yaml", True, "valid")
     except LockstepError as error:
-        yield Finding("params.yaml", False, str(error), "mend the file; see docs/params.md")
+        yield CheckResult("params.yaml", False, str(error), "mend the file; see docs/params.md")
     for path in sorted((repository.root / "slurm_profiles").glob("*.yaml")):
         try:
-            yield Finding(
+            yield CheckResult(
                 f"profile {path.stem}", True, load_profile(repository.root, path.stem).description
             )
         except LockstepError as error:
-            yield Finding(f"profile {path.stem}", False, str(error), "mend the file")
+            yield CheckResult(f"profile {path.stem}", False, str(error), "mend the file")
 
 
-def _disk(repository: Repository) -> Iterator[Finding]:
+def _disk(repository: Repository) -> Iterator[CheckResult]:
     free = shutil.disk_usage(repository.root).free / 1e9
-    yield Finding("free disk", free >= LEAST_FREE_GB, f"{free:.1f} GB", "free some space")
+    yield CheckResult("free disk", free >= LEAST_FREE_GB, f"{free:.1f} GB", "free some space")
     links = (
         "yes" if _can_link(repository.home) else "no: outputs are copied instead, which is slower"
     )
-    yield Finding("hard links", True, links)
+    yield CheckResult("hard links", True, links)
 
 
 def _can_link(folder: Path) -> bool:
@@ -129,10 +129,10 @@ def _can_link(folder: Path) -> bool:
         second.unlink(missing_ok=True)
 
 
-def _tracking(_: Repository) -> Iterator[Finding]:
+def _tracking(_: Repository) -> Iterator[CheckResult]:
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri or not uri.startswith(("http://", "https://")):
-        yield Finding("mlflow store", True, redact(uri) if uri else "SQLite under .lockstep")
+        yield CheckResult("mlflow store", True, redact(uri) if uri else "SQLite under .lockstep")
         return
     import httpx
 
@@ -140,25 +140,25 @@ def _tracking(_: Repository) -> Iterator[Finding]:
         # Without the credentials: they are for MLflow's client, and an error would print them.
         address = f"{without_credentials(uri).rstrip('/')}/health"
         httpx.get(address, timeout=5, follow_redirects=True).raise_for_status()
-        yield Finding("mlflow server", True, redact(uri))
+        yield CheckResult("mlflow server", True, redact(uri))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         remedy = "start it, or unset MLFLOW_TRACKING_URI; runs go on and are shipped later"
-        yield Finding("mlflow server", False, redact(f"{uri}: {error}"), remedy)
+        yield CheckResult("mlflow server", False, redact(f"{uri}: {error}"), remedy)
 
 
-def _lineage(repository: Repository) -> Iterator[Finding]:
+def _lineage(repository: Repository) -> Iterator[CheckResult]:
     if is_configured(repository):
         try:
-            yield Finding("openlineage", True, metadata.version("openlineage-python"))
+            yield CheckResult("openlineage", True, metadata.version("openlineage-python"))
         except metadata.PackageNotFoundError:
             remedy = "pip install -c constraints.txt -e '.[openlineage]'"
-            yield Finding("openlineage", False, "configured, but not installed", remedy)
+            yield CheckResult("openlineage", False, "configured, but not installed", remedy)
 
 
-def _sandbox(repository: Repository) -> Iterator[Finding]:
+def _sandbox(repository: Repository) -> Iterator[CheckResult]:
     found = isolation()
     if found.kind is not IsolationKind.NONE:
-        yield Finding("code sandbox", True, str(found.kind))
+        yield CheckResult("code sandbox", True, str(found.kind))
         return
     try:
         sources = load_params(repository.root).rewards.values()
@@ -166,10 +166,10 @@ def _sandbox(repository: Repository) -> Iterator[Finding]:
     except LockstepError:
         wanted = False
     detail = f"none here, so code rewards do not run: {found.detail}"
-    yield Finding("code sandbox", not wanted, detail, remedy())
+    yield CheckResult("code sandbox", not wanted, detail, remedy())
 
 
-def _gpu(repository: Repository) -> Iterator[Finding]:
+def _gpu(repository: Repository) -> Iterator[CheckResult]:
     """Whether the profile in force and this machine agree, where stages run on this machine."""
     name = profile_name()
     try:
@@ -182,18 +182,18 @@ def _gpu(repository: Repository) -> Iterator[Finding]:
     there = any(path for kind in _GPUS for path in DEVICES.glob(kind))
     if there and not wanted:
         detail = f"there is one, and the profile {name!r} leaves it alone: try `--profile gpu`"
-        yield Finding("gpu", True, detail)
+        yield CheckResult("gpu", True, detail)
     elif wanted:
         detail = "there is one" if there else f"none here, and the profile {name!r} computes on one"
-        yield Finding("gpu", there, detail, "choose another profile, such as `--profile local`")
+        yield CheckResult("gpu", there, detail, "choose another profile, such as `--profile local`")
 
 
-def _slurm(repository: Repository) -> Iterator[Finding]:
+def _slurm(repository: Repository) -> Iterator[CheckResult]:
     wanted = None if _runs_stages_here(repository) else profile_name()
     yield from examine_slurm(repository, wanted)
 
 
-def render(findings: list[Finding]) -> str:
+def render(findings: list[CheckResult]) -> str:
     """One line a check; what is wrong comes with its remedy."""
     width = max(len(finding.check) for finding in findings)
     lines = []

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import Resources, load_profile
-from pipelines.doctor.finding import Finding
+from pipelines.doctor.result import CheckResult
 from pipelines.slurm.queue import duration
 from pipelines.slurm.script import Batch
 from pipelines.slurm.submit import refusal
@@ -27,26 +27,26 @@ _ASKED = (
 )
 
 
-def examine_slurm(repository: Repository, profile: str | None) -> Iterator[Finding]:
+def examine_slurm(repository: Repository, profile: str | None) -> Iterator[CheckResult]:
     """The cluster and, where a profile needs it, whether it would start that profile's jobs."""
     if shutil.which("sbatch") is None:
         detail = "no sbatch here: profiles with `executor: slurm` only render"
-        yield Finding("slurm", not profile, detail, "go to a login node, or `make slurm-up`")
+        yield CheckResult("slurm", not profile, detail, "go to a login node, or `make slurm-up`")
         return
     rows, problem = _ask("sinfo", "--noheader", "--format", "%P|%l")
     if problem:
         detail = problem if profile else "Slurm does not answer here, and the profile needs none"
-        yield Finding("slurm", not profile, detail, "see `sinfo`; is SLURM_CONF set?")
+        yield CheckResult("slurm", not profile, detail, "see `sinfo`; is SLURM_CONF set?")
         return
     limits = {name: duration(limit) for name, _, limit in (row.partition("|") for row in rows)}
-    yield Finding("slurm", True, f"partitions {', '.join(name.rstrip('*') for name in limits)}")
+    yield CheckResult("slurm", True, f"partitions {', '.join(name.rstrip('*') for name in limits)}")
     if profile:
         yield from _jobs(repository, profile, limits)
 
 
 def _jobs(
     repository: Repository, profile: str, limits: Mapping[str, float | None]
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     loaded = load_profile(repository.root, profile)
     alike: dict[tuple[str, str], list[str]] = {}
     for stage in STAGES:
@@ -62,9 +62,9 @@ def _jobs(
         problem = _refused(repository, stages[0], resources, limits) or _unknown(resources, mine)
         if problem:
             detail = f"{who}: {problem} ({_describe(resources)})"
-            yield Finding("slurm jobs", False, detail, remedy)
+            yield CheckResult("slurm jobs", False, detail, remedy)
         else:
-            yield Finding("slurm jobs", True, f"{who}: Slurm would take them")
+            yield CheckResult("slurm jobs", True, f"{who}: Slurm would take them")
 
 
 def _refused(

@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One check. `remedy` says what to do when it is not fine."""
 
     check: str
