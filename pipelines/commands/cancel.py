@@ -9,10 +9,10 @@ from pipelines.base.errors import LockstepError
 
 def cancel(
     stages: Annotated[
-        list[str] | None, typer.Argument(help="stages whose jobs to end (default: all)")
+        list[str] | None, typer.Argument(help="stages whose jobs to cancel (default: all)")
     ] = None,
     orphans: Annotated[
-        bool, typer.Option("--orphans", help="end the live jobs that no stage wants instead")
+        bool, typer.Option("--orphans", help="cancel the live jobs that no stage needs instead")
     ] = False,
 ) -> None:
     """End live jobs, and those of the stages that need theirs."""
@@ -23,6 +23,6 @@ def cancel(
     if not orphans:
         cancel_stages(Repository.find(), stages or [], Console())
     elif stages:
-        raise LockstepError("name stages, or say --orphans, not both")
+        raise LockstepError("name stages, or pass --orphans, not both")
     else:
         cancel_orphans(Repository.find(), Console())

@@ -11,17 +11,19 @@ from pipelines.commands.options import Json, Revision, only_one
 
 def export(
     policy: Annotated[str, typer.Argument(help="sft, iter_003, ...")],
-    folder: Annotated[str, typer.Argument(help="where to write it; must not be there yet")],
+    folder: Annotated[str, typer.Argument(help="where to write it; must not exist")],
     revision: Revision = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="round the weights to this type"),
     ] = None,
-    adapter: Annotated[bool, typer.Option("--adapter", help="the adapter beside its base")] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="the adapter next to its base")
+    ] = False,
     merged: Annotated[
         bool, typer.Option("--merged", help="one model, adapter merged (default)")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="replace a folder that is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing folder")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a policy as a Hugging Face folder with its card."""

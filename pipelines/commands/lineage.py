@@ -18,12 +18,12 @@ def lineage(
             "before it if not of the workspace; `diff A B` exits 0 if they are equal, 1 if not",
         ),
     ],
-    down: Annotated[bool, typer.Option("--down", help="what was made from it instead")] = False,
+    down: Annotated[bool, typer.Option("--down", help="show downstream artifacts instead")] = False,
     depth: Annotated[
         int | None, typer.Option(metavar="N", help="no more than N steps away")
     ] = None,
     rows: Annotated[
-        bool, typer.Option("--rows", help="the rows it learnt from; with diff, those that differ")
+        bool, typer.Option("--rows", help="its training rows; with diff, those that differ")
     ] = False,
     prompt: Annotated[
         str | None, typer.Option(metavar="ID", help="only the rows of this prompt")
@@ -34,13 +34,13 @@ def lineage(
     ] = False,
     form: Annotated[
         Literal["text", "mermaid", "dot", "html"],
-        typer.Option("--format", help="the form of the answer"),
+        typer.Option("--format", help="output format"),
     ] = "text",
     output: Annotated[
         str | None, typer.Option(metavar="FILE", help="write the answer there")
     ] = None,
     no_mlflow: Annotated[
-        bool, typer.Option("--no-mlflow", help="ask no MLflow server for what is not known here")
+        bool, typer.Option("--no-mlflow", help="do not query MLflow for what is not known here")
     ] = False,
     as_json: Json = False,
 ) -> int:

@@ -10,11 +10,11 @@ from pipelines.commands.options import Json
 def lm_eval(
     policy: Annotated[str, typer.Argument(help="sft, iter_001, ...")],
     tasks: Annotated[
-        str, typer.Option(metavar="A,B", help="names that lm-eval knows, or those of yours")
+        str, typer.Option(metavar="A,B", help="task names that lm-eval knows, or your own")
     ],
     include_path: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="a folder with task files (YAML) of your own"),
+        typer.Option(metavar="FOLDER", help="a folder with your own task files (YAML)"),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(metavar="N", help="only the first N of each task")

@@ -9,7 +9,7 @@ import typer
 def logs(
     stage: Annotated[str, typer.Argument(help="sft, rollout@iter_001, ...")],
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="go on until the job has ended")
+        bool, typer.Option("-f", "--follow", help="follow until the job has ended")
     ] = False,
 ) -> None:
     """Show what a stage's job wrote."""

@@ -6,12 +6,12 @@ import typer
 
 from pipelines.base.errors import LockstepError
 
-Json = Annotated[bool, typer.Option("--json", help="JSON, for programs")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Profile = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="slurm_profiles/NAME.yaml: where and on what the stages run "
+        help="slurm_profiles/NAME.yaml: where and with which resources stages run "
         "(default: LOCKSTEP_PROFILE, else local)",
     ),
 ]

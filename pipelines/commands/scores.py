@@ -16,7 +16,7 @@ def scores(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="compare what this source said, not the rewards; ONE,OTHER: a source of each",
+            help="compare the values of this source, not the rewards; ONE,OTHER: a source of each",
         ),
     ] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="responses to show")] = 10,

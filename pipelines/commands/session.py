@@ -23,11 +23,11 @@ def up(
         str, typer.Option(metavar="A,B", help="stages that it runs")
     ] = "rollout,score,policy_update",
     idle_minutes: Annotated[
-        float, typer.Option(metavar="M", help="it ends after so long without a stage")
+        float, typer.Option(metavar="M", help="exit after M minutes without a stage")
     ] = 30,
     minutes: Annotated[
         int | None,
-        typer.Option(metavar="M", help="it ends after so long (default: the profile's)"),
+        typer.Option(metavar="M", help="exit after M minutes (default: the profile's)"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print the exact job script instead")
@@ -70,7 +70,7 @@ def down(
 
 @session.command()
 def status(as_json: Json = False) -> None:
-    """How sessions fare."""
+    """Show the status of sessions."""
     from pipelines.base.repository import Repository
     from pipelines.slurm.scheduler import Scheduler
     from pipelines.worker.session import describe, sessions

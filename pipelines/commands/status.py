@@ -10,11 +10,11 @@ from pipelines.commands.options import Json
 
 def status(
     orphans: Annotated[
-        bool, typer.Option("--orphans", help="list live jobs that no stage wants instead")
+        bool, typer.Option("--orphans", help="list live jobs that no stage needs instead")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how every stage fares; works while stages run."""
+    """Show the status of every stage; works while stages run."""
     from pipelines.base.repository import Repository
     from pipelines.driver.orphans import find_orphans
     from pipelines.runs.status import render, stage_statuses

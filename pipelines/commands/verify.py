@@ -17,7 +17,8 @@ def verify(
     cache: Annotated[
         bool,
         typer.Option(
-            "--cache", help="also read all of DVC's cache, with what no dvc.lock of today names"
+            "--cache",
+            help="also read all of DVC's cache, also what dvc.lock does not name",
         ),
     ] = False,
     as_json: Json = False,

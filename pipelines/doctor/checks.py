@@ -95,14 +95,14 @@ def _files(repository: Repository) -> Iterator[CheckResult]:
         load_params(repository.root)
         yield CheckResult("params.yaml", True, "valid")
     except LockstepError as error:
-        yield CheckResult("params.yaml", False, str(error), "mend the file; see docs/params.md")
+        yield CheckResult("params.yaml", False, str(error), "fix the file; see docs/params.md")
     for path in sorted((repository.root / "slurm_profiles").glob("*.yaml")):
         try:
             yield CheckResult(
                 f"profile {path.stem}", True, load_profile(repository.root, path.stem).description
             )
         except LockstepError as error:
-            yield CheckResult(f"profile {path.stem}", False, str(error), "mend the file")
+            yield CheckResult(f"profile {path.stem}", False, str(error), "fix the file")
 
 
 def _disk(repository: Repository) -> Iterator[CheckResult]:

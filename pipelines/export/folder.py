@@ -59,10 +59,10 @@ def export(
     adapter: bool = False,
     force: bool = False,
 ) -> Exported:
-    """Write the folder; LockstepError where it is there already, unless `force`."""
+    """Write the folder; LockstepError where it exists, unless `force`."""
     folder = folder.absolute()
     if folder.exists() and not force:
-        raise LockstepError(f"{folder} is there already: name another folder, or say --force")
+        raise LockstepError(f"{folder} already exists: name another folder, or pass --force")
     if repository.root / "artifacts" in (folder, *folder.parents):
         raise LockstepError(f"{folder} is among the artifacts, which are DVC's: name another place")
     found = find_policy(repository, policy, revision)

@@ -39,7 +39,7 @@ def answer(question: Question) -> int:
     if question.words[0] == "diff" and len(question.words) == 3:
         return session.diff(*question.words[1:])
     if len(question.words) != 1:
-        raise LockstepError("say `lockstep lineage ARTIFACT` or `lockstep lineage diff A B`")
+        raise LockstepError("usage: `lockstep lineage ARTIFACT` or `lockstep lineage diff A B`")
     return session.show(question.words[0])
 
 

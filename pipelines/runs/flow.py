@@ -229,7 +229,7 @@ class StageProcesses:
         get_run_logger().error("%s failed: %s", address, lines.last())
         raise FailedStageError(
             f"{address}: dvc ended with status {process.returncode}:\n{lines.tail()}",
-            # Killed without a word, dvc was short of memory or its machine went down.
+            # Killed, dvc was short of memory or its machine went down.
             retryable=process.returncode == -signal.SIGKILL
             or (looked_at and attempt is not None and _another_try_may_help(attempt)),
         )

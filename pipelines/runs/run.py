@@ -215,7 +215,7 @@ class PipelineRun:
                     self.console.line(f"    warning: {name}: {symptom}")
         if self.interrupts.received:
             raise LockstepError(
-                f"{self.interrupts.received[0].name} received; run the same command to go on"
+                f"{self.interrupts.received[0].name} received; run the same command to continue"
             )
         return left
 
@@ -251,7 +251,7 @@ class PipelineRun:
         if self.interrupts.received:
             raise LockstepError(
                 f"{self.interrupts.received[0].name} received: the running stages were cancelled; "
-                "run the same command to go on from there"
+                "progress is saved: run the same command to continue"
             )
         if failed:
             raise LockstepError(

@@ -47,7 +47,7 @@ def test_a_policy_is_exported_whole_and_the_same_each_time(finished: Any, tmp_pa
 
     again = finished.run("lockstep", "export", "iter_001", str(target), check=False)
     assert again.returncode == 2
-    assert "is there already" in again.stdout
+    assert "already exists" in again.stdout
     (target / "left over").write_text("from before")
     finished.run("lockstep", "export", "iter_001", str(target), "--force")
     assert contents(target) == exported
