@@ -1,6 +1,7 @@
 """What an edit of the stages' code makes stale, by DVC and by the plan, in a clone that has run."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,11 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def clone(done: Path, tmp_path: Path) -> Clone:
+def clone(done: Path, tmp_path: Path) -> Iterator[Clone]:
     clone = Clone(Path(shutil.copytree(done, tmp_path / "clone", symlinks=True)))
     clone.without_tracking()
-    return clone
+    yield clone
+    clone.kill_all()
 
 
 def append(clone: Clone, name: str, text: str) -> None:
