@@ -59,7 +59,7 @@ def prepared_root(fresh_root: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """A copy of it in which only `prepare` has run."""
     clone = copy_of(fresh_root, tmp_path_factory.mktemp("prepared") / "clone")
     clone.without_tracking()
-    clone.run("dvc", "repro", "--single-item", "prepare")
+    clone.run("dvc", "repro", "prepare")
     root: Path = clone.root
     return root
 

@@ -93,7 +93,9 @@ def torment(clone: Any, peaceful_root: Path, seed: int, kills: int, number: int)
     del made["dvc.lock"]
     problems += differences(made, {path: wanted.get(path) for path in made})
     recorded, expected = stages_of(clone.root), stages_of(peaceful_root)
-    problems += differences(recorded, {name: expected[name] for name in ("prepare", "sft", TARGET)})
+    problems += differences(
+        recorded, {name: expected[name] for name in ("code", "prepare", "sft", TARGET)}
+    )
     problems += [f"left: {path}" for path in leftovers(clone.root)]
     assert not problems, monkey.story("\n".join(problems))
 

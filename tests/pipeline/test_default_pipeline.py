@@ -98,7 +98,7 @@ def assert_same_bytes(twins: list[Clone]) -> None:
     assert len(elsewhere) > 30
     assert here == elsewhere
     here, elsewhere = map(recorded, twins)
-    assert len(elsewhere) == 8
+    assert len(elsewhere) == 9
     assert here == elsewhere
 
 

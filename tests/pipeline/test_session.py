@@ -81,7 +81,7 @@ def counting_root(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Pat
     clone.write_code("stages/prepare.py", EMPTY_STAGE)
     for name in STAGES.split(","):
         clone.write_code(f"stages/{name}.py", COUNTING_STAGE)
-    clone.run("dvc", "repro", "--single-item", "prepare")
+    clone.run("dvc", "repro", "prepare")
     clone.commit("prepared")
     root: Path = clone.root
     return root

@@ -318,7 +318,7 @@ def prepared_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clone = clones.copy_tree(tmp_path_factory.mktemp("prepared") / "clone")
     clone.without_tracking()
     clone.set_params(**PARAMS)
-    clone.run("dvc", "repro", "--single-item", "prepare")
+    clone.run("dvc", "repro", "prepare")
     clone.commit("prepared")
     root: Path = clone.root
     return root
