@@ -212,7 +212,8 @@ def test_after_kill_9_of_the_session_its_stage_goes_on_by_itself(counting: Any) 
 
 def test_a_session_that_is_stopped_loses_its_stage_to_a_job(counting: Any) -> None:
     """With less patience than people get."""
-    for name, value in (("session", "STALE_S = 120.0"), ("session_watch", "HANG_S = 600.0")):
+    limits = {"worker/session": "STALE_S = 120.0", "driver/session_watch": "HANG_S = 600.0"}
+    for name, value in limits.items():
         path = counting.root / f"pipelines/{name}.py"
         code = path.read_text()
         assert value in code
