@@ -26,6 +26,10 @@ class LedgerFile(Protocol):
 Value = TypeVar("Value", bound=LedgerFile)
 
 
+class MissingFileError(LockstepError, FileNotFoundError):
+    """A reader that expects removals catches it as it would any file that is gone."""
+
+
 def write(path: Path, value: LedgerFile) -> None:
     values = {"version": value.VERSION, **_adapter(type(value)).dump_python(value)}
     atomic.write_text(path, json.dumps(values, indent=2, sort_keys=True, default=str) + "\n")
@@ -35,7 +39,9 @@ def load(kind: type[Value], path: Path) -> Value:
     """The value of a file that must be there."""
     value = read(kind, path)
     if value is None:
-        raise LockstepError(f"{path} is missing: run the same command again, or remove its folder")
+        raise MissingFileError(
+            f"{path} is missing: run the same command again, or remove its folder"
+        )
     return value
 
 

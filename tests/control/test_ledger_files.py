@@ -109,3 +109,9 @@ def test_what_must_be_there_and_is_not_is_named(path: Path) -> None:
         _ = attempt.launched
     attempt.write(replace(FULL, shards=None))
     assert attempt.launched.shards is None
+
+
+def test_a_file_that_went_away_is_caught_like_any_other(path: Path) -> None:
+    """The shipper reads a ledger that people remove meanwhile."""
+    with pytest.raises(FileNotFoundError, match="is missing"):
+        files.load(Launch, path)
