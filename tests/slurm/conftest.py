@@ -375,6 +375,7 @@ def count(clone: Any, epochs: int) -> None:
     """Let SFT count instead of training, because its libraries take ten seconds to import."""
     clone.set_params(sft__epochs=epochs)
     clone.write_code("stages/sft.py", COUNTING_STAGE)
+    clone.run("dvc", "repro", "code")  # as `lockstep run` does; `--single-item` leaves it
     clone.commit("counts")
 
 
