@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from pipelines.base.repository import Repository
-from pipelines.doctor.finding import Finding
+from pipelines.doctor.result import CheckResult
 from pipelines.doctor.slurm import examine_slurm
 
 
@@ -16,7 +16,7 @@ from pipelines.doctor.slurm import examine_slurm
 def examine(cluster: Any, tmp_path: Path) -> Any:
     """What is found where the profile `mine` has these defaults."""
 
-    def of(defaults: str, **variables: str) -> list[Finding]:
+    def of(defaults: str, **variables: str) -> list[CheckResult]:
         (tmp_path / "slurm_profiles").mkdir(exist_ok=True)
         text = f"description: mine\nexecutor: slurm\ndefaults: {{{defaults}}}\n"
         (tmp_path / "slurm_profiles/mine.yaml").write_text(text)
