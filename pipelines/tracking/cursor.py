@@ -166,7 +166,10 @@ class Scanner:
         for entry in Ledger(self._repository.jobs).entries():
             invocation = self._settled.get(entry.folder)
             if invocation is None:
-                invocation = invocation_of(entry)
+                try:
+                    invocation = invocation_of(entry)
+                except FileNotFoundError:
+                    continue  # the entry was removed while we looked at it
                 state = entry.state()
                 if state is State.NEW:
                     if entry.has_driver() or is_young(entry):
@@ -182,7 +185,10 @@ class Scanner:
             members.setdefault(invocation.id, []).append(entry)
             commands[invocation.id] = invocation
         for path in sorted(_parents(self._repository).glob(f"*{_RESTORED}")):
-            invocation = files.load(Restored, path).origin.invocation
+            restored = files.read(Restored, path)
+            if restored is None:
+                continue
+            invocation = restored.origin.invocation
             members.setdefault(invocation.id, [])
             commands.setdefault(invocation.id, invocation)
         return [
@@ -248,7 +254,9 @@ def left_behind(
 
 def is_young(entry: Entry) -> bool:
     """Whether it was made just now; not one from before the clock was set back."""
-    return 0 <= time.time() - entry.origin.created < START_GRACE_S
+    with suppress(FileNotFoundError):  # removed meanwhile
+        return 0 <= time.time() - entry.origin.created < START_GRACE_S
+    return False
 
 
 def invocation_of(entry: Entry) -> Invocation:

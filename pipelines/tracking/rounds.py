@@ -126,6 +126,8 @@ class Tracker:
             if not problems:
                 self._register(group, cursor)
                 self._parents.update(group, cursor)
+        except FileNotFoundError:
+            pass  # the ledger was removed while we looked at it
         except MissingError:
             ParentCursor(cursor.path, cursor.store).save()
         except RefusedError as error:

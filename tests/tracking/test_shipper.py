@@ -15,7 +15,7 @@ from pipelines.base import atomic, background
 from pipelines.base.background import Background
 from pipelines.base.locks import hold_lock
 from pipelines.tracking import rounds as tracking
-from pipelines.tracking.cursor import note_problem
+from pipelines.tracking.cursor import Scanner, note_problem
 from pipelines.tracking.rounds import ship_all
 from pipelines.tracking.shipper import problem, start_shipper, unshipped
 from tests.waiting import PATIENCE_S, until
@@ -155,6 +155,13 @@ def test_it_goes_with_the_clone_and_leaves_nothing_running(
     until(lambda: not clone.shippers(), "the shipper has left")
     assert not clone.repository.home.exists()
     assert {run.info.status for run in clone.runs()} == {"KILLED"}
+
+
+def test_an_entry_that_is_being_removed_is_passed_over(clone: FakeClone) -> None:
+    entry = clone.entry("sft")
+    assert [group.entries for group in Scanner(clone.repository).groups()] == [[entry]]
+    (entry.folder / "entry.json").unlink()
+    assert Scanner(clone.repository).groups() == []
 
 
 def test_it_can_be_switched_off(clone: FakeClone, monkeypatch: pytest.MonkeyPatch) -> None:
