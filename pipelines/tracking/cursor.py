@@ -167,10 +167,9 @@ class Scanner:
             invocation = self._settled.get(entry.folder)
             if invocation is None:
                 try:
-                    invocation = invocation_of(entry)
+                    invocation, state = invocation_of(entry), entry.state()
                 except FileNotFoundError:
                     continue  # the entry was removed while we looked at it
-                state = entry.state()
                 if state is State.NEW:
                     if entry.has_driver() or is_young(entry):
                         alive.add(entry.folder)
