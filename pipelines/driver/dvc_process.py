@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pipelines.base.errors import LockstepError
 from pipelines.base.redacted_log import open_log
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import PROFILE_VARIABLE
@@ -37,6 +38,25 @@ def dvc_environment(profile: str, invocation: Invocation) -> dict[str, str]:
 def dvc_path() -> str:
     """PATH with this Python before any other."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def run_dvc(
+    stages: Sequence[str], repository: Repository, environment: dict[str, str], failure: str
+) -> None:
+    """Run stages to their end; where they fail, LockstepError with `failure` and DVC's output."""
+    done = subprocess.run(
+        dvc_command(*stages),
+        cwd=repository.root,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        raise LockstepError(f"{failure}:\n{done.stdout}")
 
 
 def start_dvc(

@@ -5,11 +5,9 @@ anything is started, restored or recorded; what runs stages sees the others alon
 """
 
 import os
-import subprocess
 
-from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
-from pipelines.driver.dvc_process import dvc_command, dvc_path
+from pipelines.driver.dvc_process import dvc_path, run_dvc
 from pipelines.dvc_repo.plan import PlannedStage, make_plan
 from pipelines.identity.code import CODE_STAGE
 from stages.contracts.params import Params
@@ -27,16 +25,6 @@ def plan_stages(
 
 def update_code(repository: Repository) -> None:
     """Have DVC write the code maps anew."""
-    done = subprocess.run(
-        dvc_command(CODE_STAGE),
-        cwd=repository.root,
-        env={**os.environ, "PATH": dvc_path()},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        raise LockstepError(f"DVC could not bring `{CODE_STAGE}` up to date:\n{done.stdout}")
+    environment = {**os.environ, "PATH": dvc_path()}
+    failure = f"DVC could not bring `{CODE_STAGE}` up to date"
+    run_dvc([CODE_STAGE], repository, environment, failure)

@@ -5,14 +5,12 @@ cache does.
 """
 
 import shutil
-import subprocess
 
 from pipelines.base.console import Console
-from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.config.profiles import profile_name
-from pipelines.driver.dvc_process import dvc_command, dvc_environment
+from pipelines.driver.dvc_process import dvc_environment, run_dvc
 from pipelines.driver.stage import fingerprint
 from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.plan import PlannedStage
@@ -57,19 +55,8 @@ def record_finished(
             _clear_chains(repository)
             return plan
         names = [stage.address for stage in finished]
-        done = subprocess.run(
-            dvc_command(*names),
-            cwd=repository.root,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
-        if done.returncode:
-            raise LockstepError(f"DVC could not record {', '.join(names)}:\n{done.stdout}")
+        failure = f"DVC could not record {', '.join(names)}"
+        run_dvc(names, repository, environment, failure)
         console.line(f"recorded: {', '.join(names)}")
 
 
