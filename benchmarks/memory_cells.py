@@ -20,8 +20,7 @@ from stages.contracts.catalog import bind
 from stages.contracts.lora import LoraParams
 from stages.contracts.params import Params
 from stages.contracts.precision import Precision
-from stages.engines.forward.inference import over_responses
-from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.forward.inference import logprobs_by, over_responses
 from stages.engines.generation.generator import Request, Sampling
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models.lora import open_for_training
@@ -31,6 +30,7 @@ from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.rl_state import RlState
+from stages.learning.update import Update
 from stages.policy_update import learn
 
 CUDA = torch.cuda.is_available()
@@ -76,7 +76,7 @@ def _of_answering(shape: str, length: int) -> Iterator[Cell]:
         generator.close()
 
     def score(context: int, ctx: Context) -> None:
-        over_responses(ctx, model, _rows(shape, context), _logprobs(model))
+        over_responses(ctx, _rows(shape, context), logprobs_by("policy", lambda: model, 1.0))
 
     yield Cell("rollout", "", rollout)
     yield Cell("score (log-probs)", "", score)
@@ -149,9 +149,10 @@ def _updating(shape: str, learner: Learner) -> Callable[[int, Context], object]:
     def work(context: int, ctx: Context) -> object:
         _drop_gradients(learner)
         rows = _rows(shape, context, 2)
-        said = over_responses(ctx, learner.model, rows, _logprobs(learner.model))
+        said = over_responses(ctx, rows, logprobs_by("policy", lambda: learner.model, 1.0))
         scored = [{**row, "logprobs": each} for row, each in zip(rows, said, strict=True)]
-        return learn(config, {}, ctx, ALONE, RlState(0, None, {}), {"policy": learner}, scored)
+        state = RlState(0, None, {})
+        return learn(Update(config, {}, ctx, ALONE, state, {"policy": learner}, scored))
 
     return work
 
@@ -160,10 +161,6 @@ def _drop_gradients(learner: Learner) -> None:
     """Those that a step left behind which did not fit."""
     for parameter in (*learner.parameters(), *learner.model.parameters()):
         parameter.grad = None
-
-
-def _logprobs(model: Any) -> Any:
-    return lambda batch: response_logprobs(model, batch, 1.0).logprobs
 
 
 def _rows(shape: str, context: int, count: int = 1) -> list[dict[str, Any]]:
@@ -175,6 +172,7 @@ def _rows(shape: str, context: int, count: int = 1) -> list[dict[str, Any]]:
             "prompt_ids": tokens(shape, 8, 1),
             "response_ids": tokens(shape, context - 8, 2 + index),
             "support": None,
+            "loss_mask": None,
             "seed": index,
             "finish_reason": "length",
             "policy_hash": "random",

@@ -155,7 +155,7 @@ def make_inputs(shape: str, num_prompts: int, inputs: dict[str, Path]) -> None:
         }
         for index, ids in enumerate(workloads.sequences(shape, num_prompts).prompts)
     ]
-    write_parquet(inputs["prompts"], rows, schema.PROMPTS)
+    write_parquet(inputs["prompts"], rows, schema.PromptRow)
 
 
 def rewards_from_text() -> None:

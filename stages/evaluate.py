@@ -24,9 +24,9 @@ from stages.contracts.rl import Reward
 from stages.data.artifacts import read_role
 from stages.data.batching import loss_mask, loss_masks_of, pad
 from stages.data.finite import sample_name
+from stages.data.schema import PromptRow
 from stages.data.tokenizer import Decoder
-from stages.engines.forward.inference import response_pass
-from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.forward.inference import logprobs_by, response_pass
 from stages.engines.generation.generator import Completion, Request, Sampling
 from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import generate_all, sample_seed
@@ -44,44 +44,52 @@ SHOWN = 16
 """Rows of the table that a tracker shows beside those of other policies."""
 
 
+class Asked(PromptRow):
+    """A prompt to answer."""
+
+    sample_index: int | None
+    """None where it is answered greedily."""
+
+
+class Response(Asked):
+    """A prompt and the answer, as rewards read it."""
+
+    response: str
+    response_ids: Sequence[int]
+    support: Sequence[Sequence[int]] | None
+    loss_mask: Sequence[int] | None
+    finish_reason: str
+    environment_reward: float | None
+
+
 def run(
     config: EvaluateConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
-    prompts = read_role(inputs["held_out"], "held_out", "evaluate")
+    prompts = read_role(inputs["held_out"], PromptRow, "held_out", "evaluate")
     reward = load_source(config.reward, inputs["reward"])
     _check_answers(prompts, reward)
-    asked = [(row, index) for row in prompts for index in range(config.evaluate.samples)]
-    # A greedy answer has no number.
-    rows = [*prompts, *({**row, "sample_index": index} for row, index in asked)]
-    # The samples of every policy share their seeds, so that policies are compared like with like.
-    requests = [Request(row["prompt_ids"]) for row in prompts] + [
-        Request(row["prompt_ids"], sample_seed(ctx.seed, "evaluate", row["prompt_id"], index))
-        for row, index in asked
-    ]
+    indices = range(config.evaluate.samples)
+    asked: list[Asked] = [{**row, "sample_index": None} for row in prompts]
+    asked += [{**row, "sample_index": index} for row in prompts for index in indices]
     arena = open_arena(config, inputs["environments"], inputs["policy"], ctx.seed)
     longest = longest_sequence(prompts, config.max_new_tokens, arena)
     how = (config.engine, config.precision, config.batch_size, longest)
     generated = generate_all(
         ctx,
         lambda: opened(ctx, inputs["policy"], *how),
-        requests,
+        [_request(row, ctx.seed) for row in asked],
         max_new_tokens=config.max_new_tokens,
         sampling=Sampling(config.temperature),
         slots=config.batch_size,
-        describe=lambda i: sample_name(rows[i]),
-        play=played(arena, rows) if arena else None,
+        describe=lambda i: sample_name(asked[i]),
+        play=played(arena, asked) if arena else None,
     )
-    responses = _responses(rows, generated.completions, Decoder(inputs["policy"]))
-    of_samples = generated.completions[len(prompts) :]
+    responses = _responses(asked, generated.completions, Decoder(inputs["policy"]))
+    of_samples, sampled = generated.completions[len(prompts) :], responses[len(prompts) :]
 
-    referring = response_pass(
-        ctx,
-        f"reference-of-{generated.policy_hash}",
-        responses[len(prompts) :],
-        lambda: load_policy(inputs["reference"], ctx.device, config.precision),
-        lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
-        "the reference's log-prob",
-    )
+    reference = lambda: load_policy(inputs["reference"], ctx.device, config.precision)  # noqa: E731
+    of_reference = logprobs_by("reference", reference, config.temperature)
+    referring = response_pass(ctx, f"reference-of-{generated.policy_hash}", sampled, of_reference)
     rewarding = rewards_from(
         reward, ctx, f"rewards-of-{generated.policy_hash}", responses, config.precision
     )
@@ -116,9 +124,9 @@ def run(
         pad(rows, 0.0, torch.float64)
         for rows in ([completion.logprobs for completion in of_samples], ref_logprobs)
     )
-    sampled = Tokens.padded(loss_masks_of(responses[len(prompts) :]))
-    prompt_ids = [row["prompt_id"] for row, _ in asked]
-    kl, kl_error = mean_kl(reported_kl(own, by_reference), sampled, prompt_ids)
+    tokens = Tokens.padded(loss_masks_of(sampled))
+    prompt_ids = [row["prompt_id"] for row in sampled]
+    kl, kl_error = mean_kl(reported_kl(own, by_reference), tokens, prompt_ids)
     of_sampled = rewards[len(prompts) :]
     return {
         **measures.quality(answered),
@@ -140,7 +148,7 @@ def run(
     }
 
 
-def _check_answers(prompts: Sequence[Mapping[str, Any]], reward: Source) -> None:
+def _check_answers(prompts: Sequence[PromptRow], reward: Source) -> None:
     """StageError where the reward needs an answer that a prompt lacks, before any is generated."""
     lacking = [row["prompt"] for row in prompts if row["answer"] is None]
     if lacking and needs_answer(reward):
@@ -151,15 +159,24 @@ def _check_answers(prompts: Sequence[Mapping[str, Any]], reward: Source) -> None
         )
 
 
+def _request(row: Asked, seed: int) -> Request:
+    """The samples of every policy share their seeds, so that like is compared with like."""
+    index = row["sample_index"]
+    if index is None:
+        return Request(row["prompt_ids"])
+    return Request(row["prompt_ids"], sample_seed(seed, "evaluate", row["prompt_id"], index))
+
+
 def _responses(
-    rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion], decoder: Decoder
-) -> list[dict[str, Any]]:
+    rows: Sequence[Asked], completions: Sequence[Completion], decoder: Decoder
+) -> list[Response]:
     texts = decoder.texts([completion.ids for completion in completions])
     return [
         {
             **row,
             "response": response,
             "response_ids": completion.ids,
+            "support": completion.support,
             "loss_mask": completion.loss_mask,
             "finish_reason": completion.finish_reason,
             "environment_reward": completion.environment_reward,
@@ -169,7 +186,7 @@ def _responses(
 
 
 def _answer(
-    row: Mapping[str, Any], reward: float, correct: bool | None, verifier: Verifier | None
+    row: Response, reward: float, correct: bool | None, verifier: Verifier | None
 ) -> Answer:
     """Only the verifier knows what in a response is the answer, which a vote has to compare."""
     ended, length = row["finish_reason"] == "stop", sum(loss_mask(row))
@@ -178,7 +195,7 @@ def _answer(
 
 
 def _by_prompt(
-    prompts: Sequence[Mapping[str, Any]], answers: Sequence[Answer], samples: int
+    prompts: Sequence[PromptRow], answers: Sequence[Answer], samples: int
 ) -> list[Answered]:
     """The greedy answers come first, one per prompt, then the samples of each prompt together."""
     sampled = answers[len(prompts) :]

@@ -20,16 +20,17 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stages.context import Context, Stopped
 from stages.contracts.online import OnlineConfig, step_name
 from stages.data.artifacts import read_role
+from stages.data.schema import PromptRow, RolloutRow
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.resident_sampler import ResidentSampler
-from stages.engines.models.loaders import resident
+from stages.engines.models.loaders import Loaders, resident
 from stages.engines.processes.ranks import ALONE
 from stages.engines.processes.step_context import StepContext
 from stages.engines.training.journal import AHEAD, Journal
@@ -37,19 +38,19 @@ from stages.engines.training.learner import AnyLearner
 from stages.engines.training.resume import Metrics
 from stages.engines.training.rl_state import RlState, load_state
 from stages.environments.episodes import Arena, longest_sequence, open_arena
+from stages.learning.update import Update
 from stages.policy_update import learn, open_learners, save, scored_rollouts
 from stages.rewards.isolated import KeptWorkers
 from stages.rollout import roll_out
 from stages.score import score
 
 SHOWN = ("reward_mean", "kl_to_reference")
-Rows = Sequence[Mapping[str, Any]]
 
 
 def run(
     config: OnlineConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
-    prompts = read_role(inputs["prompts"], config.rollout.source, "online")
+    prompts = read_role(inputs["prompts"], PromptRow, config.rollout.source, "online")
     arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
     longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
     state = load_state(inputs["state"], config.lora, inputs["policy"])
@@ -73,8 +74,9 @@ def run(
         ThreadPoolExecutor(1) as ahead,
         closing(KeptWorkers()) as workers,
     ):
-        asked = (prompts, arena)
-        steps = Steps(config, inputs, ctx, asked, state, learners, sampler, ahead, aside, workers)
+        steps = Steps(
+            config, inputs, ctx, prompts, arena, state, learners, sampler, workers, ahead, aside
+        )
         steps.take_all()
     save(config, inputs, out, steps.optimizer_steps, learners, steps.kl_coef)
     for kind in ("rollouts", "scores", "experience"):
@@ -86,64 +88,60 @@ def run(
 class Sampled:
     """A step's responses."""
 
-    rows: Rows
+    rows: Sequence[RolloutRow]
     metrics: Mapping[str, float | int]
 
 
+@dataclass
 class Steps:
     """All that is resident, and how far it has come."""
 
-    def __init__(
-        self,
-        config: OnlineConfig,
-        inputs: Mapping[str, Path],
-        ctx: Context,
-        asked: tuple[Rows, Arena | None],
-        state: RlState,
-        learners: Mapping[str, AnyLearner],
-        sampler: ResidentSampler,
-        ahead: Executor,
-        aside: Executor,
-        workers: KeptWorkers,
-    ) -> None:
-        """`asked` is what responses are drawn for, and what they are played with, if anything.
+    config: OnlineConfig
+    inputs: Mapping[str, Path]
+    ctx: Context
+    prompts: Sequence[PromptRow]
+    arena: Arena | None
+    state: RlState
+    """Before the first step."""
+    learners: Mapping[str, AnyLearner]
+    sampler: ResidentSampler
+    workers: KeptWorkers
+    thread: Executor
+    """Samples for the next step."""
+    writer: Executor
+    """Writes rows."""
+    load: Loaders = field(default_factory=resident)
+    ahead: Sampled | None = None
+    """The responses of the next step, where they have been sampled ahead of it."""
 
-        `ahead` samples for the next step; `aside` writes rows.
-        """
-        self._config, self._inputs, self._ctx = config, inputs, ctx
-        self._state, self._learners, self._thread = state, learners, ahead
-        self._prompts, self._arena = asked
-        self._decoder = Decoder(inputs["policy"])
-        self._load, self._workers = resident(), workers
-        self._sampler = sampler
-        self.journal = Journal(ctx, learners, aside)
-        self.kl_coef = state.kl_coef
-        self._ahead: Sampled | None = None
-        """The responses of the next step, where they have been sampled ahead of it."""
+    def __post_init__(self) -> None:
+        self.decoder = Decoder(self.inputs["policy"])
+        self.journal = Journal(self.ctx, self.learners, self.writer)
+        self.kl_coef = self.state.kl_coef
 
     @property
     def optimizer_steps(self) -> int:
         """Since RL began."""
-        return self._state.steps + sum(int(step["num_steps"]) for step in self.journal.history)
+        return self.state.steps + sum(int(step["num_steps"]) for step in self.journal.history)
 
     def take_all(self) -> None:
         """Go on from where the journal is, to the end."""
         self.journal.resume()
         self._recall(self.journal.values)
-        for step in range(len(self.journal.history) + 1, self._config.steps + 1):
-            asked = self._ctx.should_stop()
+        for step in range(len(self.journal.history) + 1, self.config.steps + 1):
+            asked = self.ctx.should_stop()
             self._save(now=asked)
             if asked:
-                raise Stopped(f"stopped after step {step - 1} of {self._config.steps}")
+                raise Stopped(f"stopped after step {step - 1} of {self.config.steps}")
             started = time.monotonic()
             metrics, seconds = self._take(step)
             took = time.monotonic() - started
             self.journal.end(step, metrics, took)
             rate = metrics["num_tokens"] / max(took, 1e-9)
-            self._ctx.log(step, {**metrics, **seconds, "tokens_per_second": rate})
+            self.ctx.log(step, {**metrics, **seconds, "tokens_per_second": rate})
             shown = {name: metrics[name] for name in SHOWN if name in metrics}
-            self._ctx.progress(step, self._config.steps, "steps", **shown, seconds=took)
-        self._ctx.write_metrics()
+            self.ctx.progress(step, self.config.steps, "steps", **shown, seconds=took)
+        self.ctx.write_metrics()
 
     def _take(self, step: int) -> tuple[Metrics, Metrics]:
         """One step; its metrics, and what took how long.
@@ -151,17 +149,17 @@ class Steps:
         Rows are written once it has learnt, while the next one is sampled: the thread that writes
         them, and what makes a GPU busy, would take turns.
         """
-        config, inputs = self._config, self._inputs
-        name = step_name(str(self._ctx.key), step)
+        config, inputs = self.config, self.inputs
+        name = step_name(str(self.ctx.key), step)
         own = self.journal.begin(step, name)
         clock = Clock()
         next_one = None
         try:
-            sampled = self._ahead or self._sample_now(own)
+            sampled = self.ahead or self._sample_now(own)
             clock.lap("generate_seconds")
             if config.online.overlap and step < config.steps:
                 next_one = self._sample_ahead(step + 1)
-            scores, of_score = score(config, inputs, sampled.rows, own, self._load, self._workers)
+            scores, of_score = score(config, inputs, sampled.rows, own, self.load, self.workers)
             clock.lap("score_seconds")
         except Stopped:
             # No learner has moved yet.
@@ -170,54 +168,53 @@ class Steps:
         own.deaf = not own.durable
         scored = scored_rollouts(sampled.rows, scores, f"{name}: scores do not fit rollouts")
         state = RlState(self.optimizer_steps, self.kl_coef, {})
-        outcome, of_update = learn(
-            config, inputs, own, ALONE, state, self._learners, scored, self._load
-        )
+        update = Update(config, inputs, own, ALONE, state, self.learners, scored, load=self.load)
+        outcome, of_update = learn(update)
         clock.lap("update_seconds")
-        if sampled is not self._ahead:
+        if sampled is not self.ahead:
             self.journal.write("rollouts", step, sampled.rows)
-        self._ahead = next_one.result() if next_one else None
+        self.ahead = next_one.result() if next_one else None
         clock.lap("waited_seconds")
-        if self._ahead is not None:
-            self.journal.write("rollouts", step + 1, self._ahead.rows)
+        if self.ahead is not None:
+            self.journal.write("rollouts", step + 1, self.ahead.rows)
         self.kl_coef = outcome.kl_coef
         self.journal.write("scores", step, scores)
         self.journal.write("experience", step, outcome.experience)
         return {**sampled.metrics, **of_score, **of_update}, clock.seconds
 
     def _sample_now(self, ctx: StepContext) -> Sampled:
-        self._sampler.take()
+        self.sampler.take()
         return self._sample(ctx)
 
     def _sample(self, ctx: StepContext) -> Sampled:
         """A step's responses by the weights that the sampler has taken."""
         rows, metrics = roll_out(
-            self._config, self._prompts, self._decoder, self._sampler.opened, ctx, self._arena
+            self.config, self.prompts, self.decoder, self.sampler.opened, ctx, self.arena
         )
         # Also where all responses were there already.
-        self._sampler.rest()
-        policy_hash = self._sampler.policy_hash()
+        self.sampler.rest()
+        policy_hash = self.sampler.policy_hash()
         return Sampled([{**row, "policy_hash": policy_hash} for row in rows], metrics)
 
     def _sample_ahead(self, step: int) -> "Future[Sampled]":
         """The same in a thread of its own, by a copy of the policy as it is now."""
-        ctx = self.journal.begin(step, step_name(str(self._ctx.key), step), AHEAD)
+        ctx = self.journal.begin(step, step_name(str(self.ctx.key), step), AHEAD)
         ctx.deaf = not ctx.durable
-        self._sampler.take()
-        return self._thread.submit(self._sample, ctx)
+        self.sampler.take()
+        return self.thread.submit(self._sample, ctx)
 
     def _save(self, *, now: bool) -> None:
-        ahead = self._ahead and {"metrics": self._ahead.metrics}
+        ahead = self.ahead and {"metrics": self.ahead.metrics}
         values = {"kl_coef": self.kl_coef, "ahead": ahead}
-        self.journal.save(values, self._ahead is not None, now=now)
+        self.journal.save(values, self.ahead is not None, now=now)
 
     def _recall(self, values: Mapping[str, Any]) -> None:
         if not values:
             return
         self.kl_coef = values["kl_coef"]
         if ahead := values["ahead"]:
-            rows = self.journal.read("rollouts", len(self.journal.history) + 1)
-            self._ahead = Sampled(rows, ahead["metrics"])
+            rows = self.journal.read_rollouts(len(self.journal.history) + 1)
+            self.ahead = Sampled(rows, ahead["metrics"])
 
 
 class Clock:

@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,13 +20,12 @@ from stages.algorithms.groups import refill, share_of_zero_variance, zero_varian
 from stages.context import Context, StageError
 from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
-from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.batching import loss_mask
 from stages.data.finite import check_finite, sample_name
+from stages.data.schema import ExperienceRow, RolloutRow, ScoredRollout, ScoreRow
 from stages.data.seeds import draw_order
 from stages.engines.models.folders import content_hash, load_policy, save_model
-from stages.engines.models.loaders import FRESH, Loaders
 from stages.engines.models.lora import open_for_training
 from stages.engines.processes.ranks import ALONE, Ranks, join
 from stages.engines.training.learner import AnyLearner
@@ -52,17 +50,18 @@ def run(
     config: PolicyUpdateConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     scored = scored_rollouts(
-        read_parquet(inputs["rollouts"]),
-        read_parquet(inputs["scores"]),
+        read_parquet(inputs["rollouts"], RolloutRow),
+        read_parquet(inputs["scores"], ScoreRow),
         f"{inputs['scores']} does not belong to {inputs['rollouts']}",
     )
     state = load_state(inputs["state"], config.lora, inputs["policy"])
     with join(ctx) as ranks:
         learners = open_learners(config, inputs, ctx, ranks, state)
         check_sampled_by(sampling_hash(learners["policy"], ranks), scored)
-        outcome, metrics = learn(config, inputs, ctx, ranks, state, learners, scored)
+        update = Update(config, inputs, ctx, ranks, state, learners, scored)
+        outcome, metrics = learn(update)
     save(config, inputs, out, state.steps + len(outcome.history), learners, outcome.kl_coef)
-    write_parquet(out["experience"], outcome.experience, schema.EXPERIENCE)
+    write_parquet(out["experience"], outcome.experience, ExperienceRow)
     return metrics
 
 
@@ -89,27 +88,19 @@ def open_learners(
     return learners
 
 
-def learn(
-    config: PolicyUpdateConfig,
-    inputs: Mapping[str, Path],
-    ctx: Context,
-    ranks: Ranks,
-    state: RlState,
-    learners: Mapping[str, AnyLearner],
-    scored: Rollouts,
-    load: Loaders = FRESH,
-) -> tuple[UpdateResult, dict[str, float | int]]:
-    """What an iteration does to its learners, and its metrics."""
+def learn(update: Update) -> tuple[UpdateResult, dict[str, float | int]]:
+    """What an iteration does to its learners, and its metrics; of all rollouts that were scored."""
+    config, scored = update.config, update.rollouts
     greedy = {row["prompt_id"]: row["reward"] for row in scored if row["greedy"]}
     rollouts: Rollouts = [row for row in scored if not row["greedy"]]
     of_groups = _group_metrics(rollouts)
     if config.reserve:
-        rollouts = with_variance(rollouts, config.prompts, ctx)
-    update = Update(config, inputs, ctx, ranks, state, learners, rollouts, greedy, load)
+        rollouts = with_variance(rollouts, config.prompts, update.ctx)
+    update = replace(update, rollouts=rollouts, greedy=greedy)
     outcome = UPDATES.get(config.algorithm, learn_by_policy_gradient)(update)
-    return replace(outcome, experience=_in_order(outcome.experience)), (
-        _summary(outcome, rollouts) | of_groups
-    )
+    by_sample = lambda row: (row["prompt_id"], row["sample_index"], row["role"])  # noqa: E731
+    outcome = replace(outcome, experience=sorted(outcome.experience, key=by_sample))
+    return outcome, _summary(outcome, rollouts) | of_groups
 
 
 def save(
@@ -133,11 +124,7 @@ def save(
     )
 
 
-def _in_order(experience: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return sorted(experience, key=lambda row: (row["prompt_id"], row["sample_index"], row["role"]))
-
-
-def with_variance(rollouts: Rollouts, wanted: int, ctx: Context) -> list[Mapping[str, Any]]:
+def with_variance(rollouts: Rollouts, wanted: int, ctx: Context) -> list[ScoredRollout]:
     """The groups of the first `wanted` prompts, in the order they were drawn, that can teach."""
     rewards = torch.tensor([row["reward"] for row in rollouts])
     flat = zero_variance(rewards, group_numbers(rollouts)).tolist()
@@ -162,12 +149,13 @@ def _group_metrics(rollouts: Rollouts) -> dict[str, float | int]:
 
 
 def scored_rollouts(
-    rollouts: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]], complaint: str
-) -> list[dict[str, Any]]:
+    rollouts: Sequence[RolloutRow], scores: Sequence[ScoreRow], complaint: str
+) -> list[ScoredRollout]:
     """Rollout rows with their reward and reference log-probs; `complaint` if they do not fit."""
-    keys = [
-        [(row["prompt_id"], row["sample_index"]) for row in rows] for rows in (rollouts, scores)
-    ]
+    keys = (
+        [(row["prompt_id"], row["sample_index"]) for row in rollouts],
+        [(row["prompt_id"], row["sample_index"]) for row in scores],
+    )
     if keys[0] != keys[1]:
         raise StageError(f"{complaint}: their rows differ. Run score again.")
     for row in scores:
@@ -184,7 +172,7 @@ def sampling_hash(policy: AnyLearner, ranks: Ranks = ALONE) -> str:
     return policy_hash
 
 
-def check_sampled_by(expected: str, rollouts: Sequence[Mapping[str, Any]]) -> None:
+def check_sampled_by(expected: str, rollouts: Rollouts) -> None:
     """StageError where they come from another policy than the one of that hash."""
     sampled_by = {row["policy_hash"] for row in rollouts}
     if sampled_by != {expected}:

@@ -7,21 +7,19 @@ its log-probs were computed beforehand, so one model is in memory. KTO learns fr
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from stages.context import Context, StageError
 from stages.contracts.objectives import PreferenceLoss
 from stages.contracts.preference import PreferenceConfig, PreferenceParams
 from stages.data.artifacts import read_parquet, read_role
+from stages.data.schema import FeedbackLogprobsRow, FeedbackRow, PairLogprobsRow, PreferenceRow
 from stages.engines.models.folders import load_policy, save_model
 from stages.engines.models.lora import open_for_training
 from stages.engines.processes.ranks import join
-from stages.engines.training.loop import Work, cosine_plan, fresh_learner, last_epoch_means, train
+from stages.engines.training.loop import cosine_plan, fresh_learner, last_epoch_means, train
 from stages.engines.training.rl_state import start_state
-from stages.learning.pairs import preference
-from stages.learning.unpaired import kto, other_completions
-
-Row = dict[str, Any]
+from stages.learning.pairs import Pair, preference
+from stages.learning.unpaired import Rated, kto, other_completions
 
 
 def run(
@@ -29,15 +27,35 @@ def run(
 ) -> dict[str, float | int]:
     params = config.preference
     unpaired = params.loss is PreferenceLoss.KTO
-    role = "feedback" if unpaired else "preferences"
-    rows = read_role(inputs[role], role, f"preference.loss {params.loss}")
-    reference = _beside(rows, read_parquet(inputs["reference"]), inputs["reference"])
-    plan = cosine_plan(params, len(rows), ctx.seed)
+    rated = _rated(inputs, params) if unpaired else []
+    pairs = [] if unpaired else _pairs(inputs, params)
+    num_rows = len(rated) + len(pairs)
+    plan = cosine_plan(params, num_rows, ctx.seed)
     with join(ctx) as ranks:
         policy = open_for_training(
             load_policy, inputs["policy"], ctx.loads_on, config.lora, ctx.seed
         )
-        work = (_unpaired if unpaired else _paired)(policy, rows, reference, params, ctx.device)
+        if unpaired:
+            work = kto(
+                policy,
+                rated,
+                other_completions(rated),
+                ctx.device,
+                beta=params.beta,
+                desirable_weight=params.desirable_weight,
+                undesirable_weight=params.undesirable_weight,
+            )
+        else:
+            work = preference(
+                policy,
+                pairs,
+                ctx.device,
+                kind=params.loss,
+                beta=params.beta,
+                label_smoothing=params.label_smoothing,
+                margin=params.margin,
+                nll_coef=params.nll_coef,
+            )
         learner = fresh_learner(ctx, ranks, policy, params, config.precision)
         shown = ["loss", "label_accuracy" if unpaired else "preference_accuracy"]
         history = train(ctx, {"policy": learner}, plan, work, shown=shown, ranks=ranks)
@@ -47,42 +65,34 @@ def run(
     start_state(out["state"])
     return {
         **last_epoch_means(history, plan),
-        "num_rows": len(rows),
+        "num_rows": num_rows,
         "num_steps": plan.num_steps,
     }
 
 
-def _paired(
-    policy: Any,
-    rows: Sequence[Row],
-    reference: Sequence[Row],
-    params: PreferenceParams,
-    device: str,
-) -> Work:
-    pairs = [
+def _pairs(inputs: Mapping[str, Path], params: PreferenceParams) -> list[Pair]:
+    reader = f"preference.loss {params.loss}"
+    rows = read_role(inputs["preferences"], PreferenceRow, "preferences", reader)
+    reference = read_parquet(inputs["reference"], PairLogprobsRow)
+    _check_beside(rows, reference, inputs["reference"])
+    return [
         {**row, "chosen_ref": logprobs["chosen"], "rejected_ref": logprobs["rejected"]}
         for row, logprobs in zip(rows, reference, strict=True)
     ]
-    return preference(
-        policy,
-        pairs,
-        device,
-        kind=params.loss,
-        beta=params.beta,
-        label_smoothing=params.label_smoothing,
-        margin=params.margin,
-        nll_coef=params.nll_coef,
-    )
 
 
-def _unpaired(
-    policy: Any,
-    rows: Sequence[Row],
-    reference: Sequence[Row],
-    params: PreferenceParams,
-    device: str,
-) -> Work:
-    data = [
+def _rated(inputs: Mapping[str, Path], params: PreferenceParams) -> list[Rated]:
+    reader = f"preference.loss {params.loss}"
+    rows = read_role(inputs["feedback"], FeedbackRow, "feedback", reader)
+    reference = read_parquet(inputs["reference"], FeedbackLogprobsRow)
+    _check_beside(rows, reference, inputs["reference"])
+    num_desirable = sum(row["rating"] > params.desirable_above for row in rows)
+    if num_desirable in (0, len(rows)):
+        raise StageError(
+            f"{num_desirable} of {len(rows)} responses in the feedback are desirable (rated above "
+            f"preference.desirable_above {params.desirable_above}): KTO needs some of either kind"
+        )
+    return [
         {
             **row,
             "desirable": row["rating"] > params.desirable_above,
@@ -91,27 +101,15 @@ def _unpaired(
         }
         for row, logprobs in zip(rows, reference, strict=True)
     ]
-    num_desirable = sum(row["desirable"] for row in data)
-    if num_desirable in (0, len(data)):
-        raise StageError(
-            f"{num_desirable} of {len(data)} responses in the feedback are desirable (rated above "
-            f"preference.desirable_above {params.desirable_above}): KTO needs some of either kind"
-        )
-    return kto(
-        policy,
-        data,
-        other_completions(rows),
-        device,
-        beta=params.beta,
-        desirable_weight=params.desirable_weight,
-        undesirable_weight=params.undesirable_weight,
-    )
 
 
-def _beside(rows: Sequence[Row], reference: Sequence[Row], path: Path) -> Sequence[Row]:
-    """The reference's rows, if they are of these rows."""
+def _check_beside(
+    rows: Sequence[FeedbackRow] | Sequence[PreferenceRow],
+    reference: Sequence[FeedbackLogprobsRow] | Sequence[PairLogprobsRow],
+    path: Path,
+) -> None:
+    """StageError unless the reference's rows are of these rows."""
     if [row["prompt_id"] for row in rows] != [row["prompt_id"] for row in reference]:
         raise StageError(
             f"{path} does not belong to these preferences: run reference_logprobs again"
         )
-    return reference

@@ -39,14 +39,14 @@ from stages.engines.models.lean_transformers import AutoConfig, AutoModelForCaus
 from stages.rewards.verifier import Verifier, pairwise_accuracy
 
 ROWS_AT_A_TIME = 512
-SCHEMAS = {
-    Role.HELD_OUT: schema.PROMPTS,
-    Role.HELD_OUT_PREFERENCES: schema.PREFERENCES,
-    Role.DEMONSTRATIONS: schema.DEMONSTRATIONS,
-    Role.PREFERENCES: schema.PREFERENCES,
-    Role.FEEDBACK: schema.FEEDBACK,
-    Role.STEPS: schema.STEPS,
-    Role.PROMPTS: schema.PROMPTS,
+KINDS = {
+    Role.HELD_OUT: schema.PromptRow,
+    Role.HELD_OUT_PREFERENCES: schema.PreferenceRow,
+    Role.DEMONSTRATIONS: schema.DemonstrationRow,
+    Role.PREFERENCES: schema.PreferenceRow,
+    Role.FEEDBACK: schema.FeedbackRow,
+    Role.STEPS: schema.StepsRow,
+    Role.PROMPTS: schema.PromptRow,
 }
 """In the order in which they are written: answers to held-out prompts are known for their pairs."""
 
@@ -70,9 +70,9 @@ def run(
 
     renderer = Renderer(tokenizer)
     watch = _Watch(Verifier(after=corpus.answer_after))
-    for index, (role, columns) in enumerate(SCHEMAS.items()):
+    for index, (role, kind) in enumerate(KINDS.items()):
         sorted_by = "prompt_id" if role.asks else None
-        with streaming(out[role], columns, sorted_by, ctx.scratch) as stream:
+        with streaming(out[role], schema.columns_of(kind), sorted_by, ctx.scratch) as stream:
             rows = corpus.rows(role)
             while batch := list(islice(rows, ROWS_AT_A_TIME)):
                 if ctx.should_stop():
@@ -81,9 +81,9 @@ def run(
                 rendered = _rendered(role, items, renderer, config, corpus)
                 kept = [(item, watch.seen(role, item, row)) for item, row in rendered]
                 stream.write(list(chain.from_iterable(repeat(v, item.copies) for item, v in kept)))
-                ctx.progress(index, len(SCHEMAS), "files", rows=corpus.tally.num_written(role))
+                ctx.progress(index, len(KINDS), "files", rows=corpus.tally.num_written(role))
         _refuse_nothing_left(corpus, role)
-    ctx.progress(len(SCHEMAS), len(SCHEMAS), "files")
+    ctx.progress(len(KINDS), len(KINDS), "files")
 
     out["verifier"].mkdir()
     watch.verifier.save(out["verifier"])

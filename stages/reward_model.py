@@ -36,6 +36,7 @@ from stages.contracts.reward_model import (
 from stages.data.artifacts import read_parquet, read_role, write_json
 from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, row_name
+from stages.data.schema import FeedbackRow, PreferenceRow, StepsRow
 from stages.data.tokenizer import Decoder
 from stages.engines.forward.packing import pack
 from stages.engines.forward.scalars import sequence_rewards, token_scores
@@ -61,12 +62,12 @@ from stages.rewards.verifier import pairwise_accuracy
 
 SCALED_BY = 512
 """Training pairs whose rewards set the scale."""
-DATA = {
-    RewardObjective.BRADLEY_TERRY: "preferences",
-    RewardObjective.REGRESSION: "feedback",
-    RewardObjective.PROCESS: "steps",
-}
 Data = Sequence[Mapping[str, Any]]
+DATA: Mapping[RewardObjective, tuple[str, type[Mapping[str, Any]]]] = {
+    RewardObjective.BRADLEY_TERRY: ("preferences", PreferenceRow),
+    RewardObjective.REGRESSION: ("feedback", FeedbackRow),
+    RewardObjective.PROCESS: ("steps", StepsRow),
+}
 
 
 def run(
@@ -80,9 +81,9 @@ def run(
         start = start_of(source, inputs["base"], params.label)
     if not params.epochs:
         return _as_it_is(config, start, source, inputs, out, ctx)
-    name = DATA[params.objective]
-    rows = read_role(inputs[name], name, f"reward_model.objective {params.objective}")
-    held_out = read_parquet(inputs["held_out_preferences"])
+    name, kind = DATA[params.objective]
+    rows = read_role(inputs[name], kind, name, f"reward_model.objective {params.objective}")
+    held_out = read_parquet(inputs["held_out_preferences"], PreferenceRow)
     rule = _rule(params, inputs["base"])
     if params.objective is RewardObjective.PROCESS:
         _check_steps(rows, rule)
@@ -129,7 +130,7 @@ def _as_it_is(
         raise ShareDone("there is nothing to train; rank 0 writes")
     model = start(source, ctx.device)
     rule = _rule(config.reward_model, inputs["base"])
-    held_out = read_parquet(inputs["held_out_preferences"])
+    held_out = read_parquet(inputs["held_out_preferences"], PreferenceRow)
     save_model(model, out["model"], tokenizer_from=inputs["base"])
     round_weights(model, config.precision)
     rewards = _all_pair_rewards(model, rule, held_out, ctx)

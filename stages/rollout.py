@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from stages.context import Context, StageError
 from stages.contracts.rollout import RolloutConfig
-from stages.data import schema
 from stages.data.artifacts import read_role, write_parquet
 from stages.data.finite import sample_name
+from stages.data.schema import PromptRow, RolloutRow
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Generator, Request, Sampling
@@ -25,32 +24,29 @@ from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import generate_all, sample_seed
 from stages.environments.episodes import Arena, longest_sequence, of_episodes, open_arena, played
 
-_OF_THE_PROMPT = ("prompt_id", "prompt", "answer", "extra", "prompt_ids")
-
 
 def run(
     config: RolloutConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
-    prompts = read_role(inputs["prompts"], config.rollout.source, "rollout")
-
+    prompts = read_role(inputs["prompts"], PromptRow, config.rollout.source, "rollout")
     arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
     longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
     how = (config.rollout.engine, config.precision, config.rollout.batch_size, longest)
     generator = partial(opened, ctx, inputs["policy"], *how)
     rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), generator, ctx, arena)
-    write_parquet(out["rollouts"], rows, schema.ROLLOUTS)
+    write_parquet(out["rollouts"], rows, RolloutRow)
     return metrics
 
 
 def roll_out(
     config: RolloutConfig,
-    data: Sequence[Mapping[str, Any]],
+    data: Sequence[PromptRow],
     decoder: Decoder,
     generator: Callable[[], AbstractContextManager[Generator]],
     ctx: Context,
     arena: Arena | None = None,
-) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
-    """Rows of schema.ROLLOUTS for the iteration that `ctx` is bound to, and their metrics."""
+) -> tuple[list[RolloutRow], dict[str, float | int]]:
+    """Rollouts for the iteration that `ctx` is bound to, and their metrics."""
     params = config.rollout
     iteration = str(ctx.key)
     prompts = {row["prompt_id"]: row for row in data}
@@ -85,9 +81,13 @@ def roll_out(
     completions = sampled.completions
     texts = decoder.texts([completion.ids for completion in completions])
 
-    rows = [
+    rows: list[RolloutRow] = [
         {
-            **{name: row[name] for name in _OF_THE_PROMPT},
+            "prompt_id": row["prompt_id"],
+            "prompt": row["prompt"],
+            "answer": row["answer"],
+            "extra": row["extra"],
+            "prompt_ids": row["prompt_ids"],
             "sample_index": index,
             "greedy": seed is None,
             "response": response,

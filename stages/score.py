@@ -11,7 +11,6 @@ writes the scores.
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,12 +27,11 @@ from stages.algorithms.shaping import (
 from stages.context import Context
 from stages.contracts.rl import Reward
 from stages.contracts.score import ScoreConfig
-from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.batching import loss_mask, loss_masks_of, pad
 from stages.data.finite import check_finite, sample_name
-from stages.engines.forward.inference import response_pass
-from stages.engines.forward.logprobs import response_logprobs
+from stages.data.schema import RolloutRow, ScoreRow
+from stages.engines.forward.inference import logprobs_by, response_pass
 from stages.engines.models.loaders import FRESH, Loaders
 from stages.engines.processes.beside import Beside
 from stages.engines.processes.parts import collect, fill
@@ -48,21 +46,21 @@ SHOWN = 16
 def run(
     config: ScoreConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
-    rollouts = read_parquet(inputs["rollouts"])
+    rollouts = read_parquet(inputs["rollouts"], RolloutRow)
     scores, metrics = score(config, inputs, rollouts, ctx)
-    write_parquet(out["scores"], scores, schema.SCORES)
+    write_parquet(out["scores"], scores, ScoreRow)
     return metrics
 
 
 def score(
     config: ScoreConfig,
     inputs: Mapping[str, Path],
-    rollouts: Sequence[Mapping[str, Any]],
+    rollouts: Sequence[RolloutRow],
     ctx: Context,
     load: Loaders = FRESH,
     workers: Workers = FRESH_WORKERS,
-) -> tuple[list[dict[str, Any]], dict[str, float | int]]:
-    """Rows of schema.SCORES beside the rollouts, and their metrics."""
+) -> tuple[list[ScoreRow], dict[str, float | int]]:
+    """The scores of the rollouts, row by row, and their metrics."""
     weights = config.score.weights or {config.reward: 1.0}
     sources = {name: _source(config, inputs, name) for name in weights}
     aside = [name for name, source in sources.items() if computes_elsewhere(source)]
@@ -79,14 +77,9 @@ def score(
         )
         for name, source in sources.items()
     }
-    referring = response_pass(
-        ctx,
-        "reference",
-        rollouts,
-        lambda: load.policy(inputs["reference"], ctx.device, config.precision),
-        lambda policy, batch: response_logprobs(policy, batch, config.temperature).logprobs,
-        "the reference's log-prob",
-    )
+    reference = lambda: load.policy(inputs["reference"], ctx.device, config.precision)  # noqa: E731
+    of_reference = logprobs_by("reference", reference, config.temperature)
+    referring = response_pass(ctx, "reference", rollouts, of_reference)
     wanted = [referring] if config.score.reference else []
     here = [work for name, work in rewarding.items() if name not in aside]
     with beside.fill(*(rewarding[name] for name in aside)):
@@ -108,7 +101,7 @@ def score(
         list(zip(by_source, values, strict=True))
         for values in zip(*by_source.values(), strict=True)
     ]
-    scores = [
+    scores: list[ScoreRow] = [
         {
             "prompt_id": row["prompt_id"],
             "sample_index": row["sample_index"],
@@ -138,7 +131,7 @@ def _source(config: ScoreConfig, inputs: Mapping[str, Path], name: str) -> Sourc
 def _shaped(
     by_source: Mapping[str, Tensor],
     weights: Mapping[str, float],
-    rollouts: Sequence[Mapping[str, Any]],
+    rollouts: Sequence[RolloutRow],
     config: ScoreConfig,
 ) -> Tensor:
     """[N] the rewards to learn from."""
@@ -160,7 +153,7 @@ def _shaped(
 
 
 def _summary(
-    rollouts: Sequence[Mapping[str, Any]],
+    rollouts: Sequence[RolloutRow],
     rewards: Sequence[float],
     by_source: Mapping[str, Sequence[float]],
     ref_logprobs: Sequence[Sequence[float] | None],

@@ -16,6 +16,7 @@ from stages.contracts.sft import SftConfig
 from stages.data.artifacts import read_role
 from stages.data.batching import loss_mask
 from stages.data.finite import row_name
+from stages.data.schema import DemonstrationRow
 from stages.engines.models.folders import load_policy, save_model
 from stages.engines.models.lora import open_for_training
 from stages.engines.processes.ranks import join
@@ -33,7 +34,7 @@ def run(
         shutil.copytree(inputs["base"], out["model"])
         start_state(out["state"])
         return {"num_steps": 0, "num_tokens": 0}
-    rows = read_role(inputs["demonstrations"], "demonstrations", "sft")
+    rows = read_role(inputs["demonstrations"], DemonstrationRow, "demonstrations", "sft")
     plan = cosine_plan(config.sft, len(rows), ctx.seed)
     with join(ctx) as ranks:
         model = open_for_training(load_policy, inputs["base"], ctx.loads_on, config.lora, ctx.seed)
@@ -43,7 +44,7 @@ def run(
             [row["completion_ids"] for row in rows],
             ctx.device,
             lambda i: row_name("demonstration", i, rows[i]),
-            [row.get("loss_mask") for row in rows],
+            [row["loss_mask"] for row in rows],
         )
         learner = fresh_learner(ctx, ranks, model, config.sft, config.precision)
         shown = ["loss", "grad_norm"]

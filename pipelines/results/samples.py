@@ -136,6 +136,7 @@ def _all(root: Path, policy: str, against: str) -> list[Sample]:
 
 def _answers(root: Path, policy: str) -> "list[Answered]":
     try:
+        from stages.context import StageError
         from stages.evaluation import folder
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
@@ -152,7 +153,7 @@ def _answers(root: Path, policy: str) -> "list[Answered]":
             )
     try:
         return folder.read(path)
-    except (KeyError, ValueError, OSError) as error:
+    except (StageError, ValueError, OSError) as error:
         raise LockstepError(
             f"{path} cannot be read as an evaluation ({error}): `lockstep verify` checks "
             "whether it is damaged, `lockstep run` computes it again"

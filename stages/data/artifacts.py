@@ -4,34 +4,40 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.context import StageError
+from stages.data.schema import columns_of
 
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
+R = TypeVar("R", bound=Mapping[str, Any])
+"""A kind of rows, of schema.py."""
 
 
-def write_parquet(path: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
-    """Rows in the given order, under the given schema, without volatile metadata."""
-    table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+def write_parquet(path: Path, rows: Iterable[R], kind: type[R]) -> None:
+    """Rows of a kind, in the given order, without volatile metadata."""
+    table = pa.Table.from_pylist([dict(row) for row in rows], schema=columns_of(kind))
     pq.write_table(table, path, compression="zstd", store_schema=False)
     path.chmod(FILE_MODE)
 
 
-def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """All rows, as dictionaries. (`read_table` would import pandas, which takes longer.)"""
+def read_parquet(path: Path, kind: type[R]) -> list[R]:
+    """All rows, which are of that kind. (`read_table` would import pandas, which takes longer.)"""
     with pq.ParquetFile(path) as file:
-        rows: list[dict[str, Any]] = file.read().to_pylist()
+        for column in columns_of(kind).names:
+            if column not in file.schema_arrow.names:
+                raise StageError(f"{path} has no column {column!r}: delete it and run `dvc repro`")
+        rows: list[R] = file.read().to_pylist()
     return rows
 
 
-def read_role(path: Path, role: str, reader: str) -> list[dict[str, Any]]:
+def read_role(path: Path, kind: type[R], role: str, reader: str) -> list[R]:
     """The rows that prepare wrote for a role; StageError where a reader needs some and has none."""
-    rows = read_parquet(path)
+    rows = read_parquet(path, kind)
     if not rows:
         raise StageError(
             f"there are no {role}, and {reader} needs them: {path.name} has no rows. Give the role "

@@ -1,4 +1,7 @@
-"""The Parquet schemas of everything that passes between stages.
+"""The rows of everything that passes between stages: a type for each kind.
+
+A kind is declared once: its Parquet schema (`columns_of`) has the fields of the type, in their
+order, and a column is nullable where its field may be None.
 
 Text is rendered to token ids once, in prepare; from there on ids are what counts, and text is
 carried for people and for verifiers. Nothing is ever re-tokenised.
@@ -15,213 +18,275 @@ carried for people and for verifiers. Nothing is ever re-tokenised.
 `extra`         the other columns of the source's row, a JSON object with sorted keys; `{}`: none
 """
 
+from collections.abc import Sequence
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, TypedDict, get_args, get_type_hints
+
 import pyarrow as pa
 
-_TOKENS = pa.list_(pa.int32())
-_LOGPROBS = pa.list_(pa.float32())
-_ADVANTAGES = pa.list_(pa.float32())
-_MASK = pa.list_(pa.int8())
-_BY_SOURCE = pa.map_(pa.string(), pa.float32())
+Text = Annotated[str, pa.string()]
+Flag = Annotated[bool, pa.bool_()]
+Int32 = Annotated[int, pa.int32()]
+Int64 = Annotated[int, pa.int64()]
+Float32 = Annotated[float, pa.float32()]
+Float64 = Annotated[float, pa.float64()]
+Tokens = Annotated[Sequence[int], pa.list_(pa.int32())]
+Mask = Annotated[Sequence[int], pa.list_(pa.int8())]
+Numbers = Annotated[Sequence[float], pa.list_(pa.float32())]
+Supports = Annotated[Sequence[Sequence[int]], pa.list_(pa.list_(pa.int32()))]
+BySource = Annotated[Sequence[tuple[str, float]], pa.map_(pa.string(), pa.float32())]
 
 
-_OPTIONAL = frozenset(
-    {
-        *("answer", "support", "margin", "advantages", "ref_logprobs", "loss_mask"),
-        *("row_id", "source", "line", "template"),
-        "environment_reward",
-        *("correct", "task", "pass_rate", "reference_reward", "won", "vote"),
-        *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sampled"),
-        *("win_rate", "win_rate_low", "win_rate_high", "reward_mean_error"),
-    }
-)
+@cache
+def columns_of(kind: type[Any]) -> pa.Schema:
+    """The Parquet schema of a kind of rows."""
+    fields = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        nullable = NoneType in get_args(hint)
+        _, column = get_args(get_args(hint)[0] if nullable else hint)
+        fields.append(pa.field(name, column, nullable=nullable))
+    # Where a row comes from is what it ends with.
+    return pa.schema(sorted(fields, key=lambda field: field.name in Origin.__annotations__))
 
 
-def _schema(**columns: pa.DataType) -> pa.Schema:
-    return pa.schema([pa.field(n, kind, nullable=n in _OPTIONAL) for n, kind in columns.items()])
+class Origin(TypedDict):
+    """Where a row of the data comes from."""
+
+    row_id: Text | None
+    source: Text | None
+    line: Int64 | None
+    template: Text | None
 
 
-_ORIGIN = {
-    "row_id": pa.string(),
-    "source": pa.string(),
-    "line": pa.int64(),
-    "template": pa.string(),
-}
+class PromptRow(Origin):
+    """prompts.parquet and held_out.parquet, sorted by prompt_id."""
+
+    prompt_id: Text
+    prompt: Text
+    prompt_ids: Tokens
+    answer: Text | None
+    extra: Text
 
 
-PROMPTS = _schema(
-    prompt_id=pa.string(),
-    prompt=pa.string(),
-    prompt_ids=_TOKENS,
-    answer=pa.string(),
-    extra=pa.string(),
-    **_ORIGIN,
-)
-"""prompts.parquet and held_out.parquet, sorted by prompt_id."""
+class DemonstrationRow(Origin):
+    """demonstrations.parquet, in the order of the source.
 
-DEMONSTRATIONS = _schema(
-    prompt_id=pa.string(),
-    prompt=pa.string(),
-    completion=pa.string(),
-    answer=pa.string(),
-    extra=pa.string(),
-    prompt_ids=_TOKENS,
-    completion_ids=_TOKENS,
-    loss_mask=_MASK,
-    **_ORIGIN,
-)
-"""demonstrations.parquet, in the order of the source. `loss_mask` has 1 where the assistant speaks
-and 0 where a user or a tool does, for each of `completion_ids`; null: all of it is the
-assistant's."""
+    `loss_mask` has 1 where the assistant speaks and 0 where a user or a tool does, for each of
+    `completion_ids`; null: all of it is the assistant's.
+    """
 
-PREFERENCES = _schema(
-    prompt_id=pa.string(),
-    prompt=pa.string(),
-    chosen=pa.string(),
-    rejected=pa.string(),
-    answer=pa.string(),
-    margin=pa.float32(),
-    prompt_ids=_TOKENS,
-    chosen_ids=_TOKENS,
-    rejected_ids=_TOKENS,
-    **_ORIGIN,
-)
-"""preferences.parquet and held_out_preferences.parquet, in the order of the source. `margin` is by
-how much the chosen response is better, where the source says so."""
+    prompt_id: Text
+    prompt: Text
+    completion: Text
+    answer: Text | None
+    extra: Text
+    prompt_ids: Tokens
+    completion_ids: Tokens
+    loss_mask: Mask | None
 
-FEEDBACK = _schema(
-    prompt_id=pa.string(),
-    prompt=pa.string(),
-    completion=pa.string(),
-    rating=pa.float32(),
-    prompt_ids=_TOKENS,
-    completion_ids=_TOKENS,
-    **_ORIGIN,
-)
-"""feedback.parquet, in the order of the source: single responses, each with a rating."""
 
-STEPS = _schema(
-    prompt_id=pa.string(),
-    prompt=pa.string(),
-    prompt_ids=_TOKENS,
-    completion_ids=_TOKENS,
-    step_ends=_TOKENS,
-    step_labels=pa.list_(pa.float32()),
-    **_ORIGIN,
-)
-"""steps.parquet, in the order of the source: responses whose steps are right (1) or wrong (0).
-`step_ends` are the positions in `completion_ids` of each step's last token."""
+class PreferenceRow(Origin):
+    """preferences.parquet and held_out_preferences.parquet, in the order of the source.
 
-PAIR_LOGPROBS = _schema(
-    prompt_id=pa.string(),
-    chosen=pa.float32(),
-    rejected=pa.float32(),
-)
-"""Reference log-probs of preference pairs, row by row beside them: sums over the response."""
+    `margin` is by how much the chosen response is better, where the source says so.
+    """
 
-FEEDBACK_LOGPROBS = _schema(
-    prompt_id=pa.string(),
-    completion=pa.float32(),
-    other=pa.float32(),
-)
-"""Reference log-probs of feedback, row by row beside it: of the response, and of the response to
-another prompt that KTO compares with."""
+    prompt_id: Text
+    prompt: Text
+    chosen: Text
+    rejected: Text
+    answer: Text | None
+    margin: Float32 | None
+    prompt_ids: Tokens
+    chosen_ids: Tokens
+    rejected_ids: Tokens
 
-ROLLOUTS = _schema(
-    prompt_id=pa.string(),
-    sample_index=pa.int32(),
-    greedy=pa.bool_(),
-    prompt=pa.string(),
-    response=pa.string(),
-    answer=pa.string(),
-    extra=pa.string(),
-    prompt_ids=_TOKENS,
-    response_ids=_TOKENS,
-    logprobs=_LOGPROBS,
-    support=pa.list_(_TOKENS),
-    loss_mask=_MASK,
-    seed=pa.int64(),
-    finish_reason=pa.string(),
-    environment_reward=pa.float32(),
-    policy_hash=pa.string(),
-)
-"""rollouts, sorted by (prompt_id, sample_index). `logprobs` are those of the distribution that each
-token was drawn from; `support` the tokens it was drawn from, where some were cut off (top-p and the
-like), else null; `finish_reason` is `stop` or `length`. `loss_mask` has 0 for each token that the
-policy did not say itself and is not trained on: its log-prob is 0, its support empty; null where it
-said all. `environment_reward` is what an environment paid; null where there was none. A `greedy`
-row is the likeliest response, to compare with and not to learn from."""
 
-SCORES = _schema(
-    prompt_id=pa.string(),
-    sample_index=pa.int32(),
-    reward=pa.float32(),
-    by_source=_BY_SOURCE,
-    ref_logprobs=_LOGPROBS,
-)
-"""scores, row by row beside the rollouts they belong to. `reward` is what is learnt from;
-`by_source` what each source said, before weights, penalties and clipping; `ref_logprobs` are null
-where nobody asked for them."""
+class FeedbackRow(Origin):
+    """feedback.parquet, in the order of the source: single responses, each with a rating."""
 
-EXPERIENCE = _schema(
-    prompt_id=pa.string(),
-    sample_index=pa.int32(),
-    role=pa.string(),
-    reward=pa.float32(),
-    advantages=_ADVANTAGES,
-)
-"""experience.parquet of an update, sorted by (prompt_id, sample_index, role): the samples that the
-policy was trained on, once for each role it had (`policy_gradient`, `chosen`, `rejected`,
-`imitated`, `distilled`). `advantages`, one per response token, are those that the loss was given;
-null where it was given none. Where demonstrations are chosen, only the rejected samples are here:
-a demonstration is no sample and has no reward."""
+    prompt_id: Text
+    prompt: Text
+    completion: Text
+    rating: Float32
+    prompt_ids: Tokens
+    completion_ids: Tokens
 
-EVALUATION = _schema(
-    prompt_id=pa.string(),
-    prompt=pa.string(),
-    answer=pa.string(),
-    response=pa.string(),
-    correct=pa.bool_(),
-    reward=pa.float32(),
-    task=pa.string(),
-    finish_reason=pa.string(),
-    length=pa.int32(),
-    pass_rate=pa.float32(),
-    reference_reward=pa.float32(),
-    won=pa.float32(),
-)
-"""samples.parquet of an evaluation, sorted by prompt_id: the greedy response to each held-out
-prompt. `correct` is null where nothing says what is right; `task` where the data name none;
-`pass_rate` is the share of the sampled responses that are right. `reference_reward` is that of the
-reference's greedy response, and `won` is 1 where it is lower, 0.5 for a tie; both are null for the
-reference itself."""
 
-EVALUATION_SAMPLED = _schema(
-    prompt_id=pa.string(),
-    sample_index=pa.int32(),
-    response=pa.string(),
-    correct=pa.bool_(),
-    reward=pa.float32(),
-    finish_reason=pa.string(),
-    length=pa.int32(),
-    vote=pa.string(),
-)
-"""sampled.parquet of an evaluation, sorted by (prompt_id, sample_index): the sampled responses.
-`vote` is the answer that counts in a majority vote; null: it abstains."""
+class StepsRow(Origin):
+    """steps.parquet, in the order of the source: responses whose steps are right (1) or wrong (0).
 
-EVALUATION_TASKS = _schema(
-    task=pa.string(),
-    num_prompts=pa.int32(),
-    num_judged=pa.int32(),
-    accuracy=pa.float64(),
-    accuracy_low=pa.float64(),
-    accuracy_high=pa.float64(),
-    accuracy_sampled=pa.float64(),
-    win_rate=pa.float64(),
-    win_rate_low=pa.float64(),
-    win_rate_high=pa.float64(),
-    reward_mean=pa.float64(),
-    reward_mean_error=pa.float64(),
-    response_length=pa.float64(),
-)
-"""tasks.parquet of an evaluation, sorted by task: its numbers for each task that the data name, and
-under null for the prompts without one. Empty where no prompt has a task."""
+    `step_ends` are the positions in `completion_ids` of each step's last token.
+    """
+
+    prompt_id: Text
+    prompt: Text
+    prompt_ids: Tokens
+    completion_ids: Tokens
+    step_ends: Tokens
+    step_labels: Numbers
+
+
+class PairLogprobsRow(TypedDict):
+    """Reference log-probs of preference pairs, row by row beside them: sums over the response."""
+
+    prompt_id: Text
+    chosen: Float32
+    rejected: Float32
+
+
+class FeedbackLogprobsRow(TypedDict):
+    """Reference log-probs of feedback, row by row beside it: of the response, and of the response
+    to another prompt that KTO compares with."""
+
+    prompt_id: Text
+    completion: Float32
+    other: Float32
+
+
+class ResponseIds(TypedDict):
+    """A prompt and a response to it, as a model reads them: part of a rollout."""
+
+    prompt_ids: Tokens
+    response_ids: Tokens
+    support: Supports | None
+    loss_mask: Mask | None
+
+
+class ResponseRow(ResponseIds):
+    """A response as rewards read it: part of a rollout, or of an evaluation."""
+
+    prompt_id: Text
+    prompt: Text
+    response: Text
+    answer: Text | None
+    extra: Text
+    finish_reason: Text
+    environment_reward: Float32 | None
+
+
+class RolloutRow(TypedDict):
+    """rollouts, sorted by (prompt_id, sample_index).
+
+    `logprobs` are those of the distribution that each token was drawn from; `support` the tokens it
+    was drawn from, where some were cut off (top-p and the like), else null; `finish_reason` is
+    `stop` or `length`. `loss_mask` has 0 for each token that the policy did not say itself and is
+    not trained on: its log-prob is 0, its support empty; null where it said all.
+    `environment_reward` is what an environment paid; null where there was none. A `greedy` row is
+    the likeliest response, to compare with and not to learn from.
+    """
+
+    prompt_id: Text
+    sample_index: Int32
+    greedy: Flag
+    prompt: Text
+    response: Text
+    answer: Text | None
+    extra: Text
+    prompt_ids: Tokens
+    response_ids: Tokens
+    logprobs: Numbers
+    support: Supports | None
+    loss_mask: Mask | None
+    seed: Int64
+    finish_reason: Text
+    environment_reward: Float32 | None
+    policy_hash: Text
+
+
+class ScoreRow(TypedDict):
+    """scores, row by row beside the rollouts they belong to.
+
+    `reward` is what is learnt from; `by_source` what each source said, before weights, penalties
+    and clipping; `ref_logprobs` are null where nobody asked for them.
+    """
+
+    prompt_id: Text
+    sample_index: Int32
+    reward: Float32
+    by_source: BySource
+    ref_logprobs: Numbers | None
+
+
+class ScoredRollout(RolloutRow):
+    """A rollout with its score: in memory only."""
+
+    reward: Float32
+    by_source: BySource
+    ref_logprobs: Numbers | None
+
+
+class ExperienceRow(TypedDict):
+    """experience.parquet of an update, sorted by (prompt_id, sample_index, role).
+
+    The samples that the policy was trained on, once for each role it had (`policy_gradient`,
+    `chosen`, `rejected`, `imitated`, `distilled`). `advantages`, one per response token, are those
+    that the loss was given; null where it was given none. Where demonstrations are chosen, only the
+    rejected samples are here: a demonstration is no sample and has no reward.
+    """
+
+    prompt_id: Text
+    sample_index: Int32
+    role: Text
+    reward: Float32
+    advantages: Numbers | None
+
+
+class EvaluationRow(TypedDict):
+    """samples.parquet of an evaluation, sorted by prompt_id: the greedy response to each held-out
+    prompt.
+
+    `correct` is null where nothing says what is right; `task` where the data name none; `pass_rate`
+    is the share of the sampled responses that are right. `reference_reward` is that of the
+    reference's greedy response, and `won` is 1 where it is lower, 0.5 for a tie; both are null for
+    the reference itself.
+    """
+
+    prompt_id: Text
+    prompt: Text
+    answer: Text | None
+    response: Text
+    correct: Flag | None
+    reward: Float32
+    task: Text | None
+    finish_reason: Text
+    length: Int32
+    pass_rate: Float32 | None
+    reference_reward: Float32 | None
+    won: Float32 | None
+
+
+class EvaluationSampledRow(TypedDict):
+    """sampled.parquet of an evaluation, sorted by (prompt_id, sample_index): the sampled responses.
+
+    `vote` is the answer that counts in a majority vote; null: it abstains.
+    """
+
+    prompt_id: Text
+    sample_index: Int32
+    response: Text
+    correct: Flag | None
+    reward: Float32
+    finish_reason: Text
+    length: Int32
+    vote: Text | None
+
+
+class EvaluationTaskRow(TypedDict):
+    """tasks.parquet of an evaluation, sorted by task: its numbers for each task that the data name,
+    and under null for the prompts without one. Empty where no prompt has a task."""
+
+    task: Text | None
+    num_prompts: Int32
+    num_judged: Int32
+    accuracy: Float64 | None
+    accuracy_low: Float64 | None
+    accuracy_high: Float64 | None
+    accuracy_sampled: Float64 | None
+    win_rate: Float64 | None
+    win_rate_low: Float64 | None
+    win_rate_high: Float64 | None
+    reward_mean: Float64
+    reward_mean_error: Float64 | None
+    response_length: Float64

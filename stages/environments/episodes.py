@@ -155,7 +155,7 @@ def play(
 ) -> list[Completion]:
     """An episode for each row, in their order; `max_new_tokens` is for all turns of one together.
 
-    A row has the columns of schema.PROMPTS, and names the sample for messages.
+    A row has the columns of a prompt, and names the sample for messages.
     """
     episodes = [
         _Episode(row, request, _begun(arena, row))

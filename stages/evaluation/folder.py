@@ -28,15 +28,15 @@ def write(
 ) -> None:
     """The greedy responses, the sampled ones, and the numbers of each task."""
     folder.mkdir()
-    write_parquet(folder / GREEDY, greedy_rows(answered, contest), schema.EVALUATION)
-    write_parquet(folder / SAMPLED, _sampled_rows(answered), schema.EVALUATION_SAMPLED)
-    write_parquet(folder / TASKS, by_task, schema.EVALUATION_TASKS)
+    write_parquet(folder / GREEDY, greedy_rows(answered, contest), schema.EvaluationRow)
+    write_parquet(folder / SAMPLED, _sampled_rows(answered), schema.EvaluationSampledRow)
+    write_parquet(folder / TASKS, by_task, schema.EvaluationTaskRow)
 
 
 def read(folder: Path) -> list[Answered]:
     """The answers in a folder."""
     sampled: Mapping[str, list[Answer]] = defaultdict(list)
-    for row in read_parquet(folder / SAMPLED):
+    for row in read_parquet(folder / SAMPLED, schema.EvaluationSampledRow):
         sampled[row["prompt_id"]].append(_answer(row, row["vote"]))
     return [
         replace(item, sampled=tuple(sampled[item.prompt_id]))
@@ -48,7 +48,7 @@ def read_greedy(path: Path) -> list[Answered]:
     """The greedy answers of a table, without the sampled ones."""
     return [
         Answered(row["prompt_id"], row["prompt"], row["answer"], row["task"], _answer(row), ())
-        for row in read_parquet(path)
+        for row in read_parquet(path, schema.EvaluationRow)
     ]
 
 

@@ -83,4 +83,4 @@ def _row(
         **quality(items),
         **(win_rate([contest.won[place] for place in places]) if contest else {}),
     }
-    return {name: numbers.get(name) for name in schema.EVALUATION_TASKS.names}
+    return {name: numbers.get(name) for name in schema.EvaluationTaskRow.__annotations__}

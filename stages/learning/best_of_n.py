@@ -1,11 +1,10 @@
 """Rejection sampling: SFT on the best of a policy's own responses (RAFT, Dong et al. 2023)."""
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
 
 from stages.context import StageError
 from stages.data.finite import sample_name
+from stages.data.schema import ScoredRollout
 from stages.learning.experience import measure
 from stages.learning.imitation import imitation
 from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, trained_on
@@ -21,10 +20,10 @@ def learn_from_the_best(update: Update) -> UpdateResult:
         [row["response_ids"] for row in best],
         update.ctx.device,
         lambda i: sample_name(best[i]),
-        [row.get("loss_mask") for row in best],
+        [row["loss_mask"] for row in best],
     )
     history = update.train(update.plan(len(best)), work, ["loss", "entropy"])
-    rewards = [float(row["reward"]) for row in best]
+    rewards = [row["reward"] for row in best]
     metrics = {
         **measured.metrics(),
         **measured.kl_metrics(),
@@ -35,19 +34,19 @@ def learn_from_the_best(update: Update) -> UpdateResult:
     return UpdateResult(history, used, metrics)
 
 
-def the_best(rollouts: Rollouts, keep: int) -> list[Mapping[str, Any]]:
+def the_best(rollouts: Rollouts, keep: int) -> list[ScoredRollout]:
     """Up to `keep` responses to each prompt that beat another one to it, the best first.
 
     A response that was cut before it ended is never kept: who imitates it would not end either.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[str, list[ScoredRollout]] = defaultdict(list)
     for row in rollouts:
         groups[row["prompt_id"]].append(row)
     best = []
     for rows in groups.values():
-        worst = min(float(row["reward"]) for row in rows)
+        worst = min(row["reward"] for row in rows)
         better = [r for r in rows if r["reward"] > worst and r["finish_reason"] == "stop"]
-        best += sorted(better, key=lambda row: -float(row["reward"]))[:keep]
+        best += sorted(better, key=lambda row: -row["reward"])[:keep]
     if not best:
         raise StageError(
             "no response that ended beats another one to its prompt, so there is nothing to keep: "

@@ -16,15 +16,20 @@ from stages.context import StageError, Stopped
 from stages.data.batching import loss_mask, pad
 from stages.data.finite import check_finite, sample_name
 from stages.data.tokenizer import Decoder
-from stages.engines.forward.inference import kept_over_responses, row_length
-from stages.engines.forward.logprobs import logprobs_of, response_logprobs, response_topk
+from stages.engines.forward.inference import (
+    kept_over_responses,
+    logprobs_by,
+    response_batch,
+    row_length,
+)
+from stages.engines.forward.logprobs import logprobs_of, response_topk
 from stages.engines.forward.packing import pack
 from stages.engines.models.lora import is_adapter_folder
 from stages.engines.models.own_code import check_same_code
 from stages.engines.training.loop import Rows, Step, Work, counted
 from stages.engines.training.resume import Metrics
 from stages.learning.experience import Experience, Measured, measure
-from stages.learning.policy_gradient import ascend, response_batch, rows_to_learn_from
+from stages.learning.policy_gradient import ascend, rows_to_learn_from
 from stages.learning.update import SampleRole, Update, UpdateResult, trained_on
 
 
@@ -65,15 +70,8 @@ def _learn_samples(
 
 
 def _teacher_logprobs(update: Update) -> torch.Tensor:
-    rows = kept_over_responses(
-        update.ctx,
-        "teacher",
-        update.rollouts,
-        lambda: _load_teacher(update),
-        lambda model, batch: response_logprobs(model, batch, update.config.temperature).logprobs,
-        "the teacher's log-prob",
-    )
-    return pad(rows, 0.0)
+    by_teacher = logprobs_by("teacher", lambda: _load_teacher(update), update.config.temperature)
+    return pad(kept_over_responses(update.ctx, "teacher", update.rollouts, by_teacher), 0.0)
 
 
 def _learn_distributions(update: Update, rows: Sequence[int]) -> list[Metrics]:
@@ -82,7 +80,7 @@ def _learn_distributions(update: Update, rows: Sequence[int]) -> list[Metrics]:
     likeliest = _likeliest(update, rows)
 
     def loss(positions: Rows, step: Step) -> Loss:
-        batch = response_batch(policy, update.rollouts, [rows[i] for i in positions], device)
+        batch = response_batch(policy, [update.rollouts[rows[i]] for i in positions], device)
         num_steps = batch.response_mask.shape[1]
         ids, teacher = (
             torch.stack([_to_length(likeliest[i][name], num_steps) for i in positions]).to(device)
@@ -118,7 +116,7 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
         if update.ctx.should_stop_alone():
             raise Stopped(f"stopped after {len(by_row)} of {len(rows)} responses")
         some = [rows[i] for i in group]
-        batch = response_batch(teacher, update.rollouts, some, update.ctx.device)
+        batch = response_batch(teacher, [update.rollouts[i] for i in some], update.ctx.device)
         ids, logprobs = response_topk(teacher, batch, k, update.config.temperature)
         ids = ids.clamp(max=min(sizes) - 1)
         for i, row in enumerate(some):

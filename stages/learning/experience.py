@@ -30,8 +30,7 @@ from stages.contracts.objectives import KlPlace
 from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
 from stages.contracts.rl import Algorithm
 from stages.data.batching import loss_masks_of, pad, to_device
-from stages.engines.forward.inference import kept_over_responses
-from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.forward.inference import Quantity, kept_over_responses, logprobs_by
 from stages.engines.forward.scalars import response_values
 from stages.learning.update import Rollouts, Update
 
@@ -107,18 +106,9 @@ class Experience:
 
 def measure(ctx: Context, policy: Any, rollouts: Rollouts, config: PolicyUpdateConfig) -> Measured:
     """Trainer log-probs beside the sampler's and the reference's; StageError if too far apart."""
-    logprobs = pad(
-        kept_over_responses(
-            ctx,
-            "trainer",
-            rollouts,
-            lambda: policy,
-            lambda model, batch: response_logprobs(model, batch, config.temperature).logprobs,
-            "the trainer's log-prob",
-        ),
-        0.0,
-    )
-    return compare(logprobs, rollouts, config)
+    by_trainer = logprobs_by("trainer", lambda: policy, config.temperature)
+    logprobs = kept_over_responses(ctx, "trainer", rollouts, by_trainer)
+    return compare(pad(logprobs, 0.0), rollouts, config)
 
 
 def compare(logprobs: Tensor, rollouts: Rollouts, config: PolicyUpdateConfig) -> Measured:
@@ -157,7 +147,9 @@ def as_sampled(rollouts: Rollouts) -> Measured:
 def _measured(mask: Tensor, logprobs: Tensor, rollouts: Rollouts, mismatch: Mismatched) -> Measured:
     if not has_reference(rollouts):
         return Measured(mask, logprobs, logprobs, mismatch, has_reference=False)
-    reference = to_device(pad([row["ref_logprobs"] for row in rollouts], 0.0), logprobs.device)
+    reference = to_device(
+        pad([row["ref_logprobs"] or () for row in rollouts], 0.0), logprobs.device
+    )
     return Measured(mask, logprobs, reference, mismatch)
 
 
@@ -237,10 +229,8 @@ def token_penalties(measured: Measured, params: PolicyUpdateParams, kl_coef: flo
 
 def critic_values(ctx: Context, critic: Any, rollouts: Rollouts) -> Tensor:
     """[N, T] the critic's value before each token."""
-    values = kept_over_responses(
-        ctx, "critic", rollouts, lambda: critic, response_values, "the critic's value"
-    )
-    return pad(values, 0.0)
+    values = Quantity("the critic's value", "critic values", lambda: critic, response_values)
+    return pad(kept_over_responses(ctx, "critic", rollouts, values), 0.0)
 
 
 def how_well_explained(experience: Experience) -> float:

@@ -7,16 +7,14 @@ or the SFT policy.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from stages.context import StageError
 from stages.contracts.objectives import REFERENCE_FREE
 from stages.contracts.policy_update import Chosen, DpoReference
 from stages.data.artifacts import read_parquet
 from stages.data.finite import sample_name
-from stages.engines.forward.inference import kept_over_responses
-from stages.engines.forward.logprobs import response_logprobs
+from stages.data.schema import DemonstrationRow, ScoredRollout
+from stages.engines.forward.inference import kept_over_responses, logprobs_by
 from stages.engines.training.resume import Metrics
 from stages.learning.experience import measure
 from stages.learning.pairs import preference
@@ -40,8 +38,8 @@ def learn_from_own_pairs(update: Update) -> UpdateResult:
             "prompt_ids": loser["prompt_ids"],
             "chosen_ids": winner["response_ids"],
             "rejected_ids": loser["response_ids"],
-            "chosen_mask": winner.get("loss_mask"),
-            "rejected_mask": loser.get("loss_mask"),
+            "chosen_mask": winner["loss_mask"],
+            "rejected_mask": loser["loss_mask"],
             "chosen_ref": chosen_ref,
             "rejected_ref": rejected_ref,
         }
@@ -75,16 +73,16 @@ def learn_from_own_pairs(update: Update) -> UpdateResult:
     return UpdateResult(history, used, metrics)
 
 
-def best_and_worst(rollouts: Rollouts) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+def best_and_worst(rollouts: Rollouts) -> tuple[list[ScoredRollout], list[ScoredRollout]]:
     """The best and the worst response to each prompt, where they differ in reward and in text."""
-    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[str, list[ScoredRollout]] = defaultdict(list)
     for row in rollouts:
         groups[row["prompt_id"]].append(row)
     chosen, rejected = [], []
     for rows in groups.values():
         # Of equals the first sample: max and min keep the one they see first.
-        best = max(rows, key=lambda row: float(row["reward"]))
-        worst = min(rows, key=lambda row: float(row["reward"]))
+        best = max(rows, key=lambda row: row["reward"])
+        worst = min(rows, key=lambda row: row["reward"])
         if best["reward"] > worst["reward"] and best["response_ids"] != worst["response_ids"]:
             chosen.append(best)
             rejected.append(worst)
@@ -96,18 +94,18 @@ def best_and_worst(rollouts: Rollouts) -> tuple[list[Mapping[str, Any]], list[Ma
     return chosen, rejected
 
 
-def _demonstrated(update: Update) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+def _demonstrated(update: Update) -> tuple[list[ScoredRollout], list[ScoredRollout]]:
     """Each response, and the demonstration of its prompt that it is compared with."""
-    shown: dict[str, Mapping[str, Any]] = {}
-    for of_prompt in read_parquet(update.inputs["demonstrations"]):
+    shown: dict[str, DemonstrationRow] = {}
+    for of_prompt in read_parquet(update.inputs["demonstrations"], DemonstrationRow):
         shown.setdefault(of_prompt["prompt_id"], of_prompt)
-    chosen: list[Mapping[str, Any]] = []
-    rejected: list[Mapping[str, Any]] = []
+    chosen: list[ScoredRollout] = []
+    rejected: list[ScoredRollout] = []
     for row in update.rollouts:
         demonstration = shown[row["prompt_id"]]
         completion = demonstration["completion_ids"]
         if completion != row["response_ids"]:
-            mask = demonstration.get("loss_mask")
+            mask = demonstration["loss_mask"]
             chosen.append({**row, "response_ids": completion, "loss_mask": mask})
             rejected.append(row)
     if not chosen:
@@ -117,22 +115,14 @@ def _demonstrated(update: Update) -> tuple[list[Mapping[str, Any]], list[Mapping
     return chosen, rejected
 
 
-def _reference(update: Update, side: str, responses: Sequence[Mapping[str, Any]]) -> list[float]:
+def _reference(update: Update, side: str, responses: Rollouts) -> list[float]:
     """The sum of the reference's log-probs of each response; zeros where the loss has none."""
     params = update.config.policy_update
     if params.dpo_loss in REFERENCE_FREE:
         return [0.0] * len(responses)
     if params.dpo_reference is DpoReference.SFT:
-        return [sum(row["ref_logprobs"]) for row in responses]
-    policy, temperature = update.policy.model, update.config.temperature
-    return [
-        sum(values)
-        for values in kept_over_responses(
-            update.ctx,
-            f"reference-{side}",
-            responses,
-            lambda: policy,
-            lambda model, batch: response_logprobs(model, batch, temperature).logprobs,
-            "the reference's log-prob",
-        )
-    ]
+        return [sum(row["ref_logprobs"] or ()) for row in responses]
+    by_reference = logprobs_by("reference", lambda: update.policy.model, update.config.temperature)
+    return list(
+        map(sum, kept_over_responses(update.ctx, f"reference-{side}", responses, by_reference))
+    )

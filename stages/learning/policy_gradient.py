@@ -12,9 +12,8 @@ Probability ratios are taken against the old log-probs (learning/old_logprobs.py
 itself computes; the sampler's are compared with them (algorithms/mismatch.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -25,14 +24,12 @@ from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
 from stages.algorithms.value_loss import value_loss
 from stages.context import StageError
 from stages.contracts.objectives import KlPlace
-from stages.contracts.policy_update import PolicyUpdateConfig
 from stages.contracts.rl import Algorithm
-from stages.data.batching import Batch, collate, loss_mask
+from stages.data.batching import loss_mask
 from stages.data.finite import sample_name
-from stages.engines.forward.inference import row_length
+from stages.engines.forward.inference import response_batch, row_length
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.scalars import response_values
-from stages.engines.models.folders import pad_id
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.loop import Rows, Step, Work, counted, train
 from stages.engines.training.resume import Metrics
@@ -50,7 +47,7 @@ from stages.learning.experience import (
     token_penalties,
 )
 from stages.learning.old_logprobs import OnlyStep, old_logprobs, takes_one_step
-from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, trained_on
+from stages.learning.update import SampleRole, Update, UpdateResult, trained_on
 
 KL = "kl_to_reference"
 SHOWN = ("policy_loss", KL, "entropy")
@@ -116,33 +113,28 @@ def ascend(
     only_step: OnlyStep | None = None,
 ) -> list[Metrics]:
     """Train on `rows` of the experience; the critic too, where there is one."""
-    config, learners = update.config, update.learners
-    device = update.ctx.device
-    work = _work(config, device, learners, update.rollouts, rows, experience, kl_coef, only_step)
     return train(
         update.ctx,
-        learners,
+        update.learners,
         update.plan(len(rows)),
-        work,
+        _work(update, rows, experience, kl_coef, only_step),
         shown=[name for name in SHOWN if name != KL or has_reference(update.rollouts)],
-        check=lambda metrics: check_kl(metrics.get(KL, 0.0), config.policy_update),
+        check=lambda metrics: check_kl(metrics.get(KL, 0.0), update.config.policy_update),
         ranks=update.ranks,
     )
 
 
 def _work(
-    config: PolicyUpdateConfig,
-    device: str,
-    learners: Mapping[str, AnyLearner],
-    rollouts: Rollouts,
+    update: Update,
     learnt: Sequence[int],
     experience: Experience,
     kl_coef: float,
     only_step: OnlyStep | None,
 ) -> Work:
-    params = config.policy_update
-    policy = learners["policy"].model
-    critic = learners["critic"].model if "critic" in learners else None
+    config, params = update.config, update.config.policy_update
+    rollouts, device = update.rollouts, update.ctx.device
+    policy = update.policy.model
+    critic = update.learners["critic"].model if "critic" in update.learners else None
     measures_kl = has_reference(rollouts)
     scale = params.length_scale or float(config.max_new_tokens)
     objective = Objective(
@@ -156,7 +148,7 @@ def _work(
 
     def loss(positions: Rows, step: Step) -> Loss:
         rows = [learnt[i] for i in positions]
-        batch = response_batch(policy, rollouts, rows, device)
+        batch = response_batch(policy, [rollouts[i] for i in rows], device)
         tokens = Tokens.padded(batch.loss_mask)
         of_rows = experience.select(rows, num_steps=batch.response_mask.shape[1], device=device)
         current = response_logprobs(policy, batch, config.temperature)
@@ -226,7 +218,7 @@ def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef:
     )
 
     def loss(rows: Rows, step: Step) -> Loss:
-        batch = response_batch(critic.model, rollouts, rows, device)
+        batch = response_batch(critic.model, [rollouts[i] for i in rows], device)
         target = returns[list(rows), : batch.response_mask.shape[1]].to(device)
         values = response_values(critic.model, batch)
         tokens = Tokens.padded(batch.loss_mask)
@@ -245,16 +237,4 @@ def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef:
         shown=["loss"],
         before="critic_fit",
         ranks=update.ranks,
-    )
-
-
-def response_batch(model: Any, rollouts: Rollouts, rows: Rows, device: str) -> Batch:
-    """Some rollouts as one batch."""
-    return collate(
-        [rollouts[i]["prompt_ids"] for i in rows],
-        [rollouts[i]["response_ids"] for i in rows],
-        pad_id(model),
-        device,
-        supports=[rollouts[i]["support"] for i in rows],
-        loss_masks=[rollouts[i].get("loss_mask") for i in rows],
     )

@@ -5,7 +5,7 @@ prompts, over the whole optimizer step. Each row's other response is fixed befor
 next row with another prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,16 +16,23 @@ from stages.algorithms.preference import kto_baseline, kto_loss
 from stages.context import StageError
 from stages.data.batching import collate
 from stages.data.finite import row_name
+from stages.data.schema import FeedbackRow
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.folders import pad_id
 from stages.engines.training.loop import Rows, Step, Work, counted
 
-Row = Mapping[str, Any]
-"""prompt_ids, completion_ids, desirable, and the sums of the reference's log-probs: ref of the
-completion, other_ref of the other row's completion after this row's prompt."""
+
+class Rated(FeedbackRow):
+    """Feedback, and the sums of the reference's log-probs."""
+
+    desirable: bool
+    ref: float
+    """Of the completion."""
+    other_ref: float
+    """Of the other row's completion after this row's prompt."""
 
 
-def other_completions(rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def other_completions(rows: Sequence[FeedbackRow] | Sequence[Rated]) -> list[list[int]]:
     """For each row, the completion of the next row (around the end) that has another prompt.
 
     It is cut where, after this row's prompt, it would be longer than any row is.
@@ -53,7 +60,7 @@ def other_completions(rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 def kto(
     policy: Any,
-    data: Sequence[Row],
+    data: Sequence[Rated],
     others: Sequence[Sequence[int]],
     device: str,
     *,
@@ -71,19 +78,17 @@ def kto(
         tokens = Tokens.padded(batch.response_mask)
         return tokens.by_sequence(logprobs), tokens.lengths
 
-    def column(rows: Rows, name: str, like: Tensor) -> Tensor:
-        return torch.tensor([data[i][name] for i in rows], device=like.device, dtype=like.dtype)
-
     def survey(rows: Rows) -> dict[str, float]:
         logprobs, _ = logprobs_of(rows, [others[i] for i in rows])
-        return {"log_ratio": float((logprobs - column(rows, "other_ref", logprobs)).sum())}
+        reference = logprobs.new_tensor([data[i]["other_ref"] for i in rows])
+        return {"log_ratio": float((logprobs - reference).sum())}
 
     def loss(rows: Rows, step: Step) -> Loss:
         logprobs, lengths = logprobs_of(rows, [data[i]["completion_ids"] for i in rows])
         baseline = kto_baseline(step.sums["log_ratio"], step.counts.sequences)
         learnt = kto_loss(
             logprobs,
-            column(rows, "ref", logprobs),
+            logprobs.new_tensor([data[i]["ref"] for i in rows]),
             torch.tensor([data[i]["desirable"] for i in rows], device=logprobs.device),
             lengths,
             baseline,

@@ -1,6 +1,6 @@
 """The input and the result of a policy update, whatever its algorithm."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stages.context import Context
 from stages.contracts.policy_update import PolicyUpdateConfig
+from stages.data.schema import ExperienceRow, ScoredRollout
 from stages.engines.models.loaders import FRESH, Loaders
 from stages.engines.processes.ranks import Ranks
 from stages.engines.training.learner import AnyLearner, Optimization
@@ -19,7 +20,7 @@ from stages.engines.training.resume import Metrics
 from stages.engines.training.rl_state import RlState
 from stages.engines.training.schedules import scheduled
 
-Rollouts = Sequence[Mapping[str, Any]]
+Rollouts = Sequence[ScoredRollout]
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Update:
     learners: Mapping[str, AnyLearner]
     """The policy and, for PPO, the critic."""
     rollouts: Rollouts
-    """Rollout rows with their scores; greedy ones are not among them."""
-    greedy: Mapping[str, float]
+    """With their scores; an algorithm gets those that were sampled, without the greedy ones."""
+    greedy: Mapping[str, float] = field(default_factory=dict)
     """The reward of each prompt's greedy response, where there is one."""
     load: Loaders = FRESH
     """Where other models come from, such as a teacher."""
@@ -102,9 +103,9 @@ class SampleRole(StrEnum):
 
 
 def trained_on(
-    samples: Iterable[Mapping[str, Any]], role: SampleRole, advantages: Tensor | None = None
-) -> list[dict[str, Any]]:
-    """Rows of schema.EXPERIENCE for samples that were trained on in one role.
+    samples: Rollouts, role: SampleRole, advantages: Tensor | None = None
+) -> list[ExperienceRow]:
+    """The samples that were trained on in one role.
 
     `advantages`, [N, T], are those that the loss was given for them, row by row.
     """
@@ -127,7 +128,7 @@ class UpdateResult:
     """The result of an update."""
 
     history: Sequence[Metrics]
-    experience: Sequence[Mapping[str, Any]]
+    experience: Sequence[ExperienceRow]
     """The samples that the policy was trained on, by `trained_on`."""
     metrics: Mapping[str, float | int] = field(default_factory=dict)
     """Metrics of the rollouts that it learnt from."""

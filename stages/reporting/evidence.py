@@ -4,17 +4,14 @@ Folders may hold leftovers of iterations that were taken out of params.yaml; the
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from stages.context import StageError
-from stages.data import schema
 from stages.data.artifacts import read_parquet
+from stages.data.schema import EvaluationTaskRow
 from stages.evaluation import folder
 from stages.evaluation.answers import Answered
 from stages.reporting.family import ROOT, Family
@@ -35,7 +32,7 @@ class Evidence:
     """Metrics of the stages that made each policy."""
     answered: Mapping[str, list[Answered]]
     """Greedy responses of each policy to the held-out prompts."""
-    tasks: Mapping[str, list[dict[str, Any]]]
+    tasks: Mapping[str, Sequence[Mapping[str, Any]]]
     """Numbers of the SFT policy and of the final one for each task; none where there is none."""
     sft: Metrics
     prepare: Metrics
@@ -64,14 +61,12 @@ def read(inputs: Mapping[str, Path], family: Family) -> Evidence:
         evaluations=evaluations,
         training=training,
         answered={
-            policy: folder.read_greedy(
-                _table(inputs["evaluations"] / policy / folder.GREEDY, schema.EVALUATION)
-            )
+            policy: folder.read_greedy(_existing(inputs["evaluations"] / policy / folder.GREEDY))
             for policy in family.policies
         },
         tasks={
             policy: read_parquet(
-                _table(inputs["evaluations"] / policy / folder.TASKS, schema.EVALUATION_TASKS)
+                _existing(inputs["evaluations"] / policy / folder.TASKS), EvaluationTaskRow
             )
             for policy in (ROOT, family.final)
         },
@@ -99,15 +94,6 @@ def _metrics(path: Path, needed: tuple[str, ...] = ()) -> Metrics:
         if name not in numbers:
             raise StageError(f"{path} has no {name!r}: delete it and run `dvc repro`")
     return numbers
-
-
-def _table(path: Path, expected: pa.Schema) -> Path:
-    """A table that has every column it should have."""
-    columns = pq.read_schema(_existing(path)).names
-    for column in expected.names:
-        if column not in columns:
-            raise StageError(f"{path} has no column {column!r}: delete it and run `dvc repro`")
-    return path
 
 
 def _existing(path: Path) -> Path:

@@ -5,10 +5,9 @@ names under `rewards` (`NamedSource`). `rewards_from` gives one finite reward pe
 source.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
@@ -16,15 +15,14 @@ from stages.contracts.reward_rules import Rule
 from stages.contracts.rewards import Model
 from stages.contracts.rl import Reward
 from stages.data.finite import check_finite, sample_name
-from stages.engines.forward.inference import response_pass
+from stages.data.schema import ResponseRow
+from stages.engines.forward.inference import Quantity, response_pass
 from stages.engines.models.loaders import FRESH, Loaders
 from stages.engines.processes.parts import UNIT_ROWS, Compute, Pass
 from stages.rewards.isolated import Workers
 from stages.rewards.model import RewardRule
 from stages.rewards.named import FRESH_WORKERS, NamedSource, named_pass
 from stages.rewards.verifier import Verifier
-
-Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -61,12 +59,12 @@ def rewards_from(
     source: Source,
     ctx: Context,
     pass_name: str,
-    rows: Rows,
+    rows: Sequence[ResponseRow],
     precision: Precision,
     load: Loaders = FRESH,
     workers: Workers = FRESH_WORKERS,
 ) -> Pass:
-    """One reward for each row of rollouts, or of prompts with a response and a finish_reason."""
+    """One reward for each response."""
     if isinstance(source, NamedSource):
         return named_pass(ctx, pass_name, source, rows, workers, load)
     folder, phase = source.folder, f"rewards from {source.name}"
@@ -74,7 +72,7 @@ def rewards_from(
     if source.name == Reward.REWARD_MODEL:
         rule = RewardRule.load(folder)
         model = lambda: load.scalar(folder, ctx.device, precision)  # noqa: E731
-        return response_pass(ctx, pass_name, rows, model, rule.rewards, what, phase=phase)
+        return response_pass(ctx, pass_name, rows, Quantity(what, phase, model, rule.rewards))
     for row in rows:
         if row["answer"] is None:
             raise StageError(
@@ -86,10 +84,11 @@ def rewards_from(
     return Pass(pass_name, len(rows), UNIT_ROWS, verify, phase=phase)
 
 
-def _verified(verifier: Verifier, rows: Rows, what: str) -> Compute:
+def _verified(verifier: Verifier, rows: Sequence[ResponseRow], what: str) -> Compute:
     def of_unit(unit: range) -> list[float]:
         rewards = []
         for row in rows[unit.start : unit.stop]:
+            assert row["answer"] is not None
             ended = row["finish_reason"] == "stop"
             rewards.append(verifier.reward(row["response"], row["answer"], ended=ended))
             check_finite(what, sample_name(row), rewards[-1])

@@ -20,7 +20,7 @@ from pipelines.ledger.scheduler_view import SchedulerView, SlurmJob
 from pipelines.ledger.state import State
 from pipelines.runs.run import PipelineRun, _Running
 from stages.context import Context
-from stages.engines.forward.inference import response_pass
+from stages.engines.forward.inference import logprobs_by, response_pass
 from stages.progress import LINES, REPORT_S, Pace, describe
 from tests.clock import Clock
 from tests.control.made_up import SPEC
@@ -76,8 +76,8 @@ def test_each_phase_has_its_own_name_and_rate(clock: Clock) -> None:
 
 def test_a_pass_is_called_after_what_it_computes(tmp_path: Path) -> None:
     ctx = Context(stage="score", key=None, seed=1, folder=tmp_path)
-    a_pass = response_pass(ctx, "critic", [], dict, lambda *_: None, "the critic's value")  # type: ignore[arg-type, return-value]
-    assert a_pass.phase == "critic values"
+    a_pass = response_pass(ctx, "critic", [], logprobs_by("reference", dict, 1.0))
+    assert a_pass.phase == "reference log-probs"
 
 
 def test_reports_are_not_more_frequent_than_anybody_reads(clock: Clock) -> None:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from stages.contracts.precision import Precision
 from stages.data.artifacts import read_parquet
+from stages.data.schema import PromptRow
 from stages.data.tokenizer import EOS, Decoder
 from stages.engines.generation.generator import Request, Sampling
 from stages.engines.generation.sampling import sample_seed
@@ -108,7 +109,7 @@ def wins(runner: Runner, policy: str) -> float:
     assert arena is not None
     rows = [
         {**row, "sample_index": index}
-        for row in read_parquet(runner.root / "artifacts/data/held_out.parquet")
+        for row in read_parquet(runner.root / "artifacts/data/held_out.parquet", PromptRow)
         for index in range(SAMPLES)
     ]
     seed = runner.params.seed

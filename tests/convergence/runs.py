@@ -12,8 +12,7 @@ from typing import Any
 from stages.data import schema
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.batching import Batch, collate
-from stages.engines.forward.inference import over_responses
-from stages.engines.forward.logprobs import response_logprobs
+from stages.engines.forward import inference
 from stages.engines.models.folders import load_policy
 from tests.stages.conftest import Runner
 
@@ -82,7 +81,9 @@ def before_and_after(runner: Runner, quality: Reward) -> tuple[float, float]:
     keys = list(runner.params.rl.iterations)
     first, last = (
         statistics.fmean(
-            quality(row) for row in read_parquet(outs["rollouts"]) if not row["greedy"]
+            quality(row)
+            for row in read_parquet(outs["rollouts"], schema.RolloutRow)
+            if not row["greedy"]
         )
         for _, outs in (runner.paths(f"rollout@{key}") for key in (keys[0], keys[-1]))
     )
@@ -92,7 +93,7 @@ def before_and_after(runner: Runner, quality: Reward) -> tuple[float, float]:
 def write_scores(runner: Runner, key: str, reward: Reward) -> None:
     """The scores of an iteration, as the score stage writes them but by a reward of the test's."""
     inputs, outs = runner.paths(f"score@{key}")
-    rollouts = read_parquet(inputs["rollouts"])
+    rollouts = read_parquet(inputs["rollouts"], schema.RolloutRow)
     temperature = runner.params.rollout.temperature
     references: Sequence[list[float] | None] = [None] * len(rollouts)
     if runner.params.score.reference:
@@ -108,20 +109,16 @@ def write_scores(runner: Runner, key: str, reward: Reward) -> None:
         for row, logprobs in zip(rollouts, references, strict=True)
     ]
     outs["scores"].parent.mkdir(parents=True, exist_ok=True)
-    write_parquet(outs["scores"], rows, schema.SCORES)
+    write_parquet(outs["scores"], rows, schema.ScoreRow)
 
 
 def logprobs_by(
     runner: Runner, folder: Path, rows: Sequence[Row], temperature: float = 1.0
 ) -> list[list[float]]:
     """What the policy in a folder says of each response, token by token."""
-    policy = load_policy(folder)
-    return over_responses(
-        runner.context("evaluate_sft", micro_tokens=32768),
-        policy,
-        rows,
-        lambda batch: response_logprobs(policy, batch, temperature).logprobs,
-    )
+    ctx = runner.context("evaluate_sft", micro_tokens=32768)
+    policy = inference.logprobs_by("policy", lambda: load_policy(folder), temperature)
+    return inference.over_responses(ctx, rows, policy)
 
 
 def letters_right(row: Row) -> float:

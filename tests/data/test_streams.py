@@ -34,7 +34,9 @@ def row(number):
 
 
 def written(path, rows, at_a_time, sorted_by=None):
-    with streaming(path, schema.PROMPTS, sorted_by, path.parent / "scratch") as stream:
+    with streaming(
+        path, schema.columns_of(schema.PromptRow), sorted_by, path.parent / "scratch"
+    ) as stream:
         for start in range(0, len(rows), at_a_time):
             stream.write(rows[start : start + at_a_time])
     return path.read_bytes()
@@ -66,7 +68,10 @@ def test_sorted_bytes_do_not_depend_on_the_order_of_the_rows(tmp_path):
 def test_no_rows_are_a_file_with_its_columns(tmp_path):
     for sorted_by in (None, "prompt_id"):
         written(tmp_path / "none.parquet", [], 1, sorted_by)
-        assert pq.read_table(tmp_path / "none.parquet").column_names == schema.PROMPTS.names
+        assert (
+            pq.read_table(tmp_path / "none.parquet").column_names
+            == schema.columns_of(schema.PromptRow).names
+        )
 
 
 @given(st.lists(st.integers(0, 5000), max_size=3000))

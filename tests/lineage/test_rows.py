@@ -51,26 +51,26 @@ def files(tmp_path: Path) -> Files:
         for index in range(3):
             rollouts.append(rollout_row(prompt, index, f"{index}", greedy=index == 2))
             scores.append(score_row(prompt, index, float(index)))
-    files.write(ROLLOUTS, rollouts, schema.ROLLOUTS)
-    files.write(SCORES, scores, schema.SCORES)
+    files.write(ROLLOUTS, rollouts, schema.RolloutRow)
+    files.write(SCORES, scores, schema.ScoreRow)
     used = [(A, 0), (A, 1), (B, 1)]
     files.write(
         EXPERIENCE,
         [experience_row(prompt, index, "policy_gradient") for prompt, index in used],
-        schema.EXPERIENCE,
+        schema.ExperienceRow,
     )
     files.write(
         DEMONSTRATIONS,
         [demonstration_row(A, "2"), demonstration_row(A, "two")],
-        schema.DEMONSTRATIONS,
+        schema.DemonstrationRow,
     )
-    files.write(PREFERENCES, [preference_row(B, "good", "bad")], schema.PREFERENCES)
+    files.write(PREFERENCES, [preference_row(B, "good", "bad")], schema.PreferenceRow)
     prompts = [
         {"prompt_id": content_id(p), "prompt": p, "prompt_ids": [1], "answer": None, "extra": "{}"}
         for p in (A, B, C)
     ]
-    files.write(PROMPTS, prompts, schema.PROMPTS)
-    files.write(HELD_OUT, prompts[2:], schema.PROMPTS)
+    files.write(PROMPTS, prompts, schema.PromptRow)
+    files.write(HELD_OUT, prompts[2:], schema.PromptRow)
     return files
 
 
@@ -148,7 +148,9 @@ def test_without_a_list_of_what_was_used_all_samples_are_shown_and_it_is_said(fi
 
 
 def test_chosen_demonstrations_are_rows_too(files: Files) -> None:
-    files.write(EXPERIENCE, [experience_row(A, 0, "rejected", advantages=None)], schema.EXPERIENCE)
+    files.write(
+        EXPERIENCE, [experience_row(A, 0, "rejected", advantages=None)], schema.ExperienceRow
+    )
     made = update(files, **{"rl.algorithm": "dpo", "policy_update.chosen": "demonstrations"})
     assert [(row["role"], row["response"]) for row in rows(files, made).rows] == [
         ("chosen", "2"),
@@ -159,7 +161,7 @@ def test_chosen_demonstrations_are_rows_too(files: Files) -> None:
 
 def test_a_row_of_the_data_says_which_line_of_which_file_it_was(files: Files) -> None:
     shown = {**demonstration_row(A, "2"), "source": "chats/one.jsonl", "line": 12}
-    files.write(DEMONSTRATIONS, [shown], schema.DEMONSTRATIONS)
+    files.write(DEMONSTRATIONS, [shown], schema.DemonstrationRow)
     found = rows(files, stage_run("sft", files.of(DEMONSTRATIONS), {}))
     assert [row["source"] for row in found.rows] == ["chats/one.jsonl:12"]
     assert "read from chats/one.jsonl:12" in render_rows(found, found.rows, 1)
@@ -235,7 +237,7 @@ def test_rows_of_two_trainings_are_compared_one_by_one(files: Files, tmp_path: P
             experience_row(A, 1, "policy_gradient"),
             experience_row(B, 0, "policy_gradient"),
         ],
-        schema.EXPERIENCE,
+        schema.ExperienceRow,
     )
     changes = compare_rows(rows(files, update(files)), rows(other, update(other)))
     found = {(item.prompt_id, item.sample_index): item for item in changes}
@@ -263,7 +265,7 @@ def test_a_prompt_is_followed_to_every_model(files: Files) -> None:
 
 
 def test_a_reward_model_passes_its_prompts_on(files: Files) -> None:
-    files.write(EXPERIENCE, [experience_row(A, 0, "policy_gradient")], schema.EXPERIENCE)
+    files.write(EXPERIENCE, [experience_row(A, 0, "policy_gradient")], schema.ExperienceRow)
     found = influence(files, f"{content_id(B)[:8]}")
     assert [item.stage_run.stage for item in found.direct] == ["reward_model"]
     ways = {item.stage_run.stage: item.through for item in found.indirect}

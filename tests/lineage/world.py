@@ -103,10 +103,10 @@ class Files:
         self.root = root
         self.hashes: dict[str, str] = {}
 
-    def write(self, path: str, rows: list[dict[str, Any]], schema: Any) -> str:
+    def write(self, path: str, rows: list[dict[str, Any]], kind: Any) -> str:
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_parquet(file, rows, schema)
+        write_parquet(file, rows, kind)
         self.hashes[path] = HashCache().of(file)
         return self.hashes[path]
 

@@ -97,7 +97,7 @@ def test_what_gained_and_lost_most_is_shown(finished_run: Callable) -> None:
     for place, row in enumerate(rows):
         change = {7: 50.0, 9: -50.0}.get(place, 0.0)
         rows[place] = row | {"reward": row["reward"] + change, "response": f"new {place}"}
-    write_parquet(path, rows, schema.EVALUATION)
+    write_parquet(path, rows, schema.EvaluationRow)
     page, _, _ = run.report()
     shown = Page(page).rows("samples extremes", page)
     assert [row[0] for row in shown if len(row) == 1] == ["Reward rose most", "Reward fell most"]
@@ -111,7 +111,7 @@ def test_the_same_response_has_not_gained(finished_run: Callable) -> None:
     write_parquet(
         run.inputs["evaluations"] / "iter_003" / folder.GREEDY,
         [row | {"reward": row["reward"] + 1e-6} for row in rows],
-        schema.EVALUATION,
+        schema.EvaluationRow,
     )
     page, _, _ = run.report()
     assert "No reward changed." in page
@@ -131,7 +131,7 @@ def test_without_answers_rewards_decide(
         for row in before
     ]
     write_parquet(
-        run.inputs["evaluations"] / "iter_003" / folder.GREEDY, changed, schema.EVALUATION
+        run.inputs["evaluations"] / "iter_003" / folder.GREEDY, changed, schema.EvaluationRow
     )
     page, summary, metrics = run.report()
     won = {1.0: "100.0%", -1.0: "0.0%", 0.0: "50.0%"}[shift]
@@ -154,7 +154,7 @@ def test_prompts_without_an_answer_are_counted_apart(finished_run: Callable) -> 
         path = run.inputs["evaluations"] / policy / folder.GREEDY
         rows = pq.read_table(path).to_pylist()
         unjudged = [row | {"correct": None, "answer": None} for row in rows[:56]]
-        write_parquet(path, unjudged + rows[56:], schema.EVALUATION)
+        write_parquet(path, unjudged + rows[56:], schema.EvaluationRow)
     page, summary, _ = run.report()
     assert "Of 200 held-out prompts with an answer to compare with" in " ".join(summary.split())
     bar = re.search(r'<ul class="legend">(.*?)</ul>', page, re.DOTALL)

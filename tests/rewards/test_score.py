@@ -45,7 +45,7 @@ class Project:
         self.config = bound.config
         self.inputs["rollouts"].parent.mkdir(parents=True, exist_ok=True)
         self.outs["scores"].parent.mkdir(parents=True, exist_ok=True)
-        write_parquet(self.inputs["rollouts"], rollouts(), schema.ROLLOUTS)
+        write_parquet(self.inputs["rollouts"], rollouts(), schema.RolloutRow)
 
     def context(self, **options) -> Context:
         folder = self.root / "job"
@@ -57,11 +57,11 @@ class Project:
 
     @property
     def scores(self) -> list[dict]:
-        return read_parquet(self.outs["scores"])
+        return read_parquet(self.outs["scores"], schema.ScoreRow)
 
 
 def rollouts() -> list[dict]:
-    known = schema.ROLLOUTS.names
+    known = schema.columns_of(schema.RolloutRow).names
     rows = []
     for index, response in enumerate(RESPONSES):
         row = {
@@ -209,4 +209,4 @@ def test_a_source_that_could_score_nothing_is_refused_at_once(tmp_path, source, 
 def test_scores_keep_their_schema(tmp_path) -> None:
     project = Project(tmp_path, score=WITHOUT_MODELS, **KL)
     project.score()
-    assert pq.read_schema(project.outs["scores"]).names == schema.SCORES.names
+    assert pq.read_schema(project.outs["scores"]).names == schema.columns_of(schema.ScoreRow).names

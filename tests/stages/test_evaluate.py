@@ -35,13 +35,14 @@ def by_prompt(values):
 
 
 def table(runner, policy, name="samples"):
-    return read_parquet(runner.root / f"artifacts/evaluations/{policy}/{name}.parquet")
+    return pq.read_table(runner.root / f"artifacts/evaluations/{policy}/{name}.parquet").to_pylist()
 
 
 def change_held_out(runner, change):
     path = runner.root / "artifacts/data/held_out.parquet"
-    rows = [{**row, **change(index)} for index, row in enumerate(read_parquet(path))]
-    write_parquet(path, rows, schema.PROMPTS)
+    rows = read_parquet(path, schema.PromptRow)
+    changed = [{**row, **change(index)} for index, row in enumerate(rows)]
+    write_parquet(path, changed, schema.PromptRow)
 
 
 def expect_what_it_says(runner):
@@ -298,7 +299,7 @@ def test_the_demo_reports_additions_with_a_carry_apart(run):
         carries = max(left, right) >= 10 and left % 10 + right % 10 >= 10
         assert row["task"] == ("carry" if carries else "no_carry")
     assert {"accuracy/carry", "accuracy/no_carry"} <= metrics.keys()
-    rows = read_parquet(runner.root / "artifacts/data/prompts.parquet")
+    rows = read_parquet(runner.root / "artifacts/data/prompts.parquet", schema.PromptRow)
     assert {row["extra"] for row in rows} == {"{}"}, "what is trained on is as it was"
 
 

@@ -135,7 +135,7 @@ def test_a_second_run_writes_the_same_bytes_under_the_declared_schema(go_on):
     for name in ("first", "second"):
         run, _ = go_on(name, [UPDATE], by("ppo"))
         path = run.root / f"artifacts/{EXPERIENCE}.parquet"
-        assert pq.read_schema(path).equals(schema.EXPERIENCE)
+        assert pq.read_schema(path).equals(schema.columns_of(schema.ExperienceRow))
         contents.append(path.read_bytes())
         shutil.rmtree(run.root)
     assert contents[0] == contents[1]

@@ -10,6 +10,7 @@ from stages.algorithms.loss import Counts, Loss
 from stages.context import Context, StageError
 from stages.contracts.catalog import bind
 from stages.data.artifacts import read_parquet
+from stages.data.schema import PreferenceRow, RolloutRow
 from stages.engines.models.folders import load_policy
 from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
@@ -102,7 +103,7 @@ def blow_up(folder, name):
 
 
 def first_sample(runner):
-    row = read_parquet(runner.root / "artifacts/rollouts/iter_001.parquet")[0]
+    row = read_parquet(runner.root / "artifacts/rollouts/iter_001.parquet", RolloutRow)[0]
     return f"prompt {row['prompt_id']}, sample {row['sample_index']}"
 
 
@@ -114,7 +115,9 @@ def test_log_probs_are_refused_where_they_are_made(run):
     for address, whose in ((ROLLOUT, "sampler"), (SCORE, "reference")):
         with pytest.raises(StageError, match=f"the {whose}'s {said} {sample}"):
             runner.run(address)
-    prompt = read_parquet(runner.root / "artifacts/data/preferences.parquet")[0]["prompt_id"]
+    prompt = read_parquet(runner.root / "artifacts/data/preferences.parquet", PreferenceRow)[0][
+        "prompt_id"
+    ]
     with pytest.raises(StageError, match=rf"{said} chosen 0 \(prompt {prompt}"):
         runner.run("reference_logprobs@tuned")
 
@@ -123,7 +126,7 @@ def test_the_trainers_log_probs_are_checked_before_it_learns(run):
     runner = run()
     policy = load_policy(runner.root / "artifacts/policies/sft/model")
     policy.lm_head.weight.data.fill_(HUGE)
-    rollouts = read_parquet(runner.root / "artifacts/rollouts/iter_001.parquet")
+    rollouts = read_parquet(runner.root / "artifacts/rollouts/iter_001.parquet", RolloutRow)
     config = bind(UPDATE, runner.params).config
     with pytest.raises(StageError, match=rf"trainer's log-prob is nan .*{first_sample(runner)}"):
         measure(runner.context(UPDATE), policy, rollouts, config)

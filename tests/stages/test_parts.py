@@ -17,6 +17,7 @@ import stages.score
 from stages.context import Context, ShareDone, Stopped
 from stages.contracts.catalog import bind
 from stages.data.artifacts import read_parquet
+from stages.data.schema import RolloutRow
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.processes import parts
 from tests.stages.conftest import Runner
@@ -309,12 +310,13 @@ def test_parts_that_other_weights_sampled_are_not_used(runner, expected, tmp_pat
 
 def test_parts_that_are_all_there_keep_the_hash_the_weights_that_sampled_them(runner, tmp_path):
     share(runner, ROLLOUT, tmp_path / "out")
-    hashes = {row["policy_hash"] for row in read_parquet(runner.paths(ROLLOUT)[1]["rollouts"])}
+    sampled = runner.paths(ROLLOUT)[1]["rollouts"]
+    hashes = {row["policy_hash"] for row in read_parquet(sampled, RolloutRow)}
     change_weights(runner)
     bound, out = bind(ROLLOUT, runner.params), tmp_path / "rollouts"
     inputs = runner.paths(ROLLOUT)[0]
     stages.rollout.run(bound.config, inputs, {"rollouts": out}, context(runner, ROLLOUT))
-    assert {row["policy_hash"] for row in read_parquet(out)} == hashes
+    assert {row["policy_hash"] for row in read_parquet(out, RolloutRow)} == hashes
 
 
 @pytest.mark.parametrize("address", [ROLLOUT, SCORE, "evaluate_sft"])

@@ -362,10 +362,9 @@ class Constant:
 def test_what_was_measured_of_another_policy_is_measured_again(tmp_path):
     def measured(value, policy_hash):
         rows = [{"policy_hash": policy_hash, "prompt_ids": [1], "response_ids": [2, 3]}]
-        rows[0] |= {"prompt_id": "p", "sample_index": 0}
-        return inference.kept_over_responses(
-            context(tmp_path), "trainer", rows, lambda: Constant(value), Constant.logprobs, "it"
-        )
+        rows[0] |= {"prompt_id": "p", "sample_index": 0, "support": None, "loss_mask": None}
+        constant = inference.Quantity("it", "them", lambda: Constant(value), Constant.logprobs)
+        return inference.kept_over_responses(context(tmp_path), "trainer", rows, constant)
 
     assert measured(-1.0, "a") == [[-1.0, -1.0]]
     assert measured(-2.0, "a") == [[-1.0, -1.0]], "kept over a kill"

@@ -1,6 +1,7 @@
 """Sampling with unlikely tokens cut off: what is kept, what is drawn, what a trainer computes."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.context import Context
 from stages.data.batching import collate
-from stages.engines.forward.inference import over_responses
+from stages.engines.forward.inference import logprobs_by, over_responses
 from stages.engines.forward.logprobs import logprobs_of, response_logprobs
 from stages.engines.generation import padded
 from stages.engines.generation.drawing import within_support
@@ -140,15 +141,18 @@ def test_the_trainer_computes_what_the_sampler_drew_from(policy, requests, sampl
     sizes = {len(kept) for completion in completions for kept in completion.support}
     assert min(sizes) < 24
     rows = [
-        {"prompt_ids": r.prompt_ids, "response_ids": c.ids, "support": c.support}
+        {"prompt_ids": r.prompt_ids, "response_ids": c.ids, "support": c.support, "loss_mask": None}
         for r, c in zip(requests, completions, strict=True)
     ]
     ctx = Context(stage="test", key=None, seed=0, folder=tmp_path, micro_tokens=60)
-    found = over_responses(
-        ctx, policy, rows, lambda b: response_logprobs(policy, b, sampling.temperature).logprobs
-    )
+    of_policy = logprobs_by("policy", lambda: policy, sampling.temperature)
+    found = over_responses(ctx, rows, of_policy)
     entropies = over_responses(
-        ctx, policy, rows, lambda b: response_logprobs(policy, b, sampling.temperature).entropies
+        ctx,
+        rows,
+        replace(
+            of_policy, compute=lambda m, b: response_logprobs(m, b, sampling.temperature).entropies
+        ),
     )
     for completion, logprobs, entropy in zip(completions, found, entropies, strict=True):
         assert len(completion.support) == len(completion.ids) == len(completion.logprobs)

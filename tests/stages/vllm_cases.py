@@ -13,6 +13,7 @@ from stages.contracts.lora import LoraParams, LoraSave
 from stages.contracts.precision import Precision
 from stages.data.artifacts import read_parquet
 from stages.data.batching import collate
+from stages.data.schema import RolloutRow
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.generation.generator import Request, Sampling
 from stages.engines.generation.vllm_generator import VllmGenerator
@@ -190,5 +191,7 @@ def test_an_update_learns_from_its_rollouts(runner, one_vllm):
     metrics = run.run("policy_update@iter_001")
     (rollouts,) = run.paths("rollout@iter_001")[1].values()
     policy = load_policy(run.paths("rollout@iter_001")[0]["policy"])
-    assert {row["policy_hash"] for row in read_parquet(rollouts)} == {content_hash(policy)}
+    assert {row["policy_hash"] for row in read_parquet(rollouts, RolloutRow)} == {
+        content_hash(policy)
+    }
     assert 0 < metrics["logprob_gap_max"] < 2e-5

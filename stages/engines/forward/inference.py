@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,107 +11,107 @@ import torch
 from stages.context import Context, Stopped
 from stages.data.batching import Batch, collate
 from stages.data.finite import check_finite, sample_name
+from stages.data.schema import ResponseIds, RolloutRow
+from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.packed import configure_forward, settings_for
 from stages.engines.forward.packing import pack
 from stages.engines.models.folders import pad_id
 from stages.engines.processes.parts import UNIT_ROWS, Compute, Pass, collect, fill
 
-Row = Mapping[str, Any]
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a model computes of each response: one number, or one per token."""
+
+    what: str
+    """One value, for the message where it is not finite: `the critic's value`."""
+    phase: str
+    """All of them, for progress: `critic values`."""
+    load: Callable[[], Any]
+    """The model."""
+    compute: Callable[[Any, Batch], torch.Tensor]
+    """[B], or [B, T] with zeros where a loss mask has them, by the model."""
 
 
-def over_responses(
-    ctx: Context,
-    model: Any,
-    rows: Sequence[Row],
-    compute: Callable[[Batch], torch.Tensor],
-    what: str = "what the model says",
-    name_of: Callable[[Row], str] = sample_name,
-) -> list[Any]:
-    """`compute` of each row's prompt and response: a list with one entry per row.
+def logprobs_by(owner: str, load: Callable[[], Any], temperature: float) -> Quantity:
+    """The log-probs of the response's tokens under a policy: the `trainer`, the `reference`."""
+    return Quantity(
+        f"the {owner}'s log-prob",
+        f"{owner} log-probs",
+        load,
+        lambda policy, batch: response_logprobs(policy, batch, temperature).logprobs,
+    )
 
-    A [B] result gives numbers, a [B, T] result gives lists as long as the row's response, with
-    zeros where its loss mask has them. `what`
-    they are is for the message where one is not finite, which also says of which row.
-    """
+
+def over_responses(ctx: Context, rows: Sequence[ResponseIds], quantity: Quantity) -> list[Any]:
+    """The quantity of each row: a number, or a list as long as the row's response."""
     done = 0
 
     def count(num_rows: int) -> None:
         nonlocal done
         done += num_rows
-        ctx.progress(done, len(rows), _phase(what))
+        ctx.progress(done, len(rows), quantity.phase)
 
-    return _compute(ctx, model, rows, compute, what, name_of, count)
+    describe = lambda i: sample_name(rows[i])  # noqa: E731
+    return _compute(ctx, quantity.load(), rows, quantity, describe, count)
 
 
 def kept_over_responses(
-    ctx: Context,
-    name: str,
-    rows: Sequence[Row],
-    load: Callable[[], Any],
-    compute: Callable[[Any, Batch], torch.Tensor],
-    what: str,
+    ctx: Context, name: str, rows: Sequence[RolloutRow], quantity: Quantity
 ) -> list[Any]:
-    """`over_responses` by the model that `load` loads, in parts that outlive a kill.
+    """`over_responses`, in parts that outlive a kill.
 
     They lie under `name` and a hash of the rows and of the policy that sampled them: a stage that
     samples more than once never reads what it measured of another policy. Ranks each compute all
     rows, and keep nothing: who reads what another one wrote would depend on who was faster.
     """
     if ctx.world > 1:
-        model = load()
-        return over_responses(ctx, model, rows, partial(compute, model), what)
+        return over_responses(ctx, rows, quantity)
     # In memory nothing is found but what this very step has put there.
     which = _digest(rows) if ctx.parts is None else len(rows)
-    work = response_pass(ctx, f"{name}-{which}", rows, load, compute, what)
+    work = response_pass(ctx, f"{name}-{which}", rows, quantity)
     fill(ctx, work)
     return collect(ctx, work)
 
 
-def _digest(rows: Sequence[Row]) -> str:
+def _digest(rows: Sequence[RolloutRow]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         of_row = [row["policy_hash"], row["prompt_ids"], row["response_ids"]]
-        digest.update(json.dumps([*of_row, row.get("loss_mask")]).encode())
+        digest.update(json.dumps([*of_row, row["loss_mask"]]).encode())
     return digest.hexdigest()[:16]
 
 
 def response_pass(
     ctx: Context,
     name: str,
-    rows: Sequence[Row],
-    load: Callable[[], Any],
-    compute: Callable[[Any, Batch], torch.Tensor],
-    what: str,
-    name_of: Callable[[Row], str] = sample_name,
-    phase: str | None = None,
+    rows: Sequence[ResponseIds],
+    quantity: Quantity,
+    describe: Callable[[int], str] | None = None,
 ) -> Pass:
-    """`over_responses` as a pass that shards share out: `compute` by the model that `load` loads.
+    """`over_responses` as a pass that shards share out; `describe` names a row by its number.
 
     Which rows a unit has depends on no setting; within it they go through the model by length. As
     that changes the last bits, the tokens of a micro-batch are in the pass's name: an attempt may
     have had another number.
     """
+    name_of = describe or (lambda i: sample_name(rows[i]))
 
     def start() -> Compute:
-        model = load()
-
-        def of_unit(unit: range) -> list[Any]:
-            part = rows[unit.start : unit.stop]
-            return _compute(ctx, model, part, partial(compute, model), what, name_of)
-
-        return of_unit
+        model = quantity.load()
+        return lambda unit: _compute(
+            ctx,
+            model,
+            rows[unit.start : unit.stop],
+            quantity,
+            lambda i: name_of(unit.start + i),
+        )
 
     name = f"{name}-{ctx.micro_tokens}"
-    return Pass(name, len(rows), UNIT_ROWS, start, phase=phase or _phase(what))
+    return Pass(name, len(rows), UNIT_ROWS, start, phase=quantity.phase)
 
 
-def _phase(what: str) -> str:
-    """`the critic's value` of many rows: critic values."""
-    owner, _, value = what.removeprefix("the ").rpartition("'s ")
-    return f"{owner} {value}s".strip()
-
-
-def row_length(row: Row) -> int:
+def row_length(row: ResponseIds) -> int:
     """Tokens of a row that go through the model."""
     return len(row["prompt_ids"]) + len(row["response_ids"])
 
@@ -119,34 +119,37 @@ def row_length(row: Row) -> int:
 def _compute(
     ctx: Context,
     model: Any,
-    rows: Sequence[Row],
-    compute: Callable[[Batch], torch.Tensor],
-    what: str,
-    name_of: Callable[[Row], str],
+    rows: Sequence[ResponseIds],
+    quantity: Quantity,
+    describe: Callable[[int], str],
     count: Callable[[int], None] = lambda _: None,
 ) -> list[Any]:
-    """The results in the order of the rows; `count` is told how many rows more are done."""
+    """The results in the order of the rows; `count` gets the number of rows of each batch."""
     configure_forward(model, settings_for(ctx))
     results: dict[int, Any] = {}
     for group in pack([row_length(row) for row in rows], ctx.micro_tokens):
         if ctx.should_stop_alone():
             raise Stopped(f"stopped after {len(results)} of {len(rows)} responses")
-        part = [rows[i] for i in group]
-        batch = collate(
-            [row["prompt_ids"] for row in part],
-            [row["response_ids"] for row in part],
-            pad_id(model),
-            ctx.device,
-            supports=[row.get("support") for row in part],
-            loss_masks=[row.get("loss_mask") for row in part],
-        )
+        batch = response_batch(model, [rows[i] for i in group], ctx.device)
         with torch.no_grad():
-            computed = compute(batch).tolist()
-        for index, row, values in zip(group, part, computed, strict=True):
-            of_row = values[: len(row["response_ids"])] if isinstance(values, list) else values
-            results[index] = of_row
+            computed = quantity.compute(model, batch).tolist()
+        for index, values in zip(group, computed, strict=True):
+            length = len(rows[index]["response_ids"])
+            results[index] = values[:length] if isinstance(values, list) else values
         count(len(group))
     # The first row that is wrong is named, whichever went through the model first.
-    for index, row in enumerate(rows):
-        check_finite(what, name_of(row), results[index])
+    for index in range(len(rows)):
+        check_finite(quantity.what, describe(index), results[index])
     return [results[index] for index in range(len(rows))]
+
+
+def response_batch(model: Any, rows: Sequence[ResponseIds], device: str) -> Batch:
+    """Responses as one batch for a model."""
+    return collate(
+        [row["prompt_ids"] for row in rows],
+        [row["response_ids"] for row in rows],
+        pad_id(model),
+        device,
+        supports=[row["support"] for row in rows],
+        loss_masks=[row["loss_mask"] for row in rows],
+    )

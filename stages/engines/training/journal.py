@@ -21,18 +21,14 @@ import pyarrow.parquet as pq
 
 from stages.checkpoint import file_hash, sync_path
 from stages.context import Context
-from stages.data import schema
 from stages.data.artifacts import FILE_MODE, read_parquet, write_parquet
+from stages.data.schema import ExperienceRow, RolloutRow, ScoreRow, columns_of
 from stages.engines.processes.ranks import ALONE
 from stages.engines.processes.step_context import StepContext, step_context
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.resume import Metrics, gather, resume_with_values, save_if_possible
 
-SCHEMAS = {
-    "rollouts": schema.ROLLOUTS,
-    "scores": schema.SCORES,
-    "experience": schema.EXPERIENCE,
-}
+KINDS = {"rollouts": RolloutRow, "scores": ScoreRow, "experience": ExperienceRow}
 AHEAD = "-ahead"
 """The part of a step that is done while the step before learns."""
 STEP = pa.field("step", pa.int32(), nullable=False)
@@ -77,15 +73,15 @@ class Journal:
         def written() -> tuple[str, str]:
             path.parent.mkdir(parents=True, exist_ok=True)
             aside = path.with_suffix(".tmp")
-            write_parquet(aside, rows, SCHEMAS[kind])
+            write_parquet(aside, rows, KINDS[kind])
             digest = file_hash(aside)
             os.replace(aside, path)
             return name, digest
 
         self._writing.append(self._writer.submit(written))
 
-    def read(self, kind: str, step: int) -> list[dict[str, Any]]:
-        return read_parquet(self._path(kind, step))
+    def read_rollouts(self, step: int) -> list[RolloutRow]:
+        return read_parquet(self._path("rollouts", step), RolloutRow)
 
     def end(self, step: int, metrics: Metrics, seconds: float) -> None:
         """A step is over: its folder goes."""
@@ -116,10 +112,11 @@ class Journal:
     def publish(self, kind: str, num_steps: int, path: Path) -> None:
         """The rows of all steps as one file, one row group per step."""
         self._settle(sync=False)
-        whole = pa.schema([STEP, *SCHEMAS[kind]])
+        columns = columns_of(KINDS[kind])
+        whole = pa.schema([STEP, *columns])
         with pq.ParquetWriter(path, whole, compression="zstd", store_schema=False) as writer:
             for step in range(1, num_steps + 1):
-                table = pq.read_table(self._path(kind, step), schema=SCHEMAS[kind])
+                table = pq.read_table(self._path(kind, step), schema=columns)
                 steps = pa.array([step] * len(table), STEP.type)
                 writer.write_table(table.add_column(0, STEP, steps).cast(whole))
         path.chmod(FILE_MODE)
