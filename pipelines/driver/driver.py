@@ -39,9 +39,9 @@ from pipelines.worker.session import serving
 
 POLL_S, SLURM_POLL_S = 0.1, 0.3
 SHIP_TIMEOUT_S = 15.0
-LEASE_PATIENCE_S = 30.0
+LEASE_TIMEOUT_S = 30.0
 """How long an earlier driver may take to end its job after its own command was killed."""
-SECOND_THOUGHTS_S = 4.0
+SECOND_INTERRUPT_S = 4.0
 """How long after Ctrl-C a second one still saves the job."""
 
 
@@ -71,7 +71,7 @@ class Driver:
 
     def submit_only(self) -> None:
         """See to it that the stage has a job, and leave it at that."""
-        with self.entry.lease(LEASE_PATIENCE_S):
+        with self.entry.lease(LEASE_TIMEOUT_S):
             if self._state(now=True).alive:
                 self._say(f"its job {self.entry.attempts()[-1].job} still runs")
             elif self.entry.state() in (State.COMPLETED, State.PUBLISHED):
@@ -82,7 +82,7 @@ class Driver:
     def run(self) -> None:
         """Publish the entry's outputs, or raise with what went wrong and what to do."""
         try:
-            with self.entry.lease(LEASE_PATIENCE_S):
+            with self.entry.lease(LEASE_TIMEOUT_S):
                 self._complete()
                 self._check_identity()
                 record = publish(self.repository.root, self.entry)
@@ -123,7 +123,7 @@ class Driver:
     def _submit(self, restarts: int, interrupts: Interrupts) -> Attempt:
         """The worker reads launch.json, so it comes before the job; the job's id comes after."""
         for earlier in self.entry.attempts():
-            self._see_gone(earlier)
+            self._end_earlier(earlier)
         launch = replace(self.launch, time=time.time(), restarts_before=restarts)
         session = serving(self.repository, self.entry.spec.name, launch, self._say)
         if session is not None:
@@ -138,7 +138,7 @@ class Driver:
             self._say_once("trouble", answer, "Slurm does not take the job yet ({}); trying again")
             if attempt.was_cancelled:
                 raise Cancelled("cancelled")
-            self._heed(attempt, interrupts)
+            self._handle_requests(attempt, interrupts)
             time.sleep(SUBMIT_AGAIN_S)
 
         try:
@@ -166,7 +166,7 @@ class Driver:
         attempt.mark_cancelled()
         attempt.write(Result(state=state, error=error))
 
-    def _see_gone(self, earlier: Attempt) -> None:
+    def _end_earlier(self, earlier: Attempt) -> None:
         """Two jobs must not work at one stage: end what is left of an attempt given up."""
         if earlier.on_slurm and earlier.jobs and not earlier.left_slurm:
             jobs = ",".join(earlier.jobs)
@@ -184,11 +184,11 @@ class Driver:
         watch = SessionWatch(self.repository, attempt, self._say) if attempt.session else None
         try:
             while (state := self._state()).alive:
-                self._heed(attempt, interrupts)
+                self._handle_requests(attempt, interrupts)
                 # Asked first: where both are one process, DVC's end is what is seen and said.
                 pipeline_lives = self.invocation.lives()
                 if dvc is not None and not lives(dvc):
-                    self._alone(attempt, "the dvc process that started this stage is gone")
+                    self._nobody_waits(attempt, "the dvc process that started this stage is gone")
                 if not pipeline_lives:
                     # Only kill -9 ends a runner without its telling us: leave the job to the next.
                     raise self._detached(attempt, "the pipeline is gone")
@@ -203,7 +203,7 @@ class Driver:
             self._cancel(attempt)
         self.console.clear()
 
-    def _heed(self, attempt: Attempt, interrupts: Interrupts) -> None:
+    def _handle_requests(self, attempt: Attempt, interrupts: Interrupts) -> None:
         """Do what signals, or the command behind this stage, ask for."""
         request = stop_request_of(self.repository, self.invocation.id)
         if request is StopRequest.CANCEL:
@@ -214,7 +214,7 @@ class Driver:
             return
         first = interrupts.received[0]
         if first.name == "SIGHUP":
-            self._alone(attempt, "the terminal is gone")
+            self._nobody_waits(attempt, "the terminal is gone")
         if first.name != "SIGINT" or not self._executor(attempt).leaves_jobs(attempt):
             raise Cancelled(f"{first.name} received")
         if len(interrupts.received) > 1:
@@ -222,13 +222,13 @@ class Driver:
         if not self.announced.get("interrupt"):
             self.announced["interrupt"] = True
             self._say(
-                f"SIGINT received; cancelling job {attempt.job} in {SECOND_THOUGHTS_S:.0f} s: "
+                f"SIGINT received; cancelling job {attempt.job} in {SECOND_INTERRUPT_S:.0f} s: "
                 "press Ctrl-C again to leave it running"
             )
-        if time.monotonic() - first.time >= SECOND_THOUGHTS_S:
+        if time.monotonic() - first.time >= SECOND_INTERRUPT_S:
             raise Cancelled("SIGINT received")
 
-    def _alone(self, attempt: Attempt, why: str) -> None:
+    def _nobody_waits(self, attempt: Attempt, why: str) -> None:
         """Nobody waits any more: a job on this machine ends, one on Slurm does not."""
         if self._executor(attempt).leaves_jobs(attempt):
             raise self._detached(attempt, why)
@@ -263,7 +263,7 @@ class Driver:
         if attempt.on_slurm:
             # One process has failed; the others must not wait for it, nor work on in vain.
             with suppress(LockstepError):  # the next submission insists on it
-                self._see_gone(attempt)
+                self._end_earlier(attempt)
         raise LockstepError(
             f"{stage}: {state}: {outcome.what}\n{tail(attempt, outcome)}"
             f"full log: lockstep logs {stage}\n{outcome.advice}"

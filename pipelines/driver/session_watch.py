@@ -1,10 +1,10 @@
-"""Taking a stage back from a session that hangs: its process is there, and gives no sign of life.
+"""Taking a stage back from a session that hangs: its process is there, and sends no heartbeats.
 
-A session gives a sign of life every few seconds, whatever it computes. One whose signs do not come
-has its posts taken back: at once where it has not begun with them, and otherwise with its process,
-because two must not work at one stage. Silence is measured by this process's own clock, from the
-last sign that it has seen, so wrong clocks take nothing from a session that works. One that waits
-in Slurm's queue, or that Slurm has suspended, is not silent but idle.
+A session sends a heartbeat every few seconds, whatever it computes. Where none comes, its posts are
+taken back: at once where it has not begun with them, and otherwise with its process, because two
+must not work at one stage. Silence is measured by this process's own clock, from the last heartbeat
+that it has seen, so wrong clocks take nothing from a session that works. One that waits in Slurm's
+queue, or that Slurm has suspended, is not silent but idle.
 """
 
 import time
@@ -36,7 +36,7 @@ class SessionWatch:
         self._repository, self._attempt, self._say = repository, attempt, say
         self._session = session_of(attempt)
         self._stale_s, self._hang_s = stale_s, hang_s
-        self._sign: float | None = None
+        self._last_beat: float | None = None
         self._since = time.monotonic()
         self._warned = False
 
@@ -47,13 +47,13 @@ class SessionWatch:
             self._warned = False
             return
         label = self._session.label
-        problem = f"session {label} hangs: no sign of life for {silent_s:.0f} s"
+        problem = f"session {label} hangs: no heartbeat for {silent_s:.0f} s"
         if mailbox.withdraw(self._session.folder, self._attempt.folder):
-            self._session.tell_to_end()
+            self._session.request_end()
             self._say(f"{problem}; taking the stage back")
         elif silent_s >= self._hang_s:
             self._say(f"{problem}; ending it")
-            self._session.tell_to_end()
+            self._session.request_end()
             if not end_host(self._repository, self._session):
                 raise LockstepError(
                     f"{self._attempt.entry.stage}: session {label} hangs and does not end, and two "
@@ -61,17 +61,18 @@ class SessionWatch:
                     "command"
                 )
             if self._session.host.result is None:
-                self._session.note_end(f"it hung: no sign of life for {silent_s:.0f} s")
+                self._session.note_end(f"it hung: no heartbeat for {silent_s:.0f} s")
         elif not self._warned:
             self._warned = True
             self._say(f"{problem}; ending it if that lasts for {self._hang_s:.0f} s")
 
     def _silence(self) -> float:
         beat, now = self._session.heartbeat, time.monotonic()
-        sign = beat.time if beat else None
+        last_beat = beat.time if beat else None
         state = self._session.host.state()
         # What a job does before its Python runs (`setup`, a container) takes as long as it takes.
         begun = state is State.RUNNING or not self._session.host.on_slurm
-        if sign != self._sign or state in (State.QUEUED, State.SUSPENDED) or not begun:
-            self._sign, self._since = sign, now
+        idle = state in (State.QUEUED, State.SUSPENDED) or not begun
+        if last_beat != self._last_beat or idle:
+            self._last_beat, self._since = last_beat, now
         return now - self._since

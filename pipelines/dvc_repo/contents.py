@@ -61,7 +61,7 @@ class Contents:
             self.read([path])
         return self._now[path]
 
-    def foresee(self, path: str, content: Content) -> None:
+    def predict(self, path: str, content: Content) -> None:
         """Take it that this is there now."""
         self._now[path] = content
 

@@ -2,7 +2,7 @@
 
 DVC's index makes an object for each path of each stage, which takes long for a few hundred
 iterations. Here DVC fills in the templates and no more. Whatever a stage may have that is not
-looked after here raises Unusual: such a graph is DVC's own index to read.
+looked after here raises Unsupported: such a graph is DVC's own index to read.
 """
 
 import os
@@ -19,7 +19,7 @@ _PARAM_KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
 _IGNORED_NAME = re.compile(r"(\*\.)?[\w.-]+/?")
 
 
-class Unusual(Exception):
+class Unsupported(Exception):
     """Something that only DVC itself knows how to read."""
 
 
@@ -45,7 +45,7 @@ class Definition:
 
 
 def read_definitions(repo: Any) -> dict[str, Definition]:
-    """Every stage by address, in the order of the file; Unusual where only DVC can read it."""
+    """Every stage by address, in the order of the file; Unsupported where only DVC can read it."""
     from dvc.exceptions import DvcException
     from dvc.parsing import DataResolver
     from dvc.parsing.context import ContextError
@@ -54,37 +54,37 @@ def read_definitions(repo: Any) -> dict[str, Definition]:
     from voluptuous import Invalid
 
     root = Path(repo.root_dir)
-    _see_that_it_is_the_only_one(root)
+    _check_files_of_dvc(root)
     try:
         data = COMPILED_MULTI_STAGE_SCHEMA(load_yaml(str(root / "dvc.yaml")))
         resolver = DataResolver(repo, str(root), data)
         names = resolver.get_keys()
         filled = {name: resolver.resolve_one(name)[name] for name in names}
     except (DvcException, ContextError, Invalid) as error:
-        raise Unusual(str(error)) from None
+        raise Unsupported(str(error)) from None
     if "datasets" in data:
-        raise Unusual("dvc.yaml has datasets")
+        raise Unsupported("dvc.yaml has datasets")
     definitions = {name: _definition(name, body) for name, body in filled.items()}
     paths = {path for one in definitions.values() for path in one.deps}
     for path in paths.union(out.path for one in definitions.values() for out in one.outs):
-        _see_that_it_is_plain(root, path)
+        _check_path(root, path)
     return definitions
 
 
 def ignored_names(root: Path) -> frozenset[str]:
-    """What .dvcignore leaves out of folders; Unusual where it has more than names and endings."""
+    """What .dvcignore leaves out of folders; Unsupported where it has other patterns."""
     ignored = {".git", ".hg", ".dvc"}
     path = root / ".dvcignore"
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         if not line.strip() or line.startswith("#"):
             continue
         if not _IGNORED_NAME.fullmatch(line):
-            raise Unusual(f".dvcignore has a pattern: {line}")
+            raise Unsupported(f".dvcignore has a pattern: {line}")
         ignored.add(line.removesuffix("/"))
     return frozenset(ignored)
 
 
-def _see_that_it_is_the_only_one(root: Path) -> None:
+def _check_files_of_dvc(root: Path) -> None:
     """DVC also reads .dvc files, and the dvc.yaml and .dvcignore of folders."""
     listed = subprocess.run(
         [*_LIST_FILES, "--", "*.dvc", "*dvc.yaml", "*.dvcignore"],
@@ -94,17 +94,17 @@ def _see_that_it_is_the_only_one(root: Path) -> None:
     )
     names = {name for name in listed.stdout.decode(errors="replace").split("\0") if name}
     if listed.returncode or names - {"dvc.yaml", ".dvcignore"}:
-        raise Unusual("there are more files of DVC's than dvc.yaml")
+        raise Unsupported("there are more files of DVC's than dvc.yaml")
 
 
 def _definition(name: str, body: dict[str, Any]) -> Definition:
     unknown = body.keys() - _KNOWN_KEYS
     if unknown:
-        raise Unusual(f"stage {name} has {', '.join(sorted(unknown))}")
+        raise Unsupported(f"stage {name} has {', '.join(sorted(unknown))}")
     deps = body.get("deps", ())
     outs = [*_outs(name, body.get("outs", ())), *_outs(name, body.get("metrics", ()))]
     if not deps and not outs:
-        raise Unusual(f"stage {name} has neither deps nor outs")
+        raise Unsupported(f"stage {name} has neither deps nor outs")
     return Definition(
         address=name,
         cmd=body["cmd"],
@@ -119,20 +119,20 @@ def _outs(name: str, items: Any) -> list[Out]:
     for item in items:
         path, options = next(iter(item.items())) if isinstance(item, dict) else (item, {})
         if (isinstance(item, dict) and len(item) != 1) or options.keys() - _KNOWN_OUT_KEYS:
-            raise Unusual(f"stage {name} has an output with more than a path")
+            raise Unsupported(f"stage {name} has an output with more than a path")
         outs.append(Out(path, options.get("cache", True), options.get("persist", False)))
     return outs
 
 
-def _see_that_it_is_plain(root: Path, path: Any) -> None:
+def _check_path(root: Path, path: Any) -> None:
     """A path below the root, or one that lies elsewhere and is written out."""
     if not isinstance(path, str) or "://" in path or os.path.normpath(path) != path:
-        raise Unusual(f"path {path!r}")
+        raise Unsupported(f"path {path!r}")
     if path == ".." or path.startswith("../") or Path(path).is_relative_to(root):
-        raise Unusual(f"path {path!r}")
+        raise Unsupported(f"path {path!r}")
 
 
 def _param_key(key: Any) -> str:
     if not isinstance(key, str) or not _PARAM_KEY.fullmatch(key):
-        raise Unusual(f"params {key!r}")
+        raise Unsupported(f"params {key!r}")
     return key

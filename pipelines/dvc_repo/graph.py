@@ -14,7 +14,7 @@ from typing import Any
 from pipelines.base.errors import LockstepError
 from pipelines.config.params import PARAMS_FILE
 from pipelines.config.strict_yaml import load_yaml
-from pipelines.dvc_repo.definitions import Definition, Unusual, read_definitions
+from pipelines.dvc_repo.definitions import Definition, Unsupported, read_definitions
 from stages.contracts.catalog import bind_all
 from stages.contracts.params import Params
 
@@ -118,12 +118,12 @@ def nodes_in_order(repo: Any) -> dict[str, Node]:
     """Every stage by address, each after those it waits for."""
     try:
         return connect(read_definitions(repo))
-    except Unusual:
+    except Unsupported:
         return nodes_of(stages_in_order(repo), repo.index.graph)
 
 
 def connect(definitions: dict[str, Definition]) -> dict[str, Node]:
-    """The stages in DVC's order; Unusual where DVC would refuse them."""
+    """The stages in DVC's order; Unsupported where DVC would refuse them."""
     makers: Any = _makers(definitions)
     before: dict[str, dict[str, None]] = {}
     known: dict[str, list[str]] = {}
@@ -147,7 +147,7 @@ def _makers(definitions: dict[str, Definition]) -> Any:
         for out in definition.outs:
             parts = Path(out.path).parts
             if parts in makers or makers.has_subtrie(parts) or makers.shortest_prefix(parts):
-                raise Unusual(f"outputs overlap at {out.path}")
+                raise Unsupported(f"outputs overlap at {out.path}")
             makers[parts] = address
     return makers
 
@@ -171,7 +171,7 @@ def _postorder(before: dict[str, dict[str, None]]) -> list[str]:
                 del path[address]
                 done[address] = None
             elif following in path:
-                raise Unusual(f"{following} waits for itself")
+                raise Unsupported(f"{following} waits for itself")
             else:
                 path[following] = iter(before[following])
     return list(done)

@@ -20,7 +20,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo.lock_text import parse_lock
 
-PATIENCE_S = 5.0
+READ_TIMEOUT_S = 5.0
 """How long to wait for a dvc that writes it, and writes nothing more: it begins with nothing."""
 QUIET_S = 0.3
 """DVC puts its pieces on disk in shorter intervals than this."""
@@ -37,7 +37,7 @@ def read_stages(root: Path) -> dict[str, Any]:
         if quiet_s > settled_s and (values := _parse(text)) is not None:
             stages: dict[str, Any] = values.get("stages", {})
             return stages
-        if quiet_s > PATIENCE_S and time.monotonic() - start > PATIENCE_S:
+        if quiet_s > READ_TIMEOUT_S and time.monotonic() - start > READ_TIMEOUT_S:
             raise LockstepError(
                 f"{lock} cannot be read: dvc was killed while it wrote it, and `lockstep "
                 "record` puts back what it was before; or git left a conflict in it"
@@ -81,7 +81,7 @@ def is_torn(repository: Repository) -> bool:
     return not _is_in_git(repository.root)
 
 
-def put_back(repository: Repository, say: Callable[[str], None]) -> None:
+def restore_lock(repository: Repository, say: Callable[[str], None]) -> None:
     """Make a torn dvc.lock what it was when it was last whole; what is torn is kept aside."""
     lock, kept = repository.root / "dvc.lock", _read(_kept(repository))
     aside = repository.home / "dvc.lock.torn"

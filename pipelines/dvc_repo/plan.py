@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.base.errors import LockstepError
 from pipelines.config.params import refuse_special_files
 from pipelines.dvc_repo.code_stage import CodeStage
-from pipelines.dvc_repo.definitions import Definition, Unusual, read_definitions
+from pipelines.dvc_repo.definitions import Definition, Unsupported, read_definitions
 from pipelines.dvc_repo.graph import (
     address_of,
     connect,
@@ -64,7 +64,7 @@ def make_plan(
                     refuse_lost_stages(definitions, params)
                 with _nobody_writing(repo, definitions):
                     return _plan(repo, definitions, targets)
-            except Unusual:
+            except Unsupported:
                 return _plan_of_dvc(repo, targets, params)
     except (LockError, RWLockFileCorruptedError) as error:
         raise LockstepError(
@@ -78,7 +78,7 @@ def current_plan(root: Path) -> list[PlannedStage]:
     with open_repo(root) as repo:
         try:
             return _plan(repo, read_definitions(repo), None)
-        except Unusual:
+        except Unsupported:
             return make_plan(root)
 
 
@@ -114,7 +114,7 @@ def _plan(
         cached = bool(reasons) and known and stage.restore()
         planned[address] = PlannedStage(address, upstream, bool(reasons), reasons, cached)
         if code.maps and address == CODE_STAGE:
-            workspace.foresee_code()
+            workspace.predict_code()
     return list(planned.values())
 
 

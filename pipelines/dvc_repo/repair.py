@@ -15,7 +15,7 @@ from pathlib import Path
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo.cache_repair import clear_cache
-from pipelines.dvc_repo.lock_file import is_torn, put_back
+from pipelines.dvc_repo.lock_file import is_torn, restore_lock
 from pipelines.dvc_repo.locks import SETTLE_S, Wait, hold
 from pipelines.dvc_repo.rwlock_repair import busy_file, free_paths, is_list_torn
 
@@ -30,7 +30,7 @@ def repair_dvc_files(
         time.sleep(SETTLE_S)
         with hold(repository, "lock", wait, say) as held:
             if held and is_torn(repository):
-                put_back(repository, say)
+                restore_lock(repository, say)
     free_paths(repository, wait, say)
     clear_cache(repository, wait, say)
 

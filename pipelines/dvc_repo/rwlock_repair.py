@@ -37,26 +37,26 @@ def is_list_torn(repository: Repository) -> bool:
 
 def free_paths(repository: Repository, wait: Wait, say: Callable[[str], None]) -> None:
     """Drop the entries of processes that are gone, and a list that is torn."""
-    if _needs_care(repository):
+    if _needs_repair(repository):
         time.sleep(SETTLE_S)
         with hold(repository, "rwlock.lock", wait, say) as held:
-            if held and _needs_care(repository):
-                _put_right(repository, say)
+            if held and _needs_repair(repository):
+                _repair(repository, say)
     _note_host(repository)
 
 
-def _needs_care(repository: Repository) -> bool:
+def _needs_repair(repository: Repository) -> bool:
     try:
         listed = _read(busy_file(repository))
-        return _without_the_dead(repository, listed) != listed
+        return _without_dead_processes(repository, listed) != listed
     except ValueError:
         return True
 
 
-def _put_right(repository: Repository, say: Callable[[str], None]) -> None:
+def _repair(repository: Repository, say: Callable[[str], None]) -> None:
     busy = busy_file(repository)
     try:
-        freed = _without_the_dead(repository, _read(busy))
+        freed = _without_dead_processes(repository, _read(busy))
     except ValueError:
         say("DVC's list of busy paths is torn: dvc was killed while it wrote it; removing it")
         busy.unlink(missing_ok=True)
@@ -72,20 +72,20 @@ def _read(busy: Path) -> dict[str, Any]:
     return listed
 
 
-def _without_the_dead(repository: Repository, listed: dict[str, Any]) -> dict[str, Any]:
+def _without_dead_processes(repository: Repository, listed: dict[str, Any]) -> dict[str, Any]:
     """The list without the entries of processes that are known to be gone."""
     if atomic.read_json(_note(repository)) != [socket.gethostname()]:
         return listed
     writes, reads = listed.get("write", {}), listed.get("read", {})
-    readers = {path: list(filter(_is_at_it, some)) for path, some in reads.items()}
+    readers = {path: list(filter(_holds_path, some)) for path, some in reads.items()}
     living = {
-        "write": {path: one for path, one in writes.items() if _is_at_it(one)},
+        "write": {path: one for path, one in writes.items() if _holds_path(one)},
         "read": {path: some for path, some in readers.items() if some},
     }
     return {key: living.get(key, value) for key, value in listed.items()}
 
 
-def _is_at_it(noted: dict[str, Any]) -> bool:
+def _holds_path(noted: dict[str, Any]) -> bool:
     """Whether the process lives and was started with the arguments that DVC noted.
 
     Any program that uses DVC is in the list, not only dvc.
@@ -117,7 +117,7 @@ def _note_host(repository: Repository) -> None:
         return
     readers = [one for some in listed.get("read", {}).values() for one in some]
     known, here = atomic.read_json(_note(repository)) or [], socket.gethostname()
-    if all(map(_is_at_it, [*listed.get("write", {}).values(), *readers])):
+    if all(map(_holds_path, [*listed.get("write", {}).values(), *readers])):
         hosts = [here]  # whoever is in it is one of ours
     else:
         # Of a list that was there before anybody took notes nothing is known.

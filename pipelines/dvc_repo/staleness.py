@@ -17,7 +17,7 @@ from ruamel.yaml.error import YAMLError
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo.code_stage import CodeStage
 from pipelines.dvc_repo.contents import Content, Contents
-from pipelines.dvc_repo.definitions import Definition, Unusual, ignored_names
+from pipelines.dvc_repo.definitions import Definition, Unsupported, ignored_names
 from pipelines.dvc_repo.lock_file import read_stages
 from pipelines.dvc_repo.lock_text import parse_stage
 from pipelines.identity.hashing import HashCache
@@ -47,7 +47,7 @@ class Workspace:
 
     @classmethod
     def read(cls, repo: Any, code: CodeStage) -> "Workspace":
-        """Unusual where DVC's settings, or its lock file, are read by DVC alone."""
+        """Unsupported where DVC's settings, or its lock file, are read by DVC alone."""
         from dvc.utils.serialize import load_yaml
 
         root = Path(repo.root_dir)
@@ -71,16 +71,16 @@ class Workspace:
         )
         self.hashes.save()
 
-    def foresee_code(self) -> None:
+    def predict_code(self) -> None:
         """From here on, the code maps are what the stage that writes them would make of them."""
         for path, version in self.code.versions.items():
-            self.contents.foresee(path, Content(version))
+            self.contents.predict(path, Content(version))
 
     def param(self, key: str) -> Any:
         value = self.params
         for part in key.split("."):
             if isinstance(value, list):
-                raise Unusual(f"param {key} goes through a list")
+                raise Unsupported(f"param {key} goes through a list")
             value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
         return value
 
@@ -212,11 +212,11 @@ class Stage:
 
 
 def _recorded(entry: Lock, key: str) -> dict[str, Content]:
-    """Paths with the hashes that are recorded; Unusual where they are not as DVC 3 writes them."""
+    """Paths with their recorded hashes; Unsupported where they are not as DVC 3 writes them."""
     found = {}
     for item in entry.get(key) or ():
         if item.get("hash") != "md5" or not _ITEM_KEYS.issuperset(item):
-            raise Unusual(f"dvc.lock has {', '.join(item)} of {item['path']}")
+            raise Unsupported(f"dvc.lock has {', '.join(item)} of {item['path']}")
         if "md5" in item:
             found[item["path"]] = Content(item["md5"], item.get("isexec", False))
     return found

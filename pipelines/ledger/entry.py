@@ -305,13 +305,13 @@ class Entry:
         return State.COMPLETED if self.out.exists() and not state.alive else state
 
     @contextmanager
-    def lease(self, patience: float = 0.0) -> Iterator[None]:
+    def lease(self, timeout_s: float = 0.0) -> Iterator[None]:
         """One driver at a time for one entry.
 
-        With patience: the driver of a command that was killed may still be ending its job, and
+        It is waited for: the driver of a command that was killed may still be ending its job, and
         whoever asks `has_driver` has the lock for a moment.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout_s
         while True:
             with hold_lock(self.folder / "driver") as held:
                 if held:

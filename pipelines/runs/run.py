@@ -28,7 +28,7 @@ from pipelines.config.profiles import (
     profile_name,
 )
 from pipelines.driver.activity import activity
-from pipelines.driver.driver import SECOND_THOUGHTS_S
+from pipelines.driver.driver import SECOND_INTERRUPT_S
 from pipelines.driver.dvc_process import (
     dvc_command,
     dvc_environment,
@@ -337,13 +337,13 @@ class PipelineRun:
         first, waited = received[0].name, time.monotonic() - received[0].time
         if on_slurm and (first == "SIGHUP" or len(received) > 1):
             self._request_stop(StopRequest.DETACH)
-        elif not on_slurm or first != "SIGINT" or waited >= SECOND_THOUGHTS_S:
+        elif not on_slurm or first != "SIGINT" or waited >= SECOND_INTERRUPT_S:
             self._request_stop(StopRequest.CANCEL)
         elif not self.warned:
             self.warned = True
             names = ", ".join(f"{name} (job {self._job(name)})" for name in self.running)
             self.console.line(
-                f"{first} received; cancelling {names} in {SECOND_THOUGHTS_S:.0f} s: "
+                f"{first} received; cancelling {names} in {SECOND_INTERRUPT_S:.0f} s: "
                 "press Ctrl-C again to leave them running"
             )
 

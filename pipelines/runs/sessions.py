@@ -188,7 +188,7 @@ def down(repository: Repository, names: list[str], console: Console) -> None:
         raise LockstepError(f"no session {', '.join(sorted(unknown))} is up; up: {known}")
     chosen = [session for session in found if not names or session.name in names]
     for session in chosen:
-        session.tell_to_end()
+        session.request_end()
     for session in chosen:
         if not _wait_for_end(repository, session) and not end_host(repository, session):
             raise LockstepError(f"session {session.label} does not end: see squeue")

@@ -75,7 +75,7 @@ def resolved(folder: Path) -> Entry | None:
     return Attempt(known.attempt).entry if known else None
 
 
-def hand_on(folder: Path, attempt: Attempt) -> None:
+def pass_on(folder: Path, attempt: Attempt) -> None:
     """Put the outputs where the next links look for them."""
     with hold_lock(folder / "resolve.lock", wait=True):
         place_outputs(attempt.entry, folder.parent.parent / "workspace", folder / "placing")

@@ -89,7 +89,7 @@ class Scheduler:
         """Note that sbatch has ended: from now on, a job that Slurm does not know is gone."""
         (folder / "scheduler.json").unlink(missing_ok=True)
         files.write(self._place(token), _Submission(folder))
-        self.hurry()
+        self.refresh_soon()
 
     def tokens_of(self, folders: Iterable[Path]) -> set[str]:
         """The tokens of these submissions, as far as their jobs are not known to have ended."""
@@ -110,7 +110,7 @@ class Scheduler:
         """What a job's comment shall say; `register` notes it where somebody waits for the job."""
         return f"{self._clone}-{uuid.uuid4().hex[:12]}"
 
-    def hurry(self) -> None:
+    def refresh_soon(self) -> None:
         """Look again at once: something is about to change."""
         (self._folder / "last_query.json").unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Handing work to sbatch: whole submissions, and patience while slurmctld is away."""
+"""Handing work to sbatch: whole submissions, tried again while slurmctld is away."""
 
 import os
 import re

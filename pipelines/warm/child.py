@@ -80,10 +80,10 @@ def become(request: Request, files: list[int]) -> None:
     os.chdir(request.folder)
     os.umask(request.umask)
     _take_limits(request)
-    _draw_anew()
+    _reseed()
 
 
-def _draw_anew() -> None:
+def _reseed() -> None:
     """Two forks of one process would draw the same random numbers."""
     random.seed()
     numpy: Any = sys.modules.get("numpy")

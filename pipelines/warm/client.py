@@ -158,7 +158,7 @@ def _has_ended(process: "subprocess.Popen[bytes] | None") -> bool:
 
 
 def _start(repository: Repository, identity: Identity) -> "subprocess.Popen[bytes]":
-    _make_room(repository, identity)
+    _end_unneeded(repository, identity)
     folder = _folder(repository, identity)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.parent.chmod(0o700)
@@ -180,7 +180,7 @@ def _start(repository: Repository, identity: Identity) -> "subprocess.Popen[byte
     return process
 
 
-def _make_room(repository: Repository, identity: Identity) -> None:
+def _end_unneeded(repository: Repository, identity: Identity) -> None:
     """End the servers that nobody needs any more, and forget those that have ended."""
     home = _home(repository)
     mine = _folder(repository, identity)

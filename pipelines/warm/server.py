@@ -83,13 +83,13 @@ class Server:
                     self.used = time.monotonic()
                 elif time.monotonic() - self.used > idle_s:
                     self.ending = f"it was idle for {idle_s:g} s"
-                if not self._is_at_home():
+                if not self._is_current():
                     self.ending = "its clone, or its code, is gone"
-        self._make_room()
+        self._finish()
         print(f"ended: {self.ending}", flush=True)
         return None
 
-    def _make_room(self) -> None:
+    def _finish(self) -> None:
         """Nobody finds it any more, and it stays until those are told who wait for a child."""
         self.listener.close()
         os.close(self.lock)
@@ -154,7 +154,7 @@ class Server:
                 print(f"process {pid}: its time is over", flush=True)
                 child.asked_to_end, child.deadline = True, time.monotonic() + GRACE_S
 
-    def _is_at_home(self) -> bool:
+    def _is_current(self) -> bool:
         """Whether its lock is still the one that commands look at, and its code is still there."""
         try:
             same = os.path.samestat((self.folder / wire.LOCK).stat(), os.fstat(self.lock))

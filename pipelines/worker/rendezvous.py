@@ -31,14 +31,14 @@ def among_ranks(task: Task, context: Context) -> Iterator[Callable[[], None]]:
         return
     folder = context.heartbeats
     assert folder is not None
-    with on_the_way(task, folder, context.collective_seconds) as heartbeats:
+    with with_heartbeats(task, folder, context.collective_seconds) as heartbeats:
         yield lambda: os.environ.update(meet(task, folder, heartbeats, context.should_stop))
 
 
 @contextmanager
-def on_the_way(task: Task, folder: Path, patience_s: float) -> Iterator[Heartbeats]:
+def with_heartbeats(task: Task, folder: Path, timeout_s: float) -> Iterator[Heartbeats]:
     """Around all that a rank does before it meets the others, with heartbeats from the start."""
-    heartbeats = Heartbeats(folder, task.rank, task.world, patience_s)
+    heartbeats = Heartbeats(folder, task.rank, task.world, timeout_s)
     heartbeats.at = "the check of its inputs"
     heartbeats.begin()
     try:

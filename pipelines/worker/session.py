@@ -32,7 +32,7 @@ from pipelines.ledger.state import State
 HOST_MODULE = "pipelines.worker.session_host"
 BEAT_S = 5.0
 STALE_S = 120.0
-"""A process that has not said anything for so long hangs. Wrong clocks cost time, no bytes."""
+"""A process without a heartbeat for so long hangs. Wrong clocks cost time, no bytes."""
 _ALIKE = ("device", "python", "container", "setup", "cpus_per_task", "deterministic")
 """What a process has for good: a stage that wants it otherwise needs another one."""
 
@@ -85,15 +85,15 @@ class Session:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since its last sign of life; none where it has not begun to give any."""
+        """Seconds since its last heartbeat; none where it has not sent any yet."""
         beat = self.heartbeat
         return max(time.time() - beat.time, 0.0) if beat else 0.0
 
     @property
-    def is_told_to_end(self) -> bool:
+    def end_requested(self) -> bool:
         return (self.folder / "down.json").exists()
 
-    def tell_to_end(self) -> None:
+    def request_end(self) -> None:
         atomic.write_json(self.folder / "down.json", {"time": time.time()})
 
     def why_not(self) -> str | None:
@@ -102,10 +102,10 @@ class Session:
         if not state.alive:
             result = self.host.result
             return (result and result.why) or f"it {state}"
-        if self.is_told_to_end:
+        if self.end_requested:
             return "it was told to end"
         if self.silent_s > STALE_S:
-            return f"no sign of life for {self.silent_s:.0f} s"
+            return f"no heartbeat for {self.silent_s:.0f} s"
         return None
 
     def note_end(self, why: str) -> None:

@@ -96,13 +96,13 @@ class Host:
             idle_since = time.monotonic()
 
     def watch(self) -> None:
-        """In a thread: hand on what people and Slurm want, and give signs of life."""
+        """In a thread: pass on what people and Slurm want, and send heartbeats."""
         beaten = -BEAT_S
         while True:
             try:
                 if not self.session.folder.is_dir():
                     os._exit(1)  # the clone is gone, and with it all that an attempt could write to
-                if self.session.is_told_to_end:
+                if self.session.end_requested:
                     self._end("it was told to end")
                 elif time.monotonic() > self._deadline:
                     self._end("its time was over")
@@ -120,7 +120,7 @@ class Host:
         """What it runs stops, and whoever goes on with that must not come here again."""
         if self.ending is None:
             self.ending = why
-            self.session.tell_to_end()
+            self.session.request_end()
         if current := self.current:
             current[1].come()
 

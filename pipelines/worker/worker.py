@@ -263,9 +263,9 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
     resources = launch.resources
     one_gpu_each = resources.device == "cuda" and task.job is not None
     together = STAGES[spec.name].processes is Processes.TOGETHER
-    signs = attempt.folder / "restarts" / f"{task.restart:03}"
+    heartbeats = attempt.folder / "restarts" / f"{task.restart:03}"
     if task.world > 1:
-        signs.mkdir(parents=True, exist_ok=True)
+        heartbeats.mkdir(parents=True, exist_ok=True)
     return Context(
         stage=spec.stage,
         key=spec.key,
@@ -275,7 +275,7 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
         rank=task.rank,
         world=task.world,
         collective_seconds=resources.collective_seconds,
-        heartbeats=signs if task.world > 1 else None,
+        heartbeats=heartbeats if task.world > 1 else None,
         shard=task.shard,
         num_shards=task.num_shards,
         micro_tokens=resources.micro_tokens,
@@ -361,7 +361,7 @@ def main() -> int:
     attempt = link.resolve(folder) if link.is_link(folder) else Attempt(folder)
     ended = run_attempt(str(attempt.folder), arguments.first_shard, warning)
     if link.is_link(folder) and ended == State.COMPLETED:
-        link.hand_on(folder, attempt)
+        link.pass_on(folder, attempt)
     # A rank that ends with an error has Slurm end the others, so stopping must not look like one.
     fine = (State.COMPLETED, TaskState.DONE, TaskState.STOPPED)
     return 0 if ended in fine else 1

@@ -163,7 +163,7 @@ class Monkey:
             # A job that was killed under the last command may die under this one.
             attached = "its job still runs" in self.outputs[-1]
             disturbed = len(self.notes) > (noted_before if attached else noted)
-            if not disturbed and not self._mended(self.outputs[-1]):
+            if not disturbed and not self._repaired(self.outputs[-1]):
                 raise AssertionError(self.story(f"undisturbed, it ended with {process.returncode}"))
 
     def _wait_for_dvc(self) -> None:
@@ -172,7 +172,7 @@ class Monkey:
         while "dvc" in self._living() and time.monotonic() < deadline:
             time.sleep(0.2)
 
-    def _mended(self, output: str) -> bool:
+    def _repaired(self, output: str) -> bool:
         """DVC does not read its own files where a kill tore them; one command puts them right."""
         if self.command[0] != "dvc" or not _TORN.search(output):
             return False

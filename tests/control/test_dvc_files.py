@@ -164,8 +164,8 @@ def test_what_is_kept_is_what_was_found_whole(
 def test_hashes_are_read_from_a_whole_lock_alone(
     repository: Repository, cut: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for patience in ("SETTLED_S", "PATIENCE_S"):
-        monkeypatch.setattr(f"pipelines.dvc_repo.lock_file.{patience}", PATIENCE_S)
+    for name in ("SETTLED_S", "READ_TIMEOUT_S"):
+        monkeypatch.setattr(f"pipelines.dvc_repo.lock_file.{name}", PATIENCE_S)
     lock = repository.root / "dvc.lock"
     lock.write_text(cut)
     writer = threading.Timer(0.5, lock.write_text, [WHOLE])
@@ -185,7 +185,7 @@ def test_a_lock_without_its_last_newline_is_read_when_nobody_writes(
 def test_a_lock_that_stays_empty_is_not_read_as_one_without_stages(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.dvc_repo.lock_file.PATIENCE_S", 0.2)
+    monkeypatch.setattr("pipelines.dvc_repo.lock_file.READ_TIMEOUT_S", 0.2)
     (repository.root / "dvc.lock").write_text("")
     with pytest.raises(LockstepError, match="lockstep record"):
         recorded_outs(repository.root)
@@ -253,7 +253,7 @@ def test_what_another_node_is_writing_is_not_torn(
     assert not (repository.home / "dvc.lock.torn").exists()
 
 
-def test_a_process_that_runs_anyway_mends_what_it_sees_torn_twice(repository: Repository) -> None:
+def test_a_process_that_runs_anyway_repairs_what_it_sees_torn_twice(repository: Repository) -> None:
     lock, busy = repository.root / "dvc.lock", repository.root / ".dvc/tmp/rwlock"
     watch = Watch(repository)
     watch.repair()
@@ -434,7 +434,7 @@ def test_nothing_is_concluded_about_processes_of_another_host(
     assert json.loads(busy.read_text()) == {"write": {}, "read": {}}
 
 
-def test_a_stage_mends_what_it_is_about_to_read(clone: Clone) -> None:
+def test_a_stage_repairs_what_it_is_about_to_read(clone: Clone) -> None:
     repository, lock = Repository(clone.root), clone.root / "dvc.lock"
     lock.write_text(WHOLE)
     keep_lock(repository)

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from pipelines.base.errors import LockstepError
 from pipelines.dvc_repo import plan
-from pipelines.dvc_repo.definitions import Unusual, read_definitions
+from pipelines.dvc_repo.definitions import Unsupported, read_definitions
 from pipelines.dvc_repo.graph import connect, nodes_of, open_repo, stages_in_order
 from pipelines.dvc_repo.lock_order import order_lock
 from pipelines.dvc_repo.lock_text import parse_lock
@@ -301,7 +301,7 @@ def test_what_is_not_known_here_is_left_to_dvc(
 ) -> None:
     change(project)
     with open_repo(project) as repo, repo.lock:
-        with pytest.raises(Unusual):
+        with pytest.raises(Unsupported):
             plan._plan(repo, read_definitions(repo), None)
         its = plan._plan_of_dvc(repo, None)
     assert make_plan(project) == its

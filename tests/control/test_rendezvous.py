@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.ledger.task import Task
-from pipelines.worker.rendezvous import meet, on_the_way
+from pipelines.worker.rendezvous import meet, with_heartbeats
 from stages.context import RankLost, Stopped
 from stages.engines.processes.heartbeats import Heartbeats
 from tests.waiting import FOR_EVER_S, must_not_wait
@@ -21,11 +21,11 @@ def come(
     folder: Path,
     rank: int,
     check: Callable[[], object] = lambda: None,
-    patience_s: float = FOR_EVER_S,
+    timeout_s: float = FOR_EVER_S,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
     task = Task(rank=rank, world=3)
-    with on_the_way(task, folder, patience_s) as signs:
+    with with_heartbeats(task, folder, timeout_s) as signs:
         check()
         return meet(task, folder, signs, should_stop)
 
@@ -42,10 +42,10 @@ def all_come(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", [0, 1])
-def test_a_rank_that_hashes_for_longer_than_patience_is_waited_for(
+def test_a_rank_that_hashes_for_longer_than_the_timeout_is_waited_for(
     tmp_path: Path, slow: int
 ) -> None:
-    found = all_come(tmp_path, lambda rank: rank == slow and time.sleep(12), patience_s=10)
+    found = all_come(tmp_path, lambda rank: rank == slow and time.sleep(12), timeout_s=10)
     variables = [each.result() for each in found]
     assert [each["RANK"] for each in variables] == ["0", "1", "2"]
     assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in variables}) == 1
@@ -114,7 +114,7 @@ def test_a_rank_that_sends_no_heartbeat_is_named(tmp_path: Path) -> None:
     lost.begin()
     lost.end()
     with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(come, tmp_path, rank, patience_s=10) for rank in range(2)]
+        found = [pool.submit(come, tmp_path, rank, timeout_s=10) for rank in range(2)]
     for each in found:
         with pytest.raises(RankLost, match=r"rank 2 on .* has not come to the start; its last"):
             each.result()

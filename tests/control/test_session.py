@@ -134,7 +134,7 @@ def test_what_waits_in_a_session_that_hangs_is_taken_back(
         clock.now += 2
         watch.check()
         [line] = said
-        assert line.endswith("hangs: no sign of life for 121 s; taking the stage back")
+        assert line.endswith("hangs: no heartbeat for 121 s; taking the stage back")
         assert attempt.never_started, "so that its driver submits it again"
         assert found(repository) is None, "and not to this one"
 
@@ -171,7 +171,7 @@ def test_a_stage_is_taken_from_a_session_that_hangs_with_its_process(
         clock.now += HANG_S / 4 - 1
         watch.check()
     assert said == [
-        "session main-001 hangs: no sign of life for 149 s; ending it if that lasts for 600 s"
+        "session main-001 hangs: no heartbeat for 149 s; ending it if that lasts for 600 s"
     ]
     assert attempt.state() == "running"
     clock.now += 5
@@ -179,7 +179,7 @@ def test_a_stage_is_taken_from_a_session_that_hangs_with_its_process(
     assert stopped_process.wait() == -signal.SIGKILL
     assert attempt.state() == "died"
     outcome = outcome_in_session(attempt)
-    assert "ended: it hung: no sign of life for 601 s" in outcome.what
+    assert "ended: it hung: no heartbeat for 601 s" in outcome.what
     assert outcome.try_again, "in a job"
 
 
@@ -234,11 +234,11 @@ def test_a_session_that_died_hangs_or_ends_gets_no_posts(
         beat(session, worker().time - STALE_S)
         assert found(repository, said=said) is None
         (session.folder / "heartbeat.json").unlink()
-        session.tell_to_end()
+        session.request_end()
         assert found(repository, said=said) is None
     assert [line.split(": ")[1].split(" for ")[0] for line in said] == [
         "it died; going on without",
-        "no sign of life",
+        "no heartbeat",
         "it was told to end; going on without",
     ]
     session.note_end("it was idle")

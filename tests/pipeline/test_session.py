@@ -211,7 +211,7 @@ def test_after_kill_9_of_the_session_its_stage_goes_on_by_itself(counting: Any) 
 
 
 def test_a_session_that_is_stopped_loses_its_stage_to_a_job(counting: Any) -> None:
-    """With less patience than people get."""
+    """With shorter limits than people get."""
     limits = {"worker/session": "STALE_S = 120.0", "driver/session_watch": "HANG_S = 600.0"}
     for name, value in limits.items():
         path = counting.root / f"pipelines/{name}.py"
@@ -223,7 +223,7 @@ def test_a_session_that_is_stopped_loses_its_stage_to_a_job(counting: Any) -> No
     os.kill(pid, signal.SIGSTOP)
     output, _ = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 0, output
-    assert "session main-001 hangs: no sign of life for 1" in output
+    assert "session main-001 hangs: no heartbeat for 1" in output
     assert "session main-001 ended: it hung" in output
     assert executors(counting) == ["session", "local"]
     assert done_by(counting) == "400 steps"
@@ -298,7 +298,7 @@ def test_an_idle_session_ends_and_one_that_hangs_is_passed_by(counting: Any) -> 
     os.kill(pid_of(counting), signal.SIGSTOP)
     replace(session.heartbeat, time=time.time() - 1000).write(session.folder)
     output = counting.run("dvc", "repro", "--single-item", "sft").stdout
-    assert "session main-001 does not run it: no sign of life for" in output
+    assert "session main-001 does not run it: no heartbeat for" in output
     assert executors(counting) == ["local"]
     os.kill(pid_of(counting), signal.SIGKILL)
     until(lambda: not session.host.state().alive, "the session is gone")

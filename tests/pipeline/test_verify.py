@@ -1,4 +1,4 @@
-"""`lockstep verify` on a finished clone: what was done to it is named, and the remedy mends it."""
+"""`lockstep verify` on a finished clone: what was done to it is named, and the remedy works."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def kinds(verdict: Verification) -> dict[str, str]:
     return {finding.path: finding.kind.value for finding in verdict.findings}
 
 
-def mend(clone: Any, verdict: Verification, which: int = 0) -> None:
+def repair(clone: Any, verdict: Verification, which: int = 0) -> None:
     """Do what each finding says, and see that it was enough."""
     for command in dict.fromkeys(finding.remedies[which] for finding in verdict.findings):
         clone.run("sh", "-ec", command)
@@ -105,7 +105,7 @@ def test_one_bit_of_a_model_is_found_though_dvc_cannot_see_it(finished: Any) -> 
     verdict = look(finished)
     assert kinds(verdict) == {WEIGHTS: "changed"}
     assert "link" not in verdict.findings[0].detail
-    mend(finished, verdict)
+    repair(finished, verdict)
 
 
 def test_with_hard_links_both_copies_are_changed_and_the_remote_has_the_third(
@@ -119,7 +119,7 @@ def test_with_hard_links_both_copies_are_changed_and_the_remote_has_the_third(
     verdict = look(finished)
     assert kinds(verdict) == {WEIGHTS: "changed"}
     assert "both are changed" in verdict.findings[0].detail
-    mend(finished, verdict)
+    repair(finished, verdict)
 
 
 def test_without_a_remote_the_stage_makes_the_same_bytes_again(finished: Any) -> None:
@@ -129,7 +129,7 @@ def test_without_a_remote_the_stage_makes_the_same_bytes_again(finished: Any) ->
     tamper(finished.root / "artifacts/report/index.html")
     verdict = look(finished, "report")
     assert kinds(verdict) == {"artifacts/report/index.html": "changed"}
-    mend(finished, verdict, which=-1)
+    repair(finished, verdict, which=-1)
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 
@@ -151,7 +151,7 @@ def test_files_that_come_go_or_are_renamed_are_named(finished: Any) -> None:
     details = {finding.path: finding.detail for finding in verdict.findings}
     assert f"{MODEL}/config.json" in details[f"{MODEL}/old.json"]
     assert details[f"{MODEL}/notes.txt"] == ""
-    mend(finished, verdict)
+    repair(finished, verdict)
 
 
 def test_a_truncated_table_and_an_edited_metric_are_changed(finished: Any) -> None:
@@ -164,7 +164,7 @@ def test_a_truncated_table_and_an_edited_metric_are_changed(finished: Any) -> No
     verdict = look(finished)
     assert kinds(verdict) == {PROMPTS: "changed", "metrics/sft.json": "changed"}
     assert f"({len(content) // 2:,} bytes)" in verdict.findings[0].detail
-    mend(finished, verdict)
+    repair(finished, verdict)
 
 
 def test_rot_in_the_cache_is_found_where_the_workspace_is_whole(finished: Any) -> None:
@@ -179,7 +179,7 @@ def test_rot_in_the_cache_is_found_where_the_workspace_is_whole(finished: Any) -
         str(objects[1]): "rotted",
         f"{MODEL}/generation_config.json": "uncached",
     }
-    mend(finished, verdict)
+    repair(finished, verdict)
 
 
 def test_without_the_list_of_its_files_a_folder_is_judged_as_a_whole(finished: Any) -> None:
@@ -187,11 +187,11 @@ def test_without_the_list_of_its_files_a_folder_is_judged_as_a_whole(finished: A
     tamper(listing)
     verdict = look(finished)
     assert kinds(verdict) == {str(listing): "rotted"}
-    mend(finished, verdict)
+    repair(finished, verdict)
     listing.unlink()
     verdict = look(finished)
     assert kinds(verdict) == {MODEL: "uncached"}
-    mend(finished, verdict)
+    repair(finished, verdict)
     listing.unlink()
     tamper(finished.root / WEIGHTS)
     verdict = look(finished)
@@ -248,7 +248,7 @@ def test_the_whole_cache_is_read_wherever_it_is(finished: Any, tmp_path: Path) -
     assert look(finished).findings == []
     verdict = look(finished, whole_cache=True)
     assert kinds(verdict) == {str(old): "rotted"}
-    mend(finished, verdict)
+    repair(finished, verdict)
 
 
 def test_targets_are_stages_or_paths_and_anything_else_is_an_error(finished: Any) -> None:

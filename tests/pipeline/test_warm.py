@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 IMPORTED = """
 import os, sys
 import pipelines.warm.server as server
-from pipelines.warm.child import _draw_anew
+from pipelines.warm.child import _reseed
 server.preload(server.Kind.COMPUTE)
 torch, numpy = sys.modules["torch"], sys.modules["numpy"]
 assert "stages.policy_update" in sys.modules
@@ -27,7 +27,7 @@ assert not torch.cuda.is_initialized()
 assert server.threads_at_a_fork() == []
 for _ in range(2):
     if not os.fork():
-        _draw_anew()
+        _reseed()
         print("drawn", torch.rand(()).item(), numpy.random.rand(), flush=True)
         os._exit(0)
     os.wait()
