@@ -1,6 +1,7 @@
 """`lockstep plan`."""
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pipelines.commands.options import DEFAULT_TARGETS, Json, Profile, Targets
@@ -25,7 +26,7 @@ def plan(targets: Targets = None, profile: Profile = None, as_json: Json = False
     resources = {stage.address: loaded.resources(stage.address.split("@")[0]) for stage in planned}
     if as_json:
         rows = [
-            {**stage.as_json(), "resources": resources[stage.address].model_dump(mode="json")}
+            {**asdict(stage), "resources": resources[stage.address].model_dump(mode="json")}
             for stage in planned
         ]
         print(json.dumps(rows, indent=2))

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 from pipelines.base import atomic
 from pipelines.base.console import describe_warnings
 from pipelines.ledger.entry import Attempt, Entry
-from pipelines.ledger.scheduler_view import SlurmJob
 from pipelines.ledger.state import State
-from pipelines.slurm.queue import why_they_wait
 from stages.progress import describe
 
 if TYPE_CHECKING:
@@ -44,10 +42,8 @@ def progress_of(entry: Entry) -> str:
 
 
 def why_it_waits(attempt: Attempt) -> str:
-    """Slurm's reason, with what to do about it where something is to be done."""
-    return why_they_wait(slurm_jobs(attempt))
-
-
-def slurm_jobs(attempt: Attempt) -> list[SlurmJob]:
-    """The jobs of an attempt as Slurm last showed them."""
-    return list(attempt.scheduler.jobs.values())
+    """Slurm's own word for it, with what to do about a job that waits for ever."""
+    waiting = [job for job in attempt.scheduler.jobs.values() if job.reason]
+    held = [job.id for job in waiting if "held" in job.reason.lower()]
+    reasons = ", ".join(sorted({job.reason for job in waiting}))
+    return f"{reasons}; scontrol release {held[0]}" if held else reasons

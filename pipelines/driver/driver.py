@@ -17,7 +17,7 @@ from pipelines.base.interrupts import Interrupts
 from pipelines.base.processes import lives
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import ExecutorKind
-from pipelines.driver.activity import activity, slurm_jobs, why_it_waits
+from pipelines.driver.activity import activity, why_it_waits
 from pipelines.driver.executors import Executor
 from pipelines.driver.session_watch import SessionWatch
 from pipelines.ledger.entry import Attempt, Entry
@@ -26,11 +26,10 @@ from pipelines.ledger.launch import Launch
 from pipelines.ledger.publish import publish
 from pipelines.ledger.record import Record
 from pipelines.ledger.reports import Result
-from pipelines.ledger.shards import missing_shards
 from pipelines.ledger.state import State
 from pipelines.ledger.stop_requests import StopRequest, stop_request_of
 from pipelines.slurm.outcome import Outcome, outcome_here, outcome_in_session, outcome_of, tail
-from pipelines.slurm.submit import SUBMIT_AGAIN_S
+from pipelines.slurm.submit import SUBMIT_AGAIN_S, missing_shards
 from pipelines.tracking.cursor import StageCursor
 from pipelines.tracking.health import Health
 from pipelines.tracking.rounds import ship_all
@@ -168,7 +167,7 @@ class Driver:
 
     def _end_earlier(self, earlier: Attempt) -> None:
         """Two jobs must not work at one stage: end what is left of an attempt given up."""
-        if earlier.on_slurm and earlier.jobs and not earlier.left_slurm:
+        if earlier.on_slurm and earlier.jobs and not earlier.scheduler.ended:
             jobs = ",".join(earlier.jobs)
             self._say(f"waiting for the end of job {jobs}, which was given up")
             if not self._executor(earlier).cancel(earlier):
@@ -196,11 +195,15 @@ class Driver:
                     watch.check()
                 self._say_changes(attempt, state, executor)
                 if self.console.is_terminal:
-                    self._show_progress(state)
+                    warnings = self.health.of(self.entry.stage, self.entry)
+                    doing = activity(self.entry, state, warnings)
+                    self.console.progress(f"{self.entry.stage}: {doing}")
                 time.sleep(SLURM_POLL_S if executor.leaves_jobs(attempt) else POLL_S)
         except Cancelled as reason:
             self._say(f"{reason}; cancelling job {attempt.job}")
-            self._cancel(attempt)
+            attempt.mark_cancelled()
+            if not executor.cancel(attempt):
+                self._say(f"Slurm has not ended job {attempt.job} yet: `lockstep cancel` retries")
         self.console.clear()
 
     def _handle_requests(self, attempt: Attempt, interrupts: Interrupts) -> None:
@@ -239,11 +242,6 @@ class Driver:
             f"{self.entry.stage}: detached ({why}); job {attempt.job} goes on. The same command "
             f"waits for it again; `lockstep cancel {self.entry.stage}` ends it"
         )
-
-    def _cancel(self, attempt: Attempt) -> None:
-        attempt.mark_cancelled()
-        if not self._executor(attempt).cancel(attempt):
-            self._say(f"Slurm has not ended job {attempt.job} yet: `lockstep cancel` tries again")
 
     def _outcome(self, attempt: Attempt) -> Outcome:
         state = self.entry.state()
@@ -314,7 +312,7 @@ class Driver:
         if state is State.QUEUED and reason:
             self._say_once("place", (restart, reason), f"queued ({reason})")
         elif state is State.RUNNING:
-            nodes = ", ".join(sorted({job.nodes for job in slurm_jobs(attempt)} - {""}))
+            nodes = ", ".join(sorted({job.nodes for job in attempt.scheduler.jobs.values()} - {""}))
             again = f", restart {restart}" if restart else ""
             self._say_once("place", (restart, "runs"), f"running on {nodes}{again}")
         elif state is State.SUSPENDED:
@@ -326,10 +324,6 @@ class Driver:
             self.announced[topic] = value
             if value is not None:
                 self._say(text.format(value))
-
-    def _show_progress(self, state: State) -> None:
-        warnings = self.health.of(self.entry.stage, self.entry)
-        self.console.progress(f"{self.entry.stage}: {activity(self.entry, state, warnings)}")
 
     def _ship(self) -> None:
         """Let MLflow have what is there; in a folder that DVC will delete, wait until it has."""

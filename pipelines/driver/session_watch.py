@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
-from pipelines.driver.session_executor import end_host, session_of
+from pipelines.driver.executors import end_host, session_of
 from pipelines.ledger import mailbox
 from pipelines.ledger.entry import Attempt
 from pipelines.ledger.state import State

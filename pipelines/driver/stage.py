@@ -28,13 +28,12 @@ from pipelines.ledger.invocation import Invocation, current_invocation
 from pipelines.ledger.launch import Launch
 from pipelines.ledger.publish import recorded_outs
 from pipelines.ledger.record import Origin
-from pipelines.ledger.shards import missing_shards
 from pipelines.ledger.state import State
 from pipelines.ledger.upstream import upstream_graph
 from pipelines.slurm.link import wait_for_link
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import batch_script
-from pipelines.slurm.submit import slurm_batches
+from pipelines.slurm.submit import missing_shards, slurm_batches
 from pipelines.tracking.health import Health
 from stages.contracts.base import Processes
 from stages.contracts.catalog import BoundStage, bind

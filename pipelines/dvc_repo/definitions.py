@@ -25,8 +25,6 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Out:
-    """An output of a stage."""
-
     path: str
     in_cache: bool
     persist: bool

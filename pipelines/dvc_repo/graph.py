@@ -15,17 +15,17 @@ from pipelines.base.errors import LockstepError
 from pipelines.config.params import PARAMS_FILE
 from pipelines.config.strict_yaml import load_yaml
 from pipelines.dvc_repo.definitions import Definition, Unsupported, read_definitions
+from pipelines.dvc_repo.lock_state import lookup
 from stages.contracts.catalog import bind_all
 from stages.contracts.params import Params
 
 _READ = re.compile(r"\$\{([\w.]+)\}")
 _OF_FOREACH = ("key", "item")
+_MISSING = object()
 
 
 @dataclass(frozen=True)
 class Node:
-    """One stage and the stages it waits for."""
-
     address: str
     upstream: tuple[str, ...]
 
@@ -77,18 +77,13 @@ def refuse_lost_stages(stages: Iterable[str], params: Params) -> None:
 
 
 def _missing_params(root: Path) -> list[str]:
-    """The keys that dvc.yaml reads and params.yaml does not have."""
     read = dict.fromkeys(_READ.findall((root / "dvc.yaml").read_text(encoding="utf-8")))
     params = load_yaml(root / PARAMS_FILE)
-    return [key for key in read if key.split(".")[0] not in _OF_FOREACH and not _has(params, key)]
-
-
-def _has(values: Any, key: str) -> bool:
-    for part in key.split("."):
-        if not isinstance(values, dict) or part not in values:
-            return False
-        values = values[part]
-    return True
+    return [
+        key
+        for key in read
+        if key.split(".")[0] not in _OF_FOREACH and lookup(params, key, _MISSING) is _MISSING
+    ]
 
 
 def nodes_of(stages: list[Any], graph: Any) -> dict[str, Node]:

@@ -58,10 +58,11 @@ def current_stages(
 
 def _same_params(recorded: Mapping[str, Mapping[str, Any]], params: Mapping[str, Any]) -> bool:
     values = recorded.get("params.yaml") or {}
-    return all(_lookup(params, key) == value for key, value in values.items())
+    return all(lookup(params, key) == value for key, value in values.items())
 
 
-def _lookup(params: Any, dotted: str) -> Any:
+def lookup(params: Any, dotted: str, missing: Any = None) -> Any:
+    """The value of params.yaml at a dotted key."""
     for part in dotted.split("."):
-        params = params.get(part) if isinstance(params, Mapping) else None
+        params = params.get(part, missing) if isinstance(params, Mapping) else missing
     return params

@@ -2,9 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,13 @@ from pipelines.dvc_repo.graph import (
     restrict,
     stages_in_order,
 )
-from pipelines.dvc_repo.staleness import Stage, Workspace
+from pipelines.dvc_repo.staleness import Stage, Workspace, name_of
 from pipelines.identity.code import CODE_STAGE
 from stages.contracts.params import Params
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage of the plan."""
-
     address: str
     upstream: tuple[str, ...]
     """Without the stage that writes the code maps: what it would write is foreseen."""
@@ -37,9 +34,6 @@ class PlannedStage:
     reasons: list[str] = field(default_factory=list)
     cached: bool = False
     """Whether DVC's cache holds the outputs, so that nothing has to be computed."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def make_plan(
@@ -62,7 +56,7 @@ def make_plan(
                 definitions = read_definitions(repo)
                 if params is not None:
                     refuse_lost_stages(definitions, params)
-                with _nobody_writing(repo, definitions):
+                with _read_lock(repo, definitions):
                     return _plan(repo, definitions, targets)
             except Unsupported:
                 return _plan_of_dvc(repo, targets, params)
@@ -82,15 +76,13 @@ def current_plan(root: Path) -> list[PlannedStage]:
             return make_plan(root)
 
 
-@contextmanager
-def _nobody_writing(repo: Any, definitions: Mapping[str, Definition]) -> Iterator[None]:
-    """DVC's own lock of every output, to be read."""
+def _read_lock(repo: Any, definitions: Mapping[str, Definition]) -> Any:
+    """DVC's own lock of every output, to be read: nobody writes them."""
     from dvc.rwlock import rwlock
 
     paths = [str(Path(repo.root_dir, out.path)) for it in definitions.values() for out in it.outs]
     hardlink = repo.config["core"].get("hardlink_lock", False)
-    with rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), paths, [], hardlink):
-        yield
+    return rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), paths, [], hardlink)
 
 
 def _plan(
@@ -158,12 +150,8 @@ def _reasons(status: list[Any], stage: Any, code: CodeStage) -> list[str]:
                 if isinstance(change, dict):
                     reasons += [f"param {key} {how}" for key, how in change.items()]
                 elif path not in maps:
-                    reasons.append(f"{_code(path) or what} {path} {change}")
+                    reasons.append(f"{name_of(path, what)} {path} {change}")
     return reasons
-
-
-def _code(path: str) -> str | None:
-    return "code" if path.endswith(".py") else None
 
 
 def _in_run_cache(repo: Any, stage: Any) -> bool:

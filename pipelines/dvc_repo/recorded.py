@@ -15,8 +15,6 @@ _FOLDER = ".dir"
 
 @dataclass(frozen=True)
 class Output:
-    """One output of one stage."""
-
     stage: str
     path: str
     """In the repository."""

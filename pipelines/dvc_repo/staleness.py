@@ -87,8 +87,6 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage in its workspace."""
-
     definition: Definition
     workspace: Workspace
 
@@ -109,7 +107,8 @@ class Stage:
     def restore(self) -> bool:
         """Whether DVC would bring the outputs from its cache; if so, take them for restored."""
         found = self._outs_to_restore()
-        if found is None or not all(map(self.workspace.contents.has_object, _md5s(found))):
+        has_object = self.workspace.contents.has_object
+        if found is None or not all(has_object(content.md5) for content in found.values()):
             return False
         for path, content in found.items():
             self.workspace.contents.restore(path, content)
@@ -124,7 +123,7 @@ class Stage:
             if path in self.workspace.code.versions:
                 reasons += self.workspace.code.reasons(path, known.md5 if known else None)
             elif there is None or known is None or there.md5 != known.md5:
-                what = _name(path, "input")
+                what = name_of(path, "input")
                 reasons.append(f"{what} {path} {'deleted' if there is None else 'modified'}")
         return reasons
 
@@ -151,7 +150,7 @@ class Stage:
         reasons = []
         for out in self.definition.outs:
             known, there = recorded.get(out.path), self.workspace.contents.now(out.path)
-            what = _name(out.path, "output")
+            what = name_of(out.path, "output")
             if known and out.in_cache and not self.workspace.contents.has_object(known.md5):
                 reasons.append(f"{what} {out.path} not in cache")
             elif there is None:
@@ -222,11 +221,7 @@ def _recorded(entry: Lock, key: str) -> dict[str, Content]:
     return found
 
 
-def _md5s(outs: Mapping[str, Content]) -> list[str]:
-    return [content.md5 for content in outs.values()]
-
-
-def _name(path: str, what: str) -> str:
+def name_of(path: str, what: str) -> str:
     return "code" if path.endswith(".py") else what
 
 

@@ -78,7 +78,6 @@ class Attempt:
         return files.read(Worker, self.folder / "worker.json")
 
     def write(self, value: Launch | Worker | Result | SchedulerView) -> None:
-        """Write the file of that kind."""
         files.write(self.folder / _NAMES[type(value)], value)
 
     @property
@@ -106,11 +105,6 @@ class Attempt:
         """The job's name for people."""
         launch = self.launch
         return (launch and launch.job) or ",".join(self.jobs) or "?"
-
-    @property
-    def left_slurm(self) -> bool:
-        """Whether Slurm is known to have none of its jobs any more."""
-        return self.scheduler.ended
 
     @property
     def tasks(self) -> list[TaskReport]:

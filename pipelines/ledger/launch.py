@@ -15,8 +15,6 @@ from pipelines.ledger.invocation import Invocation
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How an attempt, or a session, is run."""
-
     VERSION: ClassVar[int] = 1
 
     executor: ExecutorKind

@@ -36,8 +36,6 @@ class SlurmJob:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerView:
-    """The jobs of one submission."""
-
     VERSION: ClassVar[int] = 1
 
     token: str = ""

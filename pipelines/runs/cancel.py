@@ -83,7 +83,7 @@ def _dying(repository: Repository) -> dict[str, Attempt]:
     return {
         stage: attempt
         for stage, attempt in found.items()
-        if attempt.on_slurm and attempt.was_cancelled and not attempt.left_slurm
+        if attempt.on_slurm and attempt.was_cancelled and not attempt.scheduler.ended
     }
 
 

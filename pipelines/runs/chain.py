@@ -23,6 +23,7 @@ from pipelines.driver.orphans import RECORDER, live_attempts
 from pipelines.driver.stage import describe_launch
 from pipelines.dvc_repo.plan import PlannedStage
 from pipelines.identity.snapshot import take_snapshot
+from pipelines.ledger import files
 from pipelines.ledger.entry import Attempt
 from pipelines.slurm.link import LinkOrder, waiting_links
 from pipelines.slurm.queue import SlurmSilent
@@ -116,7 +117,7 @@ def _write_link(
     shards = tuple(range(launch.num_shards)) if launch.num_shards > 1 else None
     workspace = chain / "workspace"
     Attempt(folder).write(replace(launch, root=workspace, time=time.time(), shards=shards))
-    LinkOrder(address, repository.root, origin).write(folder)
+    files.write(folder / "link.json", LinkOrder(address, repository.root, origin))
     return folder
 
 

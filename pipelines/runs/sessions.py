@@ -24,8 +24,7 @@ from pipelines.config.profiles import (
     profile_name,
 )
 from pipelines.config.threads import thread_variables
-from pipelines.driver.executors import make_executor
-from pipelines.driver.session_executor import STOP_S, end_host
+from pipelines.driver.executors import STOP_S, end_host, make_executor
 from pipelines.identity.snapshot import take_snapshot
 from pipelines.ledger.launch import Launch
 from pipelines.slurm.scheduler import Scheduler

@@ -13,7 +13,7 @@ from pipelines.base.console import describe_warnings, seconds
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
-from pipelines.driver.activity import progress_of, slurm_jobs, why_it_waits
+from pipelines.driver.activity import progress_of, why_it_waits
 from pipelines.dvc_repo.plan import current_plan
 from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.state import PAUSED, State
@@ -157,7 +157,7 @@ def _of_entry(entry: Entry) -> StageStatus:
 def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
     launch, worker = attempt.launched, attempt.worker
     resources = launch.resources
-    hosts = sorted({job.nodes for job in slurm_jobs(attempt)} - {""})
+    hosts = sorted({job.nodes for job in attempt.scheduler.jobs.values()} - {""})
     limit = 60.0 * resources.time_minutes if attempt.on_slurm else None
     return StageStatus(
         stage=stage,
@@ -179,7 +179,7 @@ def _elapsed(attempt: Attempt, state: State) -> float | None:
     """Of a job on Slurm that runs, by Slurm's clock: its node's may be another than this host's."""
     worker, result = attempt.worker, attempt.result
     if state in AT_WORK and attempt.on_slurm:
-        used = [job.used for job in slurm_jobs(attempt) if job.state in LIVE]
+        used = [job.used for job in attempt.scheduler.jobs.values() if job.state in LIVE]
         return max((value for value in used if value is not None), default=None)
     started = (result and result.started) or (worker and worker.time)
     ended = (result and result.ended) or (time.time() if state is State.RUNNING else None)

@@ -42,9 +42,6 @@ class LinkOrder:
     root: Path
     origin: Origin
 
-    def write(self, folder: Path) -> None:
-        files.write(folder / "link.json", self)
-
 
 @dataclass(frozen=True)
 class _Resolved:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Attempt, Ledger
-from pipelines.ledger.logs import is_launchers
 from pipelines.slurm.link import unstarted_links, waiting_links
+from pipelines.slurm.outcome import is_launchers
 from pipelines.slurm.scheduler import Scheduler
 from stages.contracts.catalog import STAGES
 

@@ -1,17 +1,21 @@
 """How a job on Slurm ended, in words: what happened, to which process, and what to do about it."""
 
+import errno
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipelines.base import atomic
-from pipelines.ledger.disk_space import no_room
 from pipelines.ledger.entry import Attempt
-from pipelines.ledger.logs import lines_of
 from pipelines.ledger.reports import TaskReport
 from pipelines.ledger.scheduler_view import SlurmJob
 from pipelines.ledger.state import VANISHED, State, TaskState
 
 LOG_TAIL = 20
+_LAUNCHER_PREFIX = "submitit "
+"""What submitit says of itself, which nobody who reads a stage's log wants."""
+_FULL = {errno.ENOSPC: "No space left on device", errno.EDQUOT: "Disk quota exceeded"}
 _SRUN = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)")
 _RESTARTED = re.compile(r"JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE)")
 _GO_ON = "progress is saved: run the same command to continue"
@@ -148,6 +152,33 @@ def _of_process(attempt: Attempt, job: SlurmJob, where: str) -> Outcome:
     return Outcome(f"job {name} ended with {how}{where}", advice)
 
 
+def no_room(attempt: Attempt) -> str | None:
+    """That the disk is full, and where, if it is or the job's log says that it was.
+
+    A job that finds no room for its files cannot even say so.
+    """
+    if refusal := _refused(attempt.folder / ".room"):
+        return f"{refusal}: {attempt.folder}"
+    for path in attempt.logs():
+        for line in reversed(lines_of(path)):
+            if any(words in line for words in _FULL.values()):
+                return f"{line.strip()} (in {path})"
+    return None
+
+
+def _refused(probe: Path) -> str | None:
+    """What the system says to a small file, where it has no room for it."""
+    try:
+        with probe.open("wb", buffering=0) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        return _FULL.get(error.errno or 0)
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
+
+
 def _since_restart(attempt: Attempt, job: str) -> list[str]:
     """What the job's logs say since Slurm last started it."""
     logs = [path for path in attempt.logs() if path.name.startswith(f"{job}_")]
@@ -163,3 +194,13 @@ def tail(attempt: Attempt, outcome: Outcome | None = None, lines: int = LOG_TAIL
         logs = [path for path in logs if path.name.startswith(outcome.log)] or logs
     written = [line for path in logs for line in lines_of(path)]
     return "".join(f"  | {line}\n" for line in written[-lines:])
+
+
+def lines_of(path: Path) -> list[str]:
+    """A log without the launcher's lines."""
+    text = path.read_text(errors="replace", encoding="utf-8")
+    return [line for line in text.splitlines() if not is_launchers(line)]
+
+
+def is_launchers(line: str) -> bool:
+    return line.startswith(_LAUNCHER_PREFIX)

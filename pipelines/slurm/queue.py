@@ -24,14 +24,6 @@ class SlurmSilent(LockstepError):
     """slurmctld does not answer: nothing is known, and nothing has changed."""
 
 
-def why_they_wait(jobs: Iterable[SlurmJob]) -> str:
-    """Slurm's own word for it, with what to do about those that wait for ever."""
-    waiting = [job for job in jobs if job.reason]
-    held = [job.id for job in waiting if "held" in job.reason.lower()]
-    reasons = ", ".join(sorted({job.reason for job in waiting}))
-    return f"{reasons}; scontrol release {held[0]}" if held else reasons
-
-
 def my_jobs() -> list[SlurmJob]:
     """Every job of this user that slurmctld has in memory, the ended ones among them."""
     command = ["squeue", "--noheader", "--array", "--states=all", "--user", str(os.getuid())]

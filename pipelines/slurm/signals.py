@@ -36,6 +36,5 @@ class SlurmWarning:
         self.come()
 
     def come(self) -> None:
-        """It is here."""
         self.came = True
         self._answer()

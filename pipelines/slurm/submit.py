@@ -12,7 +12,9 @@ from typing import Any
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.redact import redact
+from pipelines.ledger.entry import Entry
 from pipelines.ledger.launch import Launch
+from pipelines.ledger.state import State, TaskState
 from pipelines.slurm.queue import SlurmSilent, max_array_size, my_jobs
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import COMMENT_PREFIX, Batch, batch_script, command_of, parameters_of
@@ -26,6 +28,22 @@ _PASSING = re.compile(
 """What sbatch says when the controller is away, or munged is, not when it refuses."""
 _FULL = re.compile(r"MaxSubmit", re.IGNORECASE)
 """What it says when as many jobs wait as may wait: there is room when one has ended."""
+
+
+def missing_shards(entry: Entry, launch: Launch) -> tuple[int, ...] | None:
+    """For a stage that is an array of jobs: the shards that are not done; else None."""
+    count, each = launch.num_shards, launch.tasks_per_job
+    if count == 1:
+        return None
+    done = {
+        task.shard
+        for attempt in entry.attempts()
+        for task in attempt.tasks
+        if task.num_shards == count * each and task.state in (TaskState.DONE, State.COMPLETED)
+    }
+    missing = [n for n in range(count) if not done.issuperset(range(n * each, (n + 1) * each))]
+    # Where all are done and nobody has written the outputs, part of the work was damaged since.
+    return tuple(missing or range(count))
 
 
 def slurm_batches(

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from pipelines.warm.title import set_title
@@ -53,9 +53,6 @@ class Request:
             cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
             limits={name: list(resource.getrlimit(getattr(resource, name))) for name in _LIMITS},
         )
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def become(request: Request, files: list[int]) -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -87,7 +87,7 @@ def fork(
         return None
     try:
         connection.settimeout(ANSWER_S)
-        wire.send(connection, {**request.as_json(), "waits": waits}, files)
+        wire.send(connection, {**asdict(request), "waits": waits}, files)
         answer = wire.receive(connection)
     except OSError:
         connection.close()

@@ -47,8 +47,6 @@ GRACE_S = 30.0
 
 @dataclass
 class Child:
-    """One forked process."""
-
     deadline: float
     waiting: socket.socket | None
     """Who is told how it ended."""
@@ -183,7 +181,6 @@ def _fork_a_session() -> int:
 
 
 def preload(kind: Kind) -> None:
-    """Import what children will need."""
     from stages.contracts.catalog import STAGES
 
     if kind is Kind.CONTROL:
@@ -251,11 +248,6 @@ def end_quickly(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-def run(request: Request) -> int:
-    """Do what was asked for, in the child."""
-    return _MODULES[request.module](request.arguments)
 
 
 def _worker(arguments: list[str]) -> int:
@@ -340,7 +332,7 @@ def main(folder: Path, kind: Kind) -> int:
     request, files = wanted
     sys.stdout, sys.stderr = plain
     become(request, files)
-    end_quickly(run(request))
+    end_quickly(_MODULES[request.module](request.arguments))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,6 @@ def meet(
 def _wait(
     heartbeats: Heartbeats, should_stop: Callable[[], bool], late: Callable[[], list[int]]
 ) -> None:
-    """Until nobody is late."""
     watch = heartbeats.watch()
     while ranks := late():
         if left := heartbeats.left():

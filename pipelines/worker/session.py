@@ -12,7 +12,6 @@ lock that the process holds, on Slurm off what Slurm says. A session is a shortc
 whoever finds it gone, or other than a stage wants it, runs the stage as if there were none.
 """
 
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -211,9 +210,3 @@ def serving(
         if not ended:
             say(f"session {session.label} does not run it: {why}; going on without")
     return None
-
-
-def is_here(session: Session) -> bool:
-    """Whether its process, as far as it is known, is one of this machine."""
-    worker = session.host.worker
-    return worker is None or worker.host == socket.gethostname()

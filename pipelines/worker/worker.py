@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,10 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
     task = find_task(stage.processes, launch.num_shards, first_shard) if on_slurm else Task()
     if task.idle:
         return TaskState.DONE
+    # How a job without Slurm shows that it lives; of others, Slurm tells.
+    lives = hold_lock(attempt.folder / "alive", wait=True) if task.job is None else nullcontext()
     with (
-        _alive(attempt, task),
+        lives,
         # A driver that was killed at the wrong moment may have led to two attempts at once.
         hold_lock(attempt.entry.folder / f"working.{task.label}", wait=True),
     ):
@@ -104,16 +106,6 @@ def _redacted(launch: Launch) -> Iterator[None]:
         redirect_stdout(RedactedStream(sys.stdout)),  # type: ignore[type-var]
         redirect_stderr(RedactedStream(sys.stderr)),  # type: ignore[type-var]
     ):
-        yield
-
-
-@contextmanager
-def _alive(attempt: Attempt, task: Task) -> Iterator[None]:
-    """How a job without Slurm shows that it lives; of others, Slurm tells."""
-    if task.job is not None:
-        yield
-        return
-    with hold_lock(attempt.folder / "alive", wait=True):
         yield
 
 

@@ -19,18 +19,17 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.processes import this_process
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import Resources, load_profile
-from pipelines.driver.slurm_executor import SlurmExecutor
+from pipelines.driver.executors import SlurmExecutor
 from pipelines.identity.spec import Spec
 from pipelines.ledger import files
 from pipelines.ledger.entry import Attempt, Ledger
-from pipelines.ledger.shards import missing_shards
 from pipelines.ledger.state import State, TaskState
 from pipelines.runs.run import PipelineRun, _Running
 from pipelines.runs.status import render, stage_statuses
 from pipelines.slurm import scheduler
 from pipelines.slurm.outcome import outcome_here, outcome_in_session, outcome_of, tail
 from pipelines.slurm.scheduler import Scheduler
-from pipelines.slurm.submit import just_wait, slurm_batches, submit_batches
+from pipelines.slurm.submit import just_wait, missing_shards, slurm_batches, submit_batches
 from tests.ledger_values import ORIGIN, SLURM, launch, task_report, worker
 
 FAKE = """#!/bin/sh
@@ -151,7 +150,7 @@ def test_every_end_that_slurm_knows_is_one(
     attempt, token = submit(repository, jobs=["7"])
     slurm.queue(("7", state, "None", token))
     refresh(repository)
-    assert attempt.left_slurm
+    assert attempt.scheduler.ended
     assert attempt.state() is expected
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from pipelines.base.processes import lives
 from pipelines.base.repository import Repository
-from pipelines.driver.session_executor import SessionExecutor
+from pipelines.driver.executors import SessionExecutor
 from pipelines.ledger.entry import Attempt, Ledger
 from pipelines.worker.session import Session, sessions
 from tests.conftest import kill_each
