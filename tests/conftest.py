@@ -4,10 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from stages.contracts.catalog import STAGES
 from tests.cost import pytest_terminal_summary  # noqa: F401  (a hook of pytest's)
 from tests.forks import fork_servers, run_forked
 from tests.hardware import HAS_GPU
+from tests.waiting import until
 
 # The same examples each time, however long each takes.
 settings.register_profile(
@@ -226,6 +228,48 @@ class Clone:
     def processes(self) -> list[psutil.Process]:
         """Every living process that works in this clone."""
         return list(self.command_lines())
+
+    def status(self, stage: str = "sft") -> dict[str, Any]:
+        """The stage's row of `lockstep status --json`, without the second that a process takes."""
+        from pipelines.runs.status import stage_statuses
+
+        with mock.patch.dict(os.environ, self.environment, clear=True):
+            rows = stage_statuses(Repository.find(self.root))
+        return next(row.as_json() for row in rows if row.stage == stage)
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        said = lambda: f"; status: {self.run('lockstep', 'status').stdout}"  # noqa: E731
+        return until(condition, what, otherwise=said, pause_s=0.2, at_work=self.is_at_work)
+
+    def is_at_work(self) -> bool:
+        """Whether anything can still change here."""
+        return bool(self.processes())
+
+    def until_state(self, state: str, stage: str = "sft") -> dict[str, Any]:
+        def reached() -> dict[str, Any] | None:
+            row = self.status(stage)
+            return row if row["state"] == state else None
+
+        return self.until(reached, f"{stage} {state}")
+
+    def training(self, stage: str = "sft") -> dict[str, Any]:
+        """Wait until the stage's job is in the middle of its steps."""
+
+        def started() -> dict[str, Any] | None:
+            if not list(self.root.glob(f".lockstep/jobs/{stage}/*/progress.json")):
+                return None
+            row = self.status(stage)
+            return row if row["state"] == "running" and row["progress"] else None
+
+        return self.until(started, f"{stage} in training")
+
+    def start_sft(self) -> subprocess.Popen[str]:
+        return self.start("dvc", "repro", "--single-item", "sft")
+
+    def start_training(self, *command: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        """The command that runs SFT, and the status of the stage in the middle of its steps."""
+        driver = self.start(*command) if command else self.start_sft()
+        return driver, self.training()
 
     def kill_all(self) -> None:
         kill_each(self.with_servers())

@@ -1,5 +1,7 @@
 """Waiting for what another process is about to do."""
 
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -65,6 +67,30 @@ def until_said(process: subprocess.Popen[str], words: str) -> str:
     finally:
         limit.cancel()
     pytest.fail(f"it never said {words!r}, but\n{''.join(lines)}")
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What a process has printed, once it has ended."""
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    return output
+
+
+def succeeded(process: subprocess.Popen[str]) -> str:
+    output = ended(process)
+    assert process.returncode == 0, output
+    return output
+
+
+def failed(process: subprocess.Popen[str]) -> str:
+    output = ended(process)
+    assert process.returncode != 0, output
+    return output
+
+
+def stop(process: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> str:
+    """Signal all that a command has started, and wait for its end."""
+    os.killpg(process.pid, how)
+    return ended(process)
 
 
 def said_by(process: subprocess.Popen[Any]) -> str:

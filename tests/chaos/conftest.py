@@ -1,23 +1,17 @@
 """A small pipeline whose every stage takes long enough to be hit, and what it makes in peace."""
 
-import importlib.util
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("clones", Path(__file__).parents[1] / "conftest.py")
-assert _spec is not None
-assert _spec.loader is not None
-clones: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(clones)
+from tests.conftest import TINY, Clone, copy_tree
 
 SMALL = {
-    **clones.TINY,
+    **TINY,
     "sft__epochs": 60,
     "reward_model__epochs": 40,
     "policy_update__epochs": 8,
@@ -33,12 +27,11 @@ defaults: {cpus_per_task: 1, checkpoint_seconds: 0.2}
 @pytest.fixture(scope="session")
 def fresh_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone in which nothing has run."""
-    clone = clones.copy_tree(tmp_path_factory.mktemp("fresh") / "clone")
+    clone = copy_tree(tmp_path_factory.mktemp("fresh") / "clone")
     clone.set_params(**SMALL)
     (clone.root / "slurm_profiles/local.yaml").write_text(PROFILE)
     clone.commit("small")
-    root: Path = clone.root
-    return root
+    return clone.root
 
 
 @pytest.fixture(scope="session")
@@ -60,12 +53,11 @@ def prepared_root(fresh_root: Path, tmp_path_factory: pytest.TempPathFactory) ->
     clone = copy_of(fresh_root, tmp_path_factory.mktemp("prepared") / "clone")
     clone.without_tracking()
     clone.run("dvc", "repro", "prepare")
-    root: Path = clone.root
-    return root
+    return clone.root
 
 
 @contextmanager
-def copy_to_torment(source: Path, target: Path) -> Iterator[Any]:
+def copy_to_torment(source: Path, target: Path) -> Iterator[Clone]:
     """A copy whose last process ends with the block; what is left of a failure can be looked at."""
     shutil.rmtree(target, ignore_errors=True)
     clone = copy_of(source, target)
@@ -75,6 +67,6 @@ def copy_to_torment(source: Path, target: Path) -> Iterator[Any]:
         clone.kill_all()
 
 
-def copy_of(source: Path, target: Path) -> Any:
+def copy_of(source: Path, target: Path) -> Clone:
     shutil.copytree(source, target, symlinks=True)
-    return clones.Clone(target)
+    return Clone(target)

@@ -57,8 +57,10 @@ EVENTS = {
 
 
 def the_seed() -> int:
-    """The seed of this session, from the environment or fresh."""
-    return int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(10**9))
+    """The seed of this session, from the environment or fresh; printed, for the next try."""
+    seed = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(10**9))
+    print(f"{SEED_VARIABLE}={seed}")
+    return seed
 
 
 def number_of_kills(usual: int) -> int:

@@ -20,8 +20,8 @@ import pytest
 
 from tests.chaos.conftest import copy_to_torment
 from tests.chaos.drill import PARTS, REPEATS, STEPS, compute
-from tests.chaos.monkey import differences, results, the_seed, wait_for_quiet
-from tests.waiting import PATIENCE_S, until
+from tests.chaos.monkey import results, the_seed, wait_for_quiet
+from tests.waiting import ended, succeeded, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -94,7 +94,6 @@ def test_after_any_fault_nothing_half_written_passes_for_whole(
     tmp_path: Path, faults: str, what: str, cases: int
 ) -> None:
     seed = the_seed()
-    print(f"LOCKSTEP_CHAOS_SEED={seed}")
     words = [sys.executable, HERE / "drill.py", what, tmp_path, str(seed), str(cases)]
     environment = {**os.environ, "LD_PRELOAD": faults, "PYTHONPATH": str(HERE.parents[1])}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
@@ -173,8 +172,7 @@ def test_a_clock_that_is_set_back_changes_nothing(
     while process.poll() is None and not list(jobs.glob("*/attempts/*/worker.json")):
         time.sleep(0.02)
     clock.write_text(str(-DAY_S))
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, output
+    output = succeeded(process)
     assert "unchanged or restored" not in output
     # A stage that was computed before it was set back, asked for again with another setting.
     prepared.set_params(sft__epochs=2)
@@ -203,7 +201,7 @@ def test_of_two_commands_at_once_one_computes(
     light: Any, light_root: Path, one: str, other: str
 ) -> None:
     both = [light.start(*COMMANDS[name]) for name in (one, other)]
-    ends = [(process.communicate(timeout=PATIENCE_S)[0], process.returncode) for process in both]
+    ends = [(ended(process), process.returncode) for process in both]
     story = "\n--- the other ---\n".join(f"{code}\n{output}" for output, code in ends)
     assert 0 in [code for _, code in ends], story
     for output, code in ends:
@@ -239,8 +237,4 @@ def assert_sft_is_that_of(clone: Any, peaceful_root: Path) -> None:
     made, wanted = results(clone.root), results(peaceful_root)
     of_sft = [path for path in wanted if path.startswith((SFT, "metrics/sft"))]
     assert of_sft
-    assert not list(
-        differences(
-            {path: made.get(path) for path in of_sft}, {path: wanted[path] for path in of_sft}
-        )
-    )
+    assert {path: made.get(path) for path in of_sft} == {path: wanted[path] for path in of_sft}

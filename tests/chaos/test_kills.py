@@ -37,7 +37,6 @@ def test_whatever_is_killed_the_same_or_the_other_command_ends_with_the_same_byt
 ) -> None:
     """After each death `lockstep run` or `dvc repro` goes on, whichever of them was killed."""
     seed = the_seed()
-    print(f"LOCKSTEP_CHAOS_SEED={seed}")
     for number, kills in enumerate(rounds(2 * number_of_kills(USUAL), ROUND)):
         with copy_to_torment(fresh_root, tmp_path / "clone") as clone:
             monkey = Monkey(clone, seed, kills, pace_of(peaceful_root, kills), number=number)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
+from pipelines.dvc_repo.lock_file import read_stages
 from tests.chaos.conftest import copy_to_torment
 from tests.chaos.monkey import (
     Monkey,
@@ -46,7 +46,6 @@ def test_whatever_is_killed_on_a_cluster_the_same_command_ends_with_the_same_byt
     prepared_root: Path, peaceful_root: Path, tmp_path: Path, cluster: Any
 ) -> None:
     seed = the_seed()
-    print(f"LOCKSTEP_CHAOS_SEED={seed}")
     for number, kills in enumerate(rounds(number_of_kills(ROUND), ROUND)):
         with copy_to_torment(prepared_root, tmp_path / "clone") as copy:
             clone = on_slurm(copy.root, cluster)
@@ -92,7 +91,7 @@ def torment(clone: Any, peaceful_root: Path, seed: int, kills: int, number: int)
     made, wanted = results(clone.root), results(peaceful_root)
     del made["dvc.lock"]
     problems += differences(made, {path: wanted.get(path) for path in made})
-    recorded, expected = stages_of(clone.root), stages_of(peaceful_root)
+    recorded, expected = read_stages(clone.root), read_stages(peaceful_root)
     problems += differences(
         recorded, {name: expected[name] for name in ("code", "prepare", "sft", TARGET)}
     )
@@ -136,8 +135,3 @@ def left_in_the_queue(clone: Any) -> list[str]:
     while (jobs := clone.jobs()) and time.monotonic() < deadline:
         time.sleep(0.5)
     return jobs
-
-
-def stages_of(root: Path) -> dict[str, Any]:
-    stages: dict[str, Any] = YAML(typ="safe").load((root / "dvc.lock").read_text())["stages"]
-    return stages

@@ -1,35 +1,45 @@
 """One tiny pipeline, run once by `dvc repro` in a session, and copies of it to try things in."""
 
-import importlib.util
+import hashlib
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.base.repository import Repository
 from pipelines.worker.session import sessions
+from tests.conftest import TINY, Clone, copy_tree
 from tests.waiting import until
 
-_spec = importlib.util.spec_from_file_location("clones", Path(__file__).parents[1] / "conftest.py")
-assert _spec is not None
-assert _spec.loader is not None
-clones: Any = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(clones)
+
+def planned(clone: Clone) -> dict[str, bool]:
+    """The stages that the report needs, and whether they are stale."""
+    plan = json.loads(clone.run("lockstep", "plan", "--json").stdout)
+    return {stage["address"]: stage["stale"] for stage in plan}
 
 
-@pytest.fixture(scope="session", name="clones")
-def _clones() -> Any:
-    """How throwaway clones are made."""
-    return clones
+def stale(clone: Clone) -> set[str]:
+    """The stages that the plan would run."""
+    return {address for address, is_stale in planned(clone).items() if is_stale}
+
+
+def contents(clone: Clone) -> dict[str, str]:
+    """The hash of every file that the pipeline makes."""
+    files = [path for top in ("artifacts", "metrics") for path in (clone.root / top).rglob("*")]
+    return {
+        path.relative_to(clone.root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="session")
 def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A clone in which `dvc repro` went through as users type it, committed. Read it only."""
-    clone = clones.copy_tree(tmp_path_factory.mktemp("finished") / "clone")
-    clone.set_params(**clones.TINY)
+    clone = copy_tree(tmp_path_factory.mktemp("finished") / "clone")
+    clone.set_params(**TINY)
     clone.commit("tiny")
     with clone.session():
         repro = clone.start("dvc", "repro")
@@ -44,10 +54,10 @@ def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def finished(finished_root: Path, tmp_path: Path) -> Iterator[Any]:
+def finished(finished_root: Path, tmp_path: Path) -> Iterator[Clone]:
     """A copy of the finished clone, cache and ledger included."""
     root = tmp_path / "clone"
     shutil.copytree(finished_root, root, symlinks=True)
-    clone = clones.Clone(root)
+    clone = Clone(root)
     yield clone
     clone.kill_all()

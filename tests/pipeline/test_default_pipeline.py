@@ -8,16 +8,15 @@ same time, up to the first policy that PPO makes and its evaluation: what comes 
 that was.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
+from pipelines.dvc_repo.lock_file import read_stages
 from tests.conftest import OF_A_PIPELINE, Clone, copy_tree
+from tests.pipeline.conftest import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -76,30 +75,14 @@ def assert_learnt(clone: Clone, policy: str) -> None:
     assert after["truncation_rate"] < 0.05
 
 
-def contents(clone: Clone) -> dict[str, str]:
-    """The hash of every file that a run makes."""
-    files = [path for top in ("artifacts", "metrics") for path in (clone.root / top).rglob("*")]
-    return {
-        path.relative_to(clone.root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-        if path.is_file()
-    }
-
-
-def recorded(clone: Clone) -> dict[str, Any]:
-    """What dvc.lock says, by stage."""
-    stages: dict[str, Any] = YAML(typ="safe").load(clone.root / "dvc.lock")["stages"]
-    return stages
-
-
 def assert_same_bytes(twins: list[Clone]) -> None:
     """Of all files that were made, and of what DVC recorded about their stages."""
     here, elsewhere = map(contents, twins)
     assert len(elsewhere) > 30
     assert here == elsewhere
-    here, elsewhere = map(recorded, twins)
-    assert len(elsewhere) == 9
-    assert here == elsewhere
+    stages, stages_elsewhere = (read_stages(clone.root) for clone in twins)
+    assert len(stages_elsewhere) == 9
+    assert stages == stages_elsewhere
 
 
 def test_ppo_and_grpo_learn_and_ppo_makes_the_same_bytes_elsewhere(twins: list[Clone]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from pipelines.ledger.entry import Ledger
+from tests.pipeline.conftest import stale
 
 pytestmark = pytest.mark.slow
 
@@ -21,12 +22,6 @@ def _only_the_graph(finished: Any) -> None:
 
 LOOP = {"rollout@iter_001", "score@iter_001", "policy_update@iter_001", "evaluate@iter_001"}
 EVERYTHING = {"prepare", "sft", "reward_model", "evaluate_sft", "report"} | LOOP
-
-
-def stale(clone: Any) -> set[str]:
-    """The stages that the plan would run."""
-    plan = json.loads(clone.run("lockstep", "plan", "--json").stdout)
-    return {stage["address"] for stage in plan if stage["stale"]}
 
 
 def jobs(clone: Any) -> set[str]:

@@ -9,11 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.base.repository import Repository
-from pipelines.runs.status import stage_statuses
 from tests.conftest import kill_each
 from tests.pipeline.test_session import COUNTING_STAGE
-from tests.waiting import PATIENCE_S, until, until_said
+from tests.waiting import ended, failed, stop, succeeded, until, until_said
 
 pytestmark = pytest.mark.slow
 
@@ -51,22 +49,6 @@ def let_go(clone: Any) -> None:
     (clone.root / "hold").unlink()
 
 
-def status(clone: Any, stage: str = "sft") -> dict[str, Any]:
-    """The stage's row of `lockstep status --json`."""
-    rows = [status.as_json() for status in stage_statuses(Repository(clone.root))]
-    return next(row for row in rows if row["stage"] == stage)
-
-
-def training(clone: Any) -> dict[str, Any]:
-    """Wait until the SFT job is in the middle of its steps."""
-
-    def started() -> dict[str, Any] | None:
-        row = status(clone)
-        return row if row["state"] == "running" and row["progress"] else None
-
-    return until(started, "sft in training", at_work=lambda: workers(clone))
-
-
 def workers(clone: Any) -> list[psutil.Process]:
     """Processes of jobs and of their drivers; the shipper of metrics ends by itself."""
     return [
@@ -79,7 +61,7 @@ def kill_9_all_but_the_job(clone: Any, driver: subprocess.Popen[str], job: psuti
     spared = {job.pid, *(child.pid for child in job.children(recursive=True))}
     killed = [process for process in workers(clone) if process.pid not in spared]
     kill_each(killed)
-    driver.communicate(timeout=PATIENCE_S)
+    ended(driver)
     # DVC's locks count a process as living until somebody has waited for it.
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
 
@@ -91,35 +73,30 @@ def assert_nothing_half_written(clone: Any) -> None:
         path for path in (clone.root / "artifacts").rglob(".*") if path.name != ".gitignore"
     ]
     assert leftovers == []
-    assert status(clone)["state"] == "cancelled"
+    assert clone.status()["state"] == "cancelled"
 
 
 def test_ctrl_c_in_dvc_repro_cancels_the_job(long_sft: Any) -> None:
-    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
-    training(long_sft)
+    driver, _ = long_sft.start_training()
     os.killpg(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode != 0
+    output = failed(driver)
     assert "SIGINT received; cancelling job" in output
     assert_nothing_half_written(long_sft)
 
 
 def test_ctrl_c_in_lockstep_run_cancels_the_job(long_sft: Any) -> None:
-    driver = long_sft.start("lockstep", "run", "sft")
-    training(long_sft)
+    driver, _ = long_sft.start_training("lockstep", "run", "sft")
     os.kill(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=PATIENCE_S)
+    output = ended(driver)
     assert driver.returncode == 2
     assert "the running stages were cancelled" in output
     assert_nothing_half_written(long_sft)
 
 
 def test_lockstep_cancel_ends_the_job_of_another_command(long_sft: Any) -> None:
-    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
-    training(long_sft)
+    driver, _ = long_sft.start_training()
     assert "sft: cancelled job" in long_sft.run("lockstep", "cancel", "sft").stdout
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode != 0
+    output = failed(driver)
     assert "cancelled; progress is saved: run the same command to continue" in output
     assert_nothing_half_written(long_sft)
     again = long_sft.run("lockstep", "cancel", "sft", check=False)
@@ -130,10 +107,9 @@ def test_lockstep_cancel_ends_the_job_of_another_command(long_sft: Any) -> None:
     "command", [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")]
 )
 def test_kill_of_the_driver_leaves_no_job(long_sft: Any, command: tuple[str, ...]) -> None:
-    driver = long_sft.start(*command)
-    training(long_sft)
+    driver, _ = long_sft.start_training(*command)
     os.kill(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=PATIENCE_S)
+    ended(driver)
     assert_nothing_half_written(long_sft)
 
 
@@ -141,80 +117,67 @@ def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -
     finished.set_params(sft__epochs=300)
     finished.run("dvc", "repro", "--single-item", "sft")
     undisturbed = (finished.root / "dvc.lock").read_text()
-    driver = finished.start("dvc", "repro", "--single-item", "--force", "sft")
-    training(finished)
-    os.killpg(driver.pid, signal.SIGINT)
-    driver.communicate(timeout=PATIENCE_S)
+    driver, _ = finished.start_training("dvc", "repro", "--single-item", "--force", "sft")
+    stop(driver, signal.SIGINT)
     assert_nothing_half_written(finished)
     finished.run("dvc", "repro", "--single-item", "--force", "sft")
-    assert status(finished)["attempts"] == 2
+    assert finished.status()["attempts"] == 2
     assert (finished.root / "dvc.lock").read_text() == undisturbed
 
 
 def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(
     held_sft: Any,
 ) -> None:
-    driver = held_sft.start("lockstep", "run", "sft")
-    before = training(held_sft)
+    driver, before = held_sft.start_training("lockstep", "run", "sft")
     job = psutil.Process(int(before["job"]))
     kill_9_all_but_the_job(held_sft, driver, job)
     assert job.is_running()
-    again = held_sft.start("dvc", "repro", "--single-item", "sft")
+    again = held_sft.start_sft()
     until_said(again, "its job still runs; waiting for it")
     let_go(held_sft)
-    output, _ = again.communicate(timeout=PATIENCE_S)
-    assert again.returncode == 0, output
-    after = status(held_sft)
+    succeeded(again)
+    after = held_sft.status()
     assert (after["state"], after["attempts"], after["job"]) == ("up to date", 1, before["job"])
 
 
 def test_a_job_that_finished_unattended_is_harvested(held_sft: Any) -> None:
-    driver = held_sft.start("lockstep", "run", "sft")
-    before = training(held_sft)
+    driver, before = held_sft.start_training("lockstep", "run", "sft")
     job = psutil.Process(int(before["job"]))
     kill_9_all_but_the_job(held_sft, driver, job)
     let_go(held_sft)
-    until(
-        lambda: status(held_sft)["state"] == "completed",
-        "the job ends by itself",
-        at_work=lambda: workers(held_sft),
-    )
+    held_sft.until_state("completed")
     output = held_sft.run("dvc", "repro", "--single-item", "sft").stdout
     assert "found finished; publishing" in output
-    assert status(held_sft)["attempts"] == 1
+    assert held_sft.status()["attempts"] == 1
 
 
 def test_kill_9_of_the_worker_is_named_and_the_next_command_goes_on(held_sft: Any) -> None:
-    driver = held_sft.start("dvc", "repro", "--single-item", "sft")
-    row = training(held_sft)
+    driver, row = held_sft.start_training()
     job = psutil.Process(int(row["job"]))
     kill_each([*job.children(recursive=True), job])
-    output, _ = driver.communicate(timeout=PATIENCE_S)
+    output = ended(driver)
     assert "sft: died: its process exited without reporting a result" in output
     let_go(held_sft)
     held_sft.run("dvc", "repro", "--single-item", "sft")
-    assert status(held_sft)["attempts"] == 2
+    assert held_sft.status()["attempts"] == 2
 
 
 def test_a_second_pipeline_in_the_clone_is_refused_and_the_first_goes_on(long_sft: Any) -> None:
-    first = long_sft.start("lockstep", "run", "sft")
-    training(long_sft)
+    first, _ = long_sft.start_training("lockstep", "run", "sft")
     second = long_sft.run("lockstep", "run", check=False)
     assert second.returncode == 2
     assert "another pipeline runs in this clone: lockstep run" in second.stdout
-    assert status(long_sft)["state"] == "running"
+    assert long_sft.status()["state"] == "running"
     os.kill(first.pid, signal.SIGTERM)
-    first.communicate(timeout=PATIENCE_S)
+    ended(first)
 
 
 def test_status_and_logs_answer_while_dvc_holds_its_locks(long_sft: Any) -> None:
-    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
-    training(long_sft)
+    driver, _ = long_sft.start_training()
     rows = json.loads(long_sft.run("lockstep", "status", "--json").stdout)
     row = next(row for row in rows if row["stage"] == "sft")
     assert row["state"] == "running"
     assert row["elapsed"] > 0
     assert "loss" in row["progress"]
     assert "attempt 1" in long_sft.run("lockstep", "logs", "sft").stdout
-    os.killpg(driver.pid, signal.SIGINT)
-    driver.communicate(timeout=PATIENCE_S)
+    stop(driver, signal.SIGINT)

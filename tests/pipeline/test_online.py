@@ -5,15 +5,11 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline.conftest import planned, stale
+
 pytestmark = pytest.mark.slow
 
 OF_A_RUN = {"online@fast", "evaluate_online@fast"}
-
-
-def planned(clone: Any) -> dict[str, bool]:
-    """The stages that the report needs, and whether they are stale."""
-    plan = json.loads(clone.run("lockstep", "plan", "--json").stdout)
-    return {stage["address"]: stage["stale"] for stage in plan}
 
 
 def asked(clone: Any, *words: str) -> Any:
@@ -25,8 +21,7 @@ def test_a_policy_of_fused_steps_is_a_policy_like_any_other(finished: Any) -> No
     clone.without_tracking()
     assert not OF_A_RUN & planned(clone).keys()
     clone.set_params(rl__online={"fast": {"policy": "iter_001", "steps": 2}})
-    stale = {address for address, is_stale in planned(clone).items() if is_stale}
-    assert stale == OF_A_RUN | {"report"}
+    assert stale(clone) == OF_A_RUN | {"report"}
     with clone.session("online,evaluate_online,report"):
         clone.run("dvc", "repro")
     assert not any(planned(clone).values())

@@ -1,9 +1,10 @@
 """Policies that learn from preferences directly, as nodes of the real graph."""
 
-import json
 from typing import Any
 
 import pytest
+
+from tests.pipeline.conftest import planned, stale
 
 pytestmark = pytest.mark.slow
 
@@ -12,12 +13,6 @@ SERVED = (
     "evaluate,report"
 )
 OF_A_RUN = {"reference_logprobs@dpo", "preference@dpo", "evaluate_preference@dpo"}
-
-
-def planned(clone: Any) -> dict[str, bool]:
-    """The stages that the report needs, and whether they are stale."""
-    plan = json.loads(clone.run("lockstep", "plan", "--json").stdout)
-    return {stage["address"]: stage["stale"] for stage in plan}
 
 
 def report(clone: Any) -> str:
@@ -41,14 +36,12 @@ def test_a_preference_run_is_a_policy_like_any_other(finished: Any) -> None:
 
         # An iteration may start from it: nothing before it runs again.
         clone.set_params(rl__iterations={"iter_001": {"policy": "dpo"}})
-        stale = {address for address, is_stale in planned(clone).items() if is_stale}
         loop = {f"{stage}@iter_001" for stage in ("rollout", "score", "policy_update", "evaluate")}
-        assert stale == loop | {"report"}
+        assert stale(clone) == loop | {"report"}
         clone.run("lockstep", "run")
         assert "(sigmoid), then PPO, 1 iteration from SFT to iter_001" in report(clone)
 
     # Another beta learns again, from the same reference log-probs.
     clone.set_params(preference__beta=0.3)
-    stale = {address for address, is_stale in planned(clone).items() if is_stale}
-    assert "preference@dpo" in stale
-    assert "reference_logprobs@dpo" not in stale
+    plan = planned(clone)
+    assert (plan["preference@dpo"], plan["reference_logprobs@dpo"]) == (True, False)

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,33 +23,24 @@ NAME = "lockstep"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Starts a real server on loopback, with an empty store of its own; returns its address."""
-    servers: list[subprocess.Popen[bytes]] = []
-
-    def start() -> str:
-        port = free_port()
-        words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-        places = [f"sqlite:///{tmp_path / 'server.db'}"]
-        places += ["--artifacts-destination", str(tmp_path / "server-artifacts")]
-        servers.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "mlflow", *words, "--backend-store-uri", *places],
-                cwd=tmp_path,
-                env={
-                    **os.environ,
-                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-                    "MLFLOW_DISABLE_TELEMETRY": "true",
-                },
-                start_new_session=True,
-            )
-        )
-        address = f"http://127.0.0.1:{port}"
-        until(lambda: answers(f"{address}/health"), "the MLflow server is up", at_work=servers[-1])
-        return address
-
-    yield start
-    for process in servers:
+def server(tmp_path: Path) -> Iterator[str]:
+    """The address of a real server on loopback, with an empty store of its own."""
+    port = free_port()
+    words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    places = [f"sqlite:///{tmp_path / 'server.db'}"]
+    places += ["--artifacts-destination", str(tmp_path / "server-artifacts")]
+    settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", *words, "--backend-store-uri", *places],
+        cwd=tmp_path,
+        env={**os.environ, **settings},
+        start_new_session=True,
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: answers(f"{address}/health"), "the MLflow server is up", at_work=process)
+        yield address
+    finally:
         os.killpg(process.pid, 15)
         process.wait()
 
@@ -128,18 +119,15 @@ def test_a_policy_is_registered_once_with_its_lineage_and_loads_by_its_alias(
     assert kept.stat().st_ino == (policy / "model.safetensors").stat().st_ino, "not a copy"
 
 
-def test_a_server_elsewhere_is_sent_the_folder(
-    finished: Any, server: Callable[..., str], tmp_path: Path
-) -> None:
-    address = server()
-    finished.variables["MLFLOW_TRACKING_URI"] = address
+def test_a_server_elsewhere_is_sent_the_folder(finished: Any, server: str, tmp_path: Path) -> None:
+    finished.variables["MLFLOW_TRACKING_URI"] = server
     finished.run("lockstep", "register", "sft", "--name", "mine", "--alias", "champion")
     finished.run("lockstep", "register", "sft", "--name", "mine")
-    client = MlflowClient(address)
+    client = MlflowClient(server)
     (version,) = client.search_model_versions("name = 'mine'")
     assert version.tags["lockstep.dvc_hash"] == policy_hash(finished.root, "sft")
     assert client.get_run(version.run_id).data.tags["lockstep.address"] == "sft"
-    mlflow.set_tracking_uri(address)
+    mlflow.set_tracking_uri(server)
     check_loads("models:/mine@champion", finished.root / "artifacts/policies/sft/model", tmp_path)
 
 

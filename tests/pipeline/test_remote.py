@@ -1,30 +1,19 @@
 """Results that one pushes and another pulls: the same bytes, and nothing left to compute."""
 
-import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.pipeline.conftest import contents, stale
+
 pytestmark = pytest.mark.slow
-
-
-def contents(root: Path) -> dict[str, str]:
-    """Every file that the pipeline makes."""
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for folder in ("artifacts", "metrics")
-        for path in (root / folder).rglob("*")
-        if path.is_file()
-    }
 
 
 def is_settled(clone: Any) -> None:
     """Every tool says that there is nothing to do, and does nothing."""
-    plan = json.loads(clone.run("lockstep", "plan", "--json").stdout)
-    assert [stage["address"] for stage in plan if stage["stale"]] == []
+    assert stale(clone) == set()
     repro = clone.run("dvc", "repro").stdout
     assert "up to date" in repro
     assert "Running stage" not in repro
@@ -48,7 +37,7 @@ def test_a_colleague_pulls_what_was_pushed_and_computes_nothing(
     colleague = type(finished)(tmp_path / "colleague")
     colleague.without_tracking()
     colleague.run("dvc", "pull", "--run-cache")
-    assert contents(colleague.root) == contents(finished.root)
+    assert contents(colleague) == contents(finished)
     is_settled(colleague)
 
     # Artifacts and cache lost, run-cache kept.
@@ -56,14 +45,14 @@ def test_a_colleague_pulls_what_was_pushed_and_computes_nothing(
     shutil.rmtree(colleague.root / ".dvc/cache/files")
     assert "in neither the workspace nor" in colleague.run("lockstep", "verify", check=False).stdout
     colleague.run("dvc", "pull")
-    assert contents(colleague.root) == contents(finished.root)
+    assert contents(colleague) == contents(finished)
 
 
 def test_what_garbage_collection_removes_can_be_pulled_again(finished: Any, tmp_path: Path) -> None:
     finished.without_tracking()
     finished.run("dvc", "remote", "add", "--default", "store", str(tmp_path / "store"))
     finished.run("dvc", "push")
-    before = contents(finished.root)
+    before = contents(finished)
     finished.set_params(report__samples=1)
     finished.run("dvc", "repro", "report")
     finished.run("dvc", "gc", "--workspace", "--force")
@@ -71,6 +60,6 @@ def test_what_garbage_collection_removes_can_be_pulled_again(finished: Any, tmp_
     lost = finished.run("lockstep", "verify", "report", check=False)
     assert lost.returncode == 1
     finished.run("dvc", "pull", "--force", "report")
-    assert contents(finished.root) == before
+    assert contents(finished) == before
     assert "all as recorded" in finished.run("lockstep", "verify").stdout
     assert "up to date" in finished.run("dvc", "status").stdout

@@ -20,8 +20,8 @@ from pipelines.base.repository import Repository
 from pipelines.driver.executors import SessionExecutor
 from pipelines.ledger.entry import Attempt, Ledger
 from pipelines.worker.session import Session, sessions
-from tests.conftest import kill_each
-from tests.waiting import PATIENCE_S, until
+from tests.conftest import Clone, copy_tree, kill_each
+from tests.waiting import ended, failed, succeeded, until
 
 pytestmark = pytest.mark.slow
 
@@ -72,10 +72,9 @@ LONG, SHORT = 20_000, 3
 
 
 @pytest.fixture(scope="module")
-def counting_root(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
+def counting_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone whose training stages count instead of learning, its data prepared."""
-    clones = request.getfixturevalue("clones")
-    clone = clones.copy_tree(tmp_path_factory.mktemp("counting") / "clone")
+    clone = copy_tree(tmp_path_factory.mktemp("counting") / "clone")
     clone.without_tracking()
     clone.set_params(sft__epochs=SHORT, reward_model__epochs=SHORT)
     clone.write_code("stages/prepare.py", EMPTY_STAGE)
@@ -83,15 +82,14 @@ def counting_root(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Pat
         clone.write_code(f"stages/{name}.py", COUNTING_STAGE)
     clone.run("dvc", "repro", "prepare")
     clone.commit("prepared")
-    root: Path = clone.root
-    return root
+    return clone.root
 
 
 @pytest.fixture
-def counting(counting_root: Path, tmp_path: Path, clones: Any) -> Iterator[Any]:
+def counting(counting_root: Path, tmp_path: Path) -> Iterator[Any]:
     """A copy of it, with a session up."""
     shutil.copytree(counting_root, tmp_path / "clone", symlinks=True)
-    clone = clones.Clone(tmp_path / "clone")
+    clone = Clone(tmp_path / "clone")
     clone.without_tracking()
     clone.run("lockstep", "session", "up", "--stages", STAGES)
     yield clone
@@ -197,8 +195,7 @@ def test_a_stage_runs_with_the_code_it_was_posted_with(counting: Any) -> None:
 def test_after_kill_9_of_the_session_its_stage_goes_on_by_itself(counting: Any) -> None:
     driver, _ = at_work(counting, sft__epochs=200)
     os.kill(pid_of(counting), signal.SIGKILL)
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    output = succeeded(driver)
     assert "session main-001 exited without reporting a result" in output
     assert "going on without" in output
     assert executors(counting) == ["session", "local"]
@@ -221,8 +218,7 @@ def test_a_session_that_is_stopped_loses_its_stage_to_a_job(counting: Any) -> No
     driver, _ = at_work(counting, sft__epochs=400)
     pid = pid_of(counting)
     os.kill(pid, signal.SIGSTOP)
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    output = succeeded(driver)
     assert "session main-001 hangs: no heartbeat for 1" in output
     assert "session main-001 ended: it hung" in output
     assert executors(counting) == ["session", "local"]
@@ -235,7 +231,7 @@ def test_a_driver_that_was_killed_finds_its_stage_in_the_session(counting: Any) 
     pid = pid_of(counting)
     killed = [process for process in counting.processes() if process.pid != pid]
     kill_each(killed)
-    driver.communicate(timeout=PATIENCE_S)
+    ended(driver)
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
     output = counting.run("dvc", "repro", "--single-item", "sft").stdout
     assert "its job still runs" in output or "found finished" in output
@@ -250,14 +246,12 @@ def test_cancelling_a_stage_leaves_the_session_to_the_next(counting: Any) -> Non
     until(lambda: waiting.state() == "queued", "it waits for the first")
     assert "session main-001: running" in counting.run("lockstep", "status").stdout
     assert "sft: cancelled job main-001" in counting.run("lockstep", "cancel", "sft").stdout
-    output, _ = driver.communicate(timeout=PATIENCE_S)
+    output = ended(driver)
     assert "cancelled; progress is saved: run the same command to continue" in output
     assert attempt.state() == "cancelled"
-    output, _ = other.communicate(timeout=PATIENCE_S)
-    assert other.returncode == 0, output
+    output = succeeded(other)
     assert done_by(counting, "reward_model") == "3 steps"
-    ended = attempt.result.ended
-    assert waiting.result.started >= ended, "one after the other"
+    assert waiting.result.started >= attempt.result.ended, "one after the other"
     counting.set_params(sft__epochs=SHORT)
     counting.run("dvc", "repro", "--single-item", "sft")
     assert executors(counting) == ["session"]
@@ -271,16 +265,14 @@ def test_a_stage_that_does_not_stop_takes_the_session_with_it(counting: Any) -> 
     assert SessionExecutor(Repository(counting.root), stop_s=1.0).cancel(attempt)
     assert attempt.state() == "cancelled"
     assert not is_there(pid_of(counting))
-    driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode != 0
+    failed(driver)
 
 
 def test_a_session_that_is_told_to_end_hands_its_stage_on(counting: Any) -> None:
     driver, attempt = at_work(counting, sft__epochs=200)
     counting.run("lockstep", "session", "down")
     assert "its session ended" in attempt.result.error
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    succeeded(driver)
     assert executors(counting) == ["session", "local"]
     assert done_by(counting) == "200 steps"
     assert session_of(counting).host.result.why == "it was told to end"

@@ -36,12 +36,17 @@ def kinds(verdict: Verification) -> dict[str, str]:
     return {finding.path: finding.kind.value for finding in verdict.findings}
 
 
-def repair(clone: Any, verdict: Verification, which: int = 0) -> None:
-    """Do what each finding says, and see that it was enough."""
+def find_and_repair(
+    clone: Any, expected: dict[str, str], *targets: str, which: int = 0, whole_cache: bool = False
+) -> Verification:
+    """What is found must be this, and its remedy must be enough."""
+    verdict = look(clone, *targets, whole_cache=whole_cache)
+    assert kinds(verdict) == expected
     for command in dict.fromkeys(finding.remedies[which] for finding in verdict.findings):
         clone.run("sh", "-ec", command)
     assert look(clone, whole_cache=True).findings == []
     assert "up to date" in clone.run("dvc", "status").stdout
+    return verdict
 
 
 def md5_of(clone: Any, path: str) -> str:
@@ -102,10 +107,8 @@ def test_one_bit_of_a_model_is_found_though_dvc_cannot_see_it(finished: Any) -> 
     done = finished.run("lockstep", "verify", check=False)
     assert done.returncode == 1
     assert f"  {WEIGHTS}  (sft)\n" in done.stdout
-    verdict = look(finished)
-    assert kinds(verdict) == {WEIGHTS: "changed"}
+    verdict = find_and_repair(finished, {WEIGHTS: "changed"})
     assert "link" not in verdict.findings[0].detail
-    repair(finished, verdict)
 
 
 def test_with_hard_links_both_copies_are_changed_and_the_remote_has_the_third(
@@ -116,10 +119,8 @@ def test_with_hard_links_both_copies_are_changed_and_the_remote_has_the_third(
     finished.run("dvc", "config", "cache.type", "hardlink")
     finished.run("dvc", "checkout", "--relink")
     tamper(finished.root / WEIGHTS)
-    verdict = look(finished)
-    assert kinds(verdict) == {WEIGHTS: "changed"}
+    verdict = find_and_repair(finished, {WEIGHTS: "changed"})
     assert "both are changed" in verdict.findings[0].detail
-    repair(finished, verdict)
 
 
 def test_without_a_remote_the_stage_makes_the_same_bytes_again(finished: Any) -> None:
@@ -127,9 +128,7 @@ def test_without_a_remote_the_stage_makes_the_same_bytes_again(finished: Any) ->
     finished.run("dvc", "checkout", "--relink")
     lock = (finished.root / "dvc.lock").read_bytes()
     tamper(finished.root / "artifacts/report/index.html")
-    verdict = look(finished, "report")
-    assert kinds(verdict) == {"artifacts/report/index.html": "changed"}
-    repair(finished, verdict, which=-1)
+    find_and_repair(finished, {"artifacts/report/index.html": "changed"}, "report", which=-1)
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 
@@ -139,8 +138,7 @@ def test_files_that_come_go_or_are_renamed_are_named(finished: Any) -> None:
     (finished.root / MODEL / "config.json").rename(finished.root / MODEL / "old.json")
     (finished.root / PROMPTS).unlink()
     shutil.rmtree(finished.root / "artifacts/policies/sft/state")
-    verdict = look(finished)
-    assert kinds(verdict) == {
+    expected = {
         WEIGHTS: "changed",
         f"{MODEL}/notes.txt": "extra",
         f"{MODEL}/old.json": "extra",
@@ -148,10 +146,10 @@ def test_files_that_come_go_or_are_renamed_are_named(finished: Any) -> None:
         PROMPTS: "missing",
         "artifacts/policies/sft/state": "missing",
     }
+    verdict = find_and_repair(finished, expected)
     details = {finding.path: finding.detail for finding in verdict.findings}
     assert f"{MODEL}/config.json" in details[f"{MODEL}/old.json"]
     assert details[f"{MODEL}/notes.txt"] == ""
-    repair(finished, verdict)
 
 
 def test_a_truncated_table_and_an_edited_metric_are_changed(finished: Any) -> None:
@@ -161,10 +159,8 @@ def test_a_truncated_table_and_an_edited_metric_are_changed(finished: Any) -> No
     path.write_bytes(content[: len(content) // 2])
     metric = finished.root / "metrics/sft.json"
     metric.write_text(metric.read_text().replace("0", "1", 1))
-    verdict = look(finished)
-    assert kinds(verdict) == {PROMPTS: "changed", "metrics/sft.json": "changed"}
+    verdict = find_and_repair(finished, {PROMPTS: "changed", "metrics/sft.json": "changed"})
     assert f"({len(content) // 2:,} bytes)" in verdict.findings[0].detail
-    repair(finished, verdict)
 
 
 def test_rot_in_the_cache_is_found_where_the_workspace_is_whole(finished: Any) -> None:
@@ -173,25 +169,20 @@ def test_rot_in_the_cache_is_found_where_the_workspace_is_whole(finished: Any) -
     for path in objects:
         tamper(path)
     cache_of(finished, md5_of(finished, f"{MODEL}/generation_config.json")).unlink()
-    verdict = look(finished, "sft", PROMPTS)
-    assert kinds(verdict) == {
+    expected = {
         str(objects[0]): "rotted",
         str(objects[1]): "rotted",
         f"{MODEL}/generation_config.json": "uncached",
     }
-    repair(finished, verdict)
+    find_and_repair(finished, expected, "sft", PROMPTS)
 
 
 def test_without_the_list_of_its_files_a_folder_is_judged_as_a_whole(finished: Any) -> None:
     listing = cache_of(finished, md5_of(finished, MODEL))
     tamper(listing)
-    verdict = look(finished)
-    assert kinds(verdict) == {str(listing): "rotted"}
-    repair(finished, verdict)
+    find_and_repair(finished, {str(listing): "rotted"})
     listing.unlink()
-    verdict = look(finished)
-    assert kinds(verdict) == {MODEL: "uncached"}
-    repair(finished, verdict)
+    find_and_repair(finished, {MODEL: "uncached"})
     listing.unlink()
     tamper(finished.root / WEIGHTS)
     verdict = look(finished)
@@ -246,9 +237,7 @@ def test_the_whole_cache_is_read_wherever_it_is(finished: Any, tmp_path: Path) -
     old.parent.mkdir(exist_ok=True)
     old.write_text("what an earlier commit names")
     assert look(finished).findings == []
-    verdict = look(finished, whole_cache=True)
-    assert kinds(verdict) == {str(old): "rotted"}
-    repair(finished, verdict)
+    find_and_repair(finished, {str(old): "rotted"}, whole_cache=True)
 
 
 def test_targets_are_stages_or_paths_and_anything_else_is_an_error(finished: Any) -> None:

@@ -5,44 +5,26 @@ These tests need slurmctld, slurmd and munged; as root on Debian or Ubuntu,
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.base.repository import Repository
-from pipelines.runs.status import stage_statuses
+from pipelines.ledger.entry import Attempt
+from tests.conftest import TINY, Clone, copy_tree
 from tests.waiting import until
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def _load(name: str, path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-clones = _load("clones_of_slurm", ROOT / "tests/conftest.py")
-slurm_cluster = _load("slurm_cluster", ROOT / "tools/slurm_cluster.py")
+from tools import slurm_cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -131,7 +113,22 @@ def let_the_controller_save(cluster: Any) -> None:
 
 MEDIUM = 200
 """Epochs of a real SFT stage of some seconds."""
-COUNTING_STAGE = """
+ONE_RANK = """
+from contextlib import nullcontext
+
+
+class OneRank:
+    def from_first(self, values, tensors):
+        return values, tensors
+
+    def agree_to_stop(self, wanted, where):
+        return wanted
+
+
+def join(ctx):
+    return nullcontext(OneRank())
+"""
+COUNT = """
 import hashlib
 import os
 import time
@@ -140,37 +137,44 @@ from stages.context import Stopped
 
 
 def run(config, inputs, out, ctx):
-    params = config.sft
     state = ctx.scratch / "checkpoint-1"
     hold = ctx.folder.parents[3] / "hold"
-    done, made = state.read_text().split() if state.exists() else (0, "nothing")
+    epochs = config.sft.epochs
 
     def save(step):
-        aside = state.with_suffix(".tmp")
-        aside.write_text(f"{step} {made}")
-        os.replace(aside, state)
+        if ctx.rank == 0:
+            aside = state.with_suffix(".tmp")
+            aside.write_text(f"{step} {made}")
+            os.replace(aside, state)
 
-    saved = time.monotonic()
-    ctx.resume_at(int(done))
-    for step in range(int(done), params.epochs):
-        while step == params.epochs - 1 and hold.exists() and not ctx.should_stop():
+    with join(ctx) as ranks:
+        found = state.read_text().split() if state.exists() else ("0", "nothing")
+        (done, made), _ = ranks.from_first(found, {})
+        ctx.resume_at(int(done))
+        saved = time.monotonic()
+        for step in range(int(done), epochs):
+            while step == epochs - 1 and hold.exists() and not ctx.should_stop():
+                time.sleep(0.05)
+            stop = ranks.agree_to_stop(ctx.should_stop(), f"step {step + 1}")
+            if stop:
+                save(step)
+                raise Stopped(f"stopped after step {step}")
+            if time.monotonic() - saved > ctx.checkpoint_seconds:
+                save(step)
+                saved = time.monotonic()
             time.sleep(0.05)
-        if ctx.should_stop():
-            save(step)
-            raise Stopped(f"stopped after step {step}")
-        if time.monotonic() - saved > ctx.checkpoint_seconds:
-            save(step)
-            saved = time.monotonic()
-        time.sleep(0.05)
-        made = hashlib.sha256(f"{made} {step}".encode()).hexdigest()
-        ctx.log(step + 1, {"loss": 1.0})
-        ctx.progress(step + 1, params.epochs, loss=1.0)
+            made = hashlib.sha256(f"{made} {step}".encode()).hexdigest()
+            ctx.log(step + 1, {"loss": 1.0})
+            ctx.progress(step + 1, epochs, loss=1.0)
     for path in out.values():
         path.mkdir()
         (path / "done").write_text(made)
     return {"loss": 1.0}
 """
+COUNTING_STAGE = ONE_RANK + COUNT
 """For sft: no libraries to import; its bytes show that each step was made once, in order."""
+COUNT_TOGETHER = f"from stages.engines.processes.ranks import join\n{COUNT}"
+"""Ranks that meet at every step as those that train do, without a model and its libraries."""
 DIGESTING_STAGE = """
 import hashlib
 
@@ -198,7 +202,7 @@ def run(config, inputs, out, ctx):
 """For any stage: no libraries to import; its bytes depend on all that it was given."""
 
 
-class SlurmClone(clones.Clone):
+class SlurmClone(Clone):
     """A clone whose stages run on the test's cluster, and what one looks at in it."""
 
     cluster: Any
@@ -230,16 +234,6 @@ class SlurmClone(clones.Clone):
     def release(self) -> None:
         (self.root / "hold").unlink()
 
-    def status(self, stage: str = "sft") -> dict[str, Any]:
-        """The stage's row of `lockstep status --json`, without the second that a process takes."""
-        with mock.patch.dict(os.environ, self.environment, clear=True):
-            rows = stage_statuses(Repository.find(self.root))
-        return next(row.as_json() for row in rows if row.stage == stage)
-
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
-        said = lambda: f"; status: {self.run('lockstep', 'status').stdout}"  # noqa: E731
-        return until(condition, what, otherwise=said, pause_s=0.2, at_work=self.is_at_work)
-
     def is_at_work(self) -> bool:
         """Whether anything can still change here: a job in the queue, or a process."""
         try:
@@ -247,29 +241,14 @@ class SlurmClone(clones.Clone):
         except (slurm_cluster.ClusterError, subprocess.TimeoutExpired):
             return True  # the controller is down: who knows
 
-    def until_state(self, state: str, stage: str = "sft") -> dict[str, Any]:
-        def reached() -> dict[str, Any] | None:
-            row = self.status(stage)
-            return row if row["state"] == state else None
-
-        return self.until(reached, f"{stage} {state}")
-
-    def training(self, stage: str = "sft") -> dict[str, Any]:
-        """Wait until the stage's job is in the middle of its steps."""
-
-        def started() -> dict[str, Any] | None:
-            if not list(self.root.glob(f".lockstep/jobs/{stage}/*/progress.json")):
-                return None
-            row = self.status(stage)
-            return row if row["state"] == "running" and row["progress"] else None
-
-        return self.until(started, f"{stage} in training")
-
     def steps(self, stage: str = "sft") -> list[int]:
         """The steps logged so far, over all attempts."""
         path = next(iter(self.root.glob(f".lockstep/jobs/{stage}/*/metrics.jsonl")), None)
         lines = path.read_text().splitlines() if path else []
         return [json.loads(line)["step"] for line in lines]
+
+    def attempt(self, number: int = 1, stage: str = "sft") -> Attempt:
+        return Attempt(next(self.root.glob(f".lockstep/jobs/{stage}/*/attempts/{number:03}")))
 
     def workers(self, stage: str = "sft") -> list[Any]:
         """The processes that run the stage, by rank."""
@@ -302,7 +281,7 @@ def on_slurm(root: Path, cluster: Any) -> SlurmClone:
 
 
 PARAMS = {
-    **clones.TINY,
+    **TINY,
     "rollout__batch_size": 4,
     "rollout__prompts": 16,
     "rollout__samples": 2,
@@ -315,19 +294,18 @@ STAGES = ("sft", "reward_model", "rollout", "score", "policy_update", "evaluate"
 @pytest.fixture(scope="session")
 def prepared_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny clone whose data is prepared, without Slurm. Read it, do not change it."""
-    clone = clones.copy_tree(tmp_path_factory.mktemp("prepared") / "clone")
+    clone = copy_tree(tmp_path_factory.mktemp("prepared") / "clone")
     clone.without_tracking()
     clone.set_params(**PARAMS)
     clone.run("dvc", "repro", "prepare")
     clone.commit("prepared")
-    root: Path = clone.root
-    return root
+    return clone.root
 
 
-def copy_at_home(source: Path, folder: Path) -> Any:
+def copy_at_home(source: Path, folder: Path) -> Clone:
     """A copy of a clone whose stages run on this machine, with nothing going to MLflow."""
     shutil.copytree(source, folder / "clone", symlinks=True)
-    clone = clones.Clone(folder / "clone")
+    clone = Clone(folder / "clone")
     clone.without_tracking()
     return clone
 
@@ -339,8 +317,7 @@ def pipeline_root(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory)
     clone.run("lockstep", "session", "up", "--stages", ",".join((*STAGES, "evaluate_sft")))
     clone.run("lockstep", "run")
     clone.run("lockstep", "session", "down")
-    root: Path = clone.root
-    return root
+    return clone.root
 
 
 @pytest.fixture(scope="session")

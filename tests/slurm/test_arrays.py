@@ -2,12 +2,13 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+
+from pipelines.dvc_repo.lock_file import read_stages
+from tests.slurm.conftest import copy_at_home
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +61,7 @@ def answer_by_hash(clone: Any) -> None:
 @pytest.fixture(scope="module")
 def by_one_process(pipeline_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What dvc.lock says of rollouts without a model that one process made, without Slurm."""
-    clone = _conftest().copy_at_home(pipeline_root, tmp_path_factory.mktemp("one"))
+    clone = copy_at_home(pipeline_root, tmp_path_factory.mktemp("one"))
     answer_by_hash(clone)
     clone.run("dvc", "repro", "--single-item", ROLLOUT)
     return outs(clone.root, ROLLOUT)
@@ -76,29 +77,17 @@ def trained(slurm_clone: Any, pipeline_root: Path) -> Any:
     return slurm_clone
 
 
-def _conftest() -> Any:
-    return sys.modules["tests.slurm.conftest"]
-
-
 def outs(root: Path, stage: str) -> Any:
-    return outs_of((root / "dvc.lock").read_text(), stage)
-
-
-def outs_of(lock: str, stage: str) -> Any:
-    return YAML(typ="safe").load(lock)["stages"][stage]["outs"]
-
-
-def attempt(clone: Any, number: int = 1, stage: str = ROLLOUT) -> Path:
-    return next(clone.root.glob(f".lockstep/jobs/{stage}/*/attempts/{number:03}"))
+    return read_stages(root)[stage]["outs"]
 
 
 def test_the_merged_artifacts_are_those_of_one_process(
-    pipeline_on_slurm: tuple[Any, str], pipeline_lock: str
+    pipeline_on_slurm: tuple[Any, str], pipeline_root: Path
 ) -> None:
     clone, _ = pipeline_on_slurm
     for stage, shards in ((ROLLOUT, 3), (SCORE, 2)):
-        assert outs(clone.root, stage) == outs_of(pipeline_lock, stage)
-        assert len(list((attempt(clone, stage=stage) / "tasks").glob("*.json"))) == shards
+        assert outs(clone.root, stage) == outs(pipeline_root, stage)
+        assert len(clone.attempt(stage=stage).tasks) == shards
 
 
 def test_more_shards_than_an_array_may_have_are_submitted_in_chunks(
@@ -108,8 +97,8 @@ def test_more_shards_than_an_array_may_have_are_submitted_in_chunks(
     trained.set_profile(rollout={"shards": 6, "array_parallelism": 2, "tasks_per_node": 2})
     trained.run("dvc", "repro", "--single-item", ROLLOUT)
     assert outs(trained.root, ROLLOUT) == by_one_process
-    assert len(json.loads((attempt(trained) / "launch.json").read_text())["jobs"]) == 2
-    assert len(list((attempt(trained) / "tasks").glob("*.json"))) == 12
+    attempt = trained.attempt(stage=ROLLOUT)
+    assert (len(attempt.launched.jobs), len(attempt.tasks)) == (2, 12)
 
 
 def test_only_missing_shards_are_submitted_again_and_progress_is_of_all(
@@ -121,11 +110,12 @@ def test_only_missing_shards_are_submitted_again_and_progress_is_of_all(
     assert done.returncode != 0
     assert "rank 0 on 127.0.0.1" in done.stdout
     assert "Killed" in done.stdout
-    progress = json.loads((attempt(trained).parents[1] / "progress.json").read_text())
+    entry = trained.attempt(stage=ROLLOUT).entry
+    progress = json.loads((entry.folder / "progress.json").read_text())
     assert progress["total"] == 32
     assert 0 < progress["done"] < 32, "what the other shards have done is counted, and kept"
     trained.run("dvc", "repro", "--single-item", ROLLOUT)
-    assert json.loads((attempt(trained, 2) / "launch.json").read_text())["shards"] == [1]
+    assert trained.attempt(2, ROLLOUT).launched.shards == (1,)
     assert outs(trained.root, ROLLOUT) == by_one_process
 
 
@@ -140,7 +130,4 @@ def test_a_requeued_task_of_an_array_goes_on_alone(trained: Any, by_one_process:
     trained.begin_with("rollout", stop)
     trained.run("dvc", "repro", "--single-item", ROLLOUT)
     assert outs(trained.root, ROLLOUT) == by_one_process
-    words = [
-        json.loads(path.read_text()) for path in sorted((attempt(trained) / "tasks").iterdir())
-    ]
-    assert [word["restart"] for word in words] == [0, 1]
+    assert [task.restart for task in trained.attempt(stage=ROLLOUT).tasks] == [0, 1]

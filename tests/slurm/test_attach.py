@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.ledger.entry import Attempt
 from tests.conftest import kill_each
-from tests.slurm.conftest import let_the_controller_save
-from tests.waiting import PATIENCE_S, until_said
+from tests.slurm.conftest import DIGESTING_STAGE, let_the_controller_save
+from tests.waiting import ended, failed, stop, succeeded, until_said
 
 COMMANDS = [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")]
 
@@ -34,19 +32,18 @@ def kill_9_everything_but_the_job(clone: Any, driver: subprocess.Popen[str]) -> 
         if process not in workers and not is_of_slurm(process, words)
     ]
     kill_each(killed)
-    driver.communicate(timeout=PATIENCE_S)
+    ended(driver)
     clone.until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
 
 
 def wait_again(clone: Any) -> None:
     """The same command finds the job, which ends only then, and waits for it."""
-    driver = clone.start("dvc", "repro", "--single-item", "sft")
+    driver = clone.start_sft()
     found = next(
         (line for line in driver.stdout if "its job still runs; waiting for it" in line), None
     )
     clone.release()
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    output = succeeded(driver)
     assert found, output
 
 
@@ -54,8 +51,7 @@ def wait_again(clone: Any) -> None:
 def test_after_kill_9_the_same_command_waits_for_the_live_job(
     medium_sft: Any, undisturbed_lock: str, command: tuple[str, ...]
 ) -> None:
-    driver = medium_sft.start(*command)
-    before = medium_sft.training()
+    driver, before = medium_sft.start_training(*command)
     kill_9_everything_but_the_job(medium_sft, driver)
     assert before["job"] in medium_sft.jobs()
     wait_again(medium_sft)
@@ -65,10 +61,9 @@ def test_after_kill_9_the_same_command_waits_for_the_live_job(
 
 
 def test_kill_9_of_dvc_alone_lets_the_driver_go_and_the_job_stay(long_sft: Any) -> None:
-    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
-    row = long_sft.training()
+    driver, row = long_sft.start_training()
     psutil.Process(driver.pid).kill()
-    output, _ = driver.communicate(timeout=PATIENCE_S)
+    output = ended(driver)
     assert "detached (the dvc process that started this stage is gone)" in output
     assert row["job"] in long_sft.jobs()
 
@@ -76,8 +71,7 @@ def test_kill_9_of_dvc_alone_lets_the_driver_go_and_the_job_stay(long_sft: Any) 
 def test_a_job_that_finished_unattended_is_harvested(
     medium_sft: Any, undisturbed_lock: str
 ) -> None:
-    driver = medium_sft.start("lockstep", "run", "sft")
-    medium_sft.training()
+    driver, _ = medium_sft.start_training("lockstep", "run", "sft")
     kill_9_everything_but_the_job(medium_sft, driver)
     medium_sft.release()
     medium_sft.until_state("completed")
@@ -90,11 +84,10 @@ def test_a_job_that_finished_unattended_is_harvested(
 def test_a_driver_killed_before_it_noted_the_job_finds_it(
     medium_sft: Any, undisturbed_lock: str
 ) -> None:
-    driver = medium_sft.start("dvc", "repro", "--single-item", "sft")
-    row = medium_sft.training()
+    driver, row = medium_sft.start_training()
     kill_9_everything_but_the_job(medium_sft, driver)
     # As if the kill had come between sbatch and the line that notes its answer.
-    attempt = Attempt(next(medium_sft.root.glob(".lockstep/jobs/sft/*/attempts/001")))
+    attempt = medium_sft.attempt()
     attempt.write(replace(attempt.launched, job=None, jobs=(), token=None))
     (attempt.folder / "scheduler.json").unlink()
     wait_again(medium_sft)
@@ -105,11 +98,9 @@ def test_a_driver_killed_before_it_noted_the_job_finds_it(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_cancels_the_job_and_says_which(long_sft: Any, command: tuple[str, ...]) -> None:
-    driver = long_sft.start(*command)
-    row = long_sft.training()
+    driver, row = long_sft.start_training(*command)
     os.killpg(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode != 0
+    output = failed(driver)
     assert "SIGINT received; cancelling" in output
     assert f"job {row['job']}" in output
     assert "press Ctrl-C again to leave" in output
@@ -119,30 +110,25 @@ def test_ctrl_c_cancels_the_job_and_says_which(long_sft: Any, command: tuple[str
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_twice_leaves_the_job_running(long_sft: Any, command: tuple[str, ...]) -> None:
-    driver = long_sft.start(*command)
-    row = long_sft.training()
+    driver, row = long_sft.start_training(*command)
     os.killpg(driver.pid, signal.SIGINT)
     until_said(driver, "press Ctrl-C again to leave")
     os.killpg(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode != 0
+    output = failed(driver)
     assert "detached" in output
     assert row["job"] in long_sft.jobs()
     assert long_sft.status()["state"] == "running"
 
 
 def test_a_closed_terminal_leaves_the_job_running(long_sft: Any) -> None:
-    driver = long_sft.start("lockstep", "run", "sft")
-    row = long_sft.training()
-    os.killpg(driver.pid, signal.SIGHUP)
-    output, _ = driver.communicate(timeout=PATIENCE_S)
+    driver, row = long_sft.start_training("lockstep", "run", "sft")
+    output = stop(driver, signal.SIGHUP)
     assert "detached: the jobs go on" in output
     assert row["job"] in long_sft.jobs()
 
 
 def test_detach_submits_and_returns(medium_sft: Any) -> None:
-    digests = sys.modules["tests.slurm.conftest"].DIGESTING_STAGE
-    medium_sft.write_code("stages/reward_model.py", digests)
+    medium_sft.write_code("stages/reward_model.py", DIGESTING_STAGE)
     hold = str(medium_sft.root / "hold")
     wait = f"    import os, time\n    while os.path.exists({hold!r}):\n        time.sleep(0.1)\n"
     medium_sft.begin_with("reward_model", wait)
@@ -161,34 +147,30 @@ def test_detach_submits_and_returns(medium_sft: Any) -> None:
 
 def test_a_cancelled_job_is_never_waited_for_again(long_sft: Any) -> None:
     """Even while it still dies: its worker does not listen, so Slurm needs a while to end it."""
-    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
-    row = long_sft.training()
+    driver, row = long_sft.start_training()
     long_sft.workers()[0].send_signal(signal.SIGSTOP)
     canceller = long_sft.start("lockstep", "cancel", "sft")
     long_sft.until_state("cancelled")
-    driver.communicate(timeout=PATIENCE_S)
-    again = long_sft.start("dvc", "repro", "--single-item", "sft")
+    ended(driver)
+    again = long_sft.start_sft()
     second = long_sft.until(
         lambda: (r := long_sft.status())["attempts"] == 2 and r["job"] and r, "a second attempt"
     )
     assert second["job"] != row["job"]
     assert row["job"] not in long_sft.jobs(), "never two jobs at one stage"
-    canceller.communicate(timeout=PATIENCE_S)
-    os.killpg(again.pid, signal.SIGTERM)
-    again.communicate(timeout=PATIENCE_S)
+    ended(canceller)
+    stop(again)
 
 
 def test_the_controller_may_die_and_come_back(medium_sft: Any, undisturbed_lock: str) -> None:
     cluster = medium_sft.cluster
-    driver = medium_sft.start("dvc", "repro", "--single-item", "sft")
-    medium_sft.training()
+    driver, _ = medium_sft.start_training()
     let_the_controller_save(cluster)
     cluster.kill_controller()
     time.sleep(4)
     cluster.start_controller()
     medium_sft.release()
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    succeeded(driver)
     assert medium_sft.status()["attempts"] == 1
     assert medium_sft.lock() == undisturbed_lock
 
@@ -196,10 +178,9 @@ def test_the_controller_may_die_and_come_back(medium_sft: Any, undisturbed_lock:
 def test_a_job_is_submitted_when_the_controller_comes_back(quick_sft: Any) -> None:
     let_the_controller_save(quick_sft.cluster)
     quick_sft.cluster.kill_controller()
-    driver = quick_sft.start("dvc", "repro", "--single-item", "sft")
+    driver = quick_sft.start_sft()
     time.sleep(6)
     assert driver.poll() is None
     quick_sft.cluster.start_controller()
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    succeeded(driver)
     assert quick_sft.status()["attempts"] == 1

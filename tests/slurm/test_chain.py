@@ -1,14 +1,13 @@
 """Nobody on the login node: the whole plan in the queue, and its results recorded afterwards."""
 
 import json
-import os
 import signal
-import sys
 from typing import Any
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.slurm.conftest import DIGESTING_STAGE, STAGES, copy_at_home
+from tests.waiting import ended, stop, succeeded
 
 
 def states(clone: Any) -> dict[str, str]:
@@ -19,11 +18,10 @@ def states(clone: Any) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_chain_runs_by_itself_and_records_the_same_bytes(slurm_clone: Any) -> None:
     """With stages that digest what they are given: one wrong input makes other bytes."""
-    conftest = sys.modules["tests.slurm.conftest"]
-    for stage in conftest.STAGES:
-        slurm_clone.write_code(f"stages/{stage}.py", conftest.DIGESTING_STAGE)
+    for stage in STAGES:
+        slurm_clone.write_code(f"stages/{stage}.py", DIGESTING_STAGE)
     slurm_clone.commit("digests")
-    at_home = conftest.copy_at_home(slurm_clone.root, slurm_clone.root.parent / "home")
+    at_home = copy_at_home(slurm_clone.root, slurm_clone.root.parent / "home")
     at_home.run("lockstep", "run")
     output = slurm_clone.run("lockstep", "run", "--chain").stdout
     assert "8 stages in the queue" in output
@@ -71,12 +69,11 @@ def test_a_command_waits_for_a_stage_that_a_chain_has_in_the_queue(quick_sft: An
         "a chain has its job in the queue"
         in quick_sft.run("lockstep", "run", "--detach", "sft").stdout
     )
-    driver = quick_sft.start("dvc", "repro", "--single-item", "sft")
+    driver = quick_sft.start_sft()
     waits = next((line for line in driver.stdout if "of chain" in line), None)
     assert waits is not None, "the driver says that it waits for the chain's job"
     cluster.up()
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    succeeded(driver)
     assert quick_sft.status()["attempts"] == 1
 
 
@@ -96,8 +93,7 @@ def test_chains_need_slurm(slurm_clone: Any) -> None:
 
 def test_status_shows_all_that_slurm_users_look_for(long_sft: Any) -> None:
     long_sft.set_profile(partition="gpu", gpus_per_node=1)
-    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
-    row = long_sft.training()
+    driver, row = long_sft.start_training()
     shown = long_sft.run("lockstep", "status").stdout
     line = next(line for line in shown.splitlines() if line.startswith("sft "))
     for part in ("running", "of 30 min 00 s", row["nodes"], row["job"], "loss 1"):
@@ -105,15 +101,12 @@ def test_status_shows_all_that_slurm_users_look_for(long_sft: Any) -> None:
     assert f"sft: log {row['log']}" in shown
     assert row["gpus"] == 1
     assert row["limit"] == 1800
-    os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=PATIENCE_S)
+    stop(driver)
 
 
 def test_orphans_are_listed_and_ended(long_sft: Any) -> None:
-    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
-    first = long_sft.training()
-    os.killpg(driver.pid, signal.SIGHUP)
-    driver.communicate(timeout=PATIENCE_S)
+    driver, first = long_sft.start_training()
+    stop(driver, signal.SIGHUP)
     assert "no live job is unwanted" in long_sft.run("lockstep", "status", "--orphans").stdout
     long_sft.set_params(sft__epochs=19_999)
     long_sft.run("lockstep", "run", "--detach", "sft")
@@ -125,17 +118,15 @@ def test_orphans_are_listed_and_ended(long_sft: Any) -> None:
 
 
 def test_logs_follow_across_attempts(long_sft: Any) -> None:
-    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
-    row = long_sft.training()
+    driver, row = long_sft.start_training()
     follower = long_sft.start("lockstep", "logs", "-f", "sft")
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
     long_sft.until(
         lambda: "restart 1, on" in long_sft.run("lockstep", "logs", "sft").stdout, "at work"
     )
-    os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=PATIENCE_S)
-    output, _ = follower.communicate(timeout=PATIENCE_S)
+    stop(driver)
+    output = ended(follower)
     assert "attempt 1, on" in output
     assert "attempt 1, restart 1, on" in output
     assert "stopped at a step boundary, to go on after a restart" in output

@@ -3,13 +3,13 @@
 import json
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.slurm.conftest import COUNT_TOGETHER, MEDIUM, copy_at_home, on_slurm
+from tests.waiting import failed, succeeded
 
 pytestmark = pytest.mark.slow
 
@@ -20,52 +20,6 @@ RANKS = {
     "sft": {"nodes": 2, "tasks_per_node": 1, "gpus_per_node": 1},
 }
 """Two ranks on two nodes, each with a GPU of its own (that nobody uses)."""
-
-
-COUNT_TOGETHER = """
-import hashlib
-import os
-import time
-
-from stages.context import Stopped
-from stages.engines.processes.ranks import join
-
-
-def run(config, inputs, out, ctx):
-    state = ctx.scratch / "checkpoint-1"
-    hold = ctx.folder.parents[3] / "hold"
-    last = config.sft.epochs - 1
-
-    def save(step):
-        if ctx.rank == 0:
-            aside = state.with_suffix(".tmp")
-            aside.write_text(f"{step} {made}")
-            os.replace(aside, state)
-
-    with join(ctx) as ranks:
-        found = state.read_text().split() if state.exists() else ("0", "nothing")
-        (done, made), _ = ranks.from_first(found, {})
-        ctx.resume_at(int(done))
-        saved = time.monotonic()
-        for step in range(int(done), config.sft.epochs):
-            while step == last and hold.exists() and not ctx.should_stop():
-                time.sleep(0.05)
-            if ranks.agree_to_stop(ctx.should_stop(), f"step {step + 1}"):
-                save(step)
-                raise Stopped(f"stopped after step {step}")
-            if time.monotonic() - saved > ctx.checkpoint_seconds:
-                save(step)
-                saved = time.monotonic()
-            time.sleep(0.05)
-            made = hashlib.sha256(f"{made} {step}".encode()).hexdigest()
-            ctx.log(step + 1, {"loss": 1.0})
-            ctx.progress(step + 1, config.sft.epochs, loss=1.0)
-    for path in out.values():
-        path.mkdir()
-        (path / "done").write_text(made)
-    return {"loss": 1.0}
-"""
-"""Ranks that meet at every step as those that train do, without a model and its libraries."""
 
 
 @pytest.fixture
@@ -87,26 +41,19 @@ def two_nodes(real_sft: Any) -> Any:
 @pytest.fixture(scope="module")
 def undisturbed(prepared_root: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The same, left in peace."""
-    clones = sys.modules["tests.slurm.conftest"]
     root = tmp_path_factory.mktemp("ranks") / "clone"
     shutil.copytree(prepared_root, root, symlinks=True)
-    clone = clones.on_slurm(root, cluster)
-    clone.set_params(sft__epochs=clones.MEDIUM)
+    clone = on_slurm(root, cluster)
+    clone.set_params(sft__epochs=MEDIUM)
     clone.set_profile(**RANKS)
     clone.run("dvc", "repro", "--single-item", "sft")
     return clone
 
 
-def start(clone: Any) -> Any:
-    return clone.start("dvc", "repro", "--single-item", "sft")
-
-
 def test_ranks_find_one_another_across_nodes(undisturbed: Any) -> None:
-    attempt = next(undisturbed.root.glob(".lockstep/jobs/sft/*/attempts/001"))
-    words = [json.loads(path.read_text()) for path in sorted((attempt / "tasks").iterdir())]
-    assert [word["rank"] for word in words] == [0, 1]
-    assert [word["state"] for word in words] == ["completed", "done"]
-    where = json.loads((attempt / "restarts/000/rendezvous.json").read_text())
+    attempt = undisturbed.attempt()
+    assert [(task.rank, task.state) for task in attempt.tasks] == [(0, "completed"), (1, "done")]
+    where = json.loads((attempt.folder / "restarts/000/rendezvous.json").read_text())
     assert where["address"] == "127.0.0.11"
     row = undisturbed.status()
     assert (row["gpus"], row["nodes"]) == (2, "127.0.0.[11-12]")
@@ -116,34 +63,28 @@ def test_ranks_find_one_another_across_nodes(undisturbed: Any) -> None:
 def test_all_ranks_stop_at_one_step_and_go_on_to_the_same_bytes(
     two_nodes: Any, undisturbed: Any
 ) -> None:
-    driver = start(two_nodes)
-    row = two_nodes.training()
+    driver, row = two_nodes.start_training()
     two_nodes.cluster.run("scancel", "--signal=USR2", row["job"])
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    succeeded(driver)
     assert two_nodes.status()["restarts"] == 1
     assert two_nodes.lock() == undisturbed.lock()
 
 
 def test_a_killed_rank_is_named_and_takes_the_job_along(counting: Any) -> None:
-    driver = start(counting)
-    counting.training()
+    driver, _ = counting.start_training()
     workers = counting.workers()
     assert len(workers) == 2
     workers[1].kill()
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode != 0
+    output = failed(driver)
     assert "rank 1 on 127.0.0.12: Killed" in output
     assert not counting.workers()
 
 
 def test_a_rank_that_hangs_is_named_within_the_time_allowed(counting: Any) -> None:
-    driver = start(counting)
-    counting.training()
+    driver, _ = counting.start_training()
     stuck = counting.workers()[1]
     stuck.send_signal(signal.SIGSTOP)
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode != 0
+    output = failed(driver)
     assert "rank 1 on" in output
     assert "has not come to step" in output
 
@@ -161,18 +102,14 @@ def test_a_node_lost_under_some_of_the_ranks(counting: Any) -> None:
     """Slurm requeues the job; the ranks that lost their peers must not end it for good."""
     counting.set_params(sft__epochs=60)
     counting.set_profile(checkpoint_seconds=0.2)
-    at_home = sys.modules["tests.slurm.conftest"].copy_at_home(
-        counting.root, counting.root.parent / "home"
-    )
+    at_home = copy_at_home(counting.root, counting.root.parent / "home")
     counting.hold()
-    driver = start(counting)
-    counting.training()
+    driver, _ = counting.start_training()
     saved = ".lockstep/jobs/sft/*/scratch/checkpoint-1"
     counting.until(lambda: list(counting.root.glob(saved)), "something to go on from")
     counting.cluster.kill_node("127.0.0.12")
     counting.release()
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    succeeded(driver)
     at_home.run("dvc", "repro", "--single-item", "sft")
     assert counting.lock() == (at_home.root / "dvc.lock").read_text()
     assert counting.steps() == list(range(1, 61)), "each step once"
@@ -184,10 +121,9 @@ def test_a_model_is_spread_over_the_ranks_of_two_nodes(slurm_clone: Any) -> None
     slurm_clone.set_profile(**RANKS)
     slurm_clone.set_profile(sft={"sharding": "zero2", "offload": "optimizer"})
     slurm_clone.run("dvc", "repro", "--single-item", "sft")
-    attempt = next(slurm_clone.root.glob(".lockstep/jobs/sft/*/attempts/001"))
-    words = [json.loads(path.read_text()) for path in sorted((attempt / "tasks").iterdir())]
-    assert [word["state"] for word in words] == ["completed", "done"]
-    made_by = json.loads((attempt / "result.json").read_text())["environment"]
+    attempt = slurm_clone.attempt()
+    assert [task.state for task in attempt.tasks] == ["completed", "done"]
+    made_by = attempt.result.environment
     assert (made_by["world"], made_by["sharding"], made_by["offload"]) == (2, "zero2", "optimizer")
     metrics = json.loads((slurm_clone.root / "metrics/sft.json").read_text())
     assert slurm_clone.steps() == list(range(1, metrics["num_steps"] + 1))

@@ -1,17 +1,12 @@
 """Preemption, time limits and lost nodes: the stage goes on from its scratch, to the same bytes."""
 
-import os
 import shutil
 import signal
 from typing import Any
 
 import pytest
 
-from tests.waiting import PATIENCE_S
-
-
-def start(clone: Any) -> Any:
-    return clone.start("dvc", "repro", "--single-item", "sft")
+from tests.waiting import failed, stop, succeeded
 
 
 def checkpoints(clone: Any) -> list[Any]:
@@ -20,8 +15,7 @@ def checkpoints(clone: Any) -> list[Any]:
 
 def finish(clone: Any, driver: Any, expected: str) -> str:
     output: str
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    output = succeeded(driver)
     assert clone.lock() == expected
     steps = clone.steps()
     assert steps == list(range(1, len(steps) + 1)), "each step once"
@@ -40,8 +34,7 @@ def preempt(clone: Any, node: str) -> str:
 @pytest.mark.slow
 def test_preemption_with_requeue(real_sft: Any, real_lock: str) -> None:
     real_sft.set_profile(partition="spot")
-    driver = start(real_sft)
-    row = real_sft.training()
+    driver, row = real_sft.start_training()
     urgent = preempt(real_sft, row["nodes"])
     real_sft.until(lambda: checkpoints(real_sft), "saved on the warning")
     output = finish(real_sft, driver, real_lock)
@@ -55,8 +48,7 @@ def test_preemption_with_requeue(real_sft: Any, real_lock: str) -> None:
 def test_preemption_with_cancel(medium_sft: Any, undisturbed_lock: str) -> None:
     # None but the one on the warning.
     medium_sft.set_profile(partition="spot-cancel", checkpoint_seconds=600)
-    driver = start(medium_sft)
-    row = medium_sft.training()
+    driver, row = medium_sft.start_training()
     preempt(medium_sft, row["nodes"])
     medium_sft.until(lambda: checkpoints(medium_sft), "saved on the warning")
     medium_sft.release()
@@ -69,10 +61,9 @@ def test_preemption_of_a_worker_that_does_not_listen(long_sft: Any) -> None:
     """It is killed at the end of its grace, and a new job goes on from the last checkpoint."""
     long_sft.set_profile(partition="spot-cancel")
     code = (long_sft.root / "stages/sft.py").read_text()
-    deaf = "        save(step)\n        if False:\n"
-    long_sft.write_code("stages/sft.py", code.replace("        if ctx.should_stop():\n", deaf))
-    driver = start(long_sft)
-    row = long_sft.training()
+    deaf = "save(step)\n            if False:"
+    long_sft.write_code("stages/sft.py", code.replace("if stop:", deaf))
+    driver, row = long_sft.start_training()
     preempt(long_sft, row["nodes"])
     again = long_sft.until(
         lambda: (r := long_sft.status())["attempts"] == 2 and r["progress"] and r, "going on"
@@ -80,8 +71,7 @@ def test_preemption_of_a_worker_that_does_not_listen(long_sft: Any) -> None:
     assert (again["restarts"], again["job"] != row["job"]) == (1, True)
     steps = long_sft.steps()
     assert steps == list(range(1, len(steps) + 1)), "each step once"
-    os.killpg(driver.pid, signal.SIGTERM)
-    output, _ = driver.communicate(timeout=PATIENCE_S)
+    output = stop(driver, signal.SIGTERM)
     assert f"job {row['job']} was preempted" in output
     assert "going on in a new job (restart 1 of 3)" in output
 
@@ -89,8 +79,7 @@ def test_preemption_of_a_worker_that_does_not_listen(long_sft: Any) -> None:
 @pytest.mark.slow
 def test_a_lost_node_with_requeue(medium_sft: Any, undisturbed_lock: str) -> None:
     medium_sft.set_profile(checkpoint_seconds=0.2)
-    driver = start(medium_sft)
-    row = medium_sft.training()
+    driver, row = medium_sft.start_training()
     medium_sft.until(lambda: checkpoints(medium_sft), "something to go on from")
     medium_sft.cluster.kill_node(row["nodes"])
     medium_sft.release()
@@ -103,39 +92,31 @@ def test_a_lost_node_with_requeue(medium_sft: Any, undisturbed_lock: str) -> Non
 @pytest.mark.slow
 def test_a_time_limit_is_survived_by_going_on(long_sft: Any) -> None:
     """The limit is shortened; Slurm looks at limits twice a minute, so the warning comes early."""
-    slurm_clone = long_sft
-    slurm_clone.set_profile(sft={"signal_lead_seconds": 5})
-    driver = start(slurm_clone)
-    row = slurm_clone.training()
-    slurm_clone.cluster.run("scontrol", "update", f"JobId={row['job']}", "EndTime=now+45")
-    slurm_clone.until(lambda: slurm_clone.status()["restarts"] == 1, "a restart")
-    second = slurm_clone.training()
+    long_sft.set_profile(sft={"signal_lead_seconds": 5})
+    driver, row = long_sft.start_training()
+    long_sft.cluster.run("scontrol", "update", f"JobId={row['job']}", "EndTime=now+45")
+    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
+    second = long_sft.training()
     assert second["job"] == row["job"]
-    resumed = slurm_clone.steps()
+    resumed = long_sft.steps()
     assert resumed == list(range(1, len(resumed) + 1))
-    assert checkpoints(slurm_clone), "saved before the limit"
-    os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=PATIENCE_S)
+    assert checkpoints(long_sft), "saved before the limit"
+    stop(driver)
 
 
 def test_the_warning_reaches_the_worker_and_not_its_helpers(long_sft: Any) -> None:
     """A helper process that a stage has started must live to help it save."""
-    begin, end = "    params = config.sft\n", "            raise Stopped"
+    start = "    import subprocess\n    helper = subprocess.Popen(['sleep', '300'])\n"
+    long_sft.begin_with("sft", start)
     text = (long_sft.root / "stages/sft.py").read_text()
-    text = text.replace(
-        begin,
-        f"{begin}    import subprocess\n    helper = subprocess.Popen(['sleep', '300'])\n",
-    )
     note = f"open('{long_sft.root}/helper', 'a').write(f'{{helper.poll()}} ')"
-    text = text.replace(end, f"            time.sleep(1)\n            {note}\n{end}")
+    text = text.replace("raise Stopped", f"time.sleep(1); {note}; raise Stopped")
     long_sft.write_code("stages/sft.py", text)
-    driver = start(long_sft)
-    row = long_sft.training()
+    driver, row = long_sft.start_training()
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
     assert (long_sft.root / "helper").read_text() == "None ", "it lived when the stage saved"
-    os.killpg(driver.pid, signal.SIGTERM)
-    driver.communicate(timeout=PATIENCE_S)
+    stop(driver)
 
 
 def test_a_command_of_slurm_that_fails_once_does_not_end_the_job(
@@ -151,8 +132,7 @@ def test_a_command_of_slurm_that_fails_once_does_not_end_the_job(
         )
         (folder / name).chmod(0o755)
     medium_sft.set_profile(setup=[f"export PATH={folder}:$PATH"])
-    driver = start(medium_sft)
-    row = medium_sft.training()
+    driver, row = medium_sft.start_training()
     medium_sft.cluster.run("scancel", "--signal=USR2", row["job"])
     medium_sft.until(lambda: medium_sft.status()["restarts"] == 1, "a restart")
     medium_sft.release()
@@ -162,14 +142,12 @@ def test_a_command_of_slurm_that_fails_once_does_not_end_the_job(
 
 def test_restarts_are_bounded(long_sft: Any) -> None:
     long_sft.set_profile(requeues=1)
-    driver = start(long_sft)
-    row = long_sft.training()
+    driver, row = long_sft.start_training()
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
     long_sft.training()
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode != 0
+    output = failed(driver)
     assert "its profile allows no more restarts (requeues: 1)" in output
     assert long_sft.status()["state"] == "failed"
     assert long_sft.jobs() == []

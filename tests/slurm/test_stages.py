@@ -3,12 +3,13 @@
 import json
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import ended, failed
 
 
 @pytest.mark.slow
@@ -116,7 +117,7 @@ def test_secrets_of_the_control_plane_do_not_travel_and_others_are_in_no_log(
     )
     assert "hunter" not in leak.read_text()
     assert "MY_API_KEY=travels" in leak.read_text()
-    logs = list(quick_sft.root.glob(".lockstep/jobs/sft/*/attempts/001/*_log.*"))
+    logs = quick_sft.attempt().logs()
     assert "mine is ***" in "".join(log.read_text() for log in logs)
     assert not any(stat.S_IMODE(log.stat().st_mode) & ~0o640 for log in logs)
 
@@ -125,31 +126,28 @@ def test_what_a_queued_job_runs_is_the_code_as_it_was(quick_sft: Any) -> None:
     cluster = quick_sft.cluster
     for name in cluster.layout.names:
         cluster.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
-    driver = quick_sft.start("dvc", "repro", "--single-item", "sft")
+    driver = quick_sft.start_sft()
     quick_sft.until_state("queued")
     code = quick_sft.root / "stages/sft.py"
     original = code.read_text()
     code.write_text("raise SystemExit('the code of another day')\n" + original)
     cluster.up()
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode != 0
+    output = failed(driver)
     assert "its code, params or inputs changed while its job ran" in output
     assert "another day" not in quick_sft.run("lockstep", "logs", "sft").stdout
     code.write_text(original)
     output = quick_sft.run("dvc", "repro", "--single-item", "sft").stdout
     assert "found finished; publishing" in output
-    launch = next(quick_sft.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
-    assert json.loads(launch.read_text())["git_commit"]
+    assert quick_sft.attempt().launched.git_commit
 
 
 def test_uncommitted_changes_are_recorded_with_the_attempt(quick_sft: Any) -> None:
     code = quick_sft.root / "stages/sft.py"
     code.write_text(code.read_text() + "\n# not committed\n")
     quick_sft.run("dvc", "repro", "--single-item", "sft")
-    path = next(quick_sft.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
-    launch = json.loads(path.read_text())
-    assert launch["git_commit"].endswith("+")
-    assert "+# not committed" in launch["git_diff"]
+    launch = quick_sft.attempt().launched
+    assert launch.git_commit.endswith("+")
+    assert "+# not committed" in launch.git_diff
 
 
 def test_a_dry_run_for_slurm_leaves_other_profiles_alone(quick_sft: Any) -> None:
@@ -168,10 +166,9 @@ def test_inside_an_allocation_a_local_job_is_one_process(quick_sft: Any) -> None
 
 
 def test_a_job_that_comes_back_after_its_cancellation_does_nothing(long_sft: Any) -> None:
-    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
-    row = long_sft.training()
+    driver, row = long_sft.start_training()
     long_sft.run("lockstep", "cancel", "sft")
-    driver.communicate(timeout=PATIENCE_S)
+    ended(driver)
     steps = long_sft.steps()
     long_sft.until(lambda: not long_sft.jobs(), "its end")
     long_sft.cluster.run("scontrol", "requeue", row["job"])
@@ -236,18 +233,16 @@ def test_another_job_that_a_sites_sbatch_speaks_of_is_left_alone(long_sft: Any) 
     driver = long_sft.start("dvc", "repro", "--single-item", "sft", PATH=path)
     assert long_sft.training()["job"] != bystander
     long_sft.run("lockstep", "cancel", "sft")
-    driver.communicate(timeout=PATIENCE_S)
+    ended(driver)
     assert long_sft.jobs() == [bystander]
 
 
 def test_a_job_that_is_not_ours_is_never_cancelled(long_sft: Any) -> None:
     """Whatever the ledger says: Slurm gives numbers again after it has lost its state."""
     bystander = long_sft.cluster.run("sbatch", "--parsable", "--wrap=sleep 600").strip()
-    driver = long_sft.start("dvc", "repro", "--single-item", "sft")
-    row = long_sft.training()
-    path = next(long_sft.root.glob(".lockstep/jobs/sft/*/attempts/001/launch.json"))
-    launch = json.loads(path.read_text())
-    path.write_text(json.dumps({**launch, "jobs": [row["job"], bystander]}))
+    driver, row = long_sft.start_training()
+    attempt = long_sft.attempt()
+    attempt.write(replace(attempt.launched, jobs=(row["job"], bystander)))
     long_sft.run("lockstep", "cancel", "sft")
-    driver.communicate(timeout=PATIENCE_S)
+    ended(driver)
     long_sft.until(lambda: long_sft.jobs() == [bystander], "its own job ends, and no other")

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "prefect"))
 
 from prefect_servers import serving
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import succeeded
 
 pytestmark = pytest.mark.slow
 
@@ -21,13 +21,11 @@ SAVED = ".lockstep/jobs/sft/*/scratch/checkpoint-*"
 def test_a_requeued_job_is_one_run_with_each_step_once(medium_sft: Any) -> None:
     del medium_sft.variables["LOCKSTEP_TRACKING"]
     medium_sft.set_profile(checkpoint_seconds=600)
-    driver = medium_sft.start("lockstep", "run", "sft")
-    row = medium_sft.training()
+    driver, row = medium_sft.start_training("lockstep", "run", "sft")
     medium_sft.cluster.run("scancel", "--signal=USR2", row["job"])
     medium_sft.until(lambda: list(medium_sft.root.glob(SAVED)), "saved on the warning")
     medium_sft.release()
-    output, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode == 0, output
+    succeeded(driver)
     assert medium_sft.status()["restarts"] == 1
     medium_sft.run("lockstep", "sync")
     with sqlite3.connect(medium_sft.root / ".lockstep/mlflow.db") as database:
