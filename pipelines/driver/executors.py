@@ -175,10 +175,6 @@ class SessionExecutor(_WithScheduler):
     memory; one that does not come to such a boundary in time takes the session with it.
     """
 
-    def __init__(self, repository: Repository, stop_s: float = STOP_S) -> None:
-        super().__init__(repository)
-        self._stop_s = stop_s
-
     def submit(self, attempt: Attempt, pause: Pause) -> Launch:  # noqa: ARG002
         session, launch = session_of(attempt), attempt.launched
         mailbox.post(session.folder, attempt.folder, launch.code)
@@ -188,7 +184,7 @@ class SessionExecutor(_WithScheduler):
         session = session_of(attempt)
         if mailbox.withdraw(session.folder, attempt.folder):
             return True
-        deadline = time.monotonic() + self._stop_s
+        deadline = time.monotonic() + STOP_S
         while attempt.state().alive and time.monotonic() < deadline:
             self.refresh()
             time.sleep(POLL_S)

@@ -26,16 +26,10 @@ class SessionWatch:
     """One driver's eye on the session that has its attempt."""
 
     def __init__(
-        self,
-        repository: Repository,
-        attempt: Attempt,
-        say: Callable[[str], None],
-        stale_s: float = STALE_S,
-        hang_s: float = HANG_S,
+        self, repository: Repository, attempt: Attempt, say: Callable[[str], None]
     ) -> None:
         self._repository, self._attempt, self._say = repository, attempt, say
         self._session = session_of(attempt)
-        self._stale_s, self._hang_s = stale_s, hang_s
         self._last_beat: float | None = None
         self._since = time.monotonic()
         self._warned = False
@@ -43,7 +37,7 @@ class SessionWatch:
     def check(self) -> None:
         """Take the attempt back from a session that has been silent for too long."""
         silent_s = self._silence()
-        if silent_s < self._stale_s:
+        if silent_s < STALE_S:
             self._warned = False
             return
         label = self._session.label
@@ -51,7 +45,7 @@ class SessionWatch:
         if mailbox.withdraw(self._session.folder, self._attempt.folder):
             self._session.request_end()
             self._say(f"{problem}; taking the stage back")
-        elif silent_s >= self._hang_s:
+        elif silent_s >= HANG_S:
             self._say(f"{problem}; ending it")
             self._session.request_end()
             if not end_host(self._repository, self._session):
@@ -64,7 +58,7 @@ class SessionWatch:
                 self._session.note_end(f"it hung: no heartbeat for {silent_s:.0f} s")
         elif not self._warned:
             self._warned = True
-            self._say(f"{problem}; ending it if that lasts for {self._hang_s:.0f} s")
+            self._say(f"{problem}; ending it if that lasts for {HANG_S:.0f} s")
 
     def _silence(self) -> float:
         beat, now = self._session.heartbeat, time.monotonic()

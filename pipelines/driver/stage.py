@@ -40,7 +40,7 @@ from stages.contracts.catalog import BoundStage, bind
 from stages.contracts.params import Params
 
 
-def run_stage(address: str, chosen_profile: str | None = None) -> None:
+def run_stage(address: str, chosen_profile: str | None) -> None:
     """Compute one stage, or find it computed, and publish its outputs into the workspace."""
     if os.environ.get(ONLY_RESTORE):
         raise LockstepError(f"{address}: DVC's cache does not have its outputs after all")
@@ -137,7 +137,7 @@ def fingerprint(repository: Repository, address: str) -> str:
         return ""
 
 
-def render_stage(address: str, chosen_profile: str | None = None) -> str:
+def render_stage(address: str, chosen_profile: str | None) -> str:
     """The job script of a stage, how to submit it by hand, and how to follow its logs.
 
     Where the inputs are there, all that the script needs is written down, so that submitted by hand

@@ -187,13 +187,13 @@ def _since_restart(attempt: Attempt, job: str) -> list[str]:
     return lines[ends[-1] + 1 :] if ends else lines
 
 
-def tail(attempt: Attempt, outcome: Outcome | None = None, lines: int = LOG_TAIL) -> str:
+def tail(attempt: Attempt, outcome: Outcome) -> str:
     """The last lines of the error log of the process that the outcome is about, or of all."""
     logs = [path for path in attempt.logs() if path.name.endswith(".err")]
-    if outcome and outcome.log is not None:
+    if outcome.log is not None:
         logs = [path for path in logs if path.name.startswith(outcome.log)] or logs
     written = [line for path in logs for line in lines_of(path)]
-    return "".join(f"  | {line}\n" for line in written[-lines:])
+    return "".join(f"  | {line}\n" for line in written[-LOG_TAIL:])
 
 
 def lines_of(path: Path) -> list[str]:

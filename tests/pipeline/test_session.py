@@ -257,12 +257,15 @@ def test_cancelling_a_stage_leaves_the_session_to_the_next(counting: Any) -> Non
     assert executors(counting) == ["session"]
 
 
-def test_a_stage_that_does_not_stop_takes_the_session_with_it(counting: Any) -> None:
+def test_a_stage_that_does_not_stop_takes_the_session_with_it(
+    counting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.driver.executors.STOP_S", 1.0)
     heedless = COUNTING_STAGE.replace("HEEDLESS, FAILS_AT = False", "HEEDLESS, FAILS_AT = True")
     counting.write_code("stages/sft.py", heedless)
     driver, attempt = at_work(counting)
     attempt.mark_cancelled()
-    assert SessionExecutor(Repository(counting.root), stop_s=1.0).cancel(attempt)
+    assert SessionExecutor(Repository(counting.root)).cancel(attempt)
     assert attempt.state() == "cancelled"
     assert not is_there(pid_of(counting))
     failed(driver)
