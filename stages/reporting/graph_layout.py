@@ -58,7 +58,10 @@ def arrange(graph: Sequence[Mapping[str, Any]], iterations: Sequence[str]) -> La
     ancestors: dict[str, set[str]] = {}
     for name in order:
         ancestors[name] = set(deps[name]).union(*(ancestors[dep] for dep in deps[name]))
-    needed = {name: _without_implied(deps[name], ancestors) for name in deps}
+    needed = {
+        name: [dep for dep in own if not any(dep in ancestors[other] for other in own)]
+        for name, own in deps.items()
+    }
     bands = _bands(order, ancestors, iterations)
     nodes = _place(bands, order, needed, deps, outs)
     arrows = _route(nodes, needed, bands)
@@ -68,10 +71,6 @@ def arrange(graph: Sequence[Mapping[str, Any]], iterations: Sequence[str]) -> La
         width=max((corner[0] for arrow in arrows for corner in arrow.corners), default=0.0),
         height=max((node.y + node.height for node in nodes.values()), default=0.0),
     )
-
-
-def _without_implied(deps: Sequence[str], ancestors: Mapping[str, set[str]]) -> list[str]:
-    return [dep for dep in deps if not any(dep in ancestors[other] for other in deps)]
 
 
 def _bands(

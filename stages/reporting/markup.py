@@ -7,9 +7,14 @@ models emit them, and the page and the summary show them.
 
 import html
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-_BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C}
+_BIDI_CONTROLS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)
+_PICTURES = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
+    0x7F: "␡",
+    **dict.fromkeys((*range(0x80, 0xA0), *_BIDI_CONTROLS), "\N{REPLACEMENT CHARACTER}"),
+}
 
 
 class Markup(str):
@@ -28,13 +33,20 @@ Attribute: TypeAlias = str | float | None
 
 def printable(text: str) -> str:
     """The text with control characters as pictures; line breaks and tabs stay."""
-    return "".join(_picture(char) for char in text.replace("\r\n", "\n"))
+    return text.replace("\r\n", "\n").translate(_PICTURES)
+
+
+def escaped(value: Any, *, quote: bool = True) -> Any:
+    """A value as markup for an attribute, or for text (without `quote`); markup as it is."""
+    if hasattr(value, "__html__"):
+        return value
+    return Markup(html.escape(printable(str(value)), quote=quote))
 
 
 def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
     """One element. `class_` becomes class, `stroke_width` stroke-width; None is left out."""
     pairs = "".join(
-        f' {_attribute_name(name)}="{html.escape(_attribute_value(value))}"'
+        f' {name.rstrip("_").replace("_", "-")}="{escaped(_attribute_value(value))}"'
         for name, value in attributes.items()
         if value is not None
     )
@@ -43,39 +55,20 @@ def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
 
 def join(*children: Child) -> Markup:
     """Children one after the other, each escaped unless it is markup."""
-    return Markup("".join(_render(child) for child in children))
+    return Markup("".join(map(_render, children)))
 
 
 def _render(child: Child) -> str:
     if child is None:
         return ""
-    if isinstance(child, Markup):
-        return child
     if isinstance(child, str):
-        return html.escape(printable(child), quote=False)
-    return "".join(_render(part) for part in child)
-
-
-def _attribute_name(name: str) -> str:
-    return name.rstrip("_").replace("_", "-")
+        return str(escaped(child, quote=False))
+    return "".join(map(_render, child))
 
 
 def _attribute_value(value: str | float) -> str:
     if isinstance(value, str):
-        return printable(value)
+        return value
     # Two decimals are finer than a pixel, and hide the last bits of floating-point arithmetic.
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
-
-
-def _picture(char: str) -> str:
-    code = ord(char)
-    if char in "\n\t" or 0x20 <= code < 0x7F:
-        return char
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
-    if 0x80 <= code < 0xA0 or code in _BIDI_CONTROLS:
-        return "\N{REPLACEMENT CHARACTER}"
-    return char

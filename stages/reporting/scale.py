@@ -31,7 +31,6 @@ def fit(
     values: Sequence[float],
     form: Form = Form.NUMBER,
     floor: float | None = None,
-    ceiling: float | None = None,
     title: str = "",
 ) -> Axis:
     """An axis around the values, widened to round numbers; `floor` is always on it."""
@@ -43,8 +42,6 @@ def fit(
         high = low + (abs(low) or 1.0) * 0.5
     step = _round_step((high - low) / 5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    if ceiling is not None:
-        last = min(last, max(math.floor(ceiling / step + 1e-9), first + 1))
     ticks = tuple(
         Tick(index * step, _tick_label(index * step, step, form))
         for index in range(first, last + 1)

@@ -1,5 +1,6 @@
 """The report in short, as Markdown that reads well in a terminal of 80 to 100 columns."""
 
+import textwrap
 from collections.abc import Sequence
 
 from stages.contracts.params import Params
@@ -165,9 +166,4 @@ def _shorten(text: str, width: int) -> str:
 
 
 def _wrap(text: str) -> str:
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + 1 + len(word) > WIDTH:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -27,10 +27,8 @@ from stages.reporting.vocabulary import (
 )
 from stages.standard_error import error_name, standard_error
 
-_QUALITY = ("accuracy", "accuracy_sampled", "majority_vote")
-_WINS = ("win_rate", "win_rate_sampled", "win_rate_similar_length")
-_GAIN = ("reward_gain",)
-_OTHERS = (
+_WINS = ("win_rate", "win_rate_sampled", "win_rate_similar_length", "reward_gain")
+_ALWAYS = (
     "reward_mean",
     "reward_std",
     "kl_to_reference",
@@ -103,7 +101,7 @@ class Slice:
 
 def policies(family: Family, evidence: Evidence) -> Table:
     """The numbers behind the charts; the note of a row is where the policy starts from."""
-    columns = policy_columns(evidence)
+    columns = _policy_columns(evidence)
     rows = [
         Row(
             policy,
@@ -116,14 +114,13 @@ def policies(family: Family, evidence: Evidence) -> Table:
     return Table(head, [Group(rows)])
 
 
-def policy_columns(evidence: Evidence) -> list[str]:
+def _policy_columns(evidence: Evidence) -> list[str]:
     """What is known of at least one policy, in the order in which it is shown."""
     known = {name for metrics in evidence.evaluations.values() for name in metrics}
     if "accuracy_sampled" in known:
         known.discard("pass_at_1")  # the same number
-    first, *others = _QUALITY
-    ordered = [first, *others[:1], *pass_metrics(known), *others[1:], *_WINS, *_GAIN, *_OTHERS]
-    return [name for name in ordered if name in known or name in _OTHERS]
+    right = ("accuracy", "accuracy_sampled", *pass_metrics(known), "majority_vote")
+    return [*(name for name in (*right, *_WINS) if name in known), *_ALWAYS]
 
 
 def tasks(family: Family, evidence: Evidence) -> Table:
@@ -206,7 +203,9 @@ def training(family: Family, evidence: Evidence) -> Table:
         if not any(measured.values()):
             continue
         rows = []
-        for name in _metric_names(list(measured.values())):
+        names = {name for metrics in measured.values() for name in metrics}
+        # Errors stand beside what they belong to.
+        for name in in_order(names - {error_name(name) for name in names}):
             if stage == "policy_update" and name in _REPEATED:
                 continue
             # A metric that two stages measure is explained once.
@@ -220,25 +219,19 @@ def training(family: Family, evidence: Evidence) -> Table:
 
 def facts(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """A stage's summary, as it is."""
-    return [
-        (_short_label(name), write(value, _plain_format(name, value)))
-        for name, value in metrics.items()
-    ]
+    rows = []
+    for name, value in metrics.items():
+        known = describe(name)
+        # Counts of a stage's data go by their own names.
+        label = spell_out(name) if name.startswith("num_") else known.label
+        is_count = known.format is Form.NUMBER and value.is_integer()
+        rows.append((label, write(value, Form.COUNT if is_count else known.format)))
+    return rows
 
 
 def shorten(text: str) -> str:
     rest = len(text) - _LONGEST_TEXT
     return text if rest <= 0 else f"{text[:_LONGEST_TEXT]}… ({rest:,} more characters)"
-
-
-def _plain_format(name: str, value: float) -> Form:
-    known = describe(name).format
-    return Form.COUNT if known is Form.NUMBER and value.is_integer() else known
-
-
-def _short_label(name: str) -> str:
-    """Counts of a stage's data by their own names; what the glossary knows by its."""
-    return spell_out(name) if name.startswith("num_") else describe(name).label
 
 
 def _beats(evidence: Evidence, mine: str, theirs: str) -> Cell:
@@ -258,9 +251,3 @@ def _beside(name: str, metrics: Mapping[str, float]) -> str:
         return write_interval(low, high)
     form = describe(name).format
     return write_error(metrics.get(name), metrics.get(error_name(name)), form)
-
-
-def _metric_names(columns: Sequence[Mapping[str, float]]) -> list[str]:
-    """All but errors, which stand beside what they belong to."""
-    names = {name for metrics in columns for name in metrics}
-    return in_order(names - {error_name(name) for name in names})

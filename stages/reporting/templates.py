@@ -8,15 +8,14 @@ A page needs nothing beside itself, no script and no network. Its policy header 
 even markup that slipped through could do nothing.
 """
 
-import html
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from stages.reporting.markup import Markup, printable
+from stages.reporting.markup import escaped
 
 HERE = Path(__file__).parent
 FILES = ("page.html.j2", "report.html.j2", "tables.html.j2", "style.css")
@@ -34,27 +33,22 @@ def render(template: str, folder: Path = HERE, **values: Any) -> str:
 @cache
 def _environment(folder: Path) -> Environment:
     environment = Environment(
-        loader=_Templates(folder),
+        loader=FunctionLoader(partial(_load, folder)),
         autoescape=True,
-        finalize=_attribute,
+        finalize=escaped,
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters["text"] = _text
+    environment.filters["text"] = partial(escaped, quote=False)
     return environment
 
 
-class _Templates(BaseLoader):
-    def __init__(self, folder: Path) -> None:
-        self._folders = (folder, HERE)
-
-    def get_source(self, environment: Environment, template: str) -> Any:  # noqa: ARG002
-        for folder in self._folders:
-            path = folder / template
-            if path.is_file():
-                source = path.read_text(encoding="utf-8")
-                return (_compact(source) if path.suffix == ".j2" else source), str(path), None
-        raise TemplateNotFound(template)
+def _load(folder: Path, template: str) -> tuple[str, str, None] | None:
+    path = next((path for path in (folder / template, HERE / template) if path.is_file()), None)
+    if path is None:
+        return None
+    source = path.read_text(encoding="utf-8")
+    return (_compact(source) if path.suffix == ".j2" else source), str(path), None
 
 
 def _compact(source: str) -> str:
@@ -65,13 +59,3 @@ def _compact(source: str) -> str:
         part if part.startswith("<") else _VALUE.sub(r"{{ (\1)|text }}", part)
         for part in _TAG.split(joined)
     )
-
-
-def _attribute(value: Any) -> Any:
-    return value if hasattr(value, "__html__") else Markup(html.escape(printable(str(value))))
-
-
-def _text(value: Any) -> Any:
-    if hasattr(value, "__html__"):
-        return value
-    return Markup(html.escape(printable(str(value)), quote=False))
