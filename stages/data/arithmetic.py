@@ -59,15 +59,18 @@ class Problem:
         return "carry" if self.carries else "no_carry"
 
     @property
+    def width(self) -> int:
+        """Columns of the longer number."""
+        return len(str(max(self.left, self.right)))
+
+    def carries_into(self, column: int) -> bool:
+        scale: int = 10**column
+        return self.left % scale + self.right % scale >= scale
+
+    @property
     def carries(self) -> bool:
         """Whether some column below the last hands a carry on: what can be forgotten."""
-        left, right, carry = self.left, self.right, 0
-        while left >= 10 or right >= 10:
-            carry = (left % 10 + right % 10 + carry) // 10
-            if carry:
-                return True
-            left, right = left // 10, right // 10
-        return False
+        return any(map(self.carries_into, range(1, self.width)))
 
 
 def unordered_problems(digits: int) -> list[Problem]:
@@ -95,10 +98,9 @@ def draw(problems: Sequence[Problem], count: int, *seed: str | int) -> list[Prob
 def worked(problem: Problem, slip: Slip | None = None, seed: int = 0) -> str:
     """The written-out addition; with a slip, one that ends in a wrong answer."""
     rng = random.Random(seed)
-    width = max(len(str(problem.left)), len(str(problem.right)))
-    column_of_slip = _slipping_column(problem, width, slip, rng)
+    column_of_slip = _slipping_column(problem, slip, rng)
     steps, sum_digits, carry = [], "", 0
-    for column in range(width):
+    for column in range(problem.width):
         first = problem.left // 10**column % 10
         second = problem.right // 10**column % 10
         if column == column_of_slip:
@@ -116,7 +118,7 @@ def worked(problem: Problem, slip: Slip | None = None, seed: int = 0) -> str:
             total += carry
             step += f"+{carry}={total}"
         steps.append(step)
-        last = column == width - 1
+        last = column == problem.width - 1
         sum_digits = (str(total) if last else str(total % 10)) + sum_digits
         carry = total // 10
     answer = str(int(sum_digits))
@@ -136,10 +138,9 @@ def steps(working: str) -> list[str]:
 def possible_slips(problem: Problem) -> list[Slip]:
     """The ways in which this problem's working can go wrong."""
     slips = [Slip.WRONG_SUM, Slip.MISREAD_DIGIT, Slip.MISCOPIED_ANSWER]
-    width = max(len(str(problem.left)), len(str(problem.right)))
     if problem.carries:
         slips.append(Slip.FORGOTTEN_CARRY)
-    if any(not _carried_into(problem, column) for column in range(1, width)):
+    if not all(map(problem.carries_into, range(1, problem.width))):
         slips.append(Slip.SPURIOUS_CARRY)
     return slips
 
@@ -181,19 +182,12 @@ def rejected(problem: Problem, seed: int, name: str) -> str:
     return worked(problem, rng.choice(slips), rng.getrandbits(32))
 
 
-def _carried_into(problem: Problem, column: int) -> bool:
-    scale = 10**column
-    return bool(problem.left % scale + problem.right % scale >= scale)
-
-
-def _slipping_column(
-    problem: Problem, width: int, slip: Slip | None, rng: random.Random
-) -> int | None:
+def _slipping_column(problem: Problem, slip: Slip | None, rng: random.Random) -> int | None:
     """The column in which the slip happens, of those in which it can."""
-    if slip is Slip.FORGOTTEN_CARRY:
-        return rng.choice([c for c in range(1, width) if _carried_into(problem, c)])
-    if slip is Slip.SPURIOUS_CARRY:
-        return rng.choice([c for c in range(1, width) if not _carried_into(problem, c)])
+    if slip in (Slip.FORGOTTEN_CARRY, Slip.SPURIOUS_CARRY):
+        carried = slip is Slip.FORGOTTEN_CARRY
+        columns = range(1, problem.width)
+        return rng.choice([c for c in columns if problem.carries_into(c) is carried])
     if slip in (Slip.WRONG_SUM, Slip.MISREAD_DIGIT):
-        return rng.randrange(width)
+        return rng.randrange(problem.width)
     return None

@@ -21,9 +21,10 @@ def row_name(kind: str, number: int, row: Mapping[str, Any]) -> str:
 
 def check_finite(what: str, name: str, values: float | Sequence[float], remedy: str = "") -> None:
     """StageError unless the number, or each of a response's numbers, is finite."""
+    advice = f": {remedy}" if remedy else ""
     if not isinstance(values, Sequence):
         if not math.isfinite(values):
-            raise StageError(f"{what} is {values} for {name}{_advice(remedy)}")
+            raise StageError(f"{what} is {values} for {name}{advice}")
         return
     # A sum is finite only if all of it is, and is quicker to look at.
     if math.isfinite(sum(values)):
@@ -31,13 +32,8 @@ def check_finite(what: str, name: str, values: float | Sequence[float], remedy: 
     for position, value in enumerate(values):
         if not math.isfinite(value):
             raise StageError(
-                f"{what} is {value} at token {position} of the response, for {name}"
-                f"{_advice(remedy)}"
+                f"{what} is {value} at token {position} of the response, for {name}{advice}"
             )
-
-
-def _advice(remedy: str) -> str:
-    return f": {remedy}" if remedy else ""
 
 
 def is_finite(value: Any) -> bool:

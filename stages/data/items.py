@@ -8,7 +8,7 @@ from typing import Any
 from stages.contracts.prepare import Turns
 from stages.contracts.sources import Role
 from stages.data.artifacts import canonical_json
-from stages.data.dialogue import Dialogue, Message, digest, is_plain, normalised, spoken
+from stages.data.dialogue import Dialogue, Message, digest, is_plain, normalised, reply, spoken
 from stages.data.formats.rows import Given
 from stages.data.row_error import RowError
 
@@ -132,7 +132,7 @@ class Labelled(Example):
     labels: Sequence[float]
 
     def responses(self) -> Sequence[Sequence[Message]]:
-        return ([{"role": "assistant", "content": step} for step in self.steps],)
+        return (list(map(reply, self.steps)),)
 
     def supervision(self) -> Sequence[Any]:
         return tuple(self.labels)
@@ -154,11 +154,15 @@ def items_of(
     pairs = given.pairs[:most_pairs] if most_pairs else given.pairs
     match role:
         case Role.PROMPTS | Role.HELD_OUT:
-            yield Example(prompt=_prompt(given), **common)
+            messages = given.before
+            # What the assistant says last, if it ends the dialogue, is not part of the prompt.
+            if messages and messages[-1]["role"] == "assistant":
+                messages = messages[:-1]
+            yield Example(prompt=_prompt(messages, given), **common)
         case Role.DEMONSTRATIONS if given.text is not None:
             if not given.text:
                 raise RowError("'text' is empty: write some or drop the row")
-            words = [{"role": "assistant", "content": given.text}]
+            words = [reply(given.text)]
             yield Demonstration(prompt=Dialogue(()), completion=words, plain_text=True, **common)
         case Role.DEMONSTRATIONS if pairs:
             better, _ = pairs[0]
@@ -168,7 +172,7 @@ def items_of(
         case Role.PREFERENCES | Role.HELD_OUT_PREFERENCES:
             for better, worse in pairs:
                 yield Pair(
-                    prompt=_asking(given),
+                    prompt=_prompt(given.before, given),
                     chosen=_turn(better),
                     rejected=_turn(worse),
                     margin=given.margin,
@@ -176,19 +180,20 @@ def items_of(
                 )
         case Role.FEEDBACK if given.pairs:
             for better, worse in pairs:
-                for side, rating in ((better, 1.0), (worse, 0.0)):
-                    response = _turn(side)
-                    yield Rated(prompt=_asking(given), completion=response, rating=rating, **common)
+                prompt = _prompt(given.before, given)
+                yield Rated(prompt=prompt, completion=_turn(better), rating=1.0, **common)
+                yield Rated(prompt=prompt, completion=_turn(worse), rating=0.0, **common)
         case Role.FEEDBACK:
             *before, last = given.dialogue().messages
             yield Rated(
-                prompt=_checked(Dialogue(tuple(before), given.tools)),
+                prompt=_prompt(before, given),
                 completion=_turn([last]),
                 rating=given.rating or 0.0,
                 **common,
             )
         case Role.STEPS:
-            yield Labelled(prompt=_asking(given), steps=given.steps, labels=given.labels, **common)
+            prompt = _prompt(given.before, given)
+            yield Labelled(prompt=prompt, steps=given.steps, labels=given.labels, **common)
 
 
 def _demonstration(
@@ -200,30 +205,18 @@ def _demonstration(
         raise RowError("the assistant says nothing: there is nothing to imitate")
     last = speaking[-1]
     first = speaking[0] if turns is Turns.ALL else last
-    prompt = _checked(Dialogue(tuple(messages[:first]), given.tools))
+    prompt = _prompt(messages[:first], given)
     if any(is_plain(messages[i]) and not messages[i]["content"] for i in speaking if i >= first):
         raise RowError("the assistant's response is empty: there is nothing to imitate")
     return Demonstration(prompt=prompt, completion=messages[first : last + 1], **common)
 
 
-def _prompt(given: Given) -> Dialogue:
-    """What the assistant is asked last: its own last turn, if it ends the dialogue, is cut off."""
-    messages = tuple(given.before)
-    if messages and messages[-1]["role"] == "assistant":
-        messages = messages[:-1]
-    return _checked(Dialogue(messages, given.tools))
-
-
-def _asking(given: Given) -> Dialogue:
-    return _checked(Dialogue(tuple(given.before), given.tools))
-
-
-def _checked(prompt: Dialogue) -> Dialogue:
-    if not prompt.messages:
+def _prompt(messages: Sequence[Message], given: Given) -> Dialogue:
+    if not messages:
         raise RowError("there is no prompt before what the assistant says")
-    if prompt.messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant":
         raise RowError("the prompt ends with what the assistant says: there is nothing to answer")
-    return prompt
+    return Dialogue(tuple(messages), given.tools)
 
 
 def _turn(messages: Sequence[Message]) -> Message:

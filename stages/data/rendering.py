@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from stages.data.artifacts import canonical_json
-from stages.data.dialogue import Message, response_text
+from stages.data.dialogue import response_text, spoken
 from stages.data.items import Demonstration, Example, Labelled, Pair, Rated
 from stages.data.row_error import RowError
 from stages.data.tokenizer import Renderer, Response, Segment
@@ -121,8 +121,8 @@ def _of_its_role(
 ) -> dict[str, Any]:
     if isinstance(item, Pair):
         return {
-            "chosen": _words(item.chosen),
-            "rejected": _words(item.rejected),
+            "chosen": spoken(item.chosen),
+            "rejected": spoken(item.rejected),
             "answer": item.answer,
             "margin": item.margin,
             "chosen_ids": made[0].ids,
@@ -130,7 +130,7 @@ def _of_its_role(
         }
     if isinstance(item, Rated):
         return {
-            "completion": _words(item.completion),
+            "completion": spoken(item.completion),
             "rating": item.rating,
             "completion_ids": made[0].ids,
         }
@@ -168,7 +168,3 @@ def _check_length(prompt: int, responses: Sequence[int], max_length: int) -> Non
             f"prompt and response have {longest} tokens together, more than "
             f"model.max_length {max_length}: shorten them or raise model.max_length"
         )
-
-
-def _words(message: Message) -> str:
-    return response_text([message])

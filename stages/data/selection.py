@@ -39,10 +39,10 @@ class FilesCorpus:
 
     def __init__(self, params: PrepareParams, folder: Path, seed: int) -> None:
         self.tally = Tally()
-        self.unused: Sequence[str] = unused_files(params, folder)
         self._params = params
         self._seed = seed
         self._sources = sources_of(params, folder)
+        self.unused: Sequence[str] = unused_files(self._sources, folder)
         self._split = {
             role: self._split_off(role, origin)
             for role, origin in SPLIT_OFF.items()

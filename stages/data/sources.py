@@ -5,7 +5,7 @@ role is ever in memory as a whole. A role's sources are the ones that params.yam
 it names none at all, the files of the folder that are called after the role.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -17,7 +17,15 @@ from stages.contracts.sources import Role, Source
 from stages.data.artifacts import canonical_json
 from stages.data.folder import entries, files_by_role, kind_of, role_of
 from stages.data.formats.detect import detect, renamed
-from stages.data.formats.files import TYPES, Numbered, counted_in, file_type, hub_rows, rows_of
+from stages.data.formats.files import (
+    TYPES,
+    Numbered,
+    counted_in,
+    file_type,
+    hub_rows,
+    is_text,
+    rows_of,
+)
 from stages.data.formats.rows import listed
 from stages.data.formats.table import RowFormat
 from stages.data.items import Example, Place, items_of
@@ -75,12 +83,11 @@ def sources_of(params: PrepareParams, folder: Path) -> dict[Role, list[Opened]]:
     return by_role
 
 
-def unused_files(params: PrepareParams, folder: Path) -> list[str]:
+def unused_files(sources: Mapping[Role, Sequence[Opened]], folder: Path) -> list[str]:
     """What lies in the folder and no role reads, where params.yaml says what is read.
 
     StageError of a held-out file: other prompts would be held out, and nobody would see it.
     """
-    sources = sources_of(params, folder)
     used = {one.path for opened in sources.values() for one in opened if one.path is not None}
     used |= {parent for path in used for parent in path.parents}
     unused = [path for path in entries(folder) if path not in used]
@@ -112,7 +119,8 @@ def read(opened: Opened, role: Role, params: PrepareParams, counts: RowCounts) -
             not_met -= row.keys()
             given = format.given(renamed(row, opened.source.columns))
             for item in items_of(role, given, place, params.turns, params.ranked_pairs):
-                if not _is_text(item):
+                everything = [item.prompt.content, *item.responses(), item.answer, item.extra]
+                if not is_text(canonical_json(everything)):
                     raise RowError("it holds half a character")
                 yield item
         except RowError as error:
@@ -122,15 +130,6 @@ def read(opened: Opened, role: Role, params: PrepareParams, counts: RowCounts) -
             f"{_where(opened)}: `columns` renames {listed(sorted(not_met))}, and no row has that: "
             "fix the name, or leave it out"
         )
-
-
-def _is_text(item: Example) -> bool:
-    """Whether all of it can be written down: JSON can escape half a character."""
-    try:
-        canonical_json([item.prompt.content, *item.responses(), item.answer, item.extra]).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def unreadable(place: Place, error: object, params: PrepareParams, counts: RowCounts) -> None:

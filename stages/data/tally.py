@@ -49,9 +49,6 @@ class Tally:
     def of(self, role: Role, source: str) -> RowCounts:
         return self._counts.setdefault((role, source), RowCounts(role, source))
 
-    def drop(self, role: Role, source: str, why: Dropped) -> None:
-        self.of(role, source).dropped[why] += 1
-
     def all(self) -> Iterator[RowCounts]:
         """By role, then in the order in which they were read."""
         for role in Role:
@@ -95,9 +92,4 @@ def shown(table: list[Mapping[str, Any]]) -> str:
         why = ", ".join(f"{number} {reason}" for reason, number in row["dropped"].items())
         lines.append((*(str(row[name]) for name in head[:-1]), why or "none"))  # type: ignore[arg-type]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
-    return "\n".join(
-        "  ".join(
-            [*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]
-        )
-        for line in lines
-    )
+    return "\n".join("  ".join([*map(str.ljust, line[:-1], widths), line[-1]]) for line in lines)

@@ -11,16 +11,12 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from stages.data.chat_templates import as_text
+from stages.data.chat_templates import BUILT_IN, as_text
 from stages.data.dialogue import REASONING, Dialogue, Message, is_plain
 from stages.data.row_error import RowError
 from stages.data.seeds import content_id
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-)
 
 
 class Decoder:
@@ -271,6 +267,6 @@ def build_character_tokenizer(texts: Iterable[str]) -> Any:
         bos_token=BOS,
         eos_token=EOS,
         unk_token=UNK,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=BUILT_IN["plain"],
         clean_up_tokenization_spaces=False,
     )

@@ -85,8 +85,6 @@ def hub_rows(source: Source) -> Iterator[Numbered]:
         )
         for number, row in enumerate(rows, start=1):
             yield number, dict(row)
-    except RowError:
-        raise
     except Exception as error:
         raise StageError(
             f"{source.label} cannot be read ({error}). Where no hub is reachable, download the "
@@ -231,7 +229,7 @@ def _csv(file: IO[bytes], path: Path, comma: str = ",") -> Iterator[Numbered]:
         names = next(reader, None)
         if names is None:
             return
-        if not _is_text(names):
+        if not is_text("".join(names)):
             raise StageError(f"{path} line 1 {_NOT_UTF8}")
         if len(set(names)) != len(names) or not all(names):
             raise StageError(f"{path}: its first line names the columns, each once: {names}")
@@ -240,7 +238,7 @@ def _csv(file: IO[bytes], path: Path, comma: str = ",") -> Iterator[Numbered]:
             if cells and len(cells) != len(names):
                 wrong = f"it has {len(cells)} cells, and the first line {len(names)} names"
                 yield number, RowError(wrong)
-            elif not _is_text(cells):
+            elif not is_text("".join(cells)):
                 yield number, RowError(f"it {_NOT_UTF8}")
             elif cells:
                 yield number, {n: cell or None for n, cell in zip(names, cells, strict=True)}
@@ -249,9 +247,10 @@ def _csv(file: IO[bytes], path: Path, comma: str = ",") -> Iterator[Numbered]:
         raise StageError(f"{path} line {number} is not CSV ({error})") from None
 
 
-def _is_text(cells: list[str]) -> bool:
+def is_text(text: str) -> bool:
+    """Whether it can be written as UTF-8; half a character cannot."""
     try:
-        "".join(cells).encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True

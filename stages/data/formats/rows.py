@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stages.data.dialogue import Dialogue, Message
+from stages.data.dialogue import Dialogue, Message, reply
 from stages.data.formats.messages import from_json, messages_of
 from stages.data.row_error import RowError
 
@@ -95,10 +95,7 @@ def instruction(row: Row) -> list[Message]:
         texts = isinstance(pair, list) and all(isinstance(text, str) for text in pair)
         if not texts or len(pair) != 2:
             raise RowError("'history' is a list of [question, response] pairs of texts")
-        turns += [
-            {"role": "user", "content": pair[0]},
-            {"role": "assistant", "content": pair[1]},
-        ]
+        turns += [{"role": "user", "content": pair[0]}, reply(pair[1])]
     parts = [text_of(row, "instruction"), text_of(row, "input")]
     return [*turns, {"role": "user", "content": "\n".join(part for part in parts if part)}]
 
@@ -145,20 +142,24 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if message["role"] != "system"]
 
 
+def _one_of(row: Row, names: Sequence[str]) -> str:
+    """The one column of these that a row has."""
+    there = [name for name in names if row.get(name) is not None]
+    if len(there) != 1:
+        raise RowError(f"a row has one of {listed(names)}; this one has {len(there)}")
+    return there[0]
+
+
 def rated(given: Given, row: Row) -> Given:
-    names = [name for name in RATINGS if row.get(name) is not None]
-    if len(names) != 1:
-        raise RowError(f"a row has one of {listed(RATINGS)}; this one has {len(names)}")
-    return replace(given, rating=number_of(row[names[0]], names[0]))
+    name = _one_of(row, RATINGS)
+    return replace(given, rating=number_of(row[name], name))
 
 
 def stepwise(row: Row) -> Given:
-    names = [name for name in ("completions", "steps") if row.get(name) is not None]
-    if len(names) != 1:
-        raise RowError(f"a row has one of 'completions' and 'steps'; this one has {len(names)}")
-    steps, labels = (from_json(row[name], name) for name in (names[0], "labels"))
+    name = _one_of(row, ("completions", "steps"))
+    steps, labels = from_json(row[name], name), from_json(row["labels"], "labels")
     if not (isinstance(steps, list) and all(isinstance(step, str) for step in steps)):
-        raise RowError(f"{names[0]!r} is {type(steps).__name__}: write a list of texts")
+        raise RowError(f"{name!r} is {type(steps).__name__}: write a list of texts")
     if not isinstance(labels, list):
         raise RowError(f"'labels' is {type(labels).__name__}: write a list of numbers")
     if len(steps) != len(labels) or not steps or not all(steps):
@@ -174,9 +175,7 @@ def stepwise(row: Row) -> Given:
 
 def ranked(row: Row) -> Given:
     """Every two responses of different ranks are a pair; the lower rank is the better one."""
-    names = [name for name in ("context", "prompt") if row.get(name) is not None]
-    if len(names) != 1:
-        raise RowError(f"a row has one of 'context' and 'prompt'; this one has {len(names)}")
+    context = _one_of(row, ("context", "prompt"))
     listing = from_json(row["completions"], "completions")
     if not isinstance(listing, list) or not all(
         isinstance(item, Mapping) and {"rank", "completion"} <= item.keys() for item in listing
@@ -194,4 +193,4 @@ def ranked(row: Row) -> Given:
     ]
     if not pairs:
         raise RowError("no two responses have different ranks: there is nothing to compare")
-    return Given(before=asked(row, names[0]), pairs=pairs)
+    return Given(before=asked(row, context), pairs=pairs)

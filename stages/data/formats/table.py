@@ -112,58 +112,63 @@ def _format(
     return RowFormat(name, tuple(needs.split()), read, words, tuple(one_of), tuple(may.split()))
 
 
+def _rated(
+    name: FormatName, needs: str, response: Callable[[Row], Given], may: str = ""
+) -> RowFormat:
+    """A response with a rating."""
+    read = lambda row: rated(response(row), row)  # noqa: E731
+    return _format(name, needs, read, "prompt rating", RATINGS, may)
+
+
+def _pairs(
+    name: FormatName, needs: str, context: Callable[[Row], Given], may: str = ""
+) -> RowFormat:
+    """Two responses to what comes before them."""
+    read = lambda row: compared(row, context(row).before)  # noqa: E731
+    return _format(name, f"{needs} chosen rejected", read, "prompt pairs", may=f"{may} margin")
+
+
+def _prompt(row: Row) -> Given:
+    return Given(before=asked(row, "prompt"))
+
+
+def _prompt_completion(row: Row) -> Given:
+    return Given(before=asked(row, "prompt"), completion=response_of(row, "completion"))
+
+
+def _messages(row: Row) -> Given:
+    return Given(before=asked(row, "messages"))
+
+
+def _conversations(row: Row) -> Given:
+    return Given(before=asked(row, "conversations"))
+
+
+def _instruction(row: Row) -> Given:
+    return Given(before=instruction(row))
+
+
+def _instruction_output(row: Row) -> Given:
+    return Given(before=instruction(row), completion=response_of(row, "output"))
+
+
+_TALK = "prompt completion"
 _ALPACA = "input history"
 FORMATS = {
     format.name: format
     for format in (
-        _format(FormatName.TEXT, "text", lambda r: Given(text=text_of(r, "text")), "text"),
-        _format(
-            FormatName.MESSAGES,
-            "messages",
-            lambda r: Given(before=asked(r, "messages")),
-            "prompt completion",
-        ),
-        _format(
-            FormatName.MESSAGES_RATED,
-            "messages",
-            lambda r: rated(Given(before=asked(r, "messages")), r),
-            "prompt rating",
-            one_of=RATINGS,
-        ),
-        _format(
-            FormatName.MESSAGES_PREFERENCE,
-            "messages chosen rejected",
-            lambda r: compared(r, asked(r, "messages")),
-            "prompt pairs",
-            may="margin",
-        ),
-        _format(FormatName.PROMPT, "prompt", lambda r: Given(before=asked(r, "prompt")), "prompt"),
-        _format(
-            FormatName.PROMPT_COMPLETION,
-            "prompt completion",
-            lambda r: Given(before=asked(r, "prompt"), completion=response_of(r, "completion")),
-            "prompt completion",
-        ),
-        _format(
-            FormatName.RATED,
-            "prompt completion",
-            lambda r: rated(
-                Given(before=asked(r, "prompt"), completion=response_of(r, "completion")), r
-            ),
-            "prompt rating",
-            one_of=RATINGS,
-        ),
-        _format(
-            FormatName.PREFERENCE,
-            "prompt chosen rejected",
-            lambda r: compared(r, asked(r, "prompt")),
-            "prompt pairs",
-            may="margin",
-        ),
+        _format(FormatName.TEXT, "text", lambda row: Given(text=text_of(row, "text")), "text"),
+        _format(FormatName.MESSAGES, "messages", _messages, _TALK),
+        _rated(FormatName.MESSAGES_RATED, "messages", _messages),
+        _pairs(FormatName.MESSAGES_PREFERENCE, "messages", _messages),
+        _format(FormatName.PROMPT, "prompt", _prompt, "prompt"),
+        _format(FormatName.PROMPT_COMPLETION, "prompt completion", _prompt_completion, _TALK),
+        _rated(FormatName.RATED, "prompt completion", _prompt_completion),
+        _pairs(FormatName.PREFERENCE, "prompt", _prompt),
         _format(
             FormatName.IMPLICIT_PREFERENCE,
             "chosen rejected",
-            lambda r: compared(r, None),
+            lambda row: compared(row, None),
             "prompt pairs",
             may="margin",
         ),
@@ -181,54 +186,12 @@ FORMATS = {
             "prompt pairs",
             one_of=("context", "prompt"),
         ),
-        _format(
-            FormatName.ALPACA,
-            "instruction output",
-            lambda r: Given(before=instruction(r), completion=response_of(r, "output")),
-            "prompt completion",
-            may=_ALPACA,
-        ),
-        _format(
-            FormatName.ALPACA_PROMPT,
-            "instruction",
-            lambda r: Given(before=instruction(r)),
-            "prompt",
-            may=_ALPACA,
-        ),
-        _format(
-            FormatName.ALPACA_RATED,
-            "instruction output",
-            lambda r: rated(Given(before=instruction(r), completion=response_of(r, "output")), r),
-            "prompt rating",
-            one_of=RATINGS,
-            may=_ALPACA,
-        ),
-        _format(
-            FormatName.ALPACA_PREFERENCE,
-            "instruction chosen rejected",
-            lambda r: compared(r, instruction(r)),
-            "prompt pairs",
-            may=f"{_ALPACA} output margin",
-        ),
-        _format(
-            FormatName.SHAREGPT,
-            "conversations",
-            lambda r: Given(before=asked(r, "conversations")),
-            "prompt completion",
-        ),
-        _format(
-            FormatName.SHAREGPT_RATED,
-            "conversations",
-            lambda r: rated(Given(before=asked(r, "conversations")), r),
-            "prompt rating",
-            one_of=RATINGS,
-        ),
-        _format(
-            FormatName.SHAREGPT_PREFERENCE,
-            "conversations chosen rejected",
-            lambda r: compared(r, asked(r, "conversations")),
-            "prompt pairs",
-            may="margin",
-        ),
+        _format(FormatName.ALPACA, "instruction output", _instruction_output, _TALK, may=_ALPACA),
+        _format(FormatName.ALPACA_PROMPT, "instruction", _instruction, "prompt", may=_ALPACA),
+        _rated(FormatName.ALPACA_RATED, "instruction output", _instruction_output, _ALPACA),
+        _pairs(FormatName.ALPACA_PREFERENCE, "instruction", _instruction, f"{_ALPACA} output"),
+        _format(FormatName.SHAREGPT, "conversations", _conversations, _TALK),
+        _rated(FormatName.SHAREGPT_RATED, "conversations", _conversations),
+        _pairs(FormatName.SHAREGPT_PREFERENCE, "conversations", _conversations),
     )
 }
