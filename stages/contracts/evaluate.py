@@ -26,8 +26,6 @@ class EvaluateParams(Section):
 
 
 class EvaluateConfig(StageConfig):
-    """What evaluate sees of params.yaml."""
-
     seed: int
     precision: Precision = Field(strict=False)
     evaluate: EvaluateParams

@@ -190,8 +190,6 @@ class PolicyUpdateParams(Section):
 
 
 class PolicyUpdateConfig(StageConfig):
-    """What policy_update sees of params.yaml."""
-
     seed: int
     precision: Precision = Field(strict=False)
     policy_update: PolicyUpdateParams

@@ -19,7 +19,6 @@ class PreferenceParams(OptimizerParams):
     """Learning from preferences directly: DPO and its kin, KTO, ORPO, SimPO."""
 
     learning_rate: float = Field(default=1.0e-4, gt=0)
-    """Peak learning rate."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the preferences."""
     batch_size: int = Field(default=32, ge=1)
@@ -66,8 +65,6 @@ def check_loss_settings(
 
 
 class PreferenceConfig(StageConfig):
-    """What preference sees of params.yaml."""
-
     seed: int
     precision: Precision = Field(strict=False)
     preference: PreferenceParams
@@ -75,8 +72,6 @@ class PreferenceConfig(StageConfig):
 
 
 class ReferenceLogprobsConfig(StageConfig):
-    """What reference_logprobs sees of params.yaml."""
-
     precision: Precision = Field(strict=False)
     loss: PreferenceLoss = Field(alias="preference.loss", strict=False)
 

@@ -95,8 +95,6 @@ class PrepareParams(Section):
 
 
 class PrepareConfig(StageConfig):
-    """What prepare sees of params.yaml."""
-
     seed: int
     precision: Precision = Field(strict=False)
     prepare: PrepareParams

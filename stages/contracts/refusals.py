@@ -17,16 +17,9 @@ from stages.contracts.rollout import PromptSource
 if TYPE_CHECKING:
     from stages.contracts.params import Params
 
-BY_TOKEN = frozenset(
-    {
-        Algorithm.PPO,
-        Algorithm.REINFORCE,
-        Algorithm.REINFORCE_PP,
-        Algorithm.REINFORCE_PP_BASELINE,
-    }
-)
-"""Algorithms whose advantages differ from token to token."""
 WHITENED = frozenset({Algorithm.REINFORCE_PP, Algorithm.REINFORCE_PP_BASELINE})
+BY_TOKEN = WHITENED | {Algorithm.PPO, Algorithm.REINFORCE}
+"""Algorithms whose advantages differ from token to token."""
 _GRADIENTS = frozenset(algorithm for algorithm in Algorithm if algorithm.is_policy_gradient)
 _SAMPLED = _GRADIENTS | {Algorithm.DISTILL}
 READ_BY = {

@@ -35,7 +35,6 @@ class RewardModelParams(OptimizerParams):
     label: int | str | None = None
     """Label of the classifier that is the reward, by number or name; null: its only one."""
     learning_rate: float = Field(default=2.0e-3, gt=0)
-    """Peak learning rate."""
     epochs: int = Field(default=1, ge=0)
     """Passes over the data; 0: use the classifier in `folder` without training."""
     batch_size: int = Field(default=16, ge=1)
@@ -64,8 +63,6 @@ class RewardModelParams(OptimizerParams):
 
 
 class RewardModelConfig(StageConfig):
-    """What reward_model sees of params.yaml."""
-
     seed: int
     precision: Precision = Field(strict=False)
     reward_model: RewardModelParams

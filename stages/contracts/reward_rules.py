@@ -38,7 +38,6 @@ class Maths(CorrectnessRule):
     kind: Literal["maths"]
     """`maths`"""
     on_timeout: float | None = 0.0
-    """Reward of a response that takes longer than `timeout`; null: the stage fails."""
 
     @property
     def needs_answer(self) -> bool:

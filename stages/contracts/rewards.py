@@ -15,9 +15,8 @@ from stages.contracts.base import Over, Section, Stage, StageConfig
 from stages.contracts.family import refuse_odd_names
 from stages.contracts.precision import Precision
 from stages.contracts.reward_rules import AnyRule, Counted
+from stages.contracts.rl import Reward
 
-RESERVED = ("reward_model", "verifier")
-"""Sources that are there without being named."""
 UNISOLATED = "run hostile code on this machine without isolation"
 TEMPLATE_NAMES = ("prompt", "response", "answer")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -219,14 +218,12 @@ AnySource = Annotated[
 def refuse_source_names(value: Any) -> Any:
     """A mapping whose keys can name sources; ValueError says which cannot."""
     for name in value if isinstance(value, dict) else ():
-        if name in RESERVED:
+        if name in [*Reward]:
             raise ValueError(f"there is a source called {name!r} already: choose another name")
     return refuse_odd_names(value, "right, short, judge, ...")
 
 
 class RewardSourceConfig(StageConfig):
-    """What reward_source sees of params.yaml."""
-
     source: AnySource = Field(alias="rewards.{key}")
 
 

@@ -35,20 +35,17 @@ class Algorithm(StrEnum):
     @property
     def has_groups(self) -> bool:
         """Whether responses to one prompt are compared, so that there must be several."""
-        return self in _GROUPED
+        return self in (
+            Algorithm.GRPO,
+            Algorithm.RLOO,
+            Algorithm.REINFORCE_PP_BASELINE,
+            Algorithm.BEST_OF_N,
+        )
 
     @property
     def is_policy_gradient(self) -> bool:
         """Whether it ascends `policy_update.objective` of an advantage that comes from rewards."""
         return self not in (Algorithm.DPO, Algorithm.BEST_OF_N, Algorithm.DISTILL)
-
-
-_GROUPED = (
-    Algorithm.GRPO,
-    Algorithm.RLOO,
-    Algorithm.REINFORCE_PP_BASELINE,
-    Algorithm.BEST_OF_N,
-)
 
 
 class Reward(StrEnum):

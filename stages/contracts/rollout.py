@@ -69,8 +69,6 @@ class RolloutParams(Section):
 
 
 class RolloutConfig(StageConfig):
-    """What rollout sees of params.yaml."""
-
     seed: int
     precision: Precision = Field(strict=False)
     rollout: RolloutParams

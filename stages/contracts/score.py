@@ -29,8 +29,6 @@ class ScoreParams(Section):
 
 
 class ScoreConfig(StageConfig):
-    """What score sees of params.yaml."""
-
     precision: Precision = Field(strict=False)
     score: ScoreParams
     rewards: dict[str, AnySource]

@@ -12,7 +12,6 @@ class SftParams(OptimizerParams):
     """Supervised fine-tuning."""
 
     learning_rate: float = Field(default=3.0e-3, gt=0)
-    """Peak learning rate."""
     epochs: int = Field(default=4, ge=0)
     """Passes over the demonstrations; 0: keep the base model, if it can chat already."""
     batch_size: int = Field(default=32, ge=1)
@@ -20,8 +19,6 @@ class SftParams(OptimizerParams):
 
 
 class SftConfig(StageConfig):
-    """What sft sees of params.yaml."""
-
     seed: int
     precision: Precision = Field(strict=False)
     sft: SftParams

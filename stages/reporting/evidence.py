@@ -89,7 +89,8 @@ def _metrics(path: Path, needed: tuple[str, ...] = ()) -> Metrics:
         raise StageError(f"{path} is not JSON ({error}): delete it and run `dvc repro`") from error
     if not isinstance(content, dict):
         raise StageError(f"{path} is not a mapping of metrics: delete it and run `dvc repro`")
-    numbers = {name: float(value) for name, value in content.items() if _is_number(value)}
+    # By type: true and false are no numbers.
+    numbers = {name: float(v) for name, v in content.items() if type(v) in (int, float)}
     for name in needed:
         if name not in numbers:
             raise StageError(f"{path} has no {name!r}: delete it and run `dvc repro`")
@@ -100,7 +101,3 @@ def _existing(path: Path) -> Path:
     if not path.is_file():
         raise StageError(f"{path} is missing: run `dvc repro` to make it again")
     return path
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
