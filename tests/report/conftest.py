@@ -1,8 +1,10 @@
 """A finished run in a folder, as the report finds it: small numbers that are easy to recognise."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from stages.context import Context
 from stages.contracts.catalog import bind_all
 from stages.contracts.params import Params
 from stages.contracts.report import ReportConfig
+from stages.data.artifacts import read_parquet, write_parquet
+from stages.data.schema import EvaluationRow
 from stages.evaluation import folder, measures, tasks
 from stages.evaluation.answers import Answer, Answered
 from stages.evaluation.contest import contest
@@ -39,18 +43,92 @@ class FinishedRun:
 
     def report(self, name: str = "report") -> tuple[str, str, dict[str, float]]:
         """The page, the summary and the metrics."""
-        folder = self.root / name
+        pages = self.root / name
         config = ReportConfig.from_params(self.params)
         assert isinstance(config, ReportConfig)
         job = self.root / "job"
         job.mkdir(exist_ok=True)
         ctx = Context(stage="report", key=None, seed=17, folder=job, graph=self.graph)
-        metrics = run(config, self.inputs, {"report": folder}, ctx)
-        page = (folder / "index.html").read_text(encoding="utf-8")
-        return page, (folder / "summary.md").read_text(encoding="utf-8"), metrics
+        metrics = run(config, self.inputs, {"report": pages}, ctx)
+        page = (pages / "index.html").read_text(encoding="utf-8")
+        return page, (pages / "summary.md").read_text(encoding="utf-8"), metrics
 
     def with_params(self, **sections: Any) -> "FinishedRun":
         return replace(self, params=Params.model_validate(sections))
+
+    def evaluation(self, policy: str) -> dict[str, float]:
+        """The held-out metrics of a policy."""
+        numbers: dict[str, float] = json.loads(self._evaluation(policy).read_text())
+        return numbers
+
+    def samples(self, policy: str) -> list[dict[str, Any]]:
+        """The rows of its greedy responses."""
+        path = self.inputs["evaluations"] / policy / folder.GREEDY
+        return [dict(row) for row in read_parquet(path, EvaluationRow)]
+
+    def change_evaluation(self, policy: str, **values: object) -> None:
+        change_json(self._evaluation(policy), **values)
+
+    def change_samples(
+        self, policy: str, change: Callable[[int, dict[str, Any]], Mapping[str, Any]]
+    ) -> None:
+        """Give each greedy response of a policy the values that `change` has for it."""
+        rows = [row | change(i, row) for i, row in enumerate(self.samples(policy))]
+        path = self.inputs["evaluations"] / policy / folder.GREEDY
+        write_parquet(path, rows, EvaluationRow)
+
+    def change_sample(self, policy: str, number: int, **values: object) -> None:
+        self.change_samples(policy, lambda i, _: values if i == number else {})
+
+    def _evaluation(self, policy: str) -> Path:
+        return self.inputs["evaluation_metrics"] / f"{policy}.json"
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags, attributes, and text outside style."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source = source
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.pieces: list[str] = []
+        self.style = ""
+        self._inside: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link"):
+            self._inside.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._inside.pop() == tag, f"{tag} closes something else"
+
+    def handle_data(self, data):
+        if self._inside and self._inside[-1] == "style":
+            self.style += data
+        else:
+            self.pieces.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.pieces)
+
+    def rows(self, table: str) -> list[list[str]]:
+        """Cells of the table with that class, as text."""
+        body = re.search(rf'<table class="{table}">(.*?)</table>', self.source, re.DOTALL)
+        assert body, f"no table {table}"
+        return [
+            [
+                re.sub(r"<[^>]+>", " ", cell).strip()
+                for cell in re.findall(r"<t[hd].*?</t[hd]>", row)
+            ]
+            for row in re.findall(r"<tr.*?</tr>", body[1], re.DOTALL)
+        ]
+
+
+def change_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

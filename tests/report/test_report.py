@@ -7,68 +7,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from stages.context import StageError
 from stages.evaluation import folder
 from stages.reporting.vocabulary import Form, write, write_error
-
-
-class Page(HTMLParser):
-    """What a browser would see: tags, attributes, and text outside style."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.pieces: list[str] = []
-        self.style = ""
-        self._inside: list[str] = []
-        self.feed(source)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "link"):
-            self._inside.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self._inside.pop() == tag, f"{tag} closes something else"
-
-    def handle_data(self, data):
-        if self._inside and self._inside[-1] == "style":
-            self.style += data
-        else:
-            self.pieces.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.pieces)
-
-    def rows(self, table: str, source: str) -> list[list[str]]:
-        """Cells of the table with that class, as text."""
-        body = re.search(rf'<table class="{table}">(.*?)</table>', source, re.DOTALL)
-        assert body, f"no table {table}"
-        return [
-            [
-                re.sub(r"<[^>]+>", " ", cell).strip()
-                for cell in re.findall(r"<t[hd].*?</t[hd]>", row)
-            ]
-            for row in re.findall(r"<tr.*?</tr>", body[1], re.DOTALL)
-        ]
-
-
-def change_json(path: Path, **values: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def change_sample(path: Path, row: int, **values: object) -> None:
-    rows = pq.read_table(path).to_pylist()
-    rows[row] |= values
-    pq.write_table(pa.Table.from_pylist(rows), path)
+from tests.report.conftest import Page, change_json
 
 
 def in_interval(metrics: dict[str, float], name: str) -> str:
@@ -84,9 +30,9 @@ def give_or_take(metrics: dict[str, float], name: str) -> str:
 def test_the_policy_table_holds_the_numbers_of_the_evaluations(finished_run: Callable) -> None:
     run = finished_run()
     page, summary, _ = run.report()
-    rows = {row[0].split()[0]: row for row in Page(page).rows("numbers", page)[1:]}
+    rows = {row[0].split()[0]: row for row in Page(page).rows("numbers")[1:]}
     for policy in ("sft", "iter_001", "iter_002", "iter_003"):
-        metrics = json.loads((run.inputs["evaluation_metrics"] / f"{policy}.json").read_text())
+        metrics = run.evaluation(policy)
         by_chances = ("pass_at_2", "majority_vote")
         of_pairs = (
             in_interval(metrics, "win_rate"),
@@ -115,11 +61,11 @@ def test_the_policy_table_holds_the_numbers_of_the_evaluations(finished_run: Cal
 
 def test_metrics_are_the_inputs_own_values(finished_run: Callable) -> None:
     run = finished_run()
-    change_json(run.inputs["evaluation_metrics"] / "sft.json", accuracy=0.25)
-    last = run.inputs["evaluation_metrics"] / "iter_003.json"
-    change_json(last, accuracy=0.75, reward_mean=-1.5, kl_to_reference=0.125, entropy=0.375)
-    change_json(last, win_rate=0.875, win_rate_low=0.75, win_rate_high=0.9375)
-    change_json(last, reward_gain=0.5, reward_gain_error=0.0625, kl_to_reference_error=0.03125)
+    run.change_evaluation("sft", accuracy=0.25)
+    changed = {"accuracy": 0.75, "reward_mean": -1.5, "kl_to_reference": 0.125, "entropy": 0.375}
+    changed |= {"win_rate": 0.875, "win_rate_low": 0.75, "win_rate_high": 0.9375}
+    changed |= {"reward_gain": 0.5, "reward_gain_error": 0.0625, "kl_to_reference_error": 0.03125}
+    run.change_evaluation("iter_003", **changed)
     _, _, metrics = run.report()
     # Paired: of 256 prompts, so many turned right and so many wrong.
     greedy = [
@@ -152,7 +98,7 @@ def test_the_training_table_has_each_iterations_numbers(finished_run: Callable) 
     path = run.inputs["iterations"] / "iter_002" / "policy_update.json"
     change_json(path, explained_variance=0.123, brand_new_metric=4.5)
     page, _, _ = run.report()
-    rows = Page(page).rows("numbers training", page)
+    rows = Page(page).rows("numbers training")
     explained = next(row for row in rows if row[0].startswith("Explained variance"))
     assert explained[2] == "0.123"
     assert next(row for row in rows if row[0] == "Brand new metric")[1:] == ["–", "4.500", "–"]
@@ -163,7 +109,7 @@ def test_errors_stand_beside_what_they_belong_to(finished_run: Callable) -> None
     path = run.inputs["iterations"] / "iter_002" / "score.json"
     change_json(path, **{"reward_mean/right": 0.5, "reward_mean_error/right": 0.0125})
     page, summary, metrics = run.report()
-    told = Page(page).rows("numbers training", page)
+    told = Page(page).rows("numbers training")
     rows = {re.split(" Mean | Of ", row[0])[0].strip(): row for row in told}
     assert rows["Reward"][1:] == ["0 ± 0.028", "0.400 ± 0.028", "0.800 ± 0.028"]
     assert rows["Reward: right"][2] == "0.500 ± 0.013"
@@ -189,43 +135,28 @@ def test_grpo_has_no_critic_rows(finished_run: Callable) -> None:
 @pytest.mark.parametrize(
     ("right_before", "right_after", "headline"),
     [
-        (range(100), range(180), "It learned"),
-        (range(180), range(100), "It got worse"),
-        (range(100), range(102), "No clear change"),
+        (100, 180, "It learned"),
+        (180, 100, "It got worse"),
+        (100, 102, "No clear change"),
+        # Of five prompts that changed sides all do so the same way in one case of sixteen.
+        (100, 105, "No clear change"),
+        (100, 106, "It learned"),
     ],
 )
-def test_the_headline_follows_the_prompts_that_changed_sides(
-    finished_run: Callable, right_before: range, right_after: range, headline: str
+def test_the_headline_follows_the_prompts_that_changed_sides_unless_chance_may_have_done_it(
+    finished_run: Callable, right_before: int, right_after: int, headline: str
 ) -> None:
     run = finished_run()
     for policy, right in (("sft", right_before), ("iter_003", right_after)):
-        path = run.inputs["evaluations"] / policy / "samples.parquet"
-        rows = [
-            row | {"correct": i in right} for i, row in enumerate(pq.read_table(path).to_pylist())
-        ]
-        pq.write_table(pa.Table.from_pylist(rows), path)
+        run.change_samples(policy, lambda i, _, right=right: {"correct": i < right})
     page, summary, _ = run.report()
     assert re.search(f"<h1[^>]*>{headline}", page)
     assert summary.startswith(f"# {headline}")
 
 
-@pytest.mark.parametrize(("gained", "headline"), [(5, "No clear change"), (6, "It learned")])
-def test_what_chance_may_have_done_is_no_improvement(
-    finished_run: Callable, gained: int, headline: str
-) -> None:
-    """Of five prompts that changed sides all do so the same way in one case of sixteen."""
-    run = finished_run()
-    for policy, right in (("sft", range(100)), ("iter_003", range(100 + gained))):
-        path = run.inputs["evaluations"] / policy / "samples.parquet"
-        rows = pq.read_table(path).to_pylist()
-        rows = [row | {"correct": i in right} for i, row in enumerate(rows)]
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    assert run.report()[1].startswith(f"# {headline}")
-
-
 def test_a_better_earlier_policy_is_pointed_out(finished_run: Callable) -> None:
     run = finished_run()
-    change_json(run.inputs["evaluation_metrics"] / "iter_002.json", accuracy=0.99)
+    run.change_evaluation("iter_002", accuracy=0.99)
     page, summary, metrics = run.report()
     assert "iter_002 is more accurate (99.0%) than iter_003" in Page(page).text
     assert "iter_002 is more accurate" in summary
@@ -235,14 +166,10 @@ def test_a_better_earlier_policy_is_pointed_out(finished_run: Callable) -> None:
 def test_markup_in_a_response_is_shown_and_not_run(finished_run: Callable) -> None:
     run = finished_run()
     attack = '<script>alert(1)</script><img src=x onerror="alert(2)"> & "quoted" </td></table>'
-    for policy in ("sft", "iter_003"):
-        path = run.inputs["evaluations"] / policy / "samples.parquet"
-        # The largest change of reward, so that it is among the rows that are shown.
-        reward = 99.0 if policy == "iter_003" else -99.0
-        right = policy == "iter_003"
-        change_sample(
-            path, 0, prompt=attack, answer=attack, response=attack, reward=reward, correct=right
-        )
+    texts = {"prompt": attack, "answer": attack, "response": attack}
+    # The largest change of reward, so that it is among the rows that are shown.
+    run.change_sample("sft", 0, **texts, reward=-99.0, correct=False)
+    run.change_sample("iter_003", 0, **texts, reward=99.0, correct=True)
     page, _, _ = run.report()
     parsed = Page(page)
     assert not {"script", "img", "iframe", "object"} & {tag for tag, _ in parsed.tags}
@@ -252,11 +179,9 @@ def test_markup_in_a_response_is_shown_and_not_run(finished_run: Callable) -> No
 
 def test_control_characters_cannot_reach_the_terminal(finished_run: Callable) -> None:
     run = finished_run()
-    path = run.inputs["evaluations"] / "iter_003" / "samples.parquet"
-    change_sample(path, 0, response="\x1b[2Jgone\x00\u202e\n# heading", reward=99.0, correct=True)
-    change_sample(
-        run.inputs["evaluations"] / "sft" / "samples.parquet", 0, reward=-99.0, correct=False
-    )
+    steering = "\x1b[2Jgone\x00\u202e\n# heading"
+    run.change_sample("iter_003", 0, response=steering, reward=99.0, correct=True)
+    run.change_sample("sft", 0, reward=-99.0, correct=False)
     page, summary, _ = run.report()
     for text in (page, summary):
         assert "␛[2Jgone␀\N{REPLACEMENT CHARACTER}" in text
@@ -309,7 +234,7 @@ def test_leftovers_of_removed_iterations_are_ignored(finished_run: Callable) -> 
         (run.inputs["evaluation_metrics"] / f"{broken}.json").write_text("not JSON")
     page, summary, metrics = short.report()
     assert "iter_003" in full[0]
-    shown = [row[0].split()[0] for row in Page(page).rows("numbers", page)[1:]]
+    shown = [row[0].split()[0] for row in Page(page).rows("numbers")[1:]]
     assert shown == ["sft", "iter_001"]
     assert "iter_002" not in summary
     assert metrics["final_accuracy"] < full[2]["final_accuracy"]
@@ -334,7 +259,7 @@ def test_a_missing_file_is_named_with_what_to_do(finished_run: Callable, missing
 
 def test_policies_evaluated_on_different_prompts_are_refused(finished_run: Callable) -> None:
     run = finished_run()
-    change_sample(run.inputs["evaluations"] / "sft" / "samples.parquet", 3, prompt_id="other")
+    run.change_sample("sft", 3, prompt_id="other")
     with pytest.raises(StageError, match="different prompts"):
         run.report()
 
@@ -350,7 +275,7 @@ def test_params_that_differ_are_listed_with_their_defaults(finished_run: Callabl
         policy_update={"normalise_by_std": False},
     )
     page, _, _ = run.report()
-    assert Page(page).rows("params", page) == [
+    assert Page(page).rows("params") == [
         ["Param", "Default", "This run"],
         ["seed", "17", "3"],
         ["rl.algorithm", "ppo", "grpo"],
@@ -366,7 +291,7 @@ def test_samples_show_improvements_regressions_and_what_is_still_wrong(
     finished_run: Callable,
 ) -> None:
     page, summary, _ = finished_run(report={"samples": 8}).report()
-    rows = Page(page).rows("samples", page)
+    rows = Page(page).rows("samples")
     assert [row[0] for row in rows if len(row) == 1] == ["Improved", "Regressed", "Still wrong"]
     assert sum(len(row) == 4 for row in rows[1:]) == 8
     assert len(re.findall("expected:", summary)) == 3
@@ -374,7 +299,7 @@ def test_samples_show_improvements_regressions_and_what_is_still_wrong(
 
 def test_more_samples_than_prompts_shows_each_prompt_once(finished_run: Callable) -> None:
     page, _, _ = finished_run(report={"samples": 1000}).report()
-    assert sum(len(row) == 4 for row in Page(page).rows("samples", page)[1:]) == 256
+    assert sum(len(row) == 4 for row in Page(page).rows("samples")[1:]) == 256
 
 
 def test_a_reward_source_without_pairs_to_rank_is_no_error(finished_run: Callable) -> None:
@@ -390,8 +315,8 @@ def test_the_summary_fits_a_terminal(finished_run: Callable) -> None:
     run = finished_run()
     long = "word " * 200
     for policy in ("sft", "iter_003"):
-        path = run.inputs["evaluations"] / policy / "samples.parquet"
-        change_sample(path, 0, prompt=long, answer=long, response=long, reward=99.0, correct=True)
+        texts = {"prompt": long, "answer": long, "response": long}
+        run.change_sample(policy, 0, **texts, reward=99.0, correct=True)
     _, summary, _ = run.report()
     assert max(map(len, summary.splitlines())) <= 92
     assert len(summary.splitlines()) <= 40
@@ -419,7 +344,7 @@ def test_training_is_told_in_an_order_and_in_words_that_explain_themselves(
     update.write_text(json.dumps(json.loads(update.read_text()), sort_keys=True))
     change_json(run.inputs["iterations"] / "iter_001/score.json", **{"reward_mean/judged": 0.5})
     page, _, _ = run.report()
-    rows = [" ".join(row[0].split()) for row in Page(page).rows("numbers training", page)]
+    rows = [" ".join(row[0].split()) for row in Page(page).rows("numbers training")]
     told = " | ".join(rows)
     assert "no training step has seen" not in told
     assert "Prompts Prompts whose responses were learnt from." in told

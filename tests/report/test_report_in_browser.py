@@ -3,15 +3,12 @@
 import json
 import re
 import shutil
-import struct
 import subprocess
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from tests.waiting import PATIENCE_S
 
@@ -85,13 +82,8 @@ def test_everything_is_drawn_and_fits_the_screen(
     run = finished_run(task=lambda number: "carry" if number % 3 else "no carry")
     attack = "<script>parent.document.title = 'ran'</script>"
     for policy, reward, right in (("sft", -99.0, False), ("iter_003", 99.0, True)):
-        path = run.inputs["evaluations"] / policy / "samples.parquet"
-        rows = pq.read_table(path).to_pylist()
-        rows[0] |= {"response": attack, "reward": reward, "correct": right}
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    metrics = run.inputs["evaluation_metrics"] / "iter_003.json"
-    collapsed = {**json.loads(metrics.read_text()), "entropy": 0.001, "truncation_rate": 0.9}
-    metrics.write_text(json.dumps(collapsed))
+        run.change_sample(policy, 0, response=attack, reward=reward, correct=right)
+    run.change_evaluation("iter_003", entropy=0.001, truncation_rate=0.9)
     run.report()
     harness = run.root / "harness.html"
     harness.write_text(HARNESS.replace("WIDTH", str(width)))
@@ -127,49 +119,8 @@ def test_light_and_dark_are_painted_and_differ(finished_run: Callable, browse: C
             "--window-size=520,480",
             f"--blink-settings=preferredColorScheme={setting}",
         )
-        pixels = decode_png(shot.read_bytes())
-        assert len(set(pixels)) > 50, "text, lines and cards leave many colours"
-        paper[scheme] = sum(pixels[0])
+        with Image.open(shot) as picture:
+            pixels = picture.convert("RGB")
+        assert len(pixels.getcolors(1 << 24)) > 50, "text, lines and cards leave many colours"
+        paper[scheme] = sum(pixels.getpixel((0, 0)))
     assert paper["dark"] < 128 < 600 < paper["light"]
-
-
-def decode_png(data: bytes) -> list[tuple[int, ...]]:
-    """Pixels of an 8-bit RGB or RGBA picture, which is what a browser writes."""
-    width, height, depth, colour = struct.unpack(">IIBB", data[16:26])
-    assert depth == 8
-    stride = {2: 3, 6: 4}[colour]
-    packed, place = b"", 8
-    while place < len(data):
-        (length,) = struct.unpack(">I", data[place : place + 4])
-        if data[place + 4 : place + 8] == b"IDAT":
-            packed += data[place + 8 : place + 8 + length]
-        place += length + 12
-    raw = zlib.decompress(packed)
-    above = bytearray(width * stride)
-    pixels: list[tuple[int, ...]] = []
-    for row in range(height):
-        start = row * (width * stride + 1)
-        line = bytearray(raw[start + 1 : start + 1 + width * stride])
-        _undo_filter(raw[start], line, above, stride)
-        pixels += [tuple(line[i : i + 3]) for i in range(0, len(line), stride)]
-        above = line
-    return pixels
-
-
-def _undo_filter(kind: int, line: bytearray, above: bytearray, stride: int) -> None:
-    if kind == 0:
-        return
-    for i in range(len(line)):
-        left = line[i - stride] if i >= stride else 0
-        corner = above[i - stride] if i >= stride else 0
-        up = above[i]
-        if kind == 1:
-            guess = left
-        elif kind == 2:
-            guess = up
-        elif kind == 3:
-            guess = (left + up) // 2
-        else:
-            near = [abs(left + up - corner - value) for value in (left, up, corner)]
-            guess = (left, up, corner)[near.index(min(near))]
-        line[i] = (line[i] + guess) & 255

@@ -1,16 +1,9 @@
 """The report warns of training that went wrong without failing, near its top and in plain words."""
 
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-
-def change(path: Path, **values: float) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+from tests.report.conftest import change_json
 
 
 def box(page: str) -> str:
@@ -32,8 +25,7 @@ def test_a_run_that_goes_well_has_no_box(finished_run: Callable) -> None:
 
 def test_a_warning_says_who_what_against_what_and_what_to_try(finished_run: Callable) -> None:
     run = finished_run()
-    last = run.inputs["evaluation_metrics"] / "iter_003.json"
-    change(last, entropy=0.01, kl_to_reference=1.25)
+    run.change_evaluation("iter_003", entropy=0.01, kl_to_reference=1.25)
     page, summary, metrics = run.report()
     for text in (box(page), flat(summary)):
         assert "Entropy collapse" in text
@@ -48,7 +40,7 @@ def test_a_warning_says_who_what_against_what_and_what_to_try(finished_run: Call
 
 def test_thresholds_decide_and_null_switches_off(finished_run: Callable) -> None:
     run = finished_run(warn={"kl": None, "kl_growth": None})
-    change(run.inputs["evaluation_metrics"] / "iter_003.json", kl_to_reference=1.25)
+    run.change_evaluation("iter_003", kl_to_reference=1.25)
     assert box(run.report()[0]) == ""
     assert "KL blow-up" in box(run.with_params(warn={"kl": 1.2}).report()[0])
 
@@ -56,7 +48,7 @@ def test_thresholds_decide_and_null_switches_off(finished_run: Callable) -> None
 def test_what_one_policy_hands_down_to_the_next_is_said_once(finished_run: Callable) -> None:
     run = finished_run()
     for policy in ("iter_002", "iter_003"):
-        change(run.inputs["evaluation_metrics"] / f"{policy}.json", truncation_rate=0.5)
+        run.change_evaluation(policy, truncation_rate=0.5)
     page, summary, metrics = run.report()
     assert "iter_002, iter_003" in box(page)
     assert "(iter_002, iter_003)" in flat(summary)
@@ -67,7 +59,7 @@ def test_what_one_policy_hands_down_to_the_next_is_said_once(finished_run: Calla
 def test_groups_without_signal_are_warned_of(finished_run: Callable) -> None:
     run = finished_run(rl={"algorithm": "grpo"})
     update = run.inputs["iterations"] / "iter_002" / "policy_update.json"
-    change(update, zero_variance_share=0.96)
+    change_json(update, zero_variance_share=0.96)
     assert "96% of the prompts that iter_002 learnt from" in box(run.report()[0])
 
 
@@ -80,14 +72,14 @@ def test_a_branch_is_not_judged_by_its_sibling(finished_run: Callable) -> None:
     }
     run = finished_run(rl={"iterations": iterations})
     for policy, kl in {"iter_001": 0.1, "iter_002": 0.01, "odd": 0.25}.items():
-        change(run.inputs["evaluation_metrics"] / f"{policy}.json", kl_to_reference=kl)
+        run.change_evaluation(policy, kl_to_reference=kl)
     assert box(run.report()[0]) == ""
 
 
 def test_numbers_that_are_none_are_not_judged(finished_run: Callable) -> None:
     run = finished_run()
-    change(run.inputs["evaluation_metrics"] / "sft.json", entropy=float("nan"))
-    change(run.inputs["evaluation_metrics"] / "iter_003.json", kl_to_reference=float("inf"))
+    run.change_evaluation("sft", entropy=float("nan"))
+    run.change_evaluation("iter_003", kl_to_reference=float("inf"))
     assert box(run.report()[0]) == ""
 
 
@@ -95,8 +87,8 @@ def test_a_reward_near_chance_and_an_sft_that_is_never_right_are_warned_of(
     finished_run: Callable,
 ) -> None:
     run = finished_run()
-    change(run.inputs["reward"] / "quality.json", pairwise_accuracy=0.52)
-    change(run.inputs["evaluation_metrics"] / "sft.json", accuracy=0.0, accuracy_sampled=0.0)
+    change_json(run.inputs["reward"] / "quality.json", pairwise_accuracy=0.52)
+    run.change_evaluation("sft", accuracy=0.0, accuracy_sampled=0.0)
     page, summary, metrics = run.report()
     for text in (box(page), flat(summary)):
         assert re.search("the reward source ranks 52% of the held-out pairs right", text, re.I)
@@ -106,9 +98,7 @@ def test_a_reward_near_chance_and_an_sft_that_is_never_right_are_warned_of(
 
 def test_a_wrong_answer_with_the_highest_reward_is_remarked_on(finished_run: Callable) -> None:
     run = finished_run()
-    table = run.inputs["evaluations"] / "iter_003/samples.parquet"
-    rows = pq.read_table(table).to_pylist()
-    wrong = next(row for row in rows if row["correct"] is False)
-    wrong["reward"] = max(row["reward"] for row in rows) + 0.5
-    pq.write_table(pa.Table.from_pylist(rows), table)
+    rows = run.samples("iter_003")
+    wrong = next(i for i, row in enumerate(rows) if row["correct"] is False)
+    run.change_sample("iter_003", wrong, reward=max(row["reward"] for row in rows) + 0.5)
     assert "Wrong rewarded most iter_003" in box(run.report()[0])
