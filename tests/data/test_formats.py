@@ -76,76 +76,66 @@ def told(item: Example):
             return before
 
 
-TALK = [user("a"), assistant("b"), user("c"), assistant("d")]
-SHARED = [user("a"), assistant("b"), user("c")]
+ASKED, ANSWER, OTHER = [user("a")], assistant("b"), assistant("c")
+PAIR = (ASKED, ANSWER, OTHER, None)
+TALK = [*ASKED, ANSWER, user("c"), assistant("d")]
+SHARED = TALK[:3]
+COMPARED = (SHARED, assistant("d"), assistant("e"), None)
+HUMAN, GPT = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
 HH = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
 WINDOWS = HH.replace("\n", "\r\n")
 GOLDEN = [
     ("text", "demonstrations", {"text": "abc"}, "abc"),
-    ("messages", "demonstrations", {"messages": TALK}, ([user("a")], TALK[1:])),
+    ("messages", "demonstrations", {"messages": TALK}, (ASKED, TALK[1:])),
     ("messages", "prompts", {"messages": TALK}, SHARED),
     ("messages", "prompts", {"messages": SHARED}, SHARED),
     (
         "messages",
         "demonstrations",
-        {"messages": [SYSTEM, user("a"), assistant("b"), user("thanks")]},
-        ([SYSTEM, user("a")], [assistant("b")]),
+        {"messages": [SYSTEM, *ASKED, ANSWER, user("thanks")]},
+        ([SYSTEM, *ASKED], [ANSWER]),
     ),
     (
         "messages",
         "demonstrations",
-        {"messages": [user("a"), CALL, tool("2"), assistant("It is 2.")], "tools": TOOLS},
-        ([user("a")], [CALL, tool("2"), assistant("It is 2.")]),
+        {"messages": [*ASKED, CALL, tool("2"), assistant("It is 2.")], "tools": TOOLS},
+        (ASKED, [CALL, tool("2"), assistant("It is 2.")]),
     ),
     ("messages_rated", "feedback", {"messages": TALK, "label": True}, (SHARED, assistant("d"), 1)),
     (
         "messages_preference",
         "preferences",
         {"messages": SHARED, "chosen": assistant("d"), "rejected": [assistant("e")]},
-        (SHARED, assistant("d"), assistant("e"), None),
+        COMPARED,
     ),
-    ("prompt", "prompts", {"prompt": "a"}, [user("a")]),
-    ("prompt", "held_out", {"prompt": [user("a")], "answer": "b"}, [user("a")]),
-    ("prompt", "prompts", {"prompt": "a", "system": "Be brief."}, [SYSTEM, user("a")]),
+    ("prompt", "prompts", {"prompt": "a"}, ASKED),
+    ("prompt", "held_out", {"prompt": ASKED, "answer": "b"}, ASKED),
+    ("prompt", "prompts", {"prompt": "a", "system": "Be brief."}, [SYSTEM, *ASKED]),
+    ("prompt_completion", "demonstrations", {"prompt": "a", "completion": "b"}, (ASKED, [ANSWER])),
     (
         "prompt_completion",
         "demonstrations",
-        {"prompt": "a", "completion": "b"},
-        ([user("a")], [assistant("b")]),
-    ),
-    (
-        "prompt_completion",
-        "demonstrations",
-        {"prompt": [user("a")], "completion": [assistant("b")]},
-        ([user("a")], [assistant("b")]),
+        {"prompt": ASKED, "completion": [ANSWER]},
+        (ASKED, [ANSWER]),
     ),
     (
         "preference",
         "preferences",
         {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 2},
-        ([user("a")], assistant("b"), assistant("c"), 2.0),
+        (ASKED, ANSWER, OTHER, 2.0),
     ),
     (
         "preference",
         "preferences",
-        {
-            "prompt": "a",
-            "chosen": [user("a"), assistant("b")],
-            "rejected": [user("a"), assistant("c")],
-        },
-        ([user("a")], assistant("b"), assistant("c"), None),
+        {"prompt": "a", "chosen": [*ASKED, ANSWER], "rejected": [*ASKED, OTHER]},
+        PAIR,
     ),
-    (
-        "preference",
-        "preferences",
-        {"prompt": HH, "chosen": "d", "rejected": "e"},
-        (SHARED, assistant("d"), assistant("e"), None),
-    ),
+    ("preference", "preferences", {"prompt": HH, "chosen": "d", "rejected": "e"}, COMPARED),
     (
         "implicit_preference",
         "preferences",
         {"chosen": TALK, "rejected": [*SHARED, assistant("e")]},
-        (SHARED, assistant("d"), assistant("e"), None),
+        COMPARED,
     ),
     (
         "implicit_preference",
@@ -154,63 +144,50 @@ GOLDEN = [
         (SHARED, assistant("d"), assistant("e\n\nstill e"), None),
     ),
     ("implicit_preference", "prompts", {"chosen": f"{HH} d", "rejected": f"{HH} e"}, SHARED),
-    (
-        "rated",
-        "feedback",
-        {"prompt": "a", "completion": "b", "label": False},
-        ([user("a")], assistant("b"), 0.0),
-    ),
+    ("rated", "feedback", {"prompt": "a", "completion": "b", "label": False}, (ASKED, ANSWER, 0.0)),
     (
         "rated",
         "feedback",
         {"prompt": "a", "completion": "b", "rating": "0.5"},
-        ([user("a")], assistant("b"), 0.5),
+        (ASKED, ANSWER, 0.5),
     ),
     (
         "stepwise",
         "steps",
         {"prompt": "a", "completions": ["b;", "c"], "labels": [True, False]},
-        ([user("a")], ["b;", "c"], [1.0, 0.0]),
+        (ASKED, ["b;", "c"], [1.0, 0.0]),
     ),
-    (
-        "stepwise",
-        "steps",
-        {"prompt": "a", "steps": ["b"], "labels": [1]},
-        ([user("a")], ["b"], [1.0]),
-    ),
+    ("stepwise", "steps", {"prompt": "a", "steps": ["b"], "labels": [1]}, (ASKED, ["b"], [1.0])),
     (
         "alpaca",
         "demonstrations",
         {"instruction": "a", "input": "b", "output": "c", "system": "Be brief.", "history": None},
-        ([SYSTEM, user("a\nb")], [assistant("c")]),
+        ([SYSTEM, user("a\nb")], [OTHER]),
     ),
     (
         "alpaca",
         "demonstrations",
         {"instruction": "c", "input": "", "output": "d", "history": [["a", "b"]]},
-        ([user("a")], [assistant("b"), user("c"), assistant("d")]),
+        (ASKED, TALK[1:]),
     ),
     ("alpaca_prompt", "prompts", {"instruction": "a", "input": "b"}, [user("a\nb")]),
     (
         "alpaca_preference",
         "preferences",
         {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"},
-        ([user("a")], assistant("b"), assistant("c"), None),
+        PAIR,
     ),
     (
         "alpaca_rated",
         "feedback",
         {"instruction": "a", "output": "b", "kto_tag": "true"},
-        ([user("a")], assistant("b"), 1.0),
+        (ASKED, ANSWER, 1.0),
     ),
     (
         "sharegpt",
         "demonstrations",
-        {
-            "system": "Be brief.",
-            "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
-        },
-        ([SYSTEM, user("a")], [assistant("b")]),
+        {"system": "Be brief.", "conversations": [HUMAN, GPT]},
+        ([SYSTEM, *ASKED], [ANSWER]),
     ),
     (
         "sharegpt",
@@ -218,49 +195,38 @@ GOLDEN = [
         {
             "conversations": [
                 {"from": "system", "value": "Be brief."},
-                {"from": "human", "value": "a"},
+                HUMAN,
                 {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
                 {"from": "observation", "value": "2"},
                 {"from": "gpt", "value": "It is 2."},
             ],
             "tools": '[{"name": "add"}]',
         },
-        ([SYSTEM, user("a")], [CALL, tool("2"), assistant("It is 2.")]),
+        ([SYSTEM, *ASKED], [CALL, tool("2"), assistant("It is 2.")]),
     ),
     (
         "sharegpt_preference",
         "preferences",
-        {
-            "conversations": [{"from": "human", "value": "a"}],
-            "chosen": {"from": "gpt", "value": "b"},
-            "rejected": {"from": "gpt", "value": "c"},
-        },
-        ([user("a")], assistant("b"), assistant("c"), None),
+        {"conversations": [HUMAN], "chosen": GPT, "rejected": {"from": "gpt", "value": "c"}},
+        PAIR,
     ),
     (
         "sharegpt_rated",
         "feedback",
-        {
-            "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
-            "kto_tag": False,
-        },
-        ([user("a")], assistant("b"), 0.0),
+        {"conversations": [HUMAN, GPT], "kto_tag": False},
+        (ASKED, ANSWER, 0.0),
     ),
 ]
 
 
 @pytest.mark.parametrize(("format", "role", "row", "expected"), GOLDEN)
-def test_a_row_becomes_the_canonical_dialogue(format, role, row, expected):
+def test_a_row_becomes_the_canonical_dialogue_detected_or_by_name(format, role, row, expected):
     assert read(role, row) == (format, [expected])
+    assert read(role, row, format=format) == (format, [expected])
 
 
 def test_every_format_has_a_golden_row():
     assert {name for name, *_ in GOLDEN} == {*FORMATS} - {"ranked"}
-
-
-@pytest.mark.parametrize(("format", "role", "row", "expected"), GOLDEN)
-def test_a_row_reads_the_same_by_its_formats_name(format, role, row, expected):
-    assert read(role, row, format=format) == (format, [expected])
 
 
 def test_ranked_responses_are_compared_two_by_two_and_the_lowest_rank_is_best():
@@ -289,15 +255,14 @@ def test_ranked_responses_are_compared_two_by_two_and_the_lowest_rank_is_best():
 
 def test_pairs_serve_as_feedback_as_prompts_and_if_asked_as_demonstrations():
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
-    sides = [([user("a")], assistant("b"), 1.0), ([user("a")], assistant("c"), 0.0)]
+    sides = [(ASKED, ANSWER, 1.0), (ASKED, OTHER, 0.0)]
     assert read("feedback", row) == ("preference", sides)
-    assert read("prompts", row) == ("preference", [[user("a")]])
-    assert read("demonstrations", row, take="chosen")[1] == [([user("a")], [assistant("b")])]
+    assert read("prompts", row) == ("preference", [ASKED])
+    assert read("demonstrations", row, take="chosen")[1] == [(ASKED, [ANSWER])]
 
 
 def test_the_last_turn_alone_is_demonstrated_if_asked():
-    [(before, turns)] = read("demonstrations", {"messages": TALK}, Turns.LAST)[1]
-    assert (before, turns) == (SHARED, [assistant("d")])
+    assert read("demonstrations", {"messages": TALK}, Turns.LAST)[1] == [(SHARED, TALK[3:])]
 
 
 def test_columns_are_renamed_at_once_and_null_leaves_one_out():
@@ -436,9 +401,7 @@ def test_text_that_only_looks_like_messages_stays_text():
     ],
 )
 def test_a_response_that_is_json_about_something_else_is_its_text(words):
-    assert messages_of(words, "completion", "assistant") == [
-        {"role": "assistant", "content": words}
-    ]
+    assert messages_of(words, "completion", "assistant") == [assistant(words)]
 
 
 def test_json_text_of_messages_by_somebody_unknown_is_refused_and_not_taken_for_words():
@@ -452,8 +415,7 @@ def test_json_text_of_messages_by_somebody_unknown_is_refused_and_not_taken_for_
 
 def test_lists_may_be_json_text_as_in_csv():
     row = {"instruction": "c", "output": "d", "history": '[["a", "b"]]'}
-    [(before, turns)] = read("demonstrations", row)[1]
-    assert (before, turns) == ([user("a")], [assistant("b"), user("c"), assistant("d")])
+    assert read("demonstrations", row)[1] == [(ASKED, TALK[1:])]
     steps = {"prompt": "a", "completions": '["b", "c"]', "labels": "[1, 0]"}
     assert read("steps", steps) == read(
         "steps", {**steps, "completions": ["b", "c"], "labels": [1, 0]}

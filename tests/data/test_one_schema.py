@@ -1,10 +1,7 @@
 """The same data in any format and file type end as the same rows; later stages read them."""
 
-import csv
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from stages.context import StageError
@@ -69,32 +66,17 @@ def test_a_dialogue_is_the_same_rows_in_every_format(prepared):
         assert report["format"] == name
 
 
-def test_a_table_is_the_same_rows_in_every_file_type(prepared, tmp_path):
+def test_a_table_is_the_same_rows_in_every_file_type(prepared):
     rows = [
         {"prompt": f"p{i}", "completion": f"c,\n{i}", "task": "t", "answer": str(i)}
         for i in range(5)
     ]
     plain = prepared({"demonstrations.jsonl": rows})
     for kind in ("json", "csv", "parquet", "arrow"):
-        folder = tmp_path / kind / "data"
-        folder.mkdir(parents=True)
-        path = folder / f"demonstrations.{kind}"
-        table = pa.Table.from_pylist(rows)
-        if kind == "json":
-            path.write_text(json.dumps(rows))
-        elif kind == "parquet":
-            pq.write_table(table, path)
-        elif kind == "arrow":
-            with path.open("wb") as file, pa.ipc.new_stream(file, table.schema) as out:
-                out.write_table(table)
-        else:
-            with path.open("w", newline="") as file:
-                out = csv.DictWriter(file, list(rows[0]))
-                out.writeheader()
-                out.writerows(rows)
-        run = prepared({}, kind)
+        name = f"demonstrations.{kind}"
+        run = prepared({name: rows}, kind)
         assert content(run) == content(plain), kind
-        assert {row["source"] for row in run.rows("demonstrations")} == {path.name}
+        assert {row["source"] for row in run.rows("demonstrations")} == {name}
     assert plain.rows("demonstrations")[0]["extra"] == '{"task":"t"}'
 
 
@@ -114,24 +96,13 @@ def test_several_turns_are_trained_on_where_the_assistant_speaks(prepared):
         ("evaluate_sft", "held_out"),
     ],
 )
-def test_a_stage_that_needs_a_missing_role_says_which(tmp_path, stage, role):
-    from tests.data.conftest import Prepared
-
-    given = {
-        "demonstrations": {"demonstrations.jsonl": [{"prompt": "a", "completion": "b"}]},
-        "prompts": {"prompts.jsonl": [{"prompt": "a"}]},
-    }
-    run = Prepared(
-        tmp_path, given["prompts" if role == "demonstrations" else "demonstrations"], held_out=0
+def test_a_stage_that_needs_a_missing_role_says_which(prepared, stage, role):
+    given = (
+        {"prompts.jsonl": [{"prompt": "a"}]}
+        if role == "demonstrations"
+        else {"demonstrations.jsonl": [{"prompt": "a", "completion": "b"}]}
     )
-    run.params = run.params.model_copy(
-        update={
-            "rl": run.params.rl.model_copy(
-                update={"preferences": {"dpo": run.params.rl.iterations["iter_001"]}}
-            )
-        }
-    )
-    run.run("prepare")
+    run = prepared(given, rl={"preferences": {"dpo": {"policy": "sft"}}}, held_out=0)
     assert run.rows(role) == []
     if role != "demonstrations":
         run.run("sft")

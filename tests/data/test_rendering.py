@@ -54,6 +54,12 @@ def text_of(ids):
     return TOKENIZER.decode(ids)
 
 
+def learnt(row):
+    """What is trained on of a response."""
+    kept = zip(row["completion_ids"], row["loss_mask"], strict=True)
+    return text_of([token for token, on in kept if on])
+
+
 def rendered(item, template=CHATML, max_length=10_000):
     [(_, row)] = render([item], Renderer(tokenizer(template)), max_length)
     if isinstance(row, RowError):
@@ -61,7 +67,11 @@ def rendered(item, template=CHATML, max_length=10_000):
     return row.values
 
 
-ASKED = ({"role": "user", "content": "a"},)
+ASKED = (user("a"),)
+ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+CALLING = {"role": "assistant", "content": "so", "tool_calls": [ADD]}
+TOOL = {"role": "tool", "content": "2"}
+TEXT = Demonstration(place=PLACE, prompt=Dialogue(()), completion=[reply("abc")], plain_text=True)
 
 
 def shown(*turns, prompt=ASKED, tools=()):
@@ -79,29 +89,22 @@ def test_every_turn_of_the_assistant_is_trained_on_with_its_end_token_and_nothin
     row = rendered(shown(reply("b"), user("c"), reply("d")))
     between = "\n<|im_start|>user\nc<eos>\n<|im_start|>assistant\n"
     assert text_of(row["completion_ids"]) == f"b<eos>{between}d<eos>"
-    learnt = [i for i, on in zip(row["completion_ids"], row["loss_mask"], strict=True) if on]
-    assert text_of(learnt) == "b<eos>d<eos>"
+    assert learnt(row) == "b<eos>d<eos>"
     assert row["completion"] == "assistant: b\n\nuser: c\n\nassistant: d"
 
 
 def test_a_call_of_a_tool_looks_as_the_template_says_and_what_the_tool_says_is_masked():
-    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
-    tool = {"role": "tool", "content": "2"}
-    row = rendered(shown(calling, tool, reply("It is 2.")))
-    learnt = [i for i, on in zip(row["completion_ids"], row["loss_mask"], strict=True) if on]
-    words = '<call>{"name": "add", "arguments": {"a": 1}}'
-    assert text_of(learnt) == f"{words}<eos>It is 2.<eos>"
+    row = rendered(shown(CALLING, TOOL, reply("It is 2.")))
+    words = 'so<call>{"name": "add", "arguments": {"a": 1}}'
+    assert learnt(row) == f"{words}<eos>It is 2.<eos>"
     assert "<|im_start|>tool\n2" in text_of(row["completion_ids"])
-    alone = rendered(shown(calling))
-    assert text_of(alone["completion_ids"]) == f"{words}<eos>"
+    assert text_of(rendered(shown(CALLING))["completion_ids"]) == f"{words}<eos>"
 
 
 def test_an_end_token_that_the_text_writes_itself_is_not_doubled():
     assert text_of(rendered(shown(reply("b<eos>")))["completion_ids"]) == "b<eos>"
     row = rendered(shown(reply("b<eos>"), user("c"), reply("d<eos>")))
-    learnt = [i for i, on in zip(row["completion_ids"], row["loss_mask"], strict=True) if on]
-    assert text_of(learnt) == "b<eos>d<eos>"
+    assert learnt(row) == "b<eos>d<eos>"
     steps = Labelled(
         place=PLACE, prompt=Dialogue(ASKED), steps=["one", "two<eos>"], labels=[1.0, 0.0]
     )
@@ -123,15 +126,11 @@ def test_an_end_token_within_a_response_is_refused(item):
         rendered(item)
 
 
-ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-CALLING = {"role": "assistant", "content": "so", "tool_calls": [ADD]}
-
-
 @pytest.mark.parametrize(
     ("item", "part"),
     [
         (shown(CALLING), "add"),
-        (shown(reply("b"), prompt=(*ASKED, CALLING, {"role": "tool", "content": "2"})), "add"),
+        (shown(reply("b"), prompt=(*ASKED, CALLING, TOOL)), "add"),
         (shown(reply("b"), tools=({"type": "function", "function": {"name": "add"}},)), "add"),
         (shown({"role": "assistant", "content": "b", "reasoning_content": "hm"}), "hm"),
     ],
@@ -168,8 +167,8 @@ def test_each_turn_follows_exactly_the_prompt_that_a_policy_would_be_given(texts
         assert mask[len(prompt) - 1 : len(prompt) + 1] == [0, 1]
     words = [m["content"].strip() if template is TRIMMING else m["content"] for m in messages]
     spoken = words[1::2] if len(messages) > 2 else [messages[1]["content"]]
-    learnt = [token for token, on in zip(ids, mask, strict=True) if on]
-    assert text_of(learnt) == "".join(f"{text}<eos>" for text in spoken)
+    taught = [token for token, on in zip(ids, mask, strict=True) if on]
+    assert text_of(taught) == "".join(f"{text}<eos>" for text in spoken)
 
 
 def words_tokenizer(swallows, prepends="first"):
@@ -210,9 +209,6 @@ def test_what_comes_between_turns_has_the_ids_that_it_has_in_the_whole(swallows)
 
 def test_a_response_is_tokenised_apart_from_its_prompt():
     """A tokenizer that would join the last letter of a prompt to the first of its response."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     bpe = Tokenizer(
         models.BPE({"<eos>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")], unk_token="<eos>")
     )
@@ -234,9 +230,7 @@ def test_the_same_dialogue_renders_the_same_in_whatever_batch():
         shown(reply("b")),
         shown(reply("b"), user("c"), reply("d")),
         shown(reply("b"), tools=({"name": "add"},)),
-        Demonstration(
-            place=PLACE, prompt=Dialogue(()), completion=[reply("text")], plain_text=True
-        ),
+        TEXT,
         Pair(place=PLACE, prompt=asked("q"), chosen=reply("x"), rejected=reply("y")),
     ]
     together = [row.values for _, row in render(items, Renderer(TOKENIZER), 1000)]
@@ -244,16 +238,13 @@ def test_the_same_dialogue_renders_the_same_in_whatever_batch():
 
 
 def test_of_a_text_all_is_trained_on_but_the_token_that_it_starts_from():
-    text = Demonstration(
-        place=PLACE, prompt=Dialogue(()), completion=[reply("abc")], plain_text=True
-    )
-    row = rendered(text)
+    row = rendered(TEXT)
     assert text_of(row["prompt_ids"]) == "<bos>"
     assert text_of(row["completion_ids"]) == "abc<eos>"
     assert (row["prompt"], row["completion"], row["loss_mask"]) == ("", "abc", None)
     without_a_start = tokenizer()
     without_a_start.bos_token = None
-    [(_, row)] = render([text], Renderer(without_a_start), 10)
+    [(_, row)] = render([TEXT], Renderer(without_a_start), 10)
     assert text_of(row.values["prompt_ids"]) == "a"
     assert text_of(row.values["completion_ids"]) == "bc<eos>"
 
