@@ -71,6 +71,6 @@ class Params(Section):
     @model_validator(mode="after")
     def _values_agree(self) -> "Params":
         for refusal in REFUSALS:
-            if reason := refusal(self):
+            for reason in refusal(self):
                 raise ValueError(reason)
         return self

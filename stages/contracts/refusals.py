@@ -1,10 +1,10 @@
 """Values of params.yaml that make no sense together, each with the reason and what to do.
 
-A refusal looks at the whole params and says what is wrong with them, or nothing.
+A refusal looks at the whole params and yields what is wrong with them; the first is reported.
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from stages.contracts.lora import LoraSave
@@ -46,188 +46,180 @@ READ_BY = {
 """Settings of policy_update that would go unnoticed under other algorithms."""
 
 
-def _about_groups(params: "Params") -> str | None:
+def _about_groups(params: "Params") -> Iterator[str]:
     algorithm, rollout = params.rl.algorithm, params.rollout
     compares = algorithm.has_groups or (
         algorithm is Algorithm.DPO and params.policy_update.chosen is Chosen.BEST
     )
     if compares and rollout.samples < 2:
-        return (
+        yield (
             f"rl.algorithm is {algorithm}, which compares the responses to one prompt, but "
             f"rollout.samples is {rollout.samples}: set it to 2 or more"
         )
     if rollout.reserve and not compares:
-        return (
+        yield (
             f"rollout.reserve {rollout.reserve} stands in for groups without variance, but "
             f"rl.algorithm {algorithm} compares no groups: set it to 0"
         )
     if algorithm is Algorithm.REMAX and not rollout.greedy_baseline:
-        return (
+        yield (
             "rl.algorithm is remax, which compares with the greedy response: set "
             "rollout.greedy_baseline to true"
         )
     if algorithm is Algorithm.BEST_OF_N and params.policy_update.keep_best >= rollout.samples:
-        return (
+        yield (
             f"policy_update.keep_best {params.policy_update.keep_best} of rollout.samples "
             f"{rollout.samples} rejects nothing: lower keep_best or raise samples"
         )
-    return None
 
 
-def _about_the_critic(params: "Params") -> str | None:
+def _about_the_critic(params: "Params") -> Iterator[str]:
     critic, algorithm = params.policy_update.critic, params.rl.algorithm
     if algorithm is not Algorithm.PPO and critic in (Critic.REWARD_MODEL, Critic.POLICY):
-        return (
+        yield (
             f"policy_update.critic is {critic}, but rl.algorithm {algorithm} has no critic: set it "
             "to none (or auto), or rl.algorithm to ppo"
         )
     if algorithm is Algorithm.PPO and critic is Critic.NONE:
-        return (
+        yield (
             "rl.algorithm is ppo, whose advantages come from a critic, but policy_update.critic "
             "is none: set it to auto, or rl.algorithm to grpo, rloo or another without a critic"
         )
     if critic is Critic.REWARD_MODEL and params.rl.reward != Reward.REWARD_MODEL:
-        return (
+        yield (
             f"policy_update.critic is reward_model, but rl.reward is {params.rl.reward}, so no "
             "reward model is trained: set critic to policy or auto"
         )
-    return None
 
 
-def _about_objectives(params: "Params") -> str | None:
+def _about_objectives(params: "Params") -> Iterator[str]:
     update, algorithm = params.policy_update, params.rl.algorithm
     if not algorithm.is_policy_gradient:
-        return None
+        return
     if algorithm in BY_TOKEN and update.objective is PolicyObjective.GSPO:
-        return (
+        yield (
             "policy_update.objective gspo has one ratio per response, but rl.algorithm "
             f"{algorithm} has an advantage for each token: set objective to clip, or rl.algorithm "
             "to grpo or rloo"
         )
     if update.objective is PolicyObjective.GRADIENT and update.epochs > 1:
-        return (
+        yield (
             "policy_update.objective gradient has no ratio that corrects for a policy that has "
             f"moved on, but policy_update.epochs is {update.epochs}: set epochs to 1, or objective "
             "to clip"
         )
     if not update.whiten_advantages and algorithm in WHITENED:
-        return (
+        yield (
             f"policy_update.whiten_advantages is false, but rl.algorithm {algorithm} is defined by "
             "its whitening: set it to true, or rl.algorithm to reinforce"
         )
-    return None
 
 
-def _about_settings_of_others(params: "Params") -> str | None:
+def _about_settings_of_others(params: "Params") -> Iterator[str]:
     """A setting that the algorithm does not read, and that somebody has changed all the same."""
     update, algorithm = params.policy_update, params.rl.algorithm
     for name, readers in READ_BY.items():
         default = PolicyUpdateParams.model_fields[name].default
         if getattr(update, name) != default and algorithm not in readers:
             shown = "null" if default is None else str(default).lower()
-            return (
+            yield (
                 f"policy_update.{name} is {getattr(update, name)}, but rl.algorithm {algorithm} "
                 f"does not read it: set it back to {shown}"
             )
     if params.rollout.greedy_baseline and algorithm is not Algorithm.REMAX:
-        return (
+        yield (
             "rollout.greedy_baseline is true, but only rl.algorithm remax compares with greedy "
             "responses: set it to false"
         )
-    return None
 
 
-def _about_cut_support(params: "Params") -> str | None:
+def _about_cut_support(params: "Params") -> Iterator[str]:
     algorithm = params.rl.algorithm
     if params.rollout.cuts_support and algorithm in (Algorithm.DPO, Algorithm.DISTILL):
-        return (
+        yield (
             f"rl.algorithm {algorithm} compares log-probs over the whole vocabulary and cannot "
             "correct for tokens that rollout.top_p, top_k or min_p cut off: set them to 1, 0 and 0"
         )
-    return None
 
 
-def _about_pairs(params: "Params") -> str | None:
+def _about_pairs(params: "Params") -> Iterator[str]:
     if params.rl.algorithm is not Algorithm.DPO:
-        return None
+        return
     if params.policy_update.dpo_loss is PreferenceLoss.KTO:
-        return "rl.algorithm is dpo, which makes pairs, but policy_update.dpo_loss kto takes none"
+        yield "rl.algorithm is dpo, which makes pairs, but policy_update.dpo_loss kto takes none"
     source, chosen = params.rollout.source, params.policy_update.chosen
     by_sft = params.policy_update.dpo_reference is DpoReference.SFT
     if chosen is Chosen.DEMONSTRATIONS and by_sft:
-        return (
+        yield (
             "policy_update.chosen is demonstrations, which the SFT policy has not rated: set "
             "policy_update.dpo_reference to previous"
         )
     if chosen is Chosen.DEMONSTRATIONS and source is not PromptSource.DEMONSTRATIONS:
-        return (
+        yield (
             "policy_update.chosen is demonstrations, so the rollouts have to answer their prompts: "
             "set rollout.source to demonstrations"
         )
-    return None
 
 
-def _about_rewards(params: "Params") -> str | None:
+def _about_rewards(params: "Params") -> Iterator[str]:
     named = {"rl.reward": params.rl.reward, "evaluate.correct": params.evaluate.correct}
     choices = [*(each.value for each in Reward), *params.rewards]
     for key, name in named.items():
         if name not in choices:
             close = difflib.get_close_matches(name, choices, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(choices)}"
-            return f"{key} names {name!r}, which is not a source of rewards: {hint}"
+            yield f"{key} names {name!r}, which is not a source of rewards: {hint}"
     known = dict.fromkeys([params.rl.reward, Reward.VERIFIER.value, *params.rewards])
     for name in params.score.weights:
         if name not in known:
             *others, last = known
-            return (
+            yield (
                 f"score.weights names {name!r}; with rl.reward {params.rl.reward} the sources are "
                 f"{', '.join(others)} and {last}"
             )
     used = params.score.weights or {params.rl.reward: 1.0}
     for name in used:
         if params.rollout.environment is None and isinstance(params.rewards.get(name), Paid):
-            return (
+            yield (
                 f"rewards.{name} is what an environment pays, but rollout.environment is null: "
                 "name one, or another source in rl.reward and score.weights"
             )
     weights = params.score.weights.values()
     if params.score.weights and not any(weights):
-        return "score.weights are all 0, so every reward would be 0: give one source a weight"
+        yield "score.weights are all 0, so every reward would be 0: give one source a weight"
     if params.score.overlong_buffer >= params.rollout.max_new_tokens:
-        return (
+        yield (
             f"score.overlong_buffer {params.score.overlong_buffer} leaves nothing of "
             f"rollout.max_new_tokens {params.rollout.max_new_tokens} unpenalised: lower it"
         )
-    return None
 
 
-def _about_the_reference(params: "Params") -> str | None:
+def _about_the_reference(params: "Params") -> Iterator[str]:
     if params.score.reference:
-        return None
+        return
     update, algorithm = params.policy_update, params.rl.algorithm
     if algorithm.is_policy_gradient and update.kl_coef:
-        return (
+        yield (
             f"score.reference is false, but policy_update.kl_coef {update.kl_coef} penalises the "
             "distance from it: set kl_coef to 0, or score.reference to true"
         )
     if algorithm is Algorithm.DPO and update.dpo_reference is DpoReference.SFT:
-        return (
+        yield (
             "score.reference is false, but policy_update.dpo_reference is sft: set it to previous, "
             "or score.reference to true"
         )
-    return None
 
 
-def _about_lengths(params: "Params") -> str | None:
+def _about_lengths(params: "Params") -> Iterator[str]:
     if params.rollout.max_new_tokens >= params.model.max_length:
-        return (
+        yield (
             f"rollout.max_new_tokens {params.rollout.max_new_tokens} leaves no room for a prompt "
             f"in model.max_length {params.model.max_length}"
         )
     observed = (params.rollout.max_turns - 1) * params.rollout.max_observation_tokens
     longest = params.rollout.max_new_tokens + observed
     if params.rollout.environment is not None and longest >= params.model.max_length:
-        return (
+        yield (
             f"rollout.max_turns {params.rollout.max_turns} with up to "
             f"{params.rollout.max_observation_tokens} observed tokens between two turns and "
             f"{params.rollout.max_new_tokens} of the policy's own leave no room for a prompt in "
@@ -237,40 +229,37 @@ def _about_lengths(params: "Params") -> str | None:
     drawn, available = params.rollout.prompts + params.rollout.reserve, params.prepare.prompts
     from_prompts = params.rollout.source is PromptSource.PROMPTS
     if params.prepare.source == "arithmetic" and from_prompts and drawn > available:
-        return (
+        yield (
             f"rollout.prompts {params.rollout.prompts} and rollout.reserve "
             f"{params.rollout.reserve} are more than the {available} of prepare.prompts"
         )
-    return None
 
 
-def _about_fused_steps(params: "Params") -> str | None:
+def _about_fused_steps(params: "Params") -> Iterator[str]:
     if not params.rl.online:
-        return None
+        return
     if params.online.overlap and params.policy_update.mismatch is Mismatch.NONE:
-        return (
+        yield (
             "online.overlap lets a step learn from samples of the policy before, which has to be "
             "corrected for: set policy_update.mismatch to token_truncate or another correction"
         )
     if params.lora.rank and params.lora.save is LoraSave.MERGED:
-        return (
+        yield (
             "lora.save merged makes a fresh adapter at each iteration, and steps in one process "
             "(rl.online) go on with theirs: set lora.save to adapter"
         )
-    return None
 
 
-def _about_evaluation(params: "Params") -> str | None:
+def _about_evaluation(params: "Params") -> Iterator[str]:
     samples, largest = params.evaluate.samples, max(params.evaluate.pass_at, default=0)
     if largest > samples:
-        return (
+        yield (
             f"evaluate.pass_at has {largest}, but evaluate.samples is {samples}, and pass@k needs "
             "at least k samples: raise samples, or take it out of pass_at"
         )
-    return None
 
 
-REFUSALS: tuple[Callable[["Params"], str | None], ...] = (
+REFUSALS: tuple[Callable[["Params"], Iterator[str]], ...] = (
     _about_groups,
     _about_the_critic,
     _about_objectives,
