@@ -90,14 +90,6 @@ class Slice:
     number: int
     percent: str
 
-    @property
-    def kind(self) -> str:
-        return self.name.replace(" ", "-")
-
-    @property
-    def count(self) -> str:
-        return f"{self.number:,}"
-
 
 def policies(family: Family, evidence: Evidence) -> Table:
     """The numbers behind the charts; the note of a row is where the policy starts from."""

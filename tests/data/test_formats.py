@@ -56,10 +56,10 @@ def read(role, row, turns=Turns.ALL, most_pairs=0, **source):
     columns = frozenset(name for name, value in row.items() if value is not None)
     format = detect(columns, Role(role), source)
     items = items_of(Role(role), format.given(row), PLACE, turns, most_pairs)
-    return format.name.value, [told(item) for item in items]
+    return format.name.value, [content_of(item) for item in items]
 
 
-def told(item: Example):
+def content_of(item: Example):
     before = list(item.prompt.messages)
     match item:
         case Demonstration(plain_text=True):

@@ -120,9 +120,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    (few, before), (many, after) = told
+    reported = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    (few, before), (many, after) = reported
     assert (few, many) == (6000, 30_000)
     growth = megabytes[1] - megabytes[0]
     assert growth > 90
-    assert after - before < growth / 3, (told, megabytes)
+    assert after - before < growth / 3, (reported, megabytes)

@@ -109,8 +109,8 @@ def test_errors_stand_beside_what_they_belong_to(finished_run: Callable) -> None
     path = run.inputs["iterations"] / "iter_002" / "score.json"
     change_json(path, **{"reward_mean/right": 0.5, "reward_mean_error/right": 0.0125})
     page, summary, metrics = run.report()
-    told = Page(page).rows("numbers training")
-    rows = {re.split(" Mean | Of ", row[0])[0].strip(): row for row in told}
+    table = Page(page).rows("numbers training")
+    rows = {re.split(" Mean | Of ", row[0])[0].strip(): row for row in table}
     assert rows["Reward"][1:] == ["0 ± 0.028", "0.400 ± 0.028", "0.800 ± 0.028"]
     assert rows["Reward: right"][2] == "0.500 ± 0.013"
     assert not [name for name in rows if "error" in name.lower()]
@@ -340,15 +340,15 @@ def test_training_is_told_in_an_order_and_in_words_that_explain_themselves(
     run = finished_run()
     update = run.inputs["iterations"] / "iter_001/policy_update.json"
     change_json(update, num_prompts=256, critic_grad_norm=1.0)
-    # As stages write them, and as they were once told.
+    # Sorted by name, as stages write them.
     update.write_text(json.dumps(json.loads(update.read_text()), sort_keys=True))
     change_json(run.inputs["iterations"] / "iter_001/score.json", **{"reward_mean/judged": 0.5})
     page, _, _ = run.report()
     rows = [" ".join(row[0].split()) for row in Page(page).rows("numbers training")]
-    told = " | ".join(rows)
-    assert "no training step has seen" not in told
-    assert "Prompts Prompts whose responses were learnt from." in told
-    assert "Reward: judged Of judged alone." in told
+    text = " | ".join(rows)
+    assert "no training step has seen" not in text
+    assert "Prompts Prompts whose responses were learnt from." in text
+    assert "Reward: judged Of judged alone." in text
     places = {
         label: next(i for i, row in enumerate(rows) if row.startswith(label))
         for label in (
