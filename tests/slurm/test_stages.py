@@ -221,7 +221,7 @@ def test_the_cluster_that_a_user_has_chosen_is_meant_for_sbatch_too(quick_sft: A
 
 def test_another_job_that_a_sites_sbatch_speaks_of_is_left_alone(long_sft: Any) -> None:
     cluster, folder = long_sft.cluster, long_sft.root.parent / "site"
-    bystander = cluster.run("sbatch", "--parsable", "--wrap=sleep 600").strip()
+    bystander = cluster.run("sbatch", "--parsable", "-o", "/dev/null", "--wrap=sleep 600").strip()
     folder.mkdir()
     wrapper = folder / "sbatch"
     wrapper.write_text(
@@ -239,7 +239,9 @@ def test_another_job_that_a_sites_sbatch_speaks_of_is_left_alone(long_sft: Any) 
 
 def test_a_job_that_is_not_ours_is_never_cancelled(long_sft: Any) -> None:
     """Whatever the ledger says: Slurm gives numbers again after it has lost its state."""
-    bystander = long_sft.cluster.run("sbatch", "--parsable", "--wrap=sleep 600").strip()
+    bystander = long_sft.cluster.run(
+        "sbatch", "--parsable", "-o", "/dev/null", "--wrap=sleep 600"
+    ).strip()
     driver, row = long_sft.start_training()
     attempt = long_sft.attempt()
     attempt.write(replace(attempt.launched, jobs=(row["job"], bystander)))
