@@ -17,7 +17,7 @@ from pipelines.doctor.slurm import examine_slurm
 from pipelines.tracking.openlineage import is_configured
 from stages.contracts.catalog import STAGES
 from stages.rewards.sandbox.isolation import isolation, remedy
-from stages.rewards.sandbox.status import IsolationKind
+from stages.rewards.sandbox.values import IsolationKind
 
 LEAST_FREE_GB = 2.0
 DEVICES = Path("/dev")

@@ -26,7 +26,7 @@ from stages.environments.turns import TurnTemplate, read_turns
 
 
 class EpisodeLimits(Protocol):
-    """The params of an environment and the limits of its episodes."""
+    """The params of an environment and the limits of its episodes: of rollout, and of evaluate."""
 
     @property
     def environment(self) -> str | None: ...
@@ -45,13 +45,10 @@ class EpisodeLimits(Protocol):
 class Arena:
     """An environment, and the limits of its episodes."""
 
-    name: str
+    limits: EpisodeLimits
     environment: Callable[[], Environment]
     turns: TurnTemplate
     decoder: Decoder
-    max_turns: int
-    max_observation_tokens: int
-    timeout: float
     seed: int
     """The run's."""
 
@@ -104,16 +101,8 @@ def open_arena(params: EpisodeLimits, folder: Path, policy: Path, run_seed: int)
     if params.environment is None:
         return None
     environment = find(params.environment, folder)
-    return Arena(
-        name=params.environment,
-        environment=environment,
-        turns=read_turns(policy, environment.role, environment.stops),
-        decoder=Decoder(policy),
-        max_turns=params.max_turns,
-        max_observation_tokens=params.max_observation_tokens,
-        timeout=params.environment_timeout,
-        seed=run_seed,
-    )
+    turns = read_turns(policy, environment.role, environment.stops)
+    return Arena(params, environment, turns, Decoder(policy), run_seed)
 
 
 def longest_sequence(
@@ -121,7 +110,7 @@ def longest_sequence(
 ) -> int:
     """Most tokens that one of the prompts has together with a response, or an episode."""
     # Nothing is observed after the last turn.
-    observed = (arena.max_turns - 1) * arena.max_observation_tokens if arena else 0
+    observed = (arena.limits.max_turns - 1) * arena.limits.max_observation_tokens if arena else 0
     return max(len(row["prompt_ids"]) for row in prompts) + max_new_tokens + observed
 
 
@@ -162,7 +151,7 @@ def play(
         for row, request in zip(rows, requests, strict=True)
     ]
     stopping = Sampling(**{**vars(sampling), "stop_ids": arena.turns.stop_ids})
-    for _ in range(arena.max_turns):
+    for _ in range(arena.limits.max_turns):
         live = [episode for episode in episodes if episode.live]
         if not live:
             break
@@ -205,7 +194,7 @@ def _take_turn(
     )
     episode.reward += float(answer.reward)
     episode.over = answer.done
-    used_up = episode.turns == arena.max_turns or sum(episode.loss_mask) >= max_new_tokens
+    used_up = episode.turns == arena.limits.max_turns or sum(episode.loss_mask) >= max_new_tokens
     if answer.done or used_up:
         episode.cut = not answer.done
         return
@@ -214,14 +203,12 @@ def _take_turn(
         observed = arena.turns.observed(answer.text, same_message=same)
     except ValueError as error:
         raise _wrong(arena, episode.row, where, str(error)) from error
-    if len(observed) > arena.max_observation_tokens:
-        raise _wrong(
-            arena,
-            episode.row,
-            where,
+    if len(observed) > arena.limits.max_observation_tokens:
+        problem = (
             f"its answer has {len(observed)} tokens, more than rollout.max_observation_tokens "
-            f"{arena.max_observation_tokens}: have it say less, or raise that",
+            f"{arena.limits.max_observation_tokens}: have it say less, or raise that"
         )
+        raise _wrong(arena, episode.row, where, problem)
     episode.ids += observed
     episode.loss_mask += [0] * len(observed)
     episode.logprobs += [0.0] * len(observed)
@@ -253,25 +240,21 @@ def _asked(
         except BaseException as error:
             failed.append(error)
 
+    seconds = arena.limits.environment_timeout
     thread = Thread(target=call, daemon=True)
     thread.start()
-    thread.join(arena.timeout)
+    thread.join(seconds)
     if failed:
         problem = f"{type(failed[0]).__name__}: {failed[0]}"
         raise _wrong(arena, row, where, problem) from failed[0]
     if not answers:
-        raise _wrong(
-            arena,
-            row,
-            where,
-            f"no answer within rollout.environment_timeout {arena.timeout:g} seconds",
-        )
+        problem = f"no answer within rollout.environment_timeout {seconds:g} seconds"
+        raise _wrong(arena, row, where, problem)
     return answers[0]
 
 
 def _wrong(arena: Arena, row: Mapping[str, Any], where: str, problem: str) -> StageError:
-    prompt = row.get("prompt")
+    name = f"{sample_name(row)} ({row.get('prompt')!r})"
     return StageError(
-        f"environment {arena.name} failed at {where}, for {sample_name(row)} ({prompt!r}): "
-        f"{problem}"
+        f"environment {arena.limits.environment} failed at {where}, for {name}: {problem}"
     )

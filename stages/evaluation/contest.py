@@ -7,9 +7,9 @@ among responses of similar length tells more than the win rate itself.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from statistics import fmean
 
 from stages.evaluation.answers import Answer, Answered
-from stages.evaluation.estimates import mean
 
 SIMILAR_WITHIN = 5
 """Two lengths are similar when they differ by at most a fifth of the longer one."""
@@ -41,7 +41,7 @@ def contest(mine: Sequence[Answered], theirs: Sequence[Answered]) -> Contest:
         theirs=tuple(theirs),
         won=won,
         won_sampled=tuple(
-            mean(outcome(a, b) for a, b in product(one.sampled, other.sampled)) or 0.0
+            fmean(outcome(a, b) for a, b in product(one.sampled, other.sampled))
             for one, other in pairs
         ),
         is_similar=tuple(

@@ -7,7 +7,7 @@ for each of them: for wins where a tie counts half it is, if anything, a little 
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 Z_95 = 1.959963984540054
@@ -55,9 +55,3 @@ def interval(share: float, count: int) -> Interval:
     half = Z_95 * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
     # Rounding must not put the interval of a sure thing beside it.
     return Interval(min(max(0.0, middle - half), share), max(min(1.0, middle + half), share))
-
-
-def mean(values: Iterable[float]) -> float | None:
-    """The mean; None of nothing."""
-    known = list(values)
-    return math.fsum(known) / len(known) if known else None

@@ -63,7 +63,7 @@ def greedy_rows(answered: Sequence[Answered], contest: Contest | None) -> list[d
             "pass_rate": item.pass_rate,
             "reference_reward": contest.theirs[index].greedy.reward if contest else None,
             "won": contest.won[index] if contest else None,
-            **_columns(item.greedy),
+            **{name: value for name, value in vars(item.greedy).items() if name != "vote"},
         }
         for index, item in enumerate(answered)
     ]
@@ -74,22 +74,11 @@ def _sampled_rows(answered: Sequence[Answered]) -> list[dict[str, Any]]:
         {
             "prompt_id": item.prompt_id,
             "sample_index": index,
-            "vote": answer.vote,
-            **_columns(answer),
+            **vars(answer),
         }
         for item in answered
         for index, answer in enumerate(item.sampled)
     ]
-
-
-def _columns(answer: Answer) -> dict[str, Any]:
-    return {
-        "response": answer.response,
-        "finish_reason": answer.finish_reason,
-        "length": answer.length,
-        "reward": answer.reward,
-        "correct": answer.correct,
-    }
 
 
 def _answer(row: Mapping[str, Any], vote: str | None = None) -> Answer:

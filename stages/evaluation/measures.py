@@ -37,23 +37,23 @@ def quality(answered: Sequence[Answered]) -> Numbers:
 def by_chances(answered: Sequence[Answered], ks: Sequence[int]) -> Numbers:
     """pass@k for each k."""
     judged = [item for item in answered if item.is_judged]
-    if not judged:
-        return {}
     return {
         f"pass_at_{k}": statistics.fmean(
             pass_at_k(len(item.sampled), item.num_right, k) for item in judged
         )
         for k in ks
+        if judged
     }
 
 
 def by_vote(answered: Sequence[Answered]) -> Numbers:
     """How often the majority of all samples is right."""
-    judged = [item for item in answered if item.is_judged]
-    if not judged:
-        return {}
-    votes = ([(answer.vote, bool(answer.correct)) for answer in item.sampled] for item in judged)
-    return {"majority_vote": statistics.fmean(map(majority, votes))}
+    shares = [
+        majority([(answer.vote, bool(answer.correct)) for answer in item.sampled])
+        for item in answered
+        if item.is_judged
+    ]
+    return {"majority_vote": statistics.fmean(shares)} if shares else {}
 
 
 def against(answered: Sequence[Answered], contest: Contest) -> Numbers:

@@ -33,8 +33,12 @@ from stages.rewards.given import Row, Unusable, list_of, name_of
 from stages.rewards.sandbox.isolation import kind_to_use
 from stages.rewards.sandbox.judged import BrokenTests, CodeTests, run_tests
 from stages.rewards.sandbox.run import run_program
-from stages.rewards.sandbox.status import IsolationKind
-from stages.rewards.sandbox.values import Limits, SandboxBroken, SandboxUnavailable
+from stages.rewards.sandbox.values import (
+    IsolationKind,
+    Limits,
+    SandboxBroken,
+    SandboxUnavailable,
+)
 from stages.rewards.side_by_side import side_by_side
 
 _PYTHON_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.S | re.I)

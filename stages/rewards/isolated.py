@@ -43,10 +43,11 @@ class Isolated:
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         """`order`: the first line that it gets, which says what it shall score by."""
-        self._order = order
+        self.order = order
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
-        self._over = False
+        self.is_over = False
+        """Whether it was ended for good."""
         self._mark = uuid.uuid4().hex
 
     def score(self, rows: Sequence[Mapping[str, Any]], seconds: float) -> list[float]:
@@ -78,26 +79,18 @@ class Isolated:
                 MARK_VARIABLE: self._mark,
             },
         )
-        if self._over:
+        if self.is_over:
             self.close()
             raise CannotScore("nobody waits for it any more")
         try:
-            self._ask(self._order, START_SECONDS)
+            self._ask(self.order, START_SECONDS)
         except Hung:
             raise CannotScore(f"its process was not ready after {START_SECONDS:g} s") from None
 
     def end(self) -> None:
         """Close for good: whoever is just about to start the process does not."""
-        self._over = True
+        self.is_over = True
         self.close()
-
-    @property
-    def is_over(self) -> bool:
-        return self._over
-
-    @property
-    def order(self) -> Mapping[str, Any]:
-        return self._order
 
     def close(self) -> None:
         """End the process, and what it has started."""

@@ -108,19 +108,16 @@ def _by_rule(order: Mapping[str, Any]) -> Score:
 
 def _by_function(order: Mapping[str, Any]) -> Score:
     function = _load(Path(order["folder"]), order["function"])
-    names = order["columns"]
-    wanted = [] if names is None else _wanted(function, names)
-    by_position = _by_position(function, wanted)
+    by_position, by_name = _columns_of(function, order["columns"])
     # One loop for all batches: a client or a semaphore that the module keeps belongs to it.
     loop = asyncio.Runner()
 
     def score(rows: Sequence[Mapping[str, Any]]) -> list[float]:
         from stages.rewards.given import columns
 
-        arguments = columns(rows, wanted)
-        in_order = [arguments.pop(name) for name in by_position]
+        in_order = columns(rows, by_position).values()
         try:
-            returned = function(*in_order, **arguments)
+            returned = function(*in_order, **columns(rows, by_name))
             if inspect.isawaitable(returned):
                 returned = loop.run(_awaited(returned))
             return _numbers(returned, len(rows))
@@ -157,16 +154,24 @@ def _load(folder: Path, name: str) -> Callable[..., Any]:
     return checked
 
 
-def _wanted(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
-    """The columns that the function's parameters name; all, where it takes any."""
+def _columns_of(
+    function: Callable[..., Any], names: Sequence[str] | None
+) -> tuple[list[str], list[str]]:
+    """The columns that the function's parameters name, by position alone and by name; all of them,
+    where it takes any. Without names, it is not asked about rows.
+    """
+    if names is None:
+        return [], []
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise Refusal(
             f"its parameters have no names ({error}): write a function in Python"
         ) from None
+    named = [parameter for parameter in parameters if parameter.name in names]
+    by_position = [each.name for each in named if each.kind is each.POSITIONAL_ONLY]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return list(names)
+        return by_position, [name for name in names if name not in by_position]
     unknown = [
         parameter.name
         for parameter in parameters
@@ -178,16 +183,7 @@ def _wanted(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
         raise Refusal(
             f"it asks for {', '.join(unknown)}, which no row has; there are {', '.join(names)}"
         )
-    return [parameter.name for parameter in parameters if parameter.name in names]
-
-
-def _by_position(function: Callable[..., Any], wanted: Sequence[str]) -> list[str]:
-    """Those of the wanted columns that the function takes by position alone."""
-    return [
-        parameter.name
-        for parameter in (inspect.signature(function).parameters.values() if wanted else ())
-        if parameter.name in wanted and parameter.kind is parameter.POSITIONAL_ONLY
-    ]
+    return by_position, [each.name for each in named if each.name not in by_position]
 
 
 def _numbers(returned: Any, count: int) -> list[float]:

@@ -23,7 +23,9 @@ def open_rule(params: JsonSchema, folder: Path) -> Callable[[Row], float]:
     from referencing import Registry
     from referencing.exceptions import Unresolvable
 
-    schema = params.definition if params.file is None else read_schema(folder / params.file)
+    schema: Any = params.definition
+    if params.file is not None:
+        schema = json.loads((folder / params.file).read_text(encoding="utf-8"))
     kind = validator_for(schema)
     try:
         kind.check_schema(schema)
@@ -48,11 +50,6 @@ def open_rule(params: JsonSchema, folder: Path) -> Callable[[Row], float]:
             return 0.0
 
     return reward
-
-
-def read_schema(path: Path) -> Any:
-    """The schema in a file."""
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _value(text: str) -> Any:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from stages.rewards.sandbox.linux import reap
+
 MARK_VARIABLE = "LOCKSTEP_KEPT"
 END_SECONDS = 10.0
 """How long it may take to end all; what waits for a disk that does not answer cannot be killed."""
@@ -44,7 +46,7 @@ def keep() -> None:
     status = None
     while status is None and os.getppid() == parent:
         heard = signal.sigtimedwait(awaited, _LOOK_INTERVAL_S)
-        status = _bury(kept)
+        status = reap(kept)
         if heard and heard.si_signo == signal.SIGTERM:
             break
     _end_as(_end_all(kept, status))
@@ -69,20 +71,11 @@ def _end_all(kept: int, status: int | None) -> int:
     deadline = time.monotonic() + END_SECONDS
     while _has_children() and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        ended = _bury(kept)
+        ended = reap(kept)
         status = ended if ended is not None else status
         if _has_children():
             _kill(_below(os.getpid()))
     return signal.SIGKILL if status is None else status
-
-
-def _bury(kept: int) -> int | None:
-    """Wait for the children that have ended; the status of the kept one, if it is among them."""
-    status = None
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            status = ended[1] if ended[0] == kept else status
-    return status
 
 
 def _has_children() -> bool:

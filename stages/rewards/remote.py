@@ -88,12 +88,11 @@ class Server:
             if error.code == 429 or error.code >= 500:
                 raise _Again(reason, _retry_after(error.headers.get("Retry-After"))) from None
             raise NoAnswer(f"{self.url}: {reason}{_advice(error.code)}") from None
-        except TimeoutError:
-            raise _Again(f"it did not answer within {self._params.timeout:g} s") from None
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, TimeoutError):
+        except (TimeoutError, urllib.error.URLError) as error:
+            cause = getattr(error, "reason", error)
+            if isinstance(cause, TimeoutError):
                 raise _Again(f"it did not answer within {self._params.timeout:g} s") from None
-            raise _Again(f"there was no connection ({error.reason})") from None
+            raise _Again(f"there was no connection ({cause})") from None
         except (OSError, http.client.HTTPException) as error:
             shown = self.shown(str(error))
             raise _Again(f"the connection broke ({type(error).__name__}: {shown})") from None

@@ -33,22 +33,18 @@ _OPEN: Mapping[str, Callable[[Any, Path], RuleOf]] = {
     "length": length.open_rule,
     "repetition": repetition.open_rule,
 }
-RULES = tuple(_OPEN)
 
 
 def open_rule(values: Mapping[str, Any], folder: Path) -> RuleOf:
     """The rule that these params describe; `folder` has the files that they name."""
     params: Any = TypeAdapter(AnyRule).validate_python(values)
     rule = _OPEN[params.kind](params, folder)
+    must_end = isinstance(params, CorrectnessRule) and params.must_end
 
     def reward(row: Row) -> float:
         if params.needs_answer and row["answer"] is None:
             raise Unusable("it has no 'answer', which the response is compared with")
-        if (
-            isinstance(params, CorrectnessRule)
-            and params.must_end
-            and row["finish_reason"] != "stop"
-        ):
+        if must_end and row["finish_reason"] != "stop":
             return 0.0
         return float(rule(row))
 

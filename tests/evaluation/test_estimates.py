@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.evaluation.estimates import interval, majority, mean, pass_at_k
+from stages.evaluation.estimates import interval, majority, pass_at_k
 
 
 @given(st.integers(1, 8), st.data())
@@ -126,8 +126,3 @@ def test_wins_with_ties_are_covered_at_least_as_often():
 def test_there_is_no_interval_of_nothing(share, count):
     with pytest.raises(ValueError, match="has no interval"):
         interval(share, count)
-
-
-def test_the_mean_of_nothing_is_none():
-    assert mean([]) is None
-    assert mean([1.0, 0.0, 0.5, 1.0]) == 0.625

@@ -23,8 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from stages.rewards.sandbox.run import run_program  # noqa: E402
-from stages.rewards.sandbox.status import IsolationKind  # noqa: E402
-from stages.rewards.sandbox.values import Limits  # noqa: E402
+from stages.rewards.sandbox.values import IsolationKind, Limits  # noqa: E402
 from tests.sandbox.programs import HEADER, PROGRAMS, SLEEPERS  # noqa: E402
 
 LIMITS = Limits(cpu_s=1, wall_s=30, memory_mb=192, processes=8, file_mb=16, output_kb=64)

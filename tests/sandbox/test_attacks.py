@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stages.rewards.sandbox.isolation import isolation
-from stages.rewards.sandbox.status import IsolationKind
+from stages.rewards.sandbox.values import IsolationKind
 from tests.sandbox.attack import LIMITS, ROOT
 from tests.sandbox.programs import HARMLESS, PROGRAMS
 
@@ -22,7 +22,7 @@ NOBODY = ("setpriv", "--reuid=65533", "--regid=65533", "--clear-groups")
 PROBE = """
 import sys
 from stages.rewards.sandbox.isolation import problem_with
-from stages.rewards.sandbox.status import IsolationKind
+from stages.rewards.sandbox.values import IsolationKind
 print(problem_with(IsolationKind(sys.argv[1])) or "")
 """
 # A loaded machine may take its time to start and end a sandbox.

@@ -15,10 +15,9 @@ from stages.context import Context, StageError
 from stages.contracts.rewards import UNISOLATED, AnySource
 from stages.rewards.code import exam_of, passed, program_of
 from stages.rewards.given import given
-from stages.rewards.named import NamedSource, open_scorer
 from stages.rewards.sandbox.isolation import isolation
-from stages.rewards.sandbox.status import IsolationKind
-from stages.rewards.sandbox.values import Limits
+from stages.rewards.sandbox.values import IsolationKind, Limits
+from tests.rewards.conftest import row, scored
 from tests.waiting import PATIENCE_S
 
 HUMANEVAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "humaneval.jsonl"
@@ -26,27 +25,12 @@ pytestmark = pytest.mark.skipif(isolation().kind is IsolationKind.NONE, reason=i
 
 
 def a_row(response: str, prompt: str = "Write it.", finish: str = "stop", **extra: Any) -> dict:
-    return {
-        "prompt_id": "p0",
-        "sample_index": 1,
-        "prompt": prompt,
-        "response": response,
-        "answer": None,
-        "response_ids": [1],
-        "finish_reason": finish,
-        "extra": json.dumps(extra),
-    }
+    return {**row(response, None, 1, **extra), "prompt": prompt, "finish_reason": finish}
 
 
 def score(tmp_path: Path, *rows: dict, **params: Any) -> list[float]:
-    source = TypeAdapter(AnySource).validate_python({"kind": "code", **params})
     ctx = Context(stage="score@iter_001", key="iter_001", seed=1, folder=tmp_path)
-    plain = [given(row) for row in rows]
-    scorer = open_scorer(ctx, NamedSource("mine", source, tmp_path), plain)
-    try:
-        return scorer.score(plain)
-    finally:
-        scorer.close()
+    return scored(ctx, list(rows), tmp_path, kind="code", **params)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +68,12 @@ def test_programs_that_read_and_print(tmp_path: Path) -> None:
 
 def test_programs_that_are_called(tmp_path: Path) -> None:
     asserts = ["assert add(1, 2) == 3", "assert add(sqrt(4), 1) == 3"]
+    columns = {"tests": asserts, "test_setup_code": "from math import sqrt"}
+    halves = ["assert add(1, 2) == 3", "assert add(3, 0) == 3"]
     rows = [
-        a_row(
-            "def add(a, b): return a + b", tests=asserts, test_setup_code="from math import sqrt"
-        ),
-        a_row("def add(a, b): return 3", tests=asserts, test_setup_code="from math import sqrt"),
-        a_row(
-            "def add(a, b): return a", test_list=["assert add(1, 2) == 3", "assert add(3, 0) == 3"]
-        ),
+        a_row("def add(a, b): return a + b", **columns),
+        a_row("def add(a, b): return 3", **columns),
+        a_row("def add(a, b): return a", test_list=halves),
         a_row("def add(a, b): return a + b", tests=json.dumps(["assert add(1, 2) == 3"])),
         a_row("def abs(a): return 3", test_list=["assert abs(-2) == 3"], entry_point="abs"),
     ]
@@ -167,11 +149,11 @@ def test_a_row_that_cannot_be_tested_is_an_error_that_names_it(
 def test_a_sandbox_that_fails_is_an_error_and_no_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stages.rewards.sandbox import warm
+    from stages.rewards.sandbox import root, warm
 
     isolation()
     monkeypatch.setattr(warm, "_launcher", None)
-    monkeypatch.setattr(warm, "_PROJECT", tmp_path)
+    monkeypatch.setattr(root, "PROJECT", tmp_path)
     with pytest.raises(StageError, match="the sandbox failed") as failure:
         score(tmp_path, a_row("print(4)", tests=DOUBLE))
     assert "prompt p0, sample 1" in str(failure.value)
@@ -242,26 +224,12 @@ def test_imports_of_the_tests_may_be_a_column(tmp_path: Path) -> None:
 def test_a_whole_function_may_follow_the_prompt(tmp_path: Path) -> None:
     prompt = 'import math\n\ndef area(r):\n    """The area of a circle."""\n'
     test = "def check(candidate):\n    assert abs(candidate(2) - 12.566) < 0.01\n"
+    columns = {"test": test, "entry_point": "area"}
     rows = [
-        a_row("    return math.pi * r * r\n", prompt, test=test, entry_point="area"),
-        a_row(
-            "```python\ndef area(r):\n    return math.pi * r**2\n```",
-            prompt,
-            test=test,
-            entry_point="area",
-        ),
-        a_row(
-            "```python\ndef other(r):\n    return 12.566\n```",
-            prompt,
-            test=test,
-            entry_point="area",
-        ),
-        a_row(
-            "```python\ndef area(r):\n    return 12.566\n```",
-            "Write area(r).",
-            test=test,
-            entry_point="area",
-        ),
+        a_row("    return math.pi * r * r\n", prompt, **columns),
+        a_row("```python\ndef area(r):\n    return math.pi * r**2\n```", prompt, **columns),
+        a_row("```python\ndef other(r):\n    return 12.566\n```", prompt, **columns),
+        a_row("```python\ndef area(r):\n    return 12.566\n```", "Write area(r).", **columns),
     ]
     assert score(tmp_path, *rows) == [1, 1, 0, 1]
 

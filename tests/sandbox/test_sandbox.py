@@ -23,9 +23,14 @@ from stages.rewards.sandbox.isolation import isolation
 from stages.rewards.sandbox.root import interpreter
 from stages.rewards.sandbox.run import run_program
 from stages.rewards.sandbox.seccomp import filter_for
-from stages.rewards.sandbox.status import IsolationKind, Status
 from stages.rewards.sandbox.supervisor import _usage
-from stages.rewards.sandbox.values import Limits, ProgramResult, SandboxBroken
+from stages.rewards.sandbox.values import (
+    IsolationKind,
+    Limits,
+    ProgramResult,
+    SandboxBroken,
+    Status,
+)
 from tests.sandbox.attack import below, survivors
 from tests.waiting import PATIENCE_S, until
 
@@ -134,7 +139,7 @@ os.execv(sys.executable, ["python", "-S", "-c", "import time; time.sleep(600)", 
 CALLER = """
 import sys
 from stages.rewards.sandbox.run import run_program
-from stages.rewards.sandbox.status import IsolationKind
+from stages.rewards.sandbox.values import IsolationKind
 run_program(sys.argv[1], kind=IsolationKind(sys.argv[2]))
 """
 

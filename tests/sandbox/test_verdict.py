@@ -1,5 +1,6 @@
 """A program cannot pass tests but by giving the right values."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,13 @@ import yaml
 
 from stages.rewards.sandbox.isolation import isolation
 from stages.rewards.sandbox.judged import BrokenTests, CodeTests, run_tests
-from stages.rewards.sandbox.status import IsolationKind
-from stages.rewards.sandbox.values import Limits
+from stages.rewards.sandbox.values import IsolationKind, Limits
 
 KIND = isolation().kind
 LIMITS = Limits(cpu_s=5, wall_s=120, memory_mb=256, processes=8, output_kb=64)
 SQUARES = CodeTests(["assert f(12) == 144", "assert f(13) == 169"])
 HONEST: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("honest.yaml").read_text())
-needs_isolation = pytest.mark.skipif(KIND is IsolationKind.NONE, reason=isolation().detail)
+pytestmark = pytest.mark.skipif(KIND is IsolationKind.NONE, reason=isolation().detail)
 
 
 def passes(program: str, tests: CodeTests = SQUARES, limits: Limits = LIMITS) -> list[bool]:
@@ -231,7 +231,6 @@ def f(x): raise unittest.SkipTest("no need")""",
 }
 
 
-@needs_isolation
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forgery_passes_nothing(name: str) -> None:
     limits = replace(LIMITS, wall_s=8) if name == "never answers" else LIMITS
@@ -257,7 +256,6 @@ class T(unittest.TestCase):
 }
 
 
-@needs_isolation
 @pytest.mark.parametrize("way", WAYS)
 def test_no_forgery_passes_by_another_way_to_compare(way: str) -> None:
     tests = CodeTests([WAYS[way]])
@@ -268,7 +266,6 @@ def test_no_forgery_passes_by_another_way_to_compare(way: str) -> None:
     ] == []
 
 
-@needs_isolation
 def test_of_a_difference_with_a_plain_value_nothing_is_believed() -> None:
     cases = [
         "import datetime\nassert (f(1) - datetime.date(2020, 1, 1)).days == 0",
@@ -297,7 +294,6 @@ REACHING = {
 }
 
 
-@needs_isolation
 @pytest.mark.parametrize("reach", REACHING)
 def test_a_function_of_the_tests_leads_to_nothing_else_of_theirs(reach: str) -> None:
     """What a test hands over is used, and not looked behind."""
@@ -323,7 +319,6 @@ def ask(*message):
 """
 
 
-@needs_isolation
 def test_a_program_that_speaks_for_itself_gets_nothing_of_the_tests() -> None:
     """It need not keep to the rules of its side: here it asks for what no mirror would ask for."""
     case = """
@@ -342,7 +337,6 @@ def found(mine):
     assert passes(f"{SPEAKING}{asked}{right}", CodeTests([case])) == [True]
 
 
-@needs_isolation
 def test_a_class_that_lies_about_itself_is_told_nothing() -> None:
     """A text whose class says that it has methods of its own for what texts are asked."""
     forged = (
@@ -361,7 +355,6 @@ def f(x):
     assert passes(forged, CodeTests(cases)) == [False] * 3
 
 
-@needs_isolation
 @pytest.mark.parametrize("text", ["path", "str"])
 def test_a_text_that_names_attributes_does_not_lead_to_the_tests(text: str) -> None:
     """`str.format` would follow them, from an exception that the tests caught to all of them."""
@@ -378,7 +371,6 @@ def f(x):
     assert passes(program, tests) == [True, False, False]
 
 
-@needs_isolation
 def test_a_file_of_the_tests_does_not_lead_to_the_verdict() -> None:
     """Its class would open the descriptors of the judge."""
     program = """
@@ -391,7 +383,6 @@ def f(file):
         assert passes(program, CodeTests([case], setup="import io")) == [False]
 
 
-@needs_isolation
 @pytest.mark.parametrize(
     "forged",
     [
@@ -413,7 +404,6 @@ m.send.assert_called_once_with(144)"""
     assert passes("def f(m): m.send(144)", CodeTests([case])) == [True]
 
 
-@needs_isolation
 @pytest.mark.parametrize(
     "forged", ["t.skipTest('')", "t.addTypeEqualityFunc(int, lambda *_, **__: None)"]
 )
@@ -429,7 +419,6 @@ class T(unittest.TestCase):
     assert passes(right, CodeTests([case])) == [True]
 
 
-@needs_isolation
 def test_a_list_of_the_programs_is_compared_as_a_list() -> None:
     forged = """
 class Any(list):
@@ -442,7 +431,6 @@ def f(x): return Any()"""
     assert passes(forged, CodeTests(cases)) == [False] * 4
 
 
-@needs_isolation
 def test_a_program_cannot_change_what_the_tests_do_with_their_own_objects() -> None:
     case = """
 class Answer:
@@ -457,19 +445,16 @@ assert a.right()"""
         assert passes(program, CodeTests([case])) == [False]
 
 
-@needs_isolation
 def test_the_right_values_pass() -> None:
     assert passes("def f(x): return x * x") == [True, True]
 
 
-@needs_isolation
 def test_each_case_counts_for_itself() -> None:
     assert passes("def f(x): return 144") == [True, False]
     tests = CodeTests(["assert f(1) == 1", "assert f(0) == 0", "assert f(2) == 4"])
     assert passes("def f(x): return x * x // x", tests) == [True, False, False]
 
 
-@needs_isolation
 def test_exceptions_of_the_program_reach_the_tests_as_pythons_own() -> None:
     tests = CodeTests(
         [
@@ -486,7 +471,6 @@ def f(x):
     assert passes(program, tests) == [True, True, True]
 
 
-@needs_isolation
 @pytest.mark.parametrize(
     "case",
     [
@@ -502,7 +486,6 @@ def test_nothing_passes_because_the_program_says_that_there_are_no_more_values(c
     assert passes("def f(x): return x * x", CodeTests([case])) == [True]
 
 
-@needs_isolation
 def test_a_program_may_call_its_parameters_what_it_likes() -> None:
     names = ("self", "what", "on", "arguments", "named")
     program = f"def f({', '.join(f'{name}=0' for name in names)}): return {' + '.join(names)}"
@@ -510,7 +493,6 @@ def test_a_program_may_call_its_parameters_what_it_likes() -> None:
     assert passes(program, tests) == [True] * len(names)
 
 
-@needs_isolation
 def test_a_module_that_nobody_imports_is_not_asked_of_the_program() -> None:
     """It would see what is expected, and say that all is well."""
     case = "assert math.isclose(f(2), 12.566, rel_tol=0.01)"
@@ -525,20 +507,17 @@ def test_a_module_that_nobody_imports_is_not_asked_of_the_program() -> None:
     assert passes(calendar, tests) == [True, True]
 
 
-@needs_isolation
 def test_an_exception_that_a_text_cannot_make_arrives_as_its_nearest_kin() -> None:
     tests = CodeTests(["try: f(b'\\xff')\nexcept ValueError: pass\nelse: assert False"])
     assert passes("def f(data): return data.decode()", tests) == [True]
     assert passes("def f(data): raise KeyError", tests) == [False]
 
 
-@needs_isolation
 def test_a_program_that_lacks_a_module_fails_and_does_not_break_the_tests() -> None:
     assert passes("def f(x):\n    import nowhere") == [False, False]
     assert passes("import nowhere\ndef f(x): return x * x") == [False, False]
 
 
-@needs_isolation
 def test_a_name_that_one_case_uses_for_itself_is_the_programs_in_others() -> None:
     tests = CodeTests(
         [
@@ -553,7 +532,6 @@ def test_a_name_that_one_case_uses_for_itself_is_the_programs_in_others() -> Non
     assert passes("help_me = 144\ndef f(x): return x * x", shared) == [False, False]
 
 
-@needs_isolation
 def test_objects_stay_with_the_program_and_can_be_used() -> None:
     program = """
 class Stack:
@@ -576,7 +554,6 @@ def same(a, b): return a is b"""
     assert passes(program, tests) == [True] * 6
 
 
-@needs_isolation
 def test_the_programs_helpers_do_not_replace_those_of_the_tests() -> None:
     case, helper = "assert helper(f(2)) == 4", "def helper(x): return x"
     tests = CodeTests([case], helper)
@@ -587,7 +564,6 @@ def test_the_programs_helpers_do_not_replace_those_of_the_tests() -> None:
     assert passes("", taken) == [False]
 
 
-@needs_isolation
 def test_what_is_looked_for_in_an_object_is_not_told_to_the_program() -> None:
     class_of = "class Any:\n    def __init__(self, *items): self.items = items\n"
     yes = "    def __contains__(self, item): self.items = [item]; return True\n"
@@ -601,7 +577,6 @@ def test_what_is_looked_for_in_an_object_is_not_told_to_the_program() -> None:
     assert passes(f"{class_of}{yes}    root = object()\ndef f(x): return Any()", own) == [True]
 
 
-@needs_isolation
 def test_a_function_with_the_name_of_one_of_pythons_is_tested_where_it_is_named() -> None:
     cases = ["assert sum(10, 15) == 6"]
     with pytest.raises(BrokenTests, match=r"ask the program for nothing: `entry_point` may name"):
@@ -612,13 +587,11 @@ def test_a_function_with_the_name_of_one_of_pythons_is_tested_where_it_is_named(
     assert passes("", CodeTests(["assert abs(-3) == 3"], taken=("abs",))) == [False]
 
 
-@needs_isolation
 def test_tests_draw_the_same_inputs_every_time() -> None:
     drawn = CodeTests(["import random\nassert f(random.random()) < 0.5"] * 8)
     assert passes("def f(x): return x", drawn) == passes("def f(x): return x", drawn)
 
 
-@needs_isolation
 @pytest.mark.parametrize(
     ("tests", "said"),
     [
@@ -633,7 +606,6 @@ def test_tests_that_cannot_work_are_an_error_and_no_verdict(tests: CodeTests, sa
         passes("def f(x): return 1", tests)
 
 
-@needs_isolation
 @pytest.mark.parametrize("name", HONEST)
 def test_what_pytest_would_pass_passes(name: str) -> None:
     given = HONEST[name]
@@ -646,36 +618,19 @@ def test_what_pytest_would_pass_passes(name: str) -> None:
     assert not any(passes("", tests))
 
 
-VALUES = [
-    *("None", "True", "0", "-5", "2**53", "-(2**200)", "0.1", "-0.0", "float('inf')", "1e-320"),
-    *(
-        "float('nan')",
-        "1 + 2j",
-        "''",
-        r"'\u00e9\n\ud800'",
-        r"b'\x00\xff'",
-        "bytearray(b'x')",
-        "...",
-    ),
-    *(
-        "[]",
-        "[1, [2.5, None]]",
-        "()",
-        "(1, 'a')",
-        "{1, 2}",
-        "frozenset({(1, 2)})",
-        "{}",
-        "range(9)",
-    ),
-    *("{1: 'a', (2, 3): [4], None: {5: {6}}}", "['items', ['of', 1]]", "{'a': ['mine', 2]}"),
-]
+VALUES = r"""
+None; True; 0; -5; 2**53; -(2**200); 0.1; -0.0; float('inf'); 1e-320; float('nan'); 1 + 2j; ''
+'\u00e9\n\ud800'; b'\x00\xff'; bytearray(b'x'); ...; []; [1, [2.5, None]]; (); (1, 'a'); {1, 2}
+frozenset({(1, 2)}); {}; range(9); {1: 'a', (2, 3): [4], None: {5: {6}}}; ['items', ['of', 1]]
+{'a': ['mine', 2]}
+"""
 
 
-@needs_isolation
 def test_plain_values_travel_unchanged() -> None:
+    values = re.split("; |\n", VALUES.strip())
     same = "type(y) is type(x) and (y == x or x != x) and repr(y) == repr(x)"
-    cases = [f"x = {value}\ny = f(x)\nassert {same}" for value in VALUES]
-    assert passes("def f(x): return x", CodeTests(cases)) == [True] * len(VALUES)
+    cases = [f"x = {value}\ny = f(x)\nassert {same}" for value in values]
+    assert passes("def f(x): return x", CodeTests(cases)) == [True] * len(values)
 
 
 DEFINED = {
@@ -700,7 +655,6 @@ unittest.main()""",
 }
 
 
-@needs_isolation
 @pytest.mark.parametrize("what", DEFINED)
 def test_tests_that_are_only_defined_are_run(what: str) -> None:
     tests = CodeTests([DEFINED[what]])
@@ -709,14 +663,12 @@ def test_tests_that_are_only_defined_are_run(what: str) -> None:
     assert passes("", tests) == [False]
 
 
-@needs_isolation
 def test_a_test_that_runs_itself_is_run_once() -> None:
     case = "def test_it(): assert step() == 1\ntest_it()"
     program = "n = 0\ndef step():\n    global n\n    n += 1\n    return n"
     assert passes(program, CodeTests([case])) == [True]
 
 
-@needs_isolation
 @pytest.mark.parametrize(
     "case",
     [
@@ -735,7 +687,6 @@ def test_a_case_that_asks_the_program_for_nothing_is_broken(case: str) -> None:
             passes(program, CodeTests(["assert f(1) or True", case]))
 
 
-@needs_isolation
 def test_what_a_program_does_costs_it_its_reward_and_not_the_stage() -> None:
     """Each makes the tests look broken: by what it returns, raises, or does to their objects."""
     cases = [
@@ -753,7 +704,6 @@ def test_what_a_program_does_costs_it_its_reward_and_not_the_stage() -> None:
         assert not all(passes(program, CodeTests(cases)))
 
 
-@needs_isolation
 def test_a_program_that_empties_what_the_tests_go_through_fails_them() -> None:
     """Nothing is left to ask it for, which would be the tests' fault if it were so by itself."""
     tests = CodeTests(["f(xs)", "for x in xs: assert f(x) is None"], setup="xs = [1, 2]")
@@ -761,7 +711,6 @@ def test_a_program_that_empties_what_the_tests_go_through_fails_them() -> None:
     assert passes("def f(x): pass", tests) == [True] * 2
 
 
-@needs_isolation
 def test_with_an_entry_point_the_program_supplies_that_name_and_nothing_else() -> None:
     case = "def check(candidate): assert poly(candidate(2)) == 0\ncheck(find_zero)"
     forged = "def poly(*_): return 0\ndef find_zero(x): return 99"
@@ -772,7 +721,6 @@ def test_with_an_entry_point_the_program_supplies_that_name_and_nothing_else() -
     assert passes("def find_zero(x): return x", tests) == [True]
 
 
-@needs_isolation
 def test_what_tests_forgot_to_import_is_not_the_programs() -> None:
     forged = "def isclose(*_, **__): return True\ndef f(x): return 0"
     with pytest.raises(BrokenTests, match="`isclose`, which is in Python's math"):
@@ -780,7 +728,6 @@ def test_what_tests_forgot_to_import_is_not_the_programs() -> None:
     assert passes("def isclose(a): return a == 1", CodeTests(["assert isclose(1)"])) == [True]
 
 
-@needs_isolation
 def test_what_comes_before_the_tests_may_use_the_programs_class() -> None:
     setup = "root = Node(1)\nroot.left = Node(2)\nroot.left.left = Node(3)"
     program = """
@@ -793,7 +740,6 @@ def depth(n): return 0 if n is None else 1 + depth(n.left)"""
     assert passes("class Node: pass", tests) == [False, False]
 
 
-@needs_isolation
 def test_programs_share_nothing_though_all_come_of_one_process() -> None:
     """What one leaves in memory and in its folder, the next does not find; nor does it draw the
     numbers that the other drew.
@@ -813,7 +759,6 @@ def f():
     assert passes(find, CodeTests(["assert f() == [False] * 5"])) == [True]
 
 
-@needs_isolation
 def test_many_calls_with_large_arguments_do_not_add_up() -> None:
     """A container that nobody has any more does not travel with every later call."""
     case = "for n in range(1500): assert f(list(range(n, n + 200))) == 200 * n + 19900"

@@ -547,10 +547,10 @@ def test_a_policy_is_evaluated_in_its_environment(playing):
 def test_the_template_stands_around_what_follows_an_end_token_alone(playing):
     run = playing()
     policy = run.root / "artifacts/policies/sft/model"
-    arena = open_arena(run.params.rollout, run.root / "environments", policy, run.params.seed)
+    limits = run.params.rollout.model_copy(update={"max_observation_tokens": 9})
+    arena = open_arena(limits, run.root / "environments", policy, run.params.seed)
     before, after = arena.decoder.ids("++"), arena.decoder.ids("==")
-    turns = replace(arena.turns, before=before, after=after)
-    arena = replace(arena, turns=turns, max_observation_tokens=9)
+    arena = replace(arena, turns=replace(arena.turns, before=before, after=after))
     generator = TorchGenerator("cpu", Precision.FLOAT32, 64)
     generator.load(policy)
     asked = [{**row, "sample_index": 0} for row in rows(run, "data/prompts")]

@@ -14,22 +14,17 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from stages.rewards.sandbox.root import HOME, bound_paths, package_folders, python
+from stages.rewards.sandbox.root import HOME, bound_paths, calling, package_folders, python
 from stages.rewards.sandbox.values import SandboxBroken
 
 _HERE = Path(__file__).resolve().parent
-_MAIN = """
-import sys
-from stages.rewards.sandbox.launcher import once
-once(int(sys.argv[1]), int(sys.argv[2]))
-"""
 
 
 def code() -> int:
     """A descriptor of this package as a program that Python can run."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("__main__.py", _MAIN)
+        archive.writestr("__main__.py", calling("once"))
         for package in ("stages", "stages/rewards"):
             archive.writestr(f"{package}/__init__.py", "")
         for path in sorted(_HERE.glob("*.py")):

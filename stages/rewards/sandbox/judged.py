@@ -18,8 +18,7 @@ from stages.rewards.sandbox.run import (
     read_report,
     started,
 )
-from stages.rewards.sandbox.status import IsolationKind, SandboxRole
-from stages.rewards.sandbox.values import Limits, SandboxBroken
+from stages.rewards.sandbox.values import IsolationKind, Limits, SandboxBroken, SandboxRole
 
 
 @dataclass(frozen=True)
@@ -60,17 +59,17 @@ def _judged(program: str, tests: CodeTests, limits: Limits, kind: IsolationKind)
         candidate = Task(SandboxRole.CANDIDATE, {"program": program})
         judging = Task(SandboxRole.JUDGE, asdict(tests))
         with (
-            started(candidate, limits, (asked, answer, nowhere), kind) as it,
-            started(judging, limits, (answered, ask, results_to), kind) as its_judge,
+            started(candidate, limits, (asked, answer, nowhere), kind) as of_candidate,
+            started(judging, limits, (answered, ask, results_to), kind) as of_judge,
         ):
             ends.close(asked, ask, answered, answer, results_to)
             longest = judge.LONGEST_RESULT * 4 + 16 * (1 + len(tests.cases))
             results, report = Stream(longest), Stream(1 << 16)
-            listen({results_from: results, its_judge.report: report}, GRACE_S + limits.wall_s)
+            listen({results_from: results, of_judge: report}, GRACE_S + limits.wall_s)
             read_report(report, results)
-            if select.select([it.report], [], [], 0)[0]:
+            if select.select([of_candidate], [], [], 0)[0]:
                 # It ended before the judge did: of itself, or because its sandbox failed.
-                read_report(Stream(1 << 16, bytearray(os.read(it.report, 1 << 16))), Stream(0))
+                read_report(Stream(1 << 16, bytearray(os.read(of_candidate, 1 << 16))), Stream(0))
     ready, *lines = results.text().splitlines() or [""]
     if ready != judge.READY:
         raise SandboxBroken(f"the judge did not start: {results.text()[-1000:]!r}")

@@ -18,20 +18,19 @@ import marshal
 import os
 import socket
 import sys
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
+from types import ModuleType
 
 from stages.rewards.sandbox import linux, root
 from stages.rewards.sandbox.candidate import be_candidate
 from stages.rewards.sandbox.judge import be_judge
 from stages.rewards.sandbox.seccomp import filter_here
-from stages.rewards.sandbox.status import IsolationKind, SandboxRole
 from stages.rewards.sandbox.supervisor import Channels, supervise
+from stages.rewards.sandbox.values import IsolationKind, Limits, SandboxRole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from stages.rewards.sandbox.values import Limits
 
 MAIN = "main.py"
 READY = b"r"
@@ -67,7 +66,7 @@ def main(end: int) -> None:
             break
         for descriptor in given:
             os.close(descriptor)
-        _bury()
+        linux.reap()
     asked.close()
     control, report, *streams = given
     for number, stream in enumerate(streams):
@@ -83,9 +82,9 @@ def once(control: int, report: int) -> None:
     channels = Channels(control, report)
     try:
         task = _read_task(channels.control)
-        limits: Any = SimpleNamespace(**task["limits"])
+        limits = Limits(**task["limits"])
         # Should the machine run out of memory, this goes before the training does.
-        _write("/proc/self/oom_score_adj", "1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         kind = IsolationKind(task["kind"])
         if kind is IsolationKind.NAMESPACES:
             is_program = _in_namespaces(limits, task["files"], channels)
@@ -103,7 +102,14 @@ def once(control: int, report: int) -> None:
     # Of bubblewrap's.
     os.environ.pop("PWD", None)
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)]
-    _RUN[SandboxRole(task["role"])](**task["given"])
+    role = SandboxRole(task["role"])
+    if role is SandboxRole.PROGRAM:
+        return _run_main(**task["given"])
+    try:
+        (be_judge if role is SandboxRole.JUDGE else be_candidate)(**task["given"])
+    finally:
+        # Threads and exit handlers have no say any more.
+        os._exit(0)
 
 
 def _run_main(source: bytes) -> None:
@@ -119,53 +125,15 @@ def _run_main(source: bytes) -> None:
     exec(compile(source, MAIN, "exec", dont_inherit=True), main.__dict__)
 
 
-def _and_end(run: Any) -> Any:
-    def then_end(**given: Any) -> None:
-        try:
-            run(**given)
-        finally:
-            # Threads and exit handlers have no say any more.
-            os._exit(0)
-
-    return then_end
-
-
-_RUN = {
-    SandboxRole.PROGRAM: _run_main,
-    SandboxRole.CANDIDATE: _and_end(be_candidate),
-    SandboxRole.JUDGE: _and_end(be_judge),
-}
-
-
-def _bury() -> None:
-    """The children that have ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
-def packed(task: dict[str, Any]) -> bytes:
-    """A task as it goes through the control pipe, which stays open after it."""
-    content = marshal.dumps(task)
-    return len(content).to_bytes(8, "big") + content
-
-
 def _read_task(control: int) -> dict[str, Any]:
-    task: dict[str, Any] = marshal.loads(_read(control, int.from_bytes(_read(control, 8), "big")))
-    return task
-
-
-def _read(control: int, length: int) -> bytes:
-    content = b""
-    while len(content) < length:
-        part = os.read(control, length - len(content))
-        if not part:
-            # The caller is gone.
-            os._exit(0)
-        content += part
-    return content
+    """All that the control pipe brings; it stays open after that."""
+    try:
+        with open(control, "rb", closefd=False) as pipe:
+            task: dict[str, Any] = marshal.load(pipe)
+            return task
+    except EOFError:
+        # The caller is gone.
+        os._exit(0)
 
 
 def _in_namespaces(limits: Limits, files: dict[str, bytes], channels: Channels) -> bool:
@@ -196,17 +164,12 @@ def _enter_namespaces() -> int | None:
         ("uid_map", f"{NOBODY} {uid} 1"),
         ("gid_map", f"{NOBODY} {gid} 1"),
     ):
-        _write(f"/proc/self/{name}", line)
+        Path("/proc/self", name).write_text(line, encoding="ascii")
     return None
 
 
 def _may_become(uid: int) -> bool:
     """Whether this user namespace knows the uid."""
-    with open("/proc/self/uid_map", encoding="ascii") as file:
-        ranges = [[int(word) for word in line.split()] for line in file]
+    lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
+    ranges = [[int(word) for word in line.split()] for line in lines]
     return any(first <= uid < first + length for first, _, length in ranges)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:
-        file.write(text)

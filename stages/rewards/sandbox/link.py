@@ -45,12 +45,10 @@ from stages.rewards.sandbox.plain import (
     CONTENT,
     PARTS,
     PLAIN,
-    SINGLE,
     Items,
     at_place,
     place_of,
     plain_base,
-    plain_of,
 )
 
 TYPE_CHECKING = False
@@ -265,8 +263,6 @@ class Link:
             return ["of", kind.__name__, [self._encode(part) for part in PARTS[kind](value)]]
         if kind is Items:
             return ["items", [self._encode(item) for item in value]]
-        if kind in SINGLE:
-            return ["single", kind.__name__]
         if isinstance(value, (types.TracebackType, types.FrameType)):
             return None
         if self._is_judge and isinstance(value, type) and (place := place_of(value, anywhere=True)):
@@ -293,7 +289,7 @@ class Link:
             arguments = OSError.__reduce__(value)[1] if known else value.args
             holds = [self._encode(argument) for argument in arguments]
         elif base is not object:
-            holds = self._encode(plain_of(value, base))
+            holds = self._encode(base(*PARTS[base](value)))
         elif _has_its_own_hash(type(value)):
             with contextlib.suppress(Exception):
                 hashed = self._encode(hash(value))
@@ -374,8 +370,6 @@ class Link:
                 return [self._decode(item) for item in items]
             case ["of", str(kind), list(parts)]:
                 return PLAIN[kind](*(self._decode(part) for part in parts))
-            case ["single", str(kind)]:
-                return next(single for known, single in SINGLE.items() if known.__name__ == kind)
             case ["shared", int(number)]:
                 return self._containers.values[number]
             case ["yours", int(number)]:

@@ -1,5 +1,6 @@
-"""The system calls that Python 3.11 has no function for; an OSError says which one failed."""
+"""System calls, most of them such as Python 3.11 has no function for; an OSError names the call."""
 
+import contextlib
 import ctypes
 import os
 
@@ -70,24 +71,23 @@ def pivot_root(new: str, old: str) -> None:
     _check(_libc.syscall(ctypes.c_long(number), _text(new), _text(old)), "pivot_root")
 
 
-def _prctl(option: int, value: object, what: str) -> None:
-    zero = ctypes.c_ulong(0)
-    given = ctypes.c_ulong(value) if isinstance(value, int) else value
-    _check(_libc.prctl(option, given, zero, zero, zero), what)
+def _prctl(option: int, *values: object) -> int:
+    words = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in values]
+    return int(_libc.prctl(option, *words, *[ctypes.c_ulong(0)] * (4 - len(words))))
 
 
 def die_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, 9, "die with the parent")
+    _check(_prctl(_PR_SET_PDEATHSIG, 9), "die with the parent")
 
 
 def hide_from_debuggers() -> None:
     """Nobody but root may trace this process or look into its part of /proc."""
-    _prctl(_PR_SET_DUMPABLE, 0, "not dumpable")
+    _check(_prctl(_PR_SET_DUMPABLE, 0), "not dumpable")
 
 
 def no_new_privileges() -> None:
     """Set-uid programs and file capabilities give nothing to this process and its children."""
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "no new privileges")
+    _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "no new privileges")
 
 
 def set_host_name(name: str) -> None:
@@ -100,11 +100,10 @@ class _CapHeader(ctypes.Structure):
 
 def drop_capabilities() -> None:
     """Give up every capability, and the chance to get one back."""
-    zero = ctypes.c_ulong(0)
     capability = 0
-    while _libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(capability), zero, zero, zero) >= 0:
+    while _prctl(_PR_CAPBSET_READ, capability) >= 0:
         # Refused to those who have none to give up: they cannot get one back either.
-        _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), zero, zero, zero)
+        _prctl(_PR_CAPBSET_DROP, capability)
         capability += 1
     header = _CapHeader(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
@@ -118,7 +117,14 @@ class _BpfProgram(ctypes.Structure):
 def filter_system_calls(bpf: bytes) -> None:
     """Install a seccomp filter; needs no_new_privileges."""
     program = _BpfProgram(len(bpf) // 8, bpf)
-    zero = ctypes.c_ulong(0)
-    mode = ctypes.c_ulong(_SECCOMP_MODE_FILTER)
-    done = _libc.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(program), zero, zero)
+    done = _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program))
     _check(done, "seccomp")
+
+
+def reap(child: int | None = None) -> int | None:
+    """Wait for the children that have ended; the wait status of `child`, if it is among them."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            status = ended[1] if ended[0] == child else status
+    return status

@@ -28,6 +28,12 @@ class Items(list["Any"]):
 
 # What a plain value is rebuilt from.
 PARTS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    int: lambda value: (int.__int__(value),),
+    float: lambda value: (float.__float__(value),),
+    str: lambda value: (str.__str__(value),),
+    bytes: lambda value: (bytes.__getitem__(value, slice(None)),),
+    type(NotImplemented): lambda _: (),
+    type(Ellipsis): lambda _: (),
     complex: lambda value: (value.real, value.imag),
     range: lambda value: (value.start, value.stop, value.step),
     slice: lambda value: (value.start, value.stop, value.step),
@@ -65,9 +71,7 @@ CONTENT: dict[type, Callable[[Any], list[Any]]] = {
     set: lambda value: list(set.__iter__(value)),
     bytearray: lambda value: [bytes(value)],
 }
-SINGLE = {type(NotImplemented): NotImplemented, type(Ellipsis): Ellipsis}
-_ATOMS: tuple[type, ...] = (int, float, str, bytes)
-PLAIN = {kind.__name__: kind for kind in (*PARTS, *CONTENT, *_ATOMS, bool, object, type(None))}
+PLAIN = {kind.__name__: kind for kind in (*PARTS, *CONTENT, bool, object, type(None))}
 _ERRORS = {
     name: kind
     for name, kind in vars(builtins).items()
@@ -95,19 +99,6 @@ def plain_base(kind: type) -> type:
 def _is_plain(kind: type) -> bool:
     name = kind.__name__
     return PLAIN.get(name) is kind or _ERRORS.get(name) is kind
-
-
-def plain_of(value: Any, base: type) -> Any:
-    match base.__name__:
-        case "int":
-            return int.__int__(value)
-        case "float":
-            return float.__float__(value)
-        case "str":
-            return str.__str__(value)
-        case "bytes":
-            return bytes.__getitem__(value, slice(None))
-    return base(*PARTS[base](value))
 
 
 def fill(value: Any, kind: Any, content: list[Any]) -> None:

@@ -9,9 +9,11 @@ import functools
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from stages.rewards.sandbox import linux
 
+PROJECT = Path(__file__).resolve().parents[3]
 # Not zero: to map it is to have memory that no process has.
 _DEVICES = ("/dev/null", "/dev/urandom")
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
@@ -41,6 +43,17 @@ HOME = "/var/tmp" if interpreter().startswith("/tmp/") else "/tmp"
 def python() -> list[str]:
     """It reads the environment, which is ours, and has no packages."""
     return [interpreter(), "-P", "-s", "-S", "-B"]
+
+
+def calling(function: str) -> str:
+    """A program that calls this function of launcher.py with its arguments, which are numbers."""
+    place = "from stages.rewards.sandbox import launcher"
+    return f"import sys\n{place}\nlauncher.{function}(*map(int, sys.argv[1:]))\n"
+
+
+def python_calling(function: str) -> list[str]:
+    """The command for it, outside: there the project is where it is."""
+    return [*python(), "-c", f"import sys\nsys.path[:0] = [{str(PROJECT)!r}]\n{calling(function)}"]
 
 
 def environment() -> dict[str, str]:
@@ -117,8 +130,7 @@ def enter(files: Mapping[str, bytes], file_mb: int, owner: int) -> int:
 def write_files(files: Mapping[str, bytes]) -> None:
     """Into the current folder."""
     for name, content in files.items():
-        with open(name, "wb") as file:
-            file.write(content)
+        Path(name).write_bytes(content)
 
 
 def _bind(path: str) -> None:

@@ -7,6 +7,7 @@ it. The report pipe comes to its end when everything in the sandbox is gone.
 """
 
 import contextlib
+import marshal
 import os
 import secrets
 import select
@@ -20,11 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from stages.rewards.sandbox import bubblewrap, launcher, warm
-from stages.rewards.sandbox.root import environment, python
-from stages.rewards.sandbox.status import IsolationKind, SandboxRole, Status
-from stages.rewards.sandbox.values import Limits, ProgramResult, SandboxBroken
+from stages.rewards.sandbox.root import environment, python_calling
+from stages.rewards.sandbox.values import (
+    IsolationKind,
+    Limits,
+    ProgramResult,
+    SandboxBroken,
+    SandboxRole,
+    Status,
+)
 
-PROJECT = Path(__file__).resolve().parents[3]
 GRACE_S = 20.0
 """How much longer than `wall_s` a sandbox may take to start and end before it counts as stuck."""
 _CHUNK = 1 << 16
@@ -46,13 +52,10 @@ class Descriptors(contextlib.ExitStack):
         read, write = os.pipe()
         return self.own(read), self.own(write)
 
-    def give_up(self, end: int) -> int:
-        self._open.remove(end)
-        return end
-
     def close(self, *ends: int) -> None:  # type: ignore[override]
         for end in ends:
-            os.close(self.give_up(end))
+            self._open.remove(end)
+            os.close(end)
 
 
 @dataclass
@@ -75,29 +78,23 @@ class Stream:
 
 
 class Feed:
-    """A descriptor, and what is to be written into it."""
+    """A descriptor that takes a content, and is closed after it."""
 
-    def __init__(self, end: int | None, content: bytes = b"") -> None:
-        self.end = end
-        self._rest = memoryview(content)
-        if end is not None:
-            os.set_blocking(end, False)
+    def __init__(self, ends: Descriptors, end: int, content: bytes) -> None:
+        os.set_blocking(end, False)
+        self._ends, self.end, self._rest = ends, end, memoryview(content)
 
     def write_some(self) -> bool:
-        """Returns whether nothing is left to write, or nobody to read it."""
-        assert self.end is not None
+        """Returns whether that was all, or nobody is left to read it."""
         try:
             self._rest = self._rest[os.write(self.end, self._rest[:_CHUNK]) :]
         except BlockingIOError:
             return False
         except BrokenPipeError:
-            return True
+            self._rest = self._rest[:0]
+        if not self._rest:
+            self._ends.close(self.end)
         return not self._rest
-
-    def close(self) -> None:
-        if self.end is not None:
-            os.close(self.end)
-            self.end = None
 
 
 @dataclass(frozen=True)
@@ -110,20 +107,15 @@ class Task:
     """In the folder that it starts in."""
 
 
-@dataclass(frozen=True)
-class Running:
-    """A sandbox at work."""
-
-    report: int
-    """Brings what the supervisor says."""
-
-
 @contextlib.contextmanager
 def started(
     task: Task, limits: Limits, streams: tuple[int, int, int], kind: IsolationKind
-) -> Iterator[Running]:
-    """A sandbox with these standard streams; gone when the block is left."""
-    packed = launcher.packed(
+) -> Iterator[int]:
+    """A sandbox with these standard streams, gone when the block is left.
+
+    Gives the descriptor that brings what the supervisor says.
+    """
+    packed = marshal.dumps(
         {
             "kind": str(kind),
             "limits": asdict(limits),
@@ -142,9 +134,12 @@ def started(
             end_by_force = _start(taken, report_to, streams, kind, limits, folder)
         try:
             ends.close(taken, report_to)
-            with contextlib.suppress(BrokenPipeError):
-                _write_all(control, packed)
-            yield Running(report)
+            with (
+                contextlib.suppress(BrokenPipeError),
+                open(control, "wb", closefd=False) as pipe,
+            ):
+                pipe.write(packed)
+            yield report
         finally:
             ends.close(control)
             if not _ended(report):
@@ -168,13 +163,13 @@ def _start(
             passed.append(ends.own(bubblewrap.code()))
             command = bubblewrap.command(passed[-1], limits.file_mb, launcher.NOBODY)
         else:
-            command = [*python(), "-c", _ONCE.format(path=str(PROJECT))]
+            command = python_calling("once")
         process = subprocess.Popen(
             [*command, str(taken), str(report_to)],
             stdin=streams[0],
             stdout=streams[1],
             stderr=streams[2],
-            cwd=folder or PROJECT,
+            cwd=folder or "/",
             env=environment(),
             pass_fds=passed,
             start_new_session=True,
@@ -185,14 +180,6 @@ def _start(
         process.wait()
 
     return end_by_force
-
-
-_ONCE = """
-import sys
-sys.path.insert(0, {path!r})
-from stages.rewards.sandbox.launcher import once
-once(int(sys.argv[1]), int(sys.argv[2]))
-"""
 
 
 def _ended(report: int) -> bool:
@@ -228,33 +215,31 @@ def run_program(
         out_r, out_w = ends.pipe()
         err_r, err_w = ends.pipe()
         handed_on = (stdin_r, out_w, err_w)
-        with started(task, limits, handed_on, kind) as sandbox:
+        with started(task, limits, handed_on, kind) as reported:
             ends.close(*handed_on)
             cap = limits.output_kb * 1024
             out, err, report = Stream(cap), Stream(cap), Stream(_CHUNK)
-            feed = Feed(ends.give_up(stdin_w), given)
-            listen({out_r: out, err_r: err, sandbox.report: report}, GRACE_S + limits.wall_s, feed)
+            feed = Feed(ends, stdin_w, given)
+            listen({out_r: out, err_r: err, reported: report}, GRACE_S + limits.wall_s, feed)
         if out.overran or err.overran:
             return ProgramResult(Status.OUTPUT, None, out.text(), err.text())
-        ended = read_report(report, err)
-        return ProgramResult(ended.status, ended.exit_code, out.text(), err.text())
+        return ProgramResult(*read_report(report, err), out.text(), err.text())
 
 
 def listen(streams: Mapping[int, Stream], seconds: float, feed: Feed | None = None) -> None:
     """Read all streams to their end; stop when one overruns or the time is over."""
     deadline = time.monotonic() + seconds
     waiting = set(streams)
-    with selectors.DefaultSelector() as ready, contextlib.closing(feed or Feed(None)) as fed:
+    with selectors.DefaultSelector() as ready:
         for end in streams:
             ready.register(end, selectors.EVENT_READ)
-        if fed.end is not None:
-            ready.register(fed.end, selectors.EVENT_WRITE)
+        if feed is not None:
+            ready.register(feed.end, selectors.EVENT_WRITE)
         while waiting and (left := deadline - time.monotonic()) > 0:
             for key, _ in ready.select(left):
-                if key.fd == fed.end:
-                    if fed.write_some():
+                if feed is not None and key.fd == feed.end:
+                    if feed.write_some():
                         ready.unregister(key.fd)
-                        fed.close()
                 elif part := os.read(key.fd, _CHUNK):
                     if streams[key.fd].take(part):
                         return
@@ -263,15 +248,8 @@ def listen(streams: Mapping[int, Stream], seconds: float, feed: Feed | None = No
                     waiting.remove(key.fd)
 
 
-@dataclass(frozen=True)
-class Report:
-    """What the supervisor said."""
-
-    status: Status
-    exit_code: int | None
-
-
-def read_report(stream: Stream, stderr: Stream) -> Report:
+def read_report(stream: Stream, stderr: Stream) -> tuple[Status, int | None]:
+    """What the supervisor said: how the program ended, and its exit code where it finished."""
     lines = stream.text().splitlines()
     for line in lines:
         if line.startswith("failed "):
@@ -282,7 +260,7 @@ def read_report(stream: Stream, stderr: Stream) -> Report:
             f"machine out of memory? Its last lines: {stderr.text()[-1000:]!r}"
         )
     status, *code = lines[0].split()
-    return Report(Status(status), int(code[0]) if code else None)
+    return Status(status), int(code[0]) if code else None
 
 
 def _remove(folder: str) -> None:
@@ -308,9 +286,3 @@ def _remove(folder: str) -> None:
                     Path(inner.path).rename(f"{folder}/{name}-{number}")
                 Path(entry.path).rmdir()
         Path(folder).rmdir()
-
-
-def _write_all(end: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(end, view) :]

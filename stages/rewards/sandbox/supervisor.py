@@ -14,16 +14,12 @@ import select
 import signal
 import time
 from collections import namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from stages.rewards.sandbox import linux
 from stages.rewards.sandbox.seccomp import filter_here
-from stages.rewards.sandbox.status import Status
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stages.rewards.sandbox.values import Limits
+from stages.rewards.sandbox.values import Limits, Status
 
 _TICK_S = 0.02
 _MOST_FILES = 4096
@@ -33,14 +29,14 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+@dataclass(frozen=True)
 class Channels:
     """The descriptors that lead out; the program gets neither."""
 
-    def __init__(self, control: int, report: int) -> None:
-        self.control = control
-        """Closed by the caller when the program must end; also when the caller dies."""
-        self.report = report
-        """Takes one line: how the program ended, or why the sandbox failed."""
+    control: int
+    """Closed by the caller when the program must end; also when the caller dies."""
+    report: int
+    """Takes one line: how the program ended, or why the sandbox failed."""
 
     def say(self, status: str, detail: object = "") -> None:
         os.write(self.report, " ".join(f"{status} {detail}".splitlines()).encode() + b"\n")
@@ -78,7 +74,8 @@ def supervise(limits: Limits, channels: Channels, proc: int, uid: int | None, ow
             break
         if woken in ready:
             os.read(woken, 4096)
-        ended = _reap(child)
+        # Orphans of the program's are children of this process, too.
+        ended = linux.reap(child)
         used = _usage(proc, None if own else child)
         if ended is not None:
             channels.say(*_how_it_ended(ended, used, limits))
@@ -160,20 +157,6 @@ def _counts_by_namespace() -> bool:
     return (int(major), int(minor.partition("-")[0])) >= (5, 14)
 
 
-def _reap(child: int) -> int | None:
-    """The program's wait status once it has ended; its orphans are buried on the way."""
-    wait_status = None
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return wait_status
-        if pid == 0:
-            return wait_status
-        if pid == child:
-            wait_status = status
-
-
 _Usage = namedtuple("_Usage", ("processes", "cpu_s", "memory"))
 """What all processes of the program use together."""
 
@@ -250,7 +233,7 @@ def _kill_session(proc: int, session: int) -> None:
             os.killpg(session, signal.SIGKILL)
         except ProcessLookupError:
             return
-        _reap(session)
+        linux.reap()
         if not any(True for _ in _stats(proc, session)):
             return
         time.sleep(0.01)

@@ -10,19 +10,11 @@ import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from stages.rewards.sandbox import launcher
-from stages.rewards.sandbox.root import environment, python
+from stages.rewards.sandbox.root import environment, python_calling
 from stages.rewards.sandbox.values import SandboxBroken
 
-_PROJECT = Path(__file__).resolve().parents[3]
-_MAIN = """
-import sys
-sys.path.insert(0, {path!r})
-from stages.rewards.sandbox.launcher import main
-main(int(sys.argv[1]))
-"""
 _one_at_a_time = threading.Lock()
 
 
@@ -39,7 +31,7 @@ class Launcher:
         ours, its = socket.socketpair()
         with its:
             process = subprocess.Popen(
-                [*python(), "-c", _MAIN.format(path=str(_PROJECT)), str(its.fileno())],
+                [*python_calling("main"), str(its.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
