@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from stages.context import Context
 from stages.contracts.rewards import AnySource
 from stages.rewards.given import given
-from stages.rewards.named import NamedSource, open_scorer
+from stages.rewards.isolated import Workers
+from stages.rewards.named import FRESH_WORKERS, NamedSource, open_scorer
 
 
 def row(response: str = "4", answer: str | None = "4", index: int = 0, **columns: Any) -> dict:
@@ -28,6 +30,19 @@ def row(response: str = "4", answer: str | None = "4", index: int = 0, **columns
         "finish_reason": "stop",
         "extra": json.dumps(columns),
     }
+
+
+def scored(
+    ctx: Context, rows: list[dict], folder: Path, workers: Workers = FRESH_WORKERS, **params: Any
+) -> list[float]:
+    """The rewards of rows by a source called `mine`."""
+    source = NamedSource("mine", TypeAdapter(AnySource).validate_python(params), folder)
+    plain = [given(item) for item in rows]
+    scorer = open_scorer(ctx, source, plain, workers)
+    try:
+        return scorer.score(plain)
+    finally:
+        scorer.close()
 
 
 @pytest.fixture
@@ -54,16 +69,9 @@ def functions(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def score(ctx: Context, tmp_path: Path) -> Callable[..., list[float]]:
     """The rewards of rows by a source: `score(rows, folder, kind=..., ...)`."""
-    from pydantic import TypeAdapter
 
     def run(rows: list[dict], folder: Path = tmp_path, **params: Any) -> list[float]:
-        source = NamedSource("mine", TypeAdapter(AnySource).validate_python(params), folder)
-        plain = [given(item) for item in rows]
-        scorer = open_scorer(ctx, source, plain)
-        try:
-            return scorer.score(plain)
-        finally:
-            scorer.close()
+        return scored(ctx, rows, folder, **params)
 
     return run
 
@@ -73,11 +81,7 @@ class Server:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], Any]] = []
-        self.answer: Callable[[Any, int], tuple[int, dict[str, str], Any]] = lambda *_: (
-            200,
-            {},
-            {},
-        )
+        self.answer: Callable[[Any, int], tuple[int, dict[str, str], Any]]
         owner, lock = self, threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):

@@ -24,54 +24,77 @@ def failure(score, folder: Path, **params) -> str:
     return str(caught.value)
 
 
-def test_a_function_gets_the_columns_that_it_names(score, functions) -> None:
-    folder = functions(
-        mine="def f(prompts, responses, answers, finish_reasons, response_ids, level, other=7):\n"
-        "    assert other == 7 and finish_reasons == ['stop'] * len(prompts)\n"
-        "    assert all(p.startswith('What is') for p in prompts)\n"
-        "    return [int(r) * 100 + int(a) + l + len(i) / 2\n"
-        "            for r, a, l, i in zip(responses, answers, level, response_ids)]\n"
-    )
-    expected = [number * 100 + 4 + number * 10 + 0.5 for number in range(5)]
-    assert score(ROWS, folder, kind="function", function="mine:f") == expected
+IN_MANY_WAYS = {
+    "by the columns that it names": (
+        """
+def f(prompts, responses, answers, finish_reasons, response_ids, level, other=7):
+    assert other == 7 and finish_reasons == ['stop'] * len(prompts)
+    assert all(p.startswith('What is') for p in prompts) and answers == ['4'] * len(prompts)
+    assert [len(i) for i in response_ids] == [1] * len(prompts)
+    return [l / 10 for r, l in zip(responses, level) if int(r) * 10 == l]""",
+        {},
+    ),
+    "by any column": (
+        """
+def f(responses, **columns):
+    assert {'prompts', 'answers', 'level', 'prompt_ids'} <= set(columns)
+    return [float(r) for r in responses]""",
+        {},
+    ),
+    "by position alone": (
+        "def f(responses, /, answers): return [float(r) for r in responses]",
+        {},
+    ),
+    "with numbers of numpy": (
+        "import numpy\ndef f(responses): return [numpy.float32(r) for r in responses]",
+        {},
+    ),
+    "with arrays of one number": (
+        "import numpy\ndef f(responses): return [numpy.array(int(r)) for r in responses]",
+        {},
+    ),
+    "as a lambda": ("f = lambda responses: tuple(map(int, responses))", {}),
+    "as a coroutine with neighbours and arrays": (
+        """
+import asyncio, helper, numpy
+async def f(responses):
+    await asyncio.sleep(0.01)
+    return numpy.array([2 * float(r) for r in responses]) * helper.factor""",
+        {"concurrency": 2, "batch_size": 1},
+    ),
+    "with what it keeps for every batch": (
+        """
+import asyncio
+few = asyncio.Semaphore(1)
+async def one(response):
+    async with few:
+        await asyncio.sleep(0.001)
+        return float(response)
+async def f(responses):
+    return await asyncio.gather(*map(one, responses))""",
+        {"batch_size": 2},
+    ),
+    # Both processes come back from the fork; the second answer must not go to the next batch.
+    "with a fork": (
+        "import os\ndef f(responses): os.fork(); return [float(r) for r in responses]",
+        {"batch_size": 1},
+    ),
+}
 
 
-def test_keywords_get_everything_and_batches_are_as_long_as_asked(score, functions) -> None:
-    folder = functions(
-        mine="def f(responses, **columns):\n"
-        "    assert {'prompts', 'answers', 'level', 'prompt_ids'} <= set(columns)\n"
-        "    return [len(responses)] * len(responses)\n"
-    )
-    rewards = score(ROWS, folder, kind="function", function="mine:f", batch_size=2)
-    assert rewards == [2.0, 2.0, 2.0, 2.0, 1.0]
-
-
-def test_an_async_function_and_one_with_neighbours_and_arrays(score, functions) -> None:
-    folder = functions(
-        helper="import numpy\nfactor = numpy.float32(0.5)\n",
-        mine="import asyncio, helper, numpy\n"
-        "async def f(responses):\n"
-        "    await asyncio.sleep(0.01)\n"
-        "    return numpy.array([float(r) for r in responses]) * helper.factor\n",
-    )
-    rewards = score(ROWS, folder, kind="function", function="mine:f", concurrency=2, batch_size=1)
-    assert rewards == [0.0, 0.5, 1.0, 1.5, 2.0]
+@pytest.mark.parametrize("way", IN_MANY_WAYS)
+def test_functions_may_be_written_in_many_ways(score, functions, way) -> None:
+    code, params = IN_MANY_WAYS[way]
+    folder = functions(mine=code, helper="import numpy\nfactor = numpy.float32(0.5)\n")
+    rewards = score(ROWS, folder, kind="function", function="mine:f", **params)
+    assert rewards == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert not list(folder.rglob("__pycache__")), "importing has changed an input"
 
 
-def test_what_an_async_function_keeps_serves_every_batch(score, functions) -> None:
-    folder = functions(
-        mine="import asyncio\n"
-        "few = asyncio.Semaphore(1)\n"
-        "async def one(response):\n"
-        "    async with few:\n"
-        "        await asyncio.sleep(0.001)\n"
-        "        return float(response)\n"
-        "async def f(responses):\n"
-        "    return await asyncio.gather(*map(one, responses))\n"
-    )
+def test_batches_are_as_long_as_asked(score, functions) -> None:
+    folder = functions(mine="def f(responses): return [len(responses)] * len(responses)")
     rewards = score(ROWS, folder, kind="function", function="mine:f", batch_size=2)
-    assert rewards == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert rewards == [2.0, 2.0, 2.0, 2.0, 1.0]
 
 
 def test_what_a_function_prints_does_not_disturb(score, functions, capfd) -> None:
@@ -88,79 +111,47 @@ def test_what_a_function_prints_does_not_disturb(score, functions, capfd) -> Non
     assert "raw words" in capfd.readouterr().err
 
 
-def test_a_function_that_raises_is_named_with_the_row(score, functions) -> None:
-    folder = functions(mine="def f(responses):\n    return [1 / (3 - int(r)) for r in responses]\n")
-    said = failure(score, folder, function="mine:f")
-    assert "reward 'mine' (rewards/mine.py:f) raised ZeroDivisionError: division by zero" in said
-    assert "(mine.py:2) for prompt p1, sample 1 ('What is 2 + 2, for the 3th time?')" in said
-
-
-def test_a_row_that_fails_in_another_way_by_itself_is_not_the_culprit(score, functions) -> None:
-    """Two rows are needed for a spread: each alone fails, and none of them is at fault for that."""
-    folder = functions(
-        mine="import statistics\n"
-        "def f(responses):\n"
-        "    spread = statistics.stdev(map(float, responses))\n"
-        "    return [1 / (3 - int(r)) * spread for r in responses]\n"
-    )
-    said = failure(score, folder, function="mine:f")
-    assert "raised ZeroDivisionError: division by zero (mine.py:4) for 5 rows" in said
-    assert "though no row of them does so by itself" in said
-
-
-def test_rewards_stay_with_their_rows_when_a_function_forks(score, functions) -> None:
-    """Both processes come back from the fork; the second answer must not go to the next batch."""
-    folder = functions(
-        mine="import os\n"
-        "def f(responses):\n"
-        "    os.fork()\n"
-        "    return [float(r) for r in responses]\n"
-    )
-    rewards = score(ROWS, folder, kind="function", function="mine:f", batch_size=1)
-    assert rewards == [0.0, 1.0, 2.0, 3.0, 4.0]
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        "def f(responses, /, answers):\n    return [float(r) for r in responses]\n",
-        "import numpy\ndef f(responses):\n    return [numpy.float32(r) for r in responses]\n",
-        "import numpy\ndef f(responses):\n    return [numpy.array(int(r)) for r in responses]\n",
-        "f = lambda responses: tuple(map(int, responses))\n",
-    ],
-    ids=["by position alone", "numbers of numpy", "arrays of one number", "a lambda"],
-)
-def test_functions_may_be_written_in_many_ways(score, functions, function) -> None:
-    folder = functions(mine=function)
-    assert score(ROWS, folder, kind="function", function="mine:f") == [0.0, 1.0, 2.0, 3.0, 4.0]
-
-
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         (
-            "def f(responses):\n    raise SystemExit('no licence')\n",
-            "raised SystemExit: no licence",
+            "def f(responses):\n    return [1 / (3 - int(r)) for r in responses]\n",
+            [
+                "reward 'mine' (rewards/mine.py:f) raised ZeroDivisionError: division by zero",
+                "(mine.py:2) for prompt p1, sample 1 ('What is 2 + 2, for the 3th time?')",
+            ],
         ),
-        ("async def f(responses):\n    exit(3)\n", "raised SystemExit: 3"),
-        ("def f(responses):\n    raise KeyboardInterrupt\n", "raised KeyboardInterrupt"),
-        ("import os\ndef f(responses):\n    os._exit(3)\n", "its process exited with code 3"),
-        ("raise SystemExit('no licence')\n", "cannot be loaded: importing"),
-        ("f = max\n", "cannot be loaded: its parameters have no names"),
+        # Two rows are needed for a spread: each alone fails, and is not at fault for that.
+        (
+            """
+import statistics
+def f(responses):
+    spread = statistics.stdev(map(float, responses))
+    return [1 / (3 - int(r)) * spread for r in responses]""",
+            [
+                "raised ZeroDivisionError: division by zero (mine.py:5) for 5 rows",
+                "though no row of them does so by itself",
+            ],
+        ),
+        (
+            "def f(responses):\n    assert len(responses) == 1, 'one'\n    return [0]\n",
+            [
+                "AssertionError: one",
+                "5 rows from prompt p0, sample 0",
+                "though no row of them does so by itself",
+            ],
+        ),
+        ("def f(responses): raise SystemExit('no licence')", ["raised SystemExit: no licence"]),
+        ("async def f(responses): exit(3)", ["raised SystemExit: 3"]),
+        ("def f(responses): raise KeyboardInterrupt", ["raised KeyboardInterrupt"]),
+        ("import os\ndef f(responses): os._exit(3)", ["its process exited with code 3"]),
+        ("raise SystemExit('no licence')", ["cannot be loaded: importing"]),
+        ("f = max", ["cannot be loaded: its parameters have no names"]),
     ],
 )
-def test_a_function_that_wants_to_end_the_stage_is_named(score, functions, function, said) -> None:
-    assert said in failure(score, functions(mine=function), function="mine:f")
-
-
-def test_a_failure_that_no_row_has_by_itself_names_them_all(score, functions) -> None:
-    folder = functions(
-        mine="def f(responses):\n    assert len(responses) == 1, 'one'\n    return [0]\n"
-    )
-    said = failure(score, folder, function="mine:f")
-    assert "AssertionError: one" in said
-    assert "5 rows from prompt p0, sample 0" in said
-    assert "though no row of them does so by itself" in said
+def test_a_function_that_fails_is_named_with_its_rows(score, functions, function, said) -> None:
+    message = failure(score, functions(mine=function), function="mine:f")
+    assert [part for part in said if part not in message] == []
 
 
 @pytest.mark.parametrize(
@@ -205,12 +196,8 @@ def test_a_hang_is_ended_and_named_even_inside_c(score, functions) -> None:
 
 
 def test_a_process_that_dies_is_named(score, functions) -> None:
-    folder = functions(
-        mine="import os\n"
-        "def f(responses):\n"
-        "    '1' in responses and os.abort()\n"
-        "    return [0] * len(responses)\n"
-    )
+    code = "import os\ndef f(responses): '1' in responses and os.abort(); return [0]"
+    folder = functions(mine=code)
     said = failure(score, folder, function="mine:f", batch_size=1)
     assert "its process" in said
     assert "for prompt p0, sample 1" in said
