@@ -69,10 +69,7 @@ def around_observation(tokenizer: Any, role: str) -> tuple[str, str]:
     """The text between an end token and an observation, and between that and the next turn."""
     if tokenizer.chat_template is None:
         return "", ""
-    asked = [
-        {"role": "user", "content": ASKED},
-        {"role": "assistant", "content": ANSWERED},
-    ]
+    asked = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
     try:
         first = as_text(tokenizer, asked)
         both = as_text(tokenizer, [*asked, {"role": role, "content": OBSERVED}], asks=True)

@@ -71,11 +71,7 @@ def greedy_rows(answered: Sequence[Answered], contest: Contest | None) -> list[d
 
 def _sampled_rows(answered: Sequence[Answered]) -> list[dict[str, Any]]:
     return [
-        {
-            "prompt_id": item.prompt_id,
-            "sample_index": index,
-            **vars(answer),
-        }
+        {"prompt_id": item.prompt_id, "sample_index": index, **vars(answer)}
         for item in answered
         for index, answer in enumerate(item.sampled)
     ]

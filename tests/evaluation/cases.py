@@ -17,11 +17,7 @@ def answer(
 
 
 def answered(
-    name: str,
-    greedy: Answer,
-    *sampled: Answer,
-    task: str | None = None,
-    expected: str | None = "4",
+    name: str, greedy: Answer, *sampled: Answer, task: str | None = None, expected: str | None = "4"
 ) -> Answered:
     return Answered(name, f"prompt {name}", expected, task, greedy, sampled)
 
@@ -78,8 +74,6 @@ REFERENCE = [
     answered("e", answer(4.0, length=29), *map(answer, (4.0, 5.0, 7.0)), expected=None),
     # The very same response: tied, though its reward was rounded differently; similar.
     answered(
-        "f",
-        answer(1.0000001, RIGHT, text="rewarded 1.0, 10 long"),
-        *map(answer, (1.0, 1.0, 1.0)),
+        "f", answer(1.0000001, RIGHT, text="rewarded 1.0, 10 long"), *map(answer, (1.0, 1.0, 1.0))
     ),
 ]

@@ -41,10 +41,7 @@ def f(responses, **columns):
     return [float(r) for r in responses]""",
         {},
     ),
-    "by position alone": (
-        "def f(responses, /, answers): return [float(r) for r in responses]",
-        {},
-    ),
+    "by position alone": ("def f(responses, /, answers): return [float(r) for r in responses]", {}),
     "with numbers of numpy": (
         "import numpy\ndef f(responses): return [numpy.float32(r) for r in responses]",
         {},

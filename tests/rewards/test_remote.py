@@ -271,10 +271,7 @@ def test_nobody_at_home_is_named(score) -> None:
         (b'{"rewards": [1, 1, 1, 1, NaN]}', "answered nan for prompt p2, sample 0"),
         (b"<html>", "answered no JSON"),
         (b"[" * 200_000, "answered no JSON"),
-        (
-            b'{"rewards": [1, 1, 1' + b"0" * 400 + b", 1, 1]}",
-            "0000 for prompt p1, sample 0",
-        ),
+        (b'{"rewards": [1, 1, 1' + b"0" * 400 + b", 1, 1]}", "0000 for prompt p1, sample 0"),
     ],
 )
 def test_wrong_answers_are_refused(score, server, answer, said) -> None:

@@ -316,18 +316,14 @@ def test_the_filter_decides_as_meant(
 
 
 @pytest.mark.parametrize(
-    ("machine", "arch", "mmap", "setsockopt", "sigaction", "prlimit", "setrlimit"),
-    [("x86_64", X86, 9, 54, 13, 302, 160), ("aarch64", ARM, 222, 208, 134, 261, 164)],
+    ("machine", "arch", "numbers"),
+    [("x86_64", X86, (9, 54, 13, 302, 160)), ("aarch64", ARM, (222, 208, 134, 261, 164))],
 )
 def test_the_filter_looks_at_more_than_the_first_argument(
-    machine: str,
-    arch: int,
-    mmap: int,
-    setsockopt: int,
-    sigaction: int,
-    prlimit: int,
-    setrlimit: int,
+    machine: str, arch: int, numbers: tuple[int, ...]
 ) -> None:
+    mmap, setsockopt, sigaction, prlimit, setrlimit = numbers
+
     def asked(number: int, *arguments: int) -> int:
         return verdict(filter_for(machine), arch, number, *arguments)
 
@@ -352,7 +348,7 @@ def test_the_filter_looks_at_more_than_the_first_argument(
     assert asked(setrlimit, 4, somewhere) == REFUSE
 
 
-@pytest.mark.skipif(KIND is IsolationKind.NONE, reason=isolation().detail)
+@needs_isolation
 def test_a_crash_is_for_nobody_outside_and_the_program_cannot_change_that() -> None:
     """A limit of 1 is the kernel's word for it: 0 stops files, and no program that takes cores."""
     program = """

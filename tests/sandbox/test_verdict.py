@@ -347,12 +347,13 @@ class Text(str):
     def endswith(self, *_): return True
     def count(self, *_): return 1
 def f(x):
-    mirrors.link._encode(Text)
-    mirrors.link._classes[-1][3] += ["startswith", "__eq__", "__contains__", "__hash__"]
+    mirrors.link.codec._encode(Text)
+    for described in mirrors.link.codec._classes:
+        described[3] += ["startswith", "__eq__", "__contains__", "__hash__"]
     return Text("")"""
     )
     cases = ["assert f(1).startswith('ab')", "assert f(1) == 'ab'", "assert 'ab' in f(1)"]
-    assert passes(forged, CodeTests(cases)) == [False] * 3
+    assert passes(forged, CodeTests([*cases, "assert f(1) == ''"])) == [False] * 3 + [True]
 
 
 @pytest.mark.parametrize("text", ["path", "str"])

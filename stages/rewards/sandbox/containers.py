@@ -24,10 +24,7 @@ class Containers:
     """Those of one end of a link, which encodes and decodes what they hold."""
 
     def __init__(
-        self,
-        numbers: dict[int, int],
-        encode: Callable[[Any], Any],
-        decode: Callable[[Any], Any],
+        self, numbers: dict[int, int], encode: Callable[[Any], Any], decode: Callable[[Any], Any]
     ) -> None:
         self._numbers, self._encode, self._decode = numbers, encode, decode
         self.values: dict[int, Any] = {}

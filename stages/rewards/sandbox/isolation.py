@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.rewards.sandbox.run import run_program
-from stages.rewards.sandbox.values import (
-    IsolationKind,
-    Limits,
-    SandboxBroken,
-    SandboxUnavailable,
-)
+from stages.rewards.sandbox.values import IsolationKind, Limits, SandboxBroken, SandboxUnavailable
 
 # Run inside, with the path of a file that exists outside: what of the outside can be reached.
 _PROBE = """

@@ -1,55 +1,21 @@
 """Values and objects of one process, used in another as if they were there.
 
 Two processes hold a `Link` each, at the ends of two pipes, and take turns. What travels is JSON, a
-line a message, and a value in it is one of these:
-
-- plain: numbers, texts, tuples, fractions and the like are rebuilt from what they hold;
-- a container: lists, dicts, sets and their kin are numbered. Both sides have one, and each message
-  brings what has changed in them, so an argument that is changed in place changes for the caller;
-- an object: it stays where it is. The other side has a mirror of it, whose class mirrors its class:
-  same name, same bases, and special methods that ask the owner. A subclass of a plain type mirrors
-  as one, too, and holds the plain value, with which it is compared.
+line a message: values as codec.py writes them.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import copy
 import io
 import json
 import sys
 import threading
-import types
 
 from stages.rewards.sandbox import mirrors
-from stages.rewards.sandbox.containers import Containers
+from stages.rewards.sandbox.codec import Codec
 from stages.rewards.sandbox.guard import AccessRefused, refuse_insides, refuse_kind
-from stages.rewards.sandbox.mirrors import (
-    ANSWERS,
-    COMPARISONS,
-    OPERATORS,
-    SPECIAL,
-    VALUE_OF,
-    Awaited,
-    Mirror,
-    MirrorClass,
-    ObjectMirror,
-    attribute,
-    compare,
-    forward,
-    hash_of_mirror,
-    operate,
-)
-from stages.rewards.sandbox.plain import (
-    CONTENT,
-    PARTS,
-    PLAIN,
-    Items,
-    at_place,
-    place_of,
-    plain_base,
-)
+from stages.rewards.sandbox.mirrors import COMPARISONS, OPERATORS, SPECIAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,11 +23,6 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
 _LONGEST_LINE = 1 << 24
-_EXACT_IN_JSON = 1 << 53
-_WITH_METHODS = (dict, list, collections.deque)
-"""Plain types whose methods a subclass may replace. Those of the others would be told what a test
-expects: whether a text starts with it, whether a set is within it.
-"""
 
 
 class PeerFailed(BaseException):
@@ -91,17 +52,8 @@ class Link:
         self._incoming, self._outgoing = incoming, outgoing
         self._names = names
         self._is_judge = names is None
-        self._last_number = 0 if self._is_judge else 1
+        self.codec = Codec(is_judge=self._is_judge)
         self._turn = threading.RLock()
-        self._mine: dict[int, Any] = {}
-        self._theirs: dict[int, Any] = {}
-        self._numbers: dict[int, int] = {}
-        """By `id`, of all that the other tables hold."""
-        self._containers = Containers(self._numbers, self._encode, self._decode)
-        self._hashes: dict[int, int] = {}
-        """Of mirrors whose class defines one."""
-        self._classes: list[Any] = []
-        """Descriptions that the next message takes along."""
         self._loop: Any = None
         self.derived: set[int] = set()
         """By `id`, mirrors of what came of an operator with a plain value."""
@@ -160,7 +112,9 @@ class Link:
         if what == "name" and self._names is not None:
             return self._names[on]
         if self._is_judge:
-            self._refuse_unless_handed_out(on)
+            if not self.codec.has_handed_out(on):
+                raise AccessRefused("of what it was not given")
+            refuse_kind(on)
             if what in ("get", "set", "delete"):
                 refuse_insides(what, on, arguments[0])
         match what, arguments:
@@ -185,13 +139,6 @@ class Link:
                 return self._awaited(on)
         raise AccessRefused(f"{what} {arguments}")
 
-    def _refuse_unless_handed_out(self, on: Any) -> None:
-        number = self._numbers.get(id(on), 0)
-        kin = self._containers.values.get(number) is on and type(on) not in CONTENT
-        if self._mine.get(number) is not on and not kin:
-            raise AccessRefused("of what it was not given")
-        refuse_kind(on)
-
     def _awaited(self, on: Any) -> Any:
         import asyncio
 
@@ -208,16 +155,11 @@ class Link:
         finally:
             asyncio._set_running_loop(running)
 
-    # A message: classes that are new, containers that changed or are gone, and what it says.
-
     def _send(self, *message: Any) -> None:
         try:
-            body = [self._encode(part) for part in message]
-            changed = self._containers.changes()
-            gone = self._containers.forget_unused()
+            packed = self.codec.pack(message)
             printed = sys.stdout.take() if isinstance(sys.stdout, Printed) else ""
-            line = json.dumps([self._classes, changed, body, gone, printed])
-            self._classes = []
+            line = json.dumps([*packed, printed])
             view = memoryview(line.encode() + b"\n")
             while view:
                 view = view[self._outgoing.write(view) :]
@@ -228,13 +170,8 @@ class Link:
         self.receiving = True
         try:
             line = self._incoming.readline(_LONGEST_LINE)
-            classes, changed, body, gone, printed = json.loads(line)
-            for number, *description in classes:
-                self._mirror_class(number, *description)
-            self._containers.apply(changed)
-            message = [self._decode(part) for part in body]
-            for number in gone:
-                self._containers.drop(number)
+            *packed, printed = json.loads(line)
+            message = self.codec.unpack(*packed)
         except Exception as error:
             raise self._failure(error) from None
         finally:
@@ -246,164 +183,3 @@ class Link:
     def _failure(self, error: Exception) -> PeerFailed:
         self.failed = True
         return PeerFailed(f"no answer: {error!r}")
-
-    # Values.
-
-    def _encode(self, value: Any) -> Any:
-        kind = type(value)
-        if value is None or kind is bool or kind is str:
-            return value
-        if kind is int:
-            return value if abs(value) < _EXACT_IN_JSON else ["int", format(value, "x")]
-        if kind is float:
-            return ["float", value.hex()]
-        if kind is bytes:
-            return ["bytes", value.hex()]
-        if kind in PARTS:
-            return ["of", kind.__name__, [self._encode(part) for part in PARTS[kind](value)]]
-        if kind is Items:
-            return ["items", [self._encode(item) for item in value]]
-        if isinstance(value, (types.TracebackType, types.FrameType)):
-            return None
-        if self._is_judge and isinstance(value, type) and (place := place_of(value, anywhere=True)):
-            return ["place", *place]
-        if (number := self._numbers.get(id(value))) is not None:
-            if number in self._theirs:
-                return ["yours", number]
-            return ["shared" if number in self._containers.values else "mine", number]
-        if isinstance(value, tuple(CONTENT)):
-            self._containers.values[self._number(value)] = value
-            return ["shared", self._numbers[id(value)]]
-        if (place := place_of(value, anywhere=self._is_judge)) is not None:
-            return ["place", *place]
-        if isinstance(value, type):
-            return self._describe(value)
-        return self._encode_object(value)
-
-    def _encode_object(self, value: Any) -> Any:
-        base = plain_base(type(value))
-        number = self._own(value)
-        holds = hashed = None
-        if issubclass(base, Exception):
-            known = isinstance(value, OSError)
-            arguments = OSError.__reduce__(value)[1] if known else value.args
-            holds = [self._encode(argument) for argument in arguments]
-        elif base is not object:
-            holds = self._encode(base(*PARTS[base](value)))
-        elif _has_its_own_hash(type(value)):
-            with contextlib.suppress(Exception):
-                hashed = self._encode(hash(value))
-        return ["object", number, self._encode_class(type(value)), holds, hashed]
-
-    def _encode_class(self, kind: type) -> Any:
-        """Of an object that stays here. If it is not the same on both sides, it does, too."""
-        if (number := self._numbers.get(id(kind))) is not None:
-            return ["yours" if number in self._theirs else "mine", number]
-        if (place := place_of(kind, anywhere=False)) is not None:
-            return ["place", *place]
-        return self._describe(kind)
-
-    def _own(self, value: Any) -> int:
-        number = self._number(value)
-        self._mine[number] = value
-        return number
-
-    def _number(self, value: Any) -> int:
-        self._last_number += 2
-        self._numbers[id(value)] = self._last_number
-        return self._last_number
-
-    def _describe(self, kind: type) -> Any:
-        """Put the class, after its bases, where the other side learns of it."""
-        bases = [self._encode_class(base) for base in kind.__bases__]
-        number = self._own(kind)
-        methods = [name for name, method in vars(kind).items() if name in SPECIAL and method]
-        methods += [name for name in vars(kind) if name[:1] != "_"]
-        if hasattr(kind, "__await__"):
-            methods.append("__await__")
-        self._classes.append([number, kind.__name__, bases, methods])
-        return ["mine", number]
-
-    def _mirror_class(self, number: int, name: str, bases: list[Any], methods: list[str]) -> None:
-        above = [base for base in map(self._decode, bases) if base is not object] or [ObjectMirror]
-        kin = not all(issubclass(base, ObjectMirror) for base in above)
-        space: dict[str, Any] = {"__module__": "candidate", "__doc__": attribute("__doc__")}
-        for method in methods:
-            if "__await__" in methods and method in vars(Awaited):
-                continue
-            if method in ANSWERS:
-                space[method] = forward(method)
-            elif method in OPERATORS or (method in VALUE_OF and not kin):
-                space[method] = operate(method)
-            elif method in COMPARISONS and not kin:
-                space[method] = compare(method)
-            elif method == "__hash__" and not kin:
-                space[method] = hash_of_mirror
-            elif method[:1] != "_" and any(
-                issubclass(base, _WITH_METHODS) and hasattr(base, method) for base in above
-            ):
-                space[method] = attribute(method)
-        if not any(issubclass(base, Mirror) for base in above):
-            above.insert(0, Mirror)
-        if "__await__" in methods:
-            above.insert(0, Awaited)
-        self._know(number, MirrorClass(str(name), tuple(above), space))
-
-    def _know(self, number: int, mirror: Any) -> None:
-        self._theirs[number] = mirror
-        self._numbers[id(mirror)] = number
-
-    def hash_of(self, mirror: Any) -> int:
-        return self._hashes[self._numbers[id(mirror)]]
-
-    def _decode(self, data: Any) -> Any:
-        if data is None or type(data) in (bool, int, str):
-            return data
-        match data:
-            case ["int", str(digits)]:
-                return int(digits, 16)
-            case ["float", str(digits)]:
-                return float.fromhex(digits)
-            case ["bytes", str(digits)]:
-                return bytes.fromhex(digits)
-            case ["items", list(items)]:
-                return [self._decode(item) for item in items]
-            case ["of", str(kind), list(parts)]:
-                return PLAIN[kind](*(self._decode(part) for part in parts))
-            case ["shared", int(number)]:
-                return self._containers.values[number]
-            case ["yours", int(number)]:
-                return self._mine[number]
-            case ["mine", int(number)]:
-                return self._theirs[number]
-            case ["place", str(module), str(name)]:
-                return at_place(module, name, anywhere=not self._is_judge)
-            case ["object", int(number), kind, holds, hashed]:
-                mirror = self._mirror(number, self._decode(kind), holds)
-                if hashed is not None:
-                    self._hashes[number] = int(self._decode(hashed))
-                return mirror
-        raise ValueError("not a value")
-
-    def _mirror(self, number: int, kind: Any, holds: Any) -> Any:
-        if number in self._theirs:
-            return self._theirs[number]
-        base: Any = plain_base(kind)
-        if issubclass(base, Exception):
-            arguments = [self._decode(argument) for argument in holds]
-            mirror = kind.__new__(kind, *arguments)
-            # Some are not to be made of their arguments; what counts is of which kind they are.
-            with contextlib.suppress(TypeError):
-                base.__init__(mirror, *arguments)
-        elif kind is object:
-            mirror = ObjectMirror()
-        elif not isinstance(kind, MirrorClass):
-            raise ValueError("an object of a class that is not its owner's")
-        else:
-            mirror = base.__new__(kind, *([] if base is object else [self._decode(holds)]))
-        self._know(number, mirror)
-        return mirror
-
-
-def _has_its_own_hash(kind: Any) -> bool:
-    return kind.__hash__ is not None and kind.__hash__ is not object.__hash__

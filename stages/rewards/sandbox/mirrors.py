@@ -7,10 +7,13 @@ their classes are related.
 
 from __future__ import annotations
 
+import collections
+
 from stages.rewards.sandbox.plain import plain_base
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from stages.rewards.sandbox.link import Link
@@ -30,17 +33,21 @@ OPERATORS = _dunder(
     "neg pos abs invert round trunc floor ceil bool len",
 )
 _DIFFERENCES = _dunder(*(f"{prefix}{name}" for name in ("sub", "xor") for prefix in ("", "r", "i")))
-VALUE_OF = _dunder("int float complex index bytes")
+_VALUE_OF = _dunder("int float complex index bytes")
 """Of a kin of a plain type it is the value that it holds."""
-ANSWERS = _dunder(
+_ANSWERS = _dunder(
     "str repr format call getitem setitem delitem missing reversed iter next",
     "enter exit aiter anext aenter aexit",
 )
-SPECIAL = COMPARISONS | OPERATORS | VALUE_OF | ANSWERS | _dunder("contains hash")
+SPECIAL = COMPARISONS | OPERATORS | _VALUE_OF | _ANSWERS | _dunder("contains hash")
 """Special methods that a mirror has where its object has them."""
+_WITH_METHODS = (dict, list, collections.deque)
+"""Plain types whose methods a subclass may replace. Those of the others would be told what a test
+expects: whether a text starts with it, whether a set is within it.
+"""
 
 
-def forward(name: str) -> Any:
+def _forward(name: str) -> Any:
     def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
         return link.ask("special", self, name, *arguments, **named)
 
@@ -66,9 +73,9 @@ class MirrorClass(type):
     def __doc__(cls) -> Any:  # type: ignore[override]
         return link.ask("get", cls, "__doc__")
 
-    __iter__ = forward("__iter__")
-    __len__ = forward("__len__")
-    __getitem__ = forward("__getitem__")
+    __iter__ = _forward("__iter__")
+    __len__ = _forward("__len__")
+    __getitem__ = _forward("__getitem__")
 
     def __bool__(cls) -> bool:
         return True
@@ -138,7 +145,7 @@ class Awaited:
         return self.send(None)
 
 
-def operate(name: str) -> Any:
+def _operate(name: str) -> Any:
     """An operator. A test may subtract what it expects: the difference is not for the owner to say.
 
     So where a plain value takes part, a kin of a plain type is taken as that type, and what any
@@ -164,11 +171,11 @@ def operate(name: str) -> Any:
     return method
 
 
-def attribute(name: str) -> Any:
+def _attribute(name: str) -> Any:
     return property(lambda self: link.ask("get", self, name))
 
 
-def compare(name: str) -> Any:
+def _compare(name: str) -> Any:
     def method(self: Any, other: Any) -> Any:
         related = isinstance(other, Mirror) and (
             isinstance(other, type(self)) or isinstance(self, type(other))
@@ -181,5 +188,39 @@ def compare(name: str) -> Any:
     return method
 
 
-def hash_of_mirror(self: Any) -> int:
-    return link.hash_of(self)
+def _hash_of_mirror(self: Any) -> int:
+    return link.codec.hash_of(self)
+
+
+def methods_of(kind: type) -> list[str]:
+    """What the other side learns of a class, beside its name and its bases."""
+    methods = [name for name, method in vars(kind).items() if name in SPECIAL and method]
+    methods += [name for name in vars(kind) if name[:1] != "_"]
+    return [*methods, "__await__"] if hasattr(kind, "__await__") else methods
+
+
+def mirror_class(name: str, bases: Iterable[type], methods: list[str]) -> MirrorClass:
+    """The mirror of a class, of which its owner says that it has these methods."""
+    above = [base for base in bases if base is not object] or [ObjectMirror]
+    kin = not all(issubclass(base, ObjectMirror) for base in above)
+    space: dict[str, Any] = {"__module__": "candidate", "__doc__": _attribute("__doc__")}
+    for method in methods:
+        if "__await__" in methods and method in vars(Awaited):
+            continue
+        if method in _ANSWERS:
+            space[method] = _forward(method)
+        elif method in OPERATORS or (method in _VALUE_OF and not kin):
+            space[method] = _operate(method)
+        elif method in COMPARISONS and not kin:
+            space[method] = _compare(method)
+        elif method == "__hash__" and not kin:
+            space[method] = _hash_of_mirror
+        elif method[:1] != "_" and any(
+            issubclass(base, _WITH_METHODS) and hasattr(base, method) for base in above
+        ):
+            space[method] = _attribute(method)
+    if not any(issubclass(base, Mirror) for base in above):
+        above.insert(0, Mirror)
+    if "__await__" in methods:
+        above.insert(0, Awaited)
+    return MirrorClass(str(name), tuple(above), space)

@@ -134,10 +134,7 @@ def started(
             end_by_force = _start(taken, report_to, streams, kind, limits, folder)
         try:
             ends.close(taken, report_to)
-            with (
-                contextlib.suppress(BrokenPipeError),
-                open(control, "wb", closefd=False) as pipe,
-            ):
+            with contextlib.suppress(BrokenPipeError), open(control, "wb", closefd=False) as pipe:
                 pipe.write(packed)
             yield report
         finally:

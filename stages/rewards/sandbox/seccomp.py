@@ -204,8 +204,7 @@ def filter_for(machine: str) -> bytes:
     # Children of a process that ignores their end vanish with the CPU time that they took. To ask
     # what is set, with no new action, is allowed: Python does so when it starts.
     steps += _look(
-        _SIGACTION[here],
-        _load(0) + _step(_JUMP_IF_EQUAL, _SIGCHLD, 0, 5) + _refuse_unless_null(1),
+        _SIGACTION[here], _load(0) + _step(_JUMP_IF_EQUAL, _SIGCHLD, 0, 5) + _refuse_unless_null(1)
     )
     return steps + _step(_RETURN, _ALLOW)
 
