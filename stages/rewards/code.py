@@ -23,7 +23,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 from stages.context import Context, StageError
@@ -33,13 +32,8 @@ from stages.rewards.given import Row, Unusable, list_of, name_of
 from stages.rewards.sandbox.isolation import kind_to_use
 from stages.rewards.sandbox.judged import BrokenTests, CodeTests, run_tests
 from stages.rewards.sandbox.run import run_program
-from stages.rewards.sandbox.values import (
-    IsolationKind,
-    Limits,
-    SandboxBroken,
-    SandboxUnavailable,
-)
-from stages.rewards.side_by_side import side_by_side
+from stages.rewards.sandbox.values import IsolationKind, Limits, SandboxBroken, SandboxUnavailable
+from stages.rewards.side_by_side import BatchScorer
 
 _PYTHON_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.S | re.I)
 _ANY_BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:\n[ \t]*```|\Z)", re.S)
@@ -184,13 +178,13 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-class CodeScorer:
+class CodeScorer(BatchScorer):
     """Programs of many rows, some at a time."""
 
     def __init__(self, ctx: Context, name: str, params: Code) -> None:
-        self._ctx, self._name, self._params = ctx, name, params
+        super().__init__(ctx, params.concurrency)
+        self._name, self._params = name, params
         self._limits = Limits(**{item.name: getattr(params, item.name) for item in fields(Limits)})
-        self._given_up = threading.Event()
         try:
             self._kind = kind_to_use(allow_unisolated=params.allow_unisolated is not None)
         except SandboxUnavailable as error:
@@ -202,12 +196,8 @@ class CodeScorer:
         if self._kind is IsolationKind.NONE:
             print(f"reward {name!r} (code) runs programs WITHOUT ISOLATION", file=sys.stderr)
 
-    def close(self) -> None:
-        self._given_up.set()
-
-    def score(self, rows: Sequence[Row]) -> list[float]:
-        calls = [partial(self._of_row, row) for row in rows]
-        return side_by_side(self._ctx, calls, self._params.concurrency, self.close)
+    def _of_batch(self, batch: Sequence[Row]) -> list[float]:
+        return [self._of_row(row) for row in batch]
 
     def _of_row(self, row: Row) -> float:
         try:

@@ -14,7 +14,6 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,20 @@ from stages.context import Context, StageError
 from stages.contracts.rewards import TEMPLATE_NAMES, Judge
 from stages.rewards.given import Row, name_of, other_columns
 from stages.rewards.remote import NoAnswer, Server
-from stages.rewards.side_by_side import side_by_side
+from stages.rewards.side_by_side import BatchScorer
 
 _HOLE = re.compile(r"\{(\w+)\}")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d+)?(?![\w])")
 SHOWN = 200
 
 
-class JudgeScorer:
+class JudgeScorer(BatchScorer):
     def __init__(
         self, ctx: Context, name: str, params: Judge, folder: Path, rows: Sequence[Row]
     ) -> None:
-        self._ctx, self._name, self._params = ctx, name, params
+        super().__init__(ctx, params.concurrency)
+        self._name, self._params = name, params
         self._server = Server(name, params, "/chat/completions")
-        self._given_up = threading.Event()
         self._template = read_template(name, params, folder)
         known = [*TEMPLATE_NAMES, *other_columns(rows)]
         if unknown := [hole for hole in _HOLE.findall(self._template) if hole not in known]:
@@ -44,12 +43,8 @@ class JudgeScorer:
                 f"{', '.join(known)}"
             )
 
-    def close(self) -> None:
-        self._given_up.set()
-
-    def score(self, rows: Sequence[Row]) -> list[float]:
-        calls = [partial(self._of_row, row) for row in rows]
-        return side_by_side(self._ctx, calls, self._params.concurrency, self.close)
+    def _of_batch(self, batch: Sequence[Row]) -> list[float]:
+        return [self._of_row(row) for row in batch]
 
     def _of_row(self, row: Row) -> float:
         reply, cut = self._answer(row)

@@ -5,8 +5,8 @@ Each reward is a finite number, or the stage fails with the source, the row and 
 
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from stages.contracts.reward_rules import AnyRule, CorrectnessRule
 from stages.contracts.rewards import Function
 from stages.rewards.given import Row, column_names, names_of
 from stages.rewards.isolated import CannotScore, Hung, Isolated, Workers
-from stages.rewards.side_by_side import side_by_side
+from stages.rewards.side_by_side import BatchScorer
 
 SEARCH_TIMEOUTS = 3
 """Limit of the search for the row that a function fails at, in timeouts."""
@@ -24,16 +24,21 @@ WALL_TIMES, WALL_SECONDS = 10, 60
 """Wall-clock limit of a rule: its CPU time limit so many times, and so many seconds more."""
 
 
-class _Processes:
+class _ProcessScorer(BatchScorer):
     """Some processes of one kind, each busy with one call at a time."""
 
     def __init__(
-        self, ctx: Context, order: Mapping[str, Any], count: int, workers: Workers
+        self,
+        ctx: Context,
+        order: Mapping[str, Any],
+        concurrency: int,
+        workers: Workers,
+        batch_size: int = 1,
     ) -> None:
-        self._ctx, self._workers = ctx, workers
-        self._all = [workers.take(order) for _ in range(count)]
+        super().__init__(ctx, concurrency, batch_size)
+        self._workers = workers
+        self._all = [workers.take(order) for _ in range(concurrency)]
         self._idle = list(self._all)
-        self._given_up = False
 
     def close(self) -> None:
         while self._all:
@@ -41,27 +46,22 @@ class _Processes:
 
     def _give_up(self) -> None:
         """End the calls under way; whoever made them hears that it is over, and starts no more."""
-        self._given_up = True
+        super()._give_up()
         for process in self._all:
             process.end()
 
-    def _side_by_side(self, batches: Sequence[Sequence[Row]]) -> list[float]:
-        def call(batch: Sequence[Row]) -> list[float]:
-            process = self._idle.pop()
-            try:
-                return self._of_batch(process, batch)
-            finally:
-                self._idle.append(process)
+    def _of_batch(self, batch: Sequence[Row]) -> list[float]:
+        process = self._idle.pop()
+        try:
+            return self._asked(process, batch)
+        finally:
+            self._idle.append(process)
 
-        calls = [partial(call, batch) for batch in batches]
-        results = side_by_side(self._ctx, calls, len(self._all), self._give_up)
-        return [reward for result in results for reward in result]
-
-    def _of_batch(self, process: Isolated, batch: Sequence[Row]) -> list[float]:
-        raise NotImplementedError
+    @abstractmethod
+    def _asked(self, process: Isolated, batch: Sequence[Row]) -> list[float]: ...
 
 
-class RuleScorer(_Processes):
+class RuleScorer(_ProcessScorer):
     """A built-in rule, row by row."""
 
     def __init__(
@@ -75,10 +75,7 @@ class RuleScorer(_Processes):
         super().__init__(ctx, order, params.concurrency, workers)
         self._name, self._params = name, params
 
-    def score(self, rows: Sequence[Row]) -> list[float]:
-        return self._side_by_side([[row] for row in rows])
-
-    def _of_batch(self, process: Isolated, batch: Sequence[Row]) -> list[float]:
+    def _asked(self, process: Isolated, batch: Sequence[Row]) -> list[float]:
         what = f"reward {self._name!r} ({self._params.kind})"
         try:
             return process.score(batch, WALL_TIMES * self._params.timeout + WALL_SECONDS)
@@ -100,7 +97,7 @@ class RuleScorer(_Processes):
             return [instead for _ in batch]
 
 
-class FunctionScorer(_Processes):
+class FunctionScorer(_ProcessScorer):
     """A function of the user's, batch by batch.
 
     Where it fails for a batch, it is asked about one row after another: the message then names the
@@ -121,7 +118,7 @@ class FunctionScorer(_Processes):
             "folder": str(folder.resolve()),
             "columns": None if rows is None else column_names(rows),
         }
-        super().__init__(ctx, order, params.concurrency, Workers())
+        super().__init__(ctx, order, params.concurrency, Workers(), params.batch_size)
         module, _, function = params.function.partition(":")
         path = folder.joinpath(*module.split(".")).with_suffix(".py")
         self._what = f"reward {name!r} ({folder.name}/{path.relative_to(folder)}:{function})"
@@ -137,15 +134,13 @@ class FunctionScorer(_Processes):
 
     def score(self, rows: Sequence[Row]) -> list[float]:
         self.check()
-        size = self._params.batch_size
-        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-        return self._side_by_side(batches)
+        return super().score(rows)
 
-    def _of_batch(self, process: Isolated, batch: Sequence[Row]) -> list[float]:
+    def _asked(self, process: Isolated, batch: Sequence[Row]) -> list[float]:
         try:
             return process.score(batch, self._params.timeout)
         except (CannotScore, Hung) as error:
-            if self._given_up:
+            if self._given_up.is_set():
                 raise
             index = getattr(error, "index", None)
             if index is not None:
@@ -171,7 +166,7 @@ class FunctionScorer(_Processes):
             return None
         until = time.monotonic() + SEARCH_TIMEOUTS * self._params.timeout
         for row in batch:
-            if self._given_up or time.monotonic() > until:
+            if self._given_up.is_set() or time.monotonic() > until:
                 return None
             try:
                 process.score([row], self._params.timeout)

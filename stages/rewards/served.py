@@ -5,9 +5,7 @@ each response. A server's rewards are what it says at the time: two scorings agr
 does.
 """
 
-import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from stages.context import Context, StageError
@@ -15,16 +13,16 @@ from stages.contracts.rewards import Http
 from stages.data.finite import is_finite
 from stages.rewards.given import Row, column_names, columns, names_of
 from stages.rewards.remote import NoAnswer, Server
-from stages.rewards.side_by_side import side_by_side
+from stages.rewards.side_by_side import BatchScorer
 
 SHOWN = 60
 
 
-class HttpScorer:
+class HttpScorer(BatchScorer):
     def __init__(self, ctx: Context, name: str, params: Http, rows: Sequence[Row]) -> None:
-        self._ctx, self._name, self._params = ctx, name, params
+        super().__init__(ctx, params.concurrency, params.batch_size)
+        self._name, self._columns = name, params.columns
         self._server = Server(name, params)
-        self._given_up = threading.Event()
         known = column_names(rows)
         if unknown := [column for column in params.columns if column not in known]:
             raise StageError(
@@ -32,20 +30,8 @@ class HttpScorer:
                 f"{', '.join(known)}"
             )
 
-    def close(self) -> None:
-        self._given_up.set()
-
-    def score(self, rows: Sequence[Row]) -> list[float]:
-        size = self._params.batch_size
-        calls = [
-            partial(self._of_batch, rows[start : start + size])
-            for start in range(0, len(rows), size)
-        ]
-        results = side_by_side(self._ctx, calls, self._params.concurrency, self.close)
-        return [reward for result in results for reward in result]
-
     def _of_batch(self, batch: Sequence[Row]) -> list[float]:
-        message = columns(batch, self._params.columns)
+        message = columns(batch, self._columns)
         try:
             answer = self._server.ask(message, self._given_up.is_set)
         except NoAnswer as problem:

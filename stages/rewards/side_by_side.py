@@ -7,10 +7,13 @@ of; those that have not begun are dropped.
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from stages.context import Context, Stopped
+from stages.rewards.given import Row
 
 LOOK_INTERVAL_S = 0.2
 Result = TypeVar("Result")
@@ -63,3 +66,30 @@ def side_by_side(
         give_up()
         raise
     return [results[index] for index in range(len(calls))]
+
+
+class BatchScorer(ABC):
+    """Rewards of rows, batch by batch, each batch a call of its own."""
+
+    def __init__(self, ctx: Context, concurrency: int, batch_size: int = 1) -> None:
+        self._ctx, self._concurrency, self._batch_size = ctx, concurrency, batch_size
+        self._given_up = threading.Event()
+        """Nobody waits for the calls under way any more."""
+
+    def score(self, rows: Sequence[Row]) -> list[float]:
+        size = self._batch_size
+        calls = [
+            partial(self._of_batch, rows[start : start + size])
+            for start in range(0, len(rows), size)
+        ]
+        results = side_by_side(self._ctx, calls, self._concurrency, self._give_up)
+        return [reward for result in results for reward in result]
+
+    def close(self) -> None:
+        self._give_up()
+
+    def _give_up(self) -> None:
+        self._given_up.set()
+
+    @abstractmethod
+    def _of_batch(self, batch: Sequence[Row]) -> list[float]: ...

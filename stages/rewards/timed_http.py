@@ -11,7 +11,6 @@ import socket
 import ssl
 import time
 import urllib.request
-from functools import partial
 from typing import Any
 
 
@@ -19,7 +18,7 @@ def timed_opener(*handlers: Any) -> urllib.request.OpenerDirector:
     """Opens requests; TimeoutError, or a URLError because of one, where a deadline has passed."""
     context = ssl.create_default_context()
     context.sslsocket_class = _TlsSocket
-    return urllib.request.build_opener(_Http, _Https(context), *handlers)
+    return urllib.request.build_opener(_Http, _Https(context=context), *handlers)
 
 
 class _Timed:
@@ -99,9 +98,5 @@ class _Http(urllib.request.HTTPHandler):
 
 
 class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, context: ssl.SSLContext) -> None:
-        super().__init__(context=context)
-        self._connection = partial(_HttpsConnection, context=context)
-
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connection, request)
+        return self.do_open(_HttpsConnection, request, context=self._context)  # type: ignore[attr-defined]
