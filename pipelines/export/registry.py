@@ -27,6 +27,7 @@ from pipelines.export import card
 from pipelines.export.folder import compose, describe_anew, is_adapter
 from pipelines.export.provenance import Provenance, find_policy
 from pipelines.tracking.cursor import store_address
+from pipelines.tracking.errors import RefusedError, UnreachableError
 from pipelines.tracking.metrics import HEADLINE
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def register(
         why = problem(repository) or "`lockstep sync` ships it"
         raise LockstepError(f"{refusal}: the run that produced it is not there yet; {why}")
     os.environ.update(SETTINGS)
-    from pipelines.tracking.store import RefusedError, Store, UnreachableError
+    from pipelines.tracking.store import Store
 
     try:
         return put(Store(repository), repository, provenance, name=name, alias=alias)

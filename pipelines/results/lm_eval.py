@@ -240,6 +240,7 @@ def log_results(
     """
     from pipelines.ledger.entry import Ledger
     from pipelines.tracking.cursor import StageCursor, store_address
+    from pipelines.tracking.errors import RefusedError, UnreachableError
     from pipelines.tracking.metrics import Point, safe_name
     from pipelines.tracking.rounds import SETTINGS
 
@@ -257,7 +258,7 @@ def log_results(
             f"{policy} has now: `lockstep run` evaluates these"
         )
     os.environ.update(SETTINGS)
-    from pipelines.tracking.store import RefusedError, Store, UnreachableError
+    from pipelines.tracking.store import Store
 
     points = [
         Point(safe_name(f"lm_eval/{task}{suffix}/{metric}"), value, time.time(), 0)

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pipelines.base import atomic
-from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
 from pipelines.ledger import files
 from pipelines.ledger.entry import Entry, Ledger
@@ -289,33 +288,6 @@ def note_restored(repository: Repository, origin: Origin, stages: list[str]) -> 
     files.write(path, Restored(origin, tuple(stages), time.time()))
 
 
-def note_problem(repository: Repository, text: str | None) -> None:
-    """Keep what is in the way of shipping for the commands that talk to people, or forget it."""
-    path = _problem_path(repository)
-    if text is None:
-        path.unlink(missing_ok=True)
-    elif repository.home.is_dir():
-        word = {"text": redact(text), "time": time.time(), "store": store_address(repository)}
-        atomic.write_json(path, word)
-
-
-def noted_problem(repository: Repository) -> dict[str, Any] | None:
-    noted: dict[str, Any] | None = atomic.read_json(_problem_path(repository))
-    return noted
-
-
-def problem(repository: Repository) -> str | None:
-    """What is in the way of shipping, in words for people."""
-    noted = noted_problem(repository)
-    if noted is None:
-        return None
-    count = len(unshipped(repository))
-    if not count:
-        return str(noted["text"])
-    stages = f"{count} stage{'s' if count > 1 else ''}"
-    return f"{noted['text']}; {stages} wait to be shipped: kept here, the next command tries again"
-
-
 def tracking_uri(repository: Repository) -> str:
     """Where MLflow is: MLFLOW_TRACKING_URI, or SQLite in this clone. May hold credentials."""
     return os.environ.get(URI_VARIABLE) or f"sqlite:///{database(repository)}"
@@ -349,10 +321,6 @@ def _end_mark(repository: Repository, identity: str) -> Path:
 
 def _restored(repository: Repository, identity: str) -> Path:
     return _parents(repository) / f"{_as_file_name(identity)}{_RESTORED}"
-
-
-def _problem_path(repository: Repository) -> Path:
-    return repository.home / "tracking_problem.json"
 
 
 def _as_file_name(identity: str) -> str:

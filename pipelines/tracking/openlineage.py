@@ -13,27 +13,16 @@ import hashlib
 import importlib.util
 import os
 import sys
-import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from pipelines.base import atomic
-from pipelines.base.background import PATIENCE_S, Background, Patience, run_in_background
+from pipelines.base.background import Background, run_in_background
 from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Entry
 from pipelines.slurm.scheduler import Scheduler
-from pipelines.tracking.openlineage_events import Cursor, Scan
-
-if TYPE_CHECKING:
-    from pipelines.tracking.openlineage_client import Client
-
-INTERVAL_S = 1.0
-LINGER_S = 5.0
-"""How long to stay after the last work: bridges the gap between two stages."""
-GIVE_UP_S = 25.0
-LONGEST_PAUSE_S = 15.0
-_POLL_S = 0.3
+from pipelines.tracking.errors import RefusedError, UnreachableError
+from pipelines.tracking.openlineage_events import LastEvent, Scan
 
 
 def is_configured(repository: Repository) -> bool:
@@ -64,135 +53,81 @@ def start_emitter(repository: Repository) -> None:
     if importlib.util.find_spec("openlineage") is None:
         remedy = "pip install -c constraints.txt -e '.[openlineage]'"
         text = f"OpenLineage is configured, but openlineage-python is not installed: {remedy}"
-        note_problem(repository, text)
+        emitter_process(repository).note_problem(text)
         return
-    _process(repository).start()
+    emitter_process(repository).start()
 
 
-def wait_until_told(repository: Repository, timeout: float | None, before: Any) -> bool:
-    """Wait until nothing is owed; False when it takes too long, or something is in the way.
+class Emitter:
+    """Sends the events that entries owe."""
 
-    Without a timeout nothing takes too long while an emitter is at work. `before` is the problem
-    that was noted before anybody tried, and need not be one any more.
-    """
-    scan, patience = Scan(repository), Patience(_process(repository).works, timeout)
-    while is_configured(repository) and any(scan.owing()):
-        noted = noted_problem(repository)
-        if not patience.lasts() or (noted and noted != before):
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._process = emitter_process(repository)
+        self._scan = Scan(repository)
+        self._owing: list[tuple[Entry, list[str]]] = []
+
+    @property
+    def jobs_alive(self) -> bool:
+        return self._scan.alive
+
+    def is_busy(self) -> bool:
+        Scheduler(self._repository).refresh()
+        self._owing = list(self._scan.owing())
+        return bool(self._owing or self._scan.alive)
+
+    def connect(self) -> bool:
+        try:
+            from pipelines.tracking.openlineage_client import Client
+
+            self._client = Client(self._repository)
+        except Exception as error:
+            # Whatever openlineage-python thinks of its configuration: printed, nothing else stops.
+            self._process.note_problem(f"no OpenLineage event can be sent: {error}")
             return False
-        time.sleep(_POLL_S)
-    return True
+        return True
 
-
-def run_emitter(repository: Repository, patience: float) -> None:
-    """Send events until there are none left to send, unless somebody else does already."""
-    process = _process(repository)
-    while True:
-        with process.alone(patience) as held:
-            if not held or not _emit(repository, process):
-                return
-        # Whoever found the lock taken a moment ago relies on being seen.
-        scan = Scan(repository)
-        if not repository.home.is_dir() or not (any(scan.owing()) or scan.alive):
-            return
-        patience = PATIENCE_S
-
-
-def _emit(repository: Repository, process: Background) -> bool:
-    """Whether it ended because all was told."""
-    scan, client = Scan(repository), None
-    pause = INTERVAL_S
-    worked = progressed = time.monotonic()
-    while process.is_wanted():
-        Scheduler(repository).refresh()
-        owing = list(scan.owing())
-        if owing:
-            client = client or _make_client(repository)
-            if client is None:
-                return False
-            if _send(repository, client, owing):
-                progressed, pause = time.monotonic(), INTERVAL_S
-            else:
-                pause = min(pause * 2, LONGEST_PAUSE_S)
-                if not scan.alive and time.monotonic() - progressed > GIVE_UP_S:
+    def send(self) -> bool:
+        for entry, events in self._owing:
+            for event in events:
+                refusal = None
+                try:
+                    self._client.emit(entry, event)
+                except UnreachableError as error:
+                    text = f"OpenLineage does not take events ({error})"
+                    self._process.note_problem(text)
                     return False
-        if owing or scan.alive:
-            worked = time.monotonic()
-        elif time.monotonic() - worked > LINGER_S:
-            break
-        process.pause(pause)
-    if client is not None:
-        client.close()
-    return process.is_wanted()
+                except RefusedError as error:
+                    refusal = redact(str(error))
+                    print(f"{entry.stage}: {event} was refused: {refusal}", flush=True)
+                except FileNotFoundError:
+                    break  # the entry was removed while we looked at it
+                LastEvent(event, len(entry.attempts()), refusal).save(entry)
+        self._process.note_problem(None)
+        return True
 
-
-def _make_client(repository: Repository) -> "Client | None":
-    try:
-        from pipelines.tracking.openlineage_client import Client
-
-        return Client(repository)
-    except Exception as error:
-        # Whatever openlineage-python thinks of its configuration: said, and nothing else stops.
-        note_problem(repository, f"OpenLineage cannot be told: {error}")
-        return None
-
-
-def _send(
-    repository: Repository, client: "Client", owing: list[tuple[Entry, Cursor, list[str]]]
-) -> bool:
-    from pipelines.tracking.openlineage_client import RefusedError, UnreachableError
-
-    for entry, _, events in owing:
-        for event in events:
-            refusal = None
-            try:
-                client.emit(entry, event)
-            except UnreachableError as error:
-                note_problem(repository, f"OpenLineage does not take events ({error})")
-                return False
-            except RefusedError as error:
-                refusal = redact(str(error))
-                print(f"{entry.stage}: {event} was refused: {refusal}", flush=True)
-            except FileNotFoundError:
-                break  # the entry was removed while we looked at it
-            Cursor(event, len(entry.attempts()), refusal).save(entry)
-    note_problem(repository, None)
-    return True
-
-
-def note_problem(repository: Repository, text: str | None) -> None:
-    """Keep what is in the way for the commands that talk to people, or forget it."""
-    path = _problem_path(repository)
-    if text is None:
-        path.unlink(missing_ok=True)
-        return
-    repository.home.mkdir(exist_ok=True)
-    atomic.write_json(path, {"text": redact(text), "time": time.time()})
-
-
-def noted_problem(repository: Repository) -> dict[str, Any] | None:
-    noted: dict[str, Any] | None = atomic.read_json(_problem_path(repository))
-    return noted
+    def close(self) -> None:
+        self._client.close()
 
 
 def problem(repository: Repository) -> str | None:
     """What is in the way of telling OpenLineage, in words for people."""
-    noted = noted_problem(repository)
+    noted = emitter_process(repository).problem()
     if noted is None or not is_configured(repository):
         return None
     return f"{noted['text']}; events are kept here, the next command tries again"
 
 
-def _problem_path(repository: Repository) -> Path:
-    return repository.home / "openlineage_problem.json"
-
-
-def _process(repository: Repository) -> Background:
+def emitter_process(repository: Repository) -> Background:
     """One for each configuration: a command with another one takes over."""
     settings = {n: v for n, v in os.environ.items() if n.startswith("OPENLINEAGE_")}
     files = [path.read_bytes() for path in _config_files(repository) if path.is_file()]
     address = hashlib.sha256(repr((sorted(settings.items()), files)).encode()).hexdigest()
     return Background(repository, "openlineage", "pipelines.tracking.openlineage", address)
+
+
+def run_emitter(repository: Repository, lock_timeout: float) -> None:
+    emitter_process(repository).serve(partial(Emitter, repository), lock_timeout)
 
 
 if __name__ == "__main__":

@@ -37,20 +37,13 @@ from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Entry
 from pipelines.slurm.outcome import outcome_of
 from pipelines.tracking.cursor import entry_name, invocation_of
+from pipelines.tracking.errors import RefusedError, UnreachableError
 from pipelines.tracking.openlineage_events import COMPLETE, FAIL, START
 from pipelines.tracking.stage import ended_at, flat_params, iteration_of, started_at
 
 _REFUSED = (400, 409, 413, 422)
 """What an endpoint says to an event that it will not take the next time either."""
 _CLOSE_S = 10.0
-
-
-class UnreachableError(Exception):
-    """Nobody took the event; it may go the next time."""
-
-
-class RefusedError(Exception):
-    """The endpoint does not want this event."""
 
 
 class Client:

@@ -21,7 +21,7 @@ _FINAL_EVENT = {
 
 
 @dataclass(frozen=True)
-class Cursor:
+class LastEvent:
     """What was sent last about an entry."""
 
     event: str | None = None
@@ -31,7 +31,7 @@ class Cursor:
     """Why the endpoint refused it; it is not sent again."""
 
     @classmethod
-    def of(cls, entry: Entry) -> "Cursor":
+    def of(cls, entry: Entry) -> "LastEvent":
         return cls(**(atomic.read_json(entry.folder / "openlineage.json") or {}))
 
     def save(self, entry: Entry) -> None:
@@ -39,22 +39,22 @@ class Cursor:
             atomic.write_json(entry.folder / "openlineage.json", asdict(self))
 
 
-def due(entry: Entry, cursor: Cursor) -> list[str]:
+def due(entry: Entry, last: LastEvent) -> list[str]:
     """The events that an entry owes, in order.
 
     A failure counts once nobody is there to try again: a job that Slurm has ended may be followed
     by another, in the same run. An entry that goes on after it had ended says so with RUNNING.
     """
     state, attempts = entry.state(), len(entry.attempts())
-    if cursor.event == COMPLETE or state in (State.NEW, State.QUEUED):
+    if last.event == COMPLETE or state in (State.NEW, State.QUEUED):
         return []
     owed = []
-    if cursor.event is None:
+    if last.event is None:
         owed.append(START)
-    elif cursor.event in (FAIL, ABORT) and attempts > cursor.attempts:
+    elif last.event in (FAIL, ABORT) and attempts > last.attempts:
         owed.append(RUNNING)
     final = _FINAL_EVENT.get(state)
-    again = owed or cursor.event != final
+    again = owed or last.event != final
     if final == COMPLETE and entry.outs:
         return [*owed, COMPLETE]
     if final in (FAIL, ABORT) and again and not entry.has_driver():
@@ -71,18 +71,17 @@ class Scan:
         self.alive = False
         """Whether a job lives, or is about to."""
 
-    def owing(self) -> Iterator[tuple[Entry, Cursor, list[str]]]:
+    def owing(self) -> Iterator[tuple[Entry, list[str]]]:
         """Entries with events to send, oldest first."""
         self.alive = False
         for entry in self._ledger.entries():
             if entry.folder in self._settled:
                 continue
-            cursor, state = Cursor.of(entry), entry.state()
-            if cursor.event == COMPLETE:
+            last, state = LastEvent.of(entry), entry.state()
+            if last.event == COMPLETE:
                 self._settled.add(entry.folder)
                 continue
             new = state is State.NEW and is_young(entry)
             self.alive = self.alive or new or state.alive or entry.has_driver()
-            events = due(entry, cursor)
-            if events:
-                yield entry, cursor, events
+            if events := due(entry, last):
+                yield entry, events

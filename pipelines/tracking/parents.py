@@ -18,6 +18,7 @@ from pipelines.ledger.record import Origin
 from pipelines.ledger.state import State
 from pipelines.tracking.cached import UpToDate, up_to_date
 from pipelines.tracking.cursor import Group, ParentCursor, StageCursor, entry_name, left_behind
+from pipelines.tracking.errors import RefusedError
 from pipelines.tracking.metrics import Point, names_above, numbers, summary_of
 from pipelines.tracking.stage import ended_at, flat_params, iteration_of, started_at, status_of
 from pipelines.tracking.warnings import WarningTags
@@ -111,12 +112,10 @@ class ParentShipper:
 
     def close_left_behind(self, groups: list[Group]) -> None:
         """Close the runs of commands that were killed and whose stages others have taken over."""
-        from pipelines.tracking.store import MissingError, RefusedError
-
         for cursor in left_behind(self._repository, groups, self._store.address):
             for run, status in cursor.statuses.items():
                 if status == "RUNNING":
-                    with suppress(MissingError, RefusedError):
+                    with suppress(RefusedError):
                         self._store.set_status(run, "KILLED", time.time())
                     cursor.statuses[run] = "KILLED"
             cursor.save()

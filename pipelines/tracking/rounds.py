@@ -9,9 +9,9 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pipelines.base.background import Patience
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Entry
 from pipelines.ledger.state import State
@@ -22,13 +22,17 @@ from pipelines.tracking.cursor import (
     Scanner,
     StageCursor,
     end_invocation,
-    note_problem,
-    noted_problem,
-    store_address,
     unshipped,
 )
+from pipelines.tracking.errors import (
+    ArtifactsUnreachableError,
+    MissingError,
+    RefusedError,
+    UnreachableError,
+)
+from pipelines.tracking.openlineage_events import Scan
 from pipelines.tracking.parents import ParentShipper
-from pipelines.tracking.shipper import is_shipping, is_switched_off, start_shipper
+from pipelines.tracking.shipper import is_switched_off, shipper_process, start_shipper
 from pipelines.tracking.stage import StageShipper
 
 if TYPE_CHECKING:
@@ -45,8 +49,6 @@ SETTINGS = {
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-_POLL_S = 0.1
-
 Register = Callable[["Store", Repository], object]
 """Puts the policies of a pipeline that has ended into the model registry."""
 
@@ -55,64 +57,72 @@ class Tracker:
     """Ships a clone's ledger. Its owner holds the shipper's lock."""
 
     def __init__(self, repository: Repository, register: Register) -> None:
-        os.environ.update(SETTINGS)
-        import pipelines.tracking.store  # noqa: F401  (takes seconds; fails here if not installed)
-
         self.repository = repository
-        self._register_policies = register
         self.jobs_alive = False
+        self._register_policies = register
+        self._process = shipper_process(repository)
         self._scanner = Scanner(repository)
-        self._store: Store | None = None
-        self._stages: StageShipper | None = None
-        self._parents: ParentShipper | None = None
+
+    def is_busy(self) -> bool:
+        return any(group.busy for group in self._scanner.groups())
+
+    def connect(self) -> bool:
+        os.environ.update(SETTINGS)
+        try:
+            import pipelines.tracking.store  # noqa: F401  (takes seconds)
+        except ImportError as error:
+            remedy = "install the extra `control`"
+            self._process.note_problem(f"MLflow cannot be imported here ({error}): {remedy}")
+            return False
+        return True
+
+    def send(self) -> bool:
+        return self.sync() is None
+
+    def close(self) -> None:
+        """Leave nothing RUNNING if the clone is gone, or another MLflow takes over."""
+        if self._process.is_wanted() or "_store" not in vars(self):
+            return
+        try:
+            self._store.abandon()
+        except (UnreachableError, RefusedError) as error:
+            print(f"runs left open: {error}", flush=True)
 
     def sync(self) -> str | None:
-        """One round; returns what went wrong, which is also kept for the commands to say."""
-        from pipelines.tracking.store import UnreachableError
-
+        """One round; returns what went wrong, which is also noted for the commands to print."""
         all_groups = self._scanner.groups()
         groups = [group for group in all_groups if group.busy]
         self.jobs_alive = any(group.alive for group in groups)
         problems: list[str] = []
         try:
-            self._open()
-            assert self._parents is not None
             for group in groups:
                 problems += self._sync_group(group)
             self._parents.close_left_behind(all_groups)
         except UnreachableError as error:
-            problems.append(f"MLflow at {store_address(self.repository)} does not answer ({error})")
+            problems.append(f"MLflow at {self._process.address} does not answer ({error})")
         text = problems[0] if problems else None
-        before = (noted_problem(self.repository) or {}).get("text")
+        before = (self._process.problem() or {}).get("text")
         if text is not None and text != before:
             print(time.strftime("%F %T"), *problems, sep="\n  ", flush=True)
         if text is not None or before is not None:
-            note_problem(self.repository, text)
+            self._process.note_problem(text)
         return text
 
-    def abandon(self) -> None:
-        """Leave nothing RUNNING here: the ledger went away, or another MLflow takes over."""
-        from pipelines.tracking.store import RefusedError, UnreachableError
+    @cached_property
+    def _store(self) -> "Store":
+        from pipelines.tracking.store import Store
 
-        try:
-            if self._store is not None:
-                self._store.abandon()
-        except (UnreachableError, RefusedError) as error:
-            print(f"runs left open: {error}", flush=True)
+        return Store(self.repository)
 
-    def _open(self) -> None:
-        if self._store is None:
-            from pipelines.tracking.store import Store
+    @cached_property
+    def _stages(self) -> StageShipper:
+        return StageShipper(self.repository, self._store)
 
-            store = Store(self.repository)
-            self._stages = StageShipper(self.repository, store)
-            self._parents = ParentShipper(self.repository, store)
-            self._store = store
+    @cached_property
+    def _parents(self) -> ParentShipper:
+        return ParentShipper(self.repository, self._store)
 
     def _sync_group(self, group: Group) -> list[str]:
-        from pipelines.tracking.store import ArtifactsUnreachableError, MissingError, RefusedError
-
-        assert self._parents is not None
         problems: list[str] = []
         try:
             cursor = self._parents.ensure(group)
@@ -142,16 +152,11 @@ class Tracker:
         reported = any(e.stage == "report" and e.state() in ended for e in group.entries)
         if not (group.over and reported) or cursor.final or cursor.registered:
             return
-        assert self._store is not None
         self._register_policies(self._store, self.repository)
         cursor.registered = True
         cursor.save()
 
     def _sync_entry(self, group: Group, entry: Entry, parent: ParentCursor) -> None:
-        from pipelines.tracking.store import MissingError, RefusedError, UnreachableError
-
-        assert self._stages is not None
-        assert self._parents is not None
         state = entry.state()
         if state is State.NEW:
             return
@@ -185,22 +190,19 @@ def ship_all(
     """
     if ended is not None:
         end_invocation(repository, ended)
-    before = noted_problem(repository)
-    lineage_before = openlineage.noted_problem(repository)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    shipper, emitter = shipper_process(repository), openlineage.emitter_process(repository)
+    before, emitter_before = shipper.problem(), emitter.problem()
     start_shipper(repository)
-    patience = Patience(lambda: is_shipping(repository), timeout)
-    openlineage.wait_until_told(repository, timeout, lineage_before)
+    if openlineage.is_configured(repository):
+        scan = Scan(repository)
+        emitter.wait(lambda: any(scan.owing()), deadline, emitter_before)
     if is_switched_off():
         return []
     scanner = Scanner(repository)
-    while patience.lasts():
-        noted = noted_problem(repository)
-        # One that talks to another MLflow, and is about to make room, may still say its own.
-        if noted and noted != before and noted.get("store") == store_address(repository):
-            break
-        left = any(g.waiting or (g.over and not g.closed) for g in scanner.groups())
-        # That nothing is in the way any more, a round says last of all.
-        if not left and not (noted and is_shipping(repository)):
-            break
-        time.sleep(_POLL_S)
+    shipper.wait(
+        lambda: any(g.waiting or (g.over and not g.closed) for g in scanner.groups()),
+        deadline,
+        before,
+    )
     return unshipped(repository)

@@ -12,7 +12,6 @@ import os
 from pipelines.base.background import Background
 from pipelines.base.repository import Repository
 from pipelines.tracking import openlineage
-from pipelines.tracking.cursor import problem as mlflow_problem
 from pipelines.tracking.cursor import store_address, unshipped
 
 __all__ = ["problem", "start_shipper", "unshipped"]
@@ -34,15 +33,21 @@ def start_shipper(repository: Repository) -> None:
         shipper_process(repository).start()
 
 
-def is_shipping(repository: Repository) -> bool:
-    """Whether a shipper is at work in this clone, or lingers."""
-    return shipper_process(repository).works()
-
-
 def problem(repository: Repository) -> str | None:
-    """What is in the way of MLflow or OpenLineage, in words for people."""
-    problems = [mlflow_problem(repository), openlineage.problem(repository)]
+    """What prevents sending to MLflow or OpenLineage, for the user."""
+    problems = [_mlflow_problem(repository), openlineage.problem(repository)]
     return "\n".join(filter(None, problems)) or None
+
+
+def _mlflow_problem(repository: Repository) -> str | None:
+    noted = shipper_process(repository).problem()
+    if noted is None:
+        return None
+    count = len(unshipped(repository))
+    if not count:
+        return str(noted["text"])
+    stages = f"{count} stage{'s' if count > 1 else ''}"
+    return f"{noted['text']}; {stages} wait to be shipped: kept here, the next command tries again"
 
 
 def shipper_process(repository: Repository) -> Background:

@@ -7,15 +7,15 @@ three things: MLflow cannot be reached (try again later), the run is not there a
 again), or it refuses what it was given (trying again would not help).
 """
 
-import functools
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
@@ -25,54 +25,30 @@ from pipelines.base import atomic
 from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
 from pipelines.tracking.cursor import URI_VARIABLE, database, store_address, tracking_uri
+from pipelines.tracking.errors import (
+    ArtifactsUnreachableError,
+    MissingError,
+    RefusedError,
+    UnreachableError,
+)
 from pipelines.tracking.metrics import LARGEST_BATCH, Point, safe_name
 
 EXPERIMENT_VARIABLES = ("LOCKSTEP_EXPERIMENT", "MLFLOW_EXPERIMENT_NAME")
 DEFAULT_EXPERIMENT = "lockstep"
 LARGEST_BATCH_OF_PARAMS = 100
-PARENT_TAG = "mlflow.parentRunId"
-NOTE_TAG = "mlflow.note.content"
 _TABLES_TAG = "mlflow.loggedArtifacts"
 _CONTEXT_TAG = "mlflow.data.context"
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class UnreachableError(Exception):
-    """MLflow does not answer, or not now."""
-
-
-class ArtifactsUnreachableError(UnreachableError):
-    """Its tracking part answers, the place of its artifacts does not."""
-
-
-class RefusedError(Exception):
-    """MLflow does not take this; sending it again would not help."""
-
-
-class MissingError(RefusedError):
-    """There is no such run any more."""
-
-
-def _translated(
-    otherwise: type[UnreachableError],
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+@contextmanager
+def _translated(otherwise: type[UnreachableError]) -> Iterator[None]:
     """Turn whatever a client raises into what the shipper can act on."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def wrapped(*arguments: P.args, **named: P.kwargs) -> R:
-            try:
-                return function(*arguments, **named)
-            except (UnreachableError, RefusedError):
-                raise
-            except Exception as error:
-                raise _meaning(error, otherwise)(_first_line(error)) from error
-
-        return wrapped
-
-    return decorate
+    try:
+        yield
+    except (UnreachableError, RefusedError):
+        raise
+    except Exception as error:
+        raise _meaning(error, otherwise)(_first_line(error)) from error
 
 
 def _meaning(error: Exception, otherwise: type[UnreachableError]) -> type[Exception]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Entry, Ledger
 from pipelines.tracking.cursor import Group, ParentCursor, StageCursor
+from pipelines.tracking.errors import RefusedError
 from pipelines.tracking.health import Health
 from pipelines.tracking.stage import iteration_of
 
@@ -64,8 +65,6 @@ class WarningTags:
 
     def _set(self, run: str, tags: Tags, *, steady: bool) -> None:
         """Send what has changed; of a number that still moves, only whether there is a warning."""
-        from pipelines.tracking.store import RefusedError
-
         try:
             known = self._sent.get(run)
             if known is None:

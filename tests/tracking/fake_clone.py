@@ -119,7 +119,13 @@ class FakeClone:
 
     def sync(self) -> str | None:
         """One round of a shipper that has just been started."""
-        return Tracker(self.repository, register_last).sync()
+        return self.tracker().sync()
+
+    def tracker(self) -> Tracker:
+        """What a shipper has that has just been started."""
+        tracker = Tracker(self.repository, register_last)
+        assert tracker.connect()
+        return tracker
 
     def cursor(self, entry: Entry) -> dict[str, Any]:
         return atomic.read_json(entry.folder / "tracking.json") or {}

@@ -13,10 +13,11 @@ import psutil
 import pytest
 from fake_clone import DIGEST, FakeClone
 
+from pipelines.base import background
 from pipelines.tracking import openlineage
 from pipelines.tracking.openlineage import is_configured, run_emitter, start_emitter
 from pipelines.tracking.openlineage_client import run_id
-from pipelines.tracking.openlineage_events import Cursor, due
+from pipelines.tracking.openlineage_events import LastEvent, due
 from pipelines.tracking.rounds import ship_all
 from tests.conftest import kill_each
 from tests.waiting import until
@@ -112,8 +113,8 @@ def endpoint() -> Iterator[Endpoint]:
 def _short_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOCKSTEP_TRACKING", "off")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(openlineage, "LINGER_S", 0.0)
-    monkeypatch.setattr(openlineage, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(background, "LINGER_S", 0.0)
+    monkeypatch.setattr(background, "INTERVAL_S", 0.05)
 
 
 @pytest.fixture
@@ -205,10 +206,10 @@ def test_an_entry_that_fails_and_goes_on_is_one_run(
     clone.end(entry, "failed", error="row 7 of demonstrations.parquet: no prompt")
     with entry.lease():
         # A driver is at work, which may try again: nothing has failed yet.
-        assert due(entry, Cursor("START", 1)) == []
+        assert due(entry, LastEvent("START", 1)) == []
     emit(clone, monkeypatch)
     clone.start(entry)
-    assert due(entry, Cursor.of(entry)) == ["RUNNING"]
+    assert due(entry, LastEvent.of(entry)) == ["RUNNING"]
     clone.finish(entry)
     emit(clone, monkeypatch)
     events = told(to_file)
@@ -240,7 +241,7 @@ def test_an_endpoint_that_was_down_gets_everything_once_when_it_is_up(
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", endpoint.url)
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
-    monkeypatch.setattr(openlineage, "GIVE_UP_S", 0.2)
+    monkeypatch.setattr(background, "GIVE_UP_S", 0.2)
     entry = clone.run("sft")
     emit(clone, monkeypatch)
     said = openlineage.problem(clone.repository)
@@ -249,7 +250,7 @@ def test_an_endpoint_that_was_down_gets_everything_once_when_it_is_up(
     endpoint.listen()
     endpoint.answer = 503
     emit(clone, monkeypatch)
-    assert Cursor.of(entry) == Cursor()
+    assert LastEvent.of(entry) == LastEvent()
     endpoint.answer = 201
     emit(clone, monkeypatch)
     assert types(endpoint.events) == ["START", "COMPLETE"]
@@ -264,7 +265,7 @@ def test_an_event_that_is_refused_stops_no_other(
     monkeypatch.setenv("OPENLINEAGE_URL", endpoint.url)
     refused = clone.run("sft")
     emit(clone, monkeypatch)
-    assert "422" in (Cursor.of(refused).problem or "")
+    assert "422" in (LastEvent.of(refused).problem or "")
     endpoint.answer = 201
     clone.run("evaluate_sft")
     emit(clone, monkeypatch)
@@ -277,7 +278,7 @@ def test_a_killed_process_is_followed_by_one_that_tells_the_rest(
     entry = clone.entry("sft")
     clone.start(entry)
     start_emitter(clone.repository)
-    until(lambda: Cursor.of(entry).event == "START", "the first event")
+    until(lambda: LastEvent.of(entry).event == "START", "the first event")
     [process] = emitters(clone)
     process.kill()
     process.wait()
@@ -287,7 +288,7 @@ def test_a_killed_process_is_followed_by_one_that_tells_the_rest(
     assert types(told(to_file)) == ["START", "COMPLETE"]
     kill_each(emitters(clone))
     # Killed between the event and the cursor: said twice, and the same both times.
-    Cursor("START", 1).save(entry)
+    LastEvent("START", 1).save(entry)
     emit(clone, monkeypatch)
     assert types(told(to_file)) == ["START", "COMPLETE", "COMPLETE"]
     assert told(to_file)[1] == told(to_file)[2]

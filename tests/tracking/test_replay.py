@@ -7,10 +7,9 @@ from pathlib import Path
 
 from fake_clone import FakeClone
 
-from pipelines.export.registry import register_last
 from pipelines.ledger.entry import Entry
 from pipelines.tracking.metrics import MetricsTail
-from pipelines.tracking.rounds import Tracker, ship_all
+from pipelines.tracking.rounds import ship_all
 from pipelines.tracking.shipper import start_shipper
 from tests.waiting import PATIENCE_S
 
@@ -79,7 +78,7 @@ def go_back(entry: Entry, steps: int) -> None:
 
 def test_steps_that_a_resumed_job_takes_again_are_sent_once(clone: FakeClone) -> None:
     """By one shipper, which knows what it has sent."""
-    entry, shipper = clone.entry("sft"), Tracker(clone.repository, register_last)
+    entry, shipper = clone.entry("sft"), clone.tracker()
     clone.start(entry, steps=5)
     assert shipper.sync() is None
     clone.die(entry)

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,12 +12,11 @@ import pytest
 from fake_clone import FakeClone
 
 from pipelines.base import atomic, background
-from pipelines.base.background import Background
 from pipelines.base.locks import hold_lock
 from pipelines.tracking import rounds as tracking
-from pipelines.tracking.cursor import Scanner, note_problem
+from pipelines.tracking.cursor import Scanner
 from pipelines.tracking.rounds import ship_all
-from pipelines.tracking.shipper import problem, start_shipper, unshipped
+from pipelines.tracking.shipper import problem, shipper_process, start_shipper, unshipped
 from tests.waiting import PATIENCE_S, until
 
 SOURCE = Path(__file__).parents[2]
@@ -67,9 +66,10 @@ def test_of_many_started_at_once_one_stays(clone: FakeClone) -> None:
 
 def test_a_command_waits_until_a_shipper_takes_back_what_was_in_the_way(clone: FakeClone) -> None:
     """This process plays a shipper at its last word: the real moment is too short to hit."""
-    note_problem(clone.repository, "MLflow does not answer")
+    shipper = shipper_process(clone.repository)
+    shipper.note_problem("MLflow does not answer")
     with hold_lock(clone.repository.home / "shipper.lock"):
-        last_word = threading.Timer(1.0, note_problem, (clone.repository, None))
+        last_word = threading.Timer(1.0, shipper.note_problem, (None,))
         last_word.start()
         assert ship_all(clone.repository) == []
         assert problem(clone.repository) is None
@@ -80,7 +80,7 @@ def test_a_command_waits_for_as_long_as_a_shipper_is_at_work(
     clone: FakeClone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This process plays a shipper that is slower than the time that a shipper has to come."""
-    monkeypatch.setattr(background, "NOBODY_S", 0.2)
+    monkeypatch.setattr(background, "START_TIMEOUT_S", 0.2)
     clone.run("sft")
     with hold_lock(clone.repository.home / "shipper.lock"):
         slow = threading.Timer(2.0, clone.sync)
@@ -92,7 +92,7 @@ def test_a_command_waits_for_as_long_as_a_shipper_is_at_work(
 def test_a_command_does_not_wait_for_a_shipper_that_never_comes(
     clone: FakeClone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "NOBODY_S", 0.2)
+    monkeypatch.setattr(background, "START_TIMEOUT_S", 0.2)
     monkeypatch.setattr(tracking, "start_shipper", lambda _: None)
     entry = clone.run("sft")
     assert ship_all(clone.repository) == [entry]
@@ -100,9 +100,7 @@ def test_a_command_does_not_wait_for_a_shipper_that_never_comes(
 
 def test_one_that_pauses_makes_room_at_once(clone: FakeClone) -> None:
     """As a shipper does whose MLflow does not answer."""
-    process = Background(
-        clone.repository, "shipper", "pipelines.export.shipping", "http://127.0.0.1:9"
-    )
+    process = replace(shipper_process(clone.repository), address="http://127.0.0.1:9")
     pause = threading.Thread(target=process.pause, args=(10 * PATIENCE_S,), daemon=True)
     pause.start()
     atomic.write_json(clone.repository.home / "shipper.json", {"address": "http://127.0.0.1:10"})
@@ -113,9 +111,8 @@ def test_one_that_pauses_makes_room_at_once(clone: FakeClone) -> None:
 def test_a_command_is_not_stopped_by_what_is_in_the_way_of_another_mlflow(clone: FakeClone) -> None:
     """This process plays a shipper that was started for another address a moment before."""
     clone.run("sft")
-    place = clone.repository.home / "tracking_problem.json"
-    word = {"text": "MLflow does not answer", "time": time.time(), "store": "http://127.0.0.1:9"}
-    last_word = threading.Timer(0.2, atomic.write_json, (place, word))
+    other = replace(shipper_process(clone.repository), address="http://127.0.0.1:9")
+    last_word = threading.Timer(0.2, other.note_problem, ("MLflow does not answer",))
     last_word.start()
     assert ship_all(clone.repository, PATIENCE_S) == []
     assert clone.run_of("sft").info.status == "FINISHED"
@@ -125,8 +122,9 @@ def test_a_command_is_not_stopped_by_what_is_in_the_way_of_another_mlflow(clone:
 def test_mlflow_is_imported_only_when_there_is_something_to_ship(clone: FakeClone) -> None:
     script = (
         "import sys, pipelines.export.shipping as shipper\n"
+        "from pipelines.base import background\n"
         "from pipelines.base.repository import Repository\n"
-        "shipper.LINGER_S = 0.1\n"
+        "background.LINGER_S = 0.1\n"
         f"shipper.run_shipper(Repository(__import__('pathlib').Path({str(clone.root)!r})), 0.3)\n"
         "assert 'mlflow' not in sys.modules\n"
     )

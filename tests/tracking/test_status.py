@@ -10,10 +10,8 @@ import pytest
 from fake_clone import FakeClone
 from mlflow.entities import RunInfo
 
-from pipelines.export.registry import register_last
 from pipelines.ledger.entry import Entry
 from pipelines.tracking.cursor import end_invocation
-from pipelines.tracking.rounds import Tracker
 from pipelines.tracking.shipper import unshipped
 
 
@@ -140,7 +138,7 @@ def test_runs_that_went_away_with_their_database_are_made_again(
     clone.sync()
     shutil.copy(migrated_database, clone.repository.home / "mlflow.db")
     clone.finish(entry)
-    tracker = Tracker(clone.repository, register_last)
+    tracker = clone.tracker()
     while unshipped(clone.repository):
         assert tracker.sync() is None
     assert clone.run_of("sft").info.status == "FINISHED"
