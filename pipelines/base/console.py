@@ -26,12 +26,8 @@ class Console:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._terminal = self._stream.isatty()
+        self.is_terminal = self._stream.isatty()
         self._shown = ""
-
-    @property
-    def is_terminal(self) -> bool:
-        return self._terminal
 
     def line(self, text: str) -> None:
         self.clear()
@@ -40,7 +36,7 @@ class Console:
     def progress(self, text: str) -> None:
         """Replace the line that changes in place, cut to what the terminal shows."""
         text = text[: shutil.get_terminal_size().columns - 1]
-        if self._terminal and text != self._shown:
+        if self.is_terminal and text != self._shown:
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()
             self._shown = text

@@ -3,7 +3,6 @@
 import os
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,11 +63,8 @@ def this_process() -> ProcessMark:
 
 def is_named_by_a_process(word: str) -> bool:
     """Whether some process of this host has that text in its command line."""
-    return any(word in " ".join(process.info["cmdline"] or ()) for process in _all_processes())
-
-
-def _all_processes() -> Iterator[psutil.Process]:
-    return psutil.process_iter(["cmdline"])
+    processes = psutil.process_iter(["cmdline"])
+    return any(word in " ".join(process.info["cmdline"] or ()) for process in processes)
 
 
 def end_processes(pids: list[int], grace: float = TERMINATE_GRACE_S) -> None:

@@ -43,12 +43,13 @@ class Repository:
 
     def git_commit(self) -> str | None:
         """The commit checked out, followed by `+` where tracked files differ from it."""
-        head = self._git("rev-parse", "HEAD")
+        head = self.git("rev-parse", "HEAD")
         if head is None:
             return None
-        return head + ("+" if self._git("status", "--porcelain", "--untracked-files=no") else "")
+        return head + ("+" if self.git("status", "--porcelain", "--untracked-files=no") else "")
 
-    def _git(self, *arguments: str) -> str | None:
+    def git(self, *arguments: str) -> str | None:
+        """What a git command prints; None if it fails."""
         done = subprocess.run(
             ["git", *arguments],
             cwd=self.root,

@@ -44,7 +44,7 @@ def answers(url: str) -> bool:
 def make_work_pool(api: Api) -> None:
     """Make sure that the work pool exists."""
     pool = {"name": WORK_POOL, "type": "process"}
-    _post(api, "/work_pools/", pool, fine=httpx.codes.CONFLICT)
+    _post(api, "/work_pools/", pool, accept=httpx.codes.CONFLICT)
 
 
 def worker_is_online(api: Api) -> bool:
@@ -94,23 +94,22 @@ def _is_flow_process(pid: str | None) -> bool:
         return False
 
 
-def _post(api: Api, path: str, body: Any, *, fine: int | None = None) -> Any:
-    """What the server answers; `fine`: a status besides success that is as good."""
-    for left in reversed(range(BUSY_TRIES)):
+def _post(api: Api, path: str, body: Any, *, accept: int | None = None) -> Any:
+    """What the server answers; `accept`: a status besides success that is no error."""
+    for _ in range(BUSY_TRIES):
         try:
             answer = _client.post(api.url + path, json=body, headers=api.headers, timeout=30)
         except httpx.HTTPError as error:
             raise LockstepError(f"Prefect at {api.url} does not answer: {error}") from error
-        if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise LockstepError(
-                f"Prefect at {api.url} was started with a different password than the clone has "
-                "now: run `lockstep down`, then `lockstep up`"
-            )
         # The server's answer while another process writes to its database.
-        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and left:
-            time.sleep(BUSY_PAUSE_S)
-            continue
-        if answer.is_error and answer.status_code != fine:
-            raise LockstepError(f"Prefect at {api.url}{path} answers {answer.status_code}")
-        return answer.json() if answer.content else None
-    raise AssertionError("the last try returns or raises")
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            break
+        time.sleep(BUSY_PAUSE_S)
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        raise LockstepError(
+            f"Prefect at {api.url} was started with a different password than the clone has "
+            "now: run `lockstep down`, then `lockstep up`"
+        )
+    if answer.is_error and answer.status_code != accept:
+        raise LockstepError(f"Prefect at {api.url}{path} answers {answer.status_code}")
+    return answer.json() if answer.content else None

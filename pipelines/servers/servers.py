@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -34,13 +34,7 @@ from pipelines.config.strict_yaml import load_yaml
 from pipelines.servers import prefect_api
 from pipelines.servers.password import USER, password_file, password_of
 from pipelines.servers.prefect_api import Api
-from pipelines.servers.settings import (
-    HOST,
-    client_settings,
-    no_proxy,
-    prefect_settings,
-    server_environment,
-)
+from pipelines.servers.settings import HOST, prefect_settings, server_environment
 from pipelines.tracking.cursor import runs_page
 from pipelines.warm.client import end_servers
 
@@ -82,9 +76,7 @@ def up(
     schedules: bool = True,
 ) -> None:
     """Start what is not running, deploy the schedules, and print the addresses."""
-    with hold_lock(_home(repository) / "servers.lock") as held:
-        if not held:
-            raise LockstepError("another `lockstep up` or `down` is at work in this clone")
+    with _only_command(repository):
         before = running(repository)
         if before.keys() == set(NAMES):
             console.line("already running:")
@@ -95,9 +87,7 @@ def up(
 
 def down(repository: Repository, console: Console) -> None:
     """Cancel the flow runs in progress and stop every process that `up` started."""
-    with hold_lock(_home(repository) / "servers.lock") as held:
-        if not held:
-            raise LockstepError("another `lockstep up` or `down` is at work in this clone")
+    with _only_command(repository):
         servers = running(repository)
         if "worker" in servers and "prefect" in servers:
             _cancel_flow_runs(_api(repository, servers["prefect"]), servers["worker"], console)
@@ -115,6 +105,14 @@ def down(repository: Repository, console: Console) -> None:
             console.line("nothing to stop: neither MLflow nor Prefect was started here")
 
 
+@contextmanager
+def _only_command(repository: Repository) -> Iterator[None]:
+    with hold_lock(repository.shared_home / "servers.lock") as held:
+        if not held:
+            raise LockstepError("another `lockstep up` or `down` is running in this clone")
+        yield
+
+
 def running(repository: Repository) -> dict[str, Server]:
     """The running servers of this clone, by name: mlflow, prefect, worker."""
     noted = atomic.read_json(_note(repository)) or {}
@@ -123,14 +121,6 @@ def running(repository: Repository) -> dict[str, Server]:
         for name, values in noted.items()
     }
     return {name: server for name, server in servers.items() if server.lives}
-
-
-def runtime_environment(repository: Repository) -> dict[str, str]:
-    """Variables that point Prefect's client at this clone's server, if it runs."""
-    prefect = running(repository).get("prefect")
-    if prefect is None:
-        return {}
-    return {**client_settings(repository, prefect.url), **no_proxy()}
 
 
 def _start_missing(
@@ -166,7 +156,7 @@ def _start_missing(
             port = _port(console, "Prefect", prefect_port, PREFECT_PORT)
             words = _prefect("server", "start", "--host", HOST, "--port", str(port))
             start("prefect", f"http://{HOST}:{port}", words)
-        _wait(console, [servers["mlflow"], servers["prefect"]], begun, is_well)
+        _wait(console, [servers["mlflow"], servers["prefect"]], begun, is_healthy)
         if "worker" not in servers:
             api = _api(repository, servers["prefect"])
             prefect_api.make_work_pool(api)
@@ -191,7 +181,7 @@ def _spawn(
     repository: Repository, name: str, url: str, words: list[str], environment: dict[str, str]
 ) -> Server:
     """Start a process that outlives this one and whose output goes to its log."""
-    log = _home(repository) / "servers" / f"{name}.log"
+    log = repository.shared_home / "servers" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
     with open_log(log) as stream:
@@ -255,7 +245,7 @@ def _names(servers: list[Server]) -> str:
     return " and ".join(server.name for server in servers)
 
 
-def is_well(server: Server) -> bool:
+def is_healthy(server: Server) -> bool:
     """Whether it answers, and not another process on its port."""
     path = "/api/health" if server.name == "prefect" else "/health"
     return _listens(server) and prefect_api.answers(server.url + path)
@@ -281,10 +271,9 @@ def _is_open_to_all(server: Server) -> bool:
 
 
 def _tail(server: Server) -> str:
-    lines = redact(Path(server.log).read_text(errors="replace", encoding="utf-8")).splitlines()[
-        -LOG_TAIL:
-    ]
-    return "".join(f"  | {line}\n" for line in lines) + f"full log: {server.log}"
+    text = redact(Path(server.log).read_text(errors="replace", encoding="utf-8"))
+    lines = (f"  | {line}\n" for line in text.splitlines()[-LOG_TAIL:])
+    return "".join(lines) + f"full log: {server.log}"
 
 
 def _deploy(repository: Repository, prefect: Server, schedules: bool) -> None:
@@ -325,7 +314,7 @@ def _say_addresses(repository: Repository, console: Console) -> None:
     if gone := [name for name in ("mlflow", "prefect") if name not in servers]:
         raise LockstepError(
             f"{' and '.join(gone)} exited right after starting; see "
-            f"{_home(repository)}/servers/*.log, then rerun `lockstep up`"
+            f"{repository.shared_home}/servers/*.log, then rerun `lockstep up`"
         )
     page = runs_page(repository)
     console.line(f"MLflow   {servers['mlflow'].url}{page}   runs, metrics, comparison")
@@ -363,7 +352,7 @@ def _api(repository: Repository, prefect: Server) -> Api:
 
 
 def _note(repository: Repository) -> Path:
-    return _home(repository) / "servers.json"
+    return repository.shared_home / "servers.json"
 
 
 def _write_note(repository: Repository, servers: dict[str, Server]) -> None:
@@ -372,8 +361,3 @@ def _write_note(repository: Repository, servers: dict[str, Server]) -> None:
     if "prefect" in noted:
         noted["prefect"]["api_url"] = servers["prefect"].api
     atomic.write_json(_note(repository), noted)
-
-
-def _home(repository: Repository) -> Path:
-    """Shared by the clones that `dvc exp run --temp` creates inside this one."""
-    return repository.shared_home

@@ -11,9 +11,12 @@ HOST = "127.0.0.1"
 def server_environment(repository: Repository) -> dict[str, str]:
     """Shared by all; without the user's own Prefect settings, which may name another server."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    # A network proxy cannot reach this machine's loopback.
+    no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST, "localhost"]))
     return {
         **kept,
-        **no_proxy(),
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
         "PREFECT_HOME": str(repository.shared_home / "prefect"),
         "DO_NOT_TRACK": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -28,7 +31,8 @@ def server_environment(repository: Repository) -> dict[str, str]:
 def prefect_settings(repository: Repository, url: str) -> dict[str, str]:
     """For Prefect's server, its worker and its command line."""
     return {
-        **client_settings(repository, url),
+        "PREFECT_API_URL": f"{url}/api",
+        "PREFECT_API_AUTH_STRING": password_of(repository),
         "PREFECT_SERVER_API_AUTH_STRING": password_of(repository),
         # The pages call the server that they came from, by whichever name and port a tunnel gives
         # it; pages of other servers may not.
@@ -39,17 +43,3 @@ def prefect_settings(repository: Repository, url: str) -> dict[str, str]:
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         "PREFECT_WORKER_QUERY_SECONDS": "3",
     }
-
-
-def client_settings(repository: Repository, url: str) -> dict[str, str]:
-    return {
-        "PREFECT_HOME": str(repository.shared_home / "prefect"),
-        "PREFECT_API_URL": f"{url}/api",
-        "PREFECT_API_AUTH_STRING": password_of(repository),
-    }
-
-
-def no_proxy() -> dict[str, str]:
-    """A network proxy cannot reach this machine's loopback."""
-    hosts = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST, "localhost"]))
-    return {"NO_PROXY": hosts, "no_proxy": hosts}

@@ -44,6 +44,12 @@ class Cursor:
     problem: str | None = None
     """Why MLflow refused it; it is not sent again before it changes."""
 
+    @property
+    def run(self) -> str:
+        """The id of the run, which was made before."""
+        assert self.run_id is not None
+        return self.run_id
+
     @classmethod
     def read(cls, path: Path, store: str | None = None) -> Self:
         """The cursor as it was left; a fresh one where there is none, or one for another store."""
@@ -270,6 +276,11 @@ def states_of(entries: Iterable[Entry]) -> dict[str, str]:
 
 def entry_name(entry: Entry) -> str:
     return f"{entry.stage}/{entry.folder.name}"
+
+
+def entry_identity(entry: Entry) -> str:
+    """The name of an entry, also among those of other clones and of removed ledgers."""
+    return f"{entry_name(entry)}/{entry.origin.created:.6f}"
 
 
 def unshipped(repository: Repository) -> list[Entry]:

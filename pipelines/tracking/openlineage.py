@@ -1,10 +1,9 @@
-"""Telling OpenLineage: a run a stage, as a view of the ledger, by a background process of its own.
+"""The emitter: a background process of a clone that sends OpenLineage events, one run per stage.
 
-Like MLflow it is told by nobody but that process; jobs emit nothing. A cursor beside each entry,
-`openlineage.json`, says which event was sent last. It is written after the endpoint has taken the
-event and before the next is sent, so every event arrives at least once and, unless a kill comes
-just between the two, once. A run's id follows from its entry, so an event that comes twice says the
-same thing twice.
+Only this process sends events; jobs send none. `openlineage.json` beside each entry says which
+event was sent last. It is written after the endpoint has taken the event and before the next is
+sent, so every event arrives at least once and, unless a kill comes just between the two, once. A
+run's id follows from its entry, so an event that arrives twice is the same both times.
 
 Where OpenLineage is not configured, nothing of this is imported or started.
 """
@@ -47,7 +46,7 @@ def _config_files(repository: Repository) -> list[Path]:
 
 
 def start_emitter(repository: Repository) -> None:
-    """See to it that events are sent, if anybody wants them; returns at once, never fails."""
+    """Make sure that events are sent, if that is configured; returns at once, never fails."""
     if not is_configured(repository):
         return
     if importlib.util.find_spec("openlineage") is None:
@@ -111,7 +110,7 @@ class Emitter:
 
 
 def problem(repository: Repository) -> str | None:
-    """What is in the way of telling OpenLineage, in words for people."""
+    """What prevents sending, for the user."""
     noted = emitter_process(repository).problem()
     if noted is None or not is_configured(repository):
         return None

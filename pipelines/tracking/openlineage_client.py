@@ -8,15 +8,13 @@ hash that DVC knows them by.
 
 import os
 import platform
-import subprocess
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any, cast
 
-from openlineage.client import OpenLineageClient
+from openlineage.client import OpenLineageClient, set_producer
 from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
 from openlineage.client.facet_v2 import (
     JobFacet,
@@ -36,10 +34,29 @@ from pipelines.base.redact import redact, without_credentials
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Entry
 from pipelines.slurm.outcome import outcome_of
-from pipelines.tracking.cursor import entry_name, invocation_of
+from pipelines.tracking.cursor import entry_identity, invocation_of
 from pipelines.tracking.errors import RefusedError, UnreachableError
 from pipelines.tracking.openlineage_events import COMPLETE, FAIL, START
-from pipelines.tracking.stage import ended_at, flat_params, iteration_of, started_at
+from pipelines.tracking.stage import (
+    ended_at,
+    flat_params,
+    iteration_of,
+    place_of,
+    started_at,
+    where_it_runs,
+)
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return f"unknown, on Python {platform.python_version()}"
+
+
+PRODUCER = f"pkg:generic/lockstep-rlhf@{_version_of('lockstep-rlhf')}"
+"""This program and its version, as a package URL."""
+set_producer(PRODUCER)
 
 _REFUSED = (400, 409, 413, 422)
 """What an endpoint says to an event that it will not take the next time either."""
@@ -83,7 +100,6 @@ def make_event(repository: Repository, entry: Entry, event: str, namespace: str)
     return RunEvent(
         eventType=RunState[event],
         eventTime=_time(entry, event),
-        producer=producer(),
         run=Run(runId=run_id(entry), facets=_run_facets(entry, event, namespace)),
         job=Job(namespace=namespace, name=spec.stage, facets=_job_facets(repository, entry)),
         inputs=[
@@ -102,16 +118,10 @@ def make_event(repository: Repository, entry: Entry, event: str, namespace: str)
     )
 
 
-def producer() -> str:
-    """This program and its version, as a package URL."""
-    return f"pkg:generic/lockstep-rlhf@{_version_of('lockstep-rlhf')}"
-
-
 def run_id(entry: Entry) -> str:
     """The same for every event of an entry, whoever sends it and however often."""
-    created = entry.origin.created
-    identity = f"{entry_name(entry)}/{created:.6f}"
-    return str(generate_static_uuid(datetime.fromtimestamp(created, UTC), identity.encode()))
+    created = datetime.fromtimestamp(entry.origin.created, UTC)
+    return str(generate_static_uuid(created, entry_identity(entry).encode()))
 
 
 def _time(entry: Entry, event: str) -> str:
@@ -124,20 +134,19 @@ def _time(entry: Entry, event: str) -> str:
 
 
 def _version(digest: str) -> dict[str, Any]:
-    facet = dataset_version_dataset.DatasetVersionDatasetFacet(digest, producer=producer())
+    facet = dataset_version_dataset.DatasetVersionDatasetFacet(digest)
     return {"version": facet}
 
 
 def _statistics(repository: Repository, entry: Entry, name: str) -> dict[str, Any]:
     """Bytes and files, while the output is still where the stage or DVC left it."""
-    kept = entry.out / name
-    place = kept if kept.exists() else repository.root / entry.spec.outs[name]
+    place = place_of(repository, entry, name)
     files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
     if not files:
         return {}
     size = sum(path.stat().st_size for path in files)
     facet = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-        size=size, fileCount=len(files), producer=producer()
+        size=size, fileCount=len(files)
     )
     return {"outputStatistics": facet}
 
@@ -145,11 +154,11 @@ def _statistics(repository: Repository, entry: Entry, name: str) -> dict[str, An
 def _job_facets(repository: Repository, entry: Entry) -> dict[str, JobFacet]:
     facets: dict[str, JobFacet] = {
         "jobType": job_type_job.JobTypeJobFacet(
-            processingType="BATCH", integration="LOCKSTEP", jobType="STAGE", producer=producer()
+            processingType="BATCH", integration="LOCKSTEP", jobType="STAGE"
         )
     }
-    url = _origin(repository.root)
-    if url:
+    if origin := repository.git("remote", "get-url", "origin"):
+        url = redact(without_credentials(origin))
         commit = (entry.origin.git_commit or "").removesuffix("+")
         facets["sourceCodeLocation"] = source_code_location_job.SourceCodeLocationJobFacet(
             type="git",
@@ -157,7 +166,6 @@ def _job_facets(repository: Repository, entry: Entry) -> dict[str, JobFacet]:
             repoUrl=url,
             path=f"stages/{entry.spec.name}.py",
             version=commit or None,
-            producer=producer(),
         )
     return facets
 
@@ -170,29 +178,25 @@ def _run_facets(entry: Entry, event: str, namespace: str) -> dict[str, RunFacet]
     params = flat_params(_clean(entry.spec.config))
     facets: dict[str, RunFacet] = {
         "parent": parent_run.ParentRunFacet(
-            run=parent_run.Run(runId=parent),
-            job=parent_run.Job(namespace=namespace, name=command),
-            producer=producer(),
+            run=parent_run.Run(runId=parent), job=parent_run.Job(namespace=namespace, name=command)
         ),
         "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
             version=_version_of("lockstep-rlhf"),
             name="lockstep",
             openlineageAdapterVersion=_version_of("openlineage-python"),
-            producer=producer(),
         ),
         "executionParameters": execution_parameters_run.ExecutionParametersRunFacet(
             parameters=[
                 execution_parameters_run.ExecutionParameter(key=key, value=value)
                 for key, value in params.items()
-            ],
-            producer=producer(),
+            ]
         ),
     }
-    ours = LockstepRunFacet(producer=producer())
+    ours = LockstepRunFacet()
     facets["lockstep"] = cast(RunFacet, ours.with_additional_properties(**_clean(_details(entry))))
     if event == FAIL:
         facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(
-            message=redact(_error(entry)), programmingLanguage="Python", producer=producer()
+            message=redact(_error(entry)), programmingLanguage="Python"
         )
     return facets
 
@@ -202,14 +206,12 @@ class LockstepRunFacet(RunFacet):
 
     @staticmethod
     def _get_schema() -> str:
-        return f"{producer()}#docs/openlineage.json"
+        return f"{PRODUCER}#docs/openlineage.json"
 
 
 def _details(entry: Entry) -> dict[str, Any]:
     attempts, spec, origin = entry.attempts(), entry.spec, entry.origin
-    last = attempts[-1] if attempts else None
-    launch, worker, result = (last.launch, last.worker, last.result) if last else (None,) * 3
-    end = entry.record or result
+    end = entry.record or (attempts[-1].result if attempts else None)
     details = {
         "fingerprint": spec.fingerprint,
         "code": spec.code,
@@ -217,10 +219,7 @@ def _details(entry: Entry) -> dict[str, Any]:
         "dvcExperiment": origin.experiment,
         "iteration": iteration_of(spec),
         "attempts": len(attempts),
-        "profile": launch.profile if launch else None,
-        "executor": launch.executor if launch else None,
-        "job": launch.job if launch else None,
-        "host": worker.host if worker else None,
+        **where_it_runs(attempts),
         "environment": end.environment if end else None,
         "metrics": end.metrics if end else None,
     }
@@ -246,22 +245,3 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
     return redact(value) if isinstance(value, str) else value
-
-
-def _origin(root: Path) -> str | None:
-    done = subprocess.run(
-        ["git", "remote", "get-url", "origin"],
-        cwd=root,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
-    return redact(without_credentials(done.stdout.strip())) or None
-
-
-def _version_of(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return f"unknown, on Python {platform.python_version()}"

@@ -20,7 +20,14 @@ from pipelines.tracking.cached import UpToDate, up_to_date
 from pipelines.tracking.cursor import Group, ParentCursor, StageCursor, entry_name, left_behind
 from pipelines.tracking.errors import RefusedError
 from pipelines.tracking.metrics import Point, names_above, numbers, summary_of
-from pipelines.tracking.stage import ended_at, flat_params, iteration_of, started_at, status_of
+from pipelines.tracking.stage import (
+    STATUS,
+    ended_at,
+    flat_params,
+    iteration_of,
+    origin_tags,
+    started_at,
+)
 from pipelines.tracking.warnings import WarningTags
 from stages.contracts.base import Over
 from stages.contracts.catalog import STAGES
@@ -52,27 +59,20 @@ class ParentShipper:
         cursor = ParentCursor.of(self._repository, group.id, self._store.address)
         if cursor.run_id is None:
             tags = {"lockstep.kind": "invocation", **_tags(group, group.origin)}
-            cursor.run_id = self._store.find_or_create_run(
-                ("lockstep.group", group.id),
-                _title(group),
-                tags,
-                _began(group),
-            )
-            cursor.experiment_id = self._store.experiment_id
-            cursor.url = self._store.url(cursor.run_id)
-            cursor.statuses[cursor.run_id] = "RUNNING"
+            identity = ("lockstep.group", group.id)
+            self._store.attach(cursor, identity, _title(group), tags, _began(group))
+            cursor.statuses[cursor.run] = "RUNNING"
             cursor.save()
         return cursor
 
     def above(self, group: Group, entry: Entry, cursor: ParentCursor) -> str:
         """The run that an entry's run belongs under."""
-        assert cursor.run_id is not None
         iteration = iteration_of(entry.spec)
         if iteration is None:
-            return cursor.run_id
+            return cursor.run
         if iteration not in cursor.iterations:
             tags = {
-                "mlflow.parentRunId": cursor.run_id,
+                "mlflow.parentRunId": cursor.run,
                 "lockstep.kind": "iteration",
                 "lockstep.iteration": iteration,
                 **_tags(group, entry.origin),
@@ -89,7 +89,6 @@ class ParentShipper:
         """Numbers and status, from the entries as they are now; nothing once it is final."""
         if cursor.final:
             return
-        assert cursor.run_id is not None
         states = {entry: entry.state() for entry in group.entries}
         for entry, state in states.items():
             if state in _FINISHED and entry_name(entry) not in cursor.measured:
@@ -104,7 +103,7 @@ class ParentShipper:
         cached = self._close(group, states, cursor) if group.over else {}
         self._warnings.update(group, cursor, cached)
         ended = max(map(ended_at, states), default=_began(group))
-        self._set_status(cursor.run_id, _worst(list(states.values())), group.over, cursor, ended)
+        self._set_status(cursor.run, _worst(list(states.values())), group.over, cursor, ended)
         if group.over:
             cursor.entries = {entry_name(entry): state.value for entry, state in states.items()}
             cursor.done, cursor.final = True, group.over_for_sure
@@ -126,8 +125,7 @@ class ParentShipper:
         self._log(spec.name, iteration_of(spec), summary, ended_at(entry), cursor)
         params = flat_params(spec.config)
         new = {key: value for key, value in params.items() if key not in cursor.params}
-        assert cursor.run_id is not None
-        self._store.set_params(cursor.run_id, new)
+        self._store.set_params(cursor.run, new)
         cursor.params += new
         cursor.measured.append(entry_name(entry))
         cursor.save()
@@ -146,10 +144,9 @@ class ParentShipper:
         if iteration in cursor.iterations:
             points = [Point(name, value, at, 0) for name, value in named.items()]
             self._store.log(cursor.iterations[iteration], points)
-        assert cursor.run_id is not None
         step = self._index(iteration)
         points = [Point(name, value, at, step) for name, value in named.items()]
-        self._store.log(cursor.run_id, points)
+        self._store.log(cursor.run, points)
 
     def _set_status(
         self, run: str, outcome: str, over: bool, cursor: ParentCursor, ended: float
@@ -166,7 +163,6 @@ class ParentShipper:
         self, group: Group, states: dict[Entry, State], cursor: ParentCursor
     ) -> dict[str, str | None]:
         """List all stages for a reader; returns those that were up to date, linked, by run."""
-        assert cursor.run_id is not None
         ran = {entry.stage: (entry, state) for entry, state in states.items()}
         unfinished = {stage for stage, (_, state) in ran.items() if state not in _FINISHED}
         rows = [
@@ -188,7 +184,7 @@ class ParentShipper:
                 cursor.measured.append(stage)
         note = "\n".join(["| stage | outcome | run |", "| --- | --- | --- |", *rows])
         tags = {f"lockstep.cached.{stage}": run for stage, run in links.items()}
-        self._store.set_tags(cursor.run_id, {"mlflow.note.content": note, **tags})
+        self._store.set_tags(cursor.run, {"mlflow.note.content": note, **tags})
         return links
 
     def _measure_cached(self, item: UpToDate, group: Group, cursor: ParentCursor) -> None:
@@ -238,15 +234,9 @@ def _began(group: Group) -> float:
 
 
 def _tags(group: Group, origin: Origin) -> dict[str, str | None]:
-    return {
-        "mlflow.source.name": "lockstep",
-        "mlflow.source.git.commit": origin.git_commit,
-        "lockstep.invocation": group.id,
-        "lockstep.git_commit": origin.git_commit,
-        "lockstep.dvc_experiment": origin.experiment,
-    }
+    return {"lockstep.invocation": group.id, **origin_tags(origin)}
 
 
 def _worst(states: list[State]) -> str:
-    statuses = {status_of(state) for state in states if state is not State.NEW}
+    statuses = {STATUS[state] for state in states if state is not State.NEW}
     return next((s for s in _BY_WEIGHT if s in statuses), "FINISHED")

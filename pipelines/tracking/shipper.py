@@ -1,10 +1,6 @@
 """The shipper: one background process of a clone that brings MLflow up to date with the ledger.
 
-Importing mlflow takes seconds, so no driver does: it starts this process and goes on. At most one
-ships at a time. It holds a lock, and after letting go of it looks once more, so that whoever found
-the lock taken a moment before can rely on being seen. It ends by itself when all is shipped, and
-gives up when MLflow does not answer and no job runs. Nothing is lost by that: the next command
-starts another.
+Importing mlflow takes seconds, so no driver does: it starts this process and goes on.
 """
 
 import os
@@ -27,7 +23,7 @@ def is_switched_off() -> bool:
 
 
 def start_shipper(repository: Repository) -> None:
-    """See to it that a shipper runs, and what tells OpenLineage; returns at once, never fails."""
+    """Make sure that a shipper runs, and OpenLineage's emitter; returns at once, never fails."""
     openlineage.start_emitter(repository)
     if not is_switched_off():
         shipper_process(repository).start()

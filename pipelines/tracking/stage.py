@@ -11,11 +11,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.base import atomic
 from pipelines.base.repository import Repository
 from pipelines.identity.spec import Spec
 from pipelines.ledger.entry import Attempt, Entry
+from pipelines.ledger.record import Origin
 from pipelines.ledger.state import State
-from pipelines.tracking.cursor import StageCursor, entry_name, invocation_of
+from pipelines.tracking.cursor import StageCursor, entry_identity, invocation_of
 from pipelines.tracking.metrics import (
     STEP_PREFIX,
     MetricsTail,
@@ -32,7 +34,7 @@ LARGEST_LOG = 4 * 1024 * 1024
 _SHOWN_WHOLE = ("report",)
 """Stages whose outputs are made to be looked at, and go into the run as they are."""
 
-_STATUS = {
+STATUS = {
     State.QUEUED: "SCHEDULED",
     State.STARTING: "RUNNING",
     State.RUNNING: "RUNNING",
@@ -62,7 +64,6 @@ class StageShipper:
         attempts = entry.attempts()
         if cursor.run_id is None:
             self._start(entry, cursor, parent)
-        assert cursor.run_id is not None
         if not cursor.described:
             self._describe(entry.spec, cursor)
         self._ship_steps(entry, cursor)
@@ -77,36 +78,27 @@ class StageShipper:
         return cursor
 
     def _start(self, entry: Entry, cursor: StageCursor, parent: str) -> None:
-        spec, origin = entry.spec, entry.origin
-        identity = f"{entry_name(entry)}/{origin.created:.6f}"
+        spec = entry.spec
         tags = {
             "mlflow.parentRunId": parent,
-            "mlflow.source.name": "lockstep",
-            "mlflow.source.git.commit": origin.git_commit,
             "lockstep.kind": "stage",
             "lockstep.stage": spec.name,
             "lockstep.address": spec.stage,
             "lockstep.iteration": iteration_of(spec),
-            "lockstep.git_commit": origin.git_commit,
-            "lockstep.dvc_experiment": origin.experiment,
             "lockstep.fingerprint": spec.fingerprint,
             "lockstep.code": spec.code,
+            **origin_tags(entry.origin),
         }
-        run = self._store.find_or_create_run(
-            ("lockstep.entry", identity), spec.stage, tags, started_at(entry)
-        )
+        identity = ("lockstep.entry", entry_identity(entry))
+        self._store.attach(cursor, identity, spec.stage, tags, started_at(entry))
         self._tail.forget(entry.folder / "metrics.jsonl")
         self._known_steps.discard(entry.folder)
-        cursor.run_id = run
-        cursor.experiment_id = self._store.experiment_id
-        cursor.url = self._store.url(run)
         cursor.save()
 
     def _describe(self, spec: Spec, cursor: StageCursor) -> None:
-        assert cursor.run_id is not None
-        self._store.set_params(cursor.run_id, flat_params(spec.config))
+        self._store.set_params(cursor.run, flat_params(spec.config))
         inputs = [(name, item.path, item.hash) for name, item in spec.inputs.items()]
-        self._store.set_inputs(cursor.run_id, inputs)
+        self._store.set_inputs(cursor.run, inputs)
         cursor.described = True
         cursor.save()
 
@@ -119,10 +111,10 @@ class StageShipper:
         seen: dict[str, int] = {}
         if new and entry.folder not in self._known_steps:
             # A kill may have come between MLflow's answer and the cursor.
-            assert cursor.run_id is not None
-            seen = self._store.last_steps(cursor.run_id, STEP_PREFIX)
+            seen = self._store.last_steps(cursor.run, STEP_PREFIX)
         for batch in batches(new):
-            self._log(cursor, list(chain.from_iterable(_points(row, seen) for row in batch)))
+            points = chain.from_iterable(_points(row, seen) for row in batch)
+            self._store.log(cursor.run, list(points))
             cursor.step = batch[-1]["step"]
             cursor.save()
         self._known_steps.add(entry.folder)
@@ -133,66 +125,53 @@ class StageShipper:
     ) -> None:
         if cursor.state == state and cursor.attempts == len(attempts):
             return
-        assert cursor.run_id is not None
         tags = {"mlflow.parentRunId": parent, **_state_tags(entry, state, attempts)}
-        self._store.set_tags(cursor.run_id, tags)
+        self._store.set_tags(cursor.run, tags)
         ended = None if state.alive else ended_at(entry)
         if state in (State.COMPLETED, State.PUBLISHED):
             summary = summary_of(self._repository.root, entry)
-            at = ended or 0.0
-            self._log(cursor, [Point(name, value, at, 0) for name, value in summary.items()])
-        self._store.set_status(cursor.run_id, _STATUS[state], ended)
+            points = [Point(name, value, ended or 0.0, 0) for name, value in summary.items()]
+            self._store.log(cursor.run, points)
+        self._store.set_status(cursor.run, STATUS[state], ended)
         cursor.state, cursor.attempts = state.value, len(attempts)
         cursor.done, cursor.problem = False, None
         cursor.save()
 
-    def _log(self, cursor: StageCursor, points: list[Point]) -> None:
-        assert cursor.run_id is not None
-        self._store.log(cursor.run_id, points)
-
     def _ship_tables(self, entry: Entry, cursor: StageCursor) -> None:
-        assert cursor.run_id is not None
-        stamps = {
-            path.stem: path.stat().st_mtime_ns
-            for path in sorted((entry.folder / "tables").glob("*.json"))
-        }
+        paths = {path.stem: path for path in sorted((entry.folder / "tables").glob("*.json"))}
+        stamps = {name: path.stat().st_mtime_ns for name, path in paths.items()}
         if stamps == cursor.tables:
             return
-        folder = entry.folder / "tables"
         changed = {
-            name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-            for name, stamp in stamps.items()
-            if cursor.tables.get(name) != stamp
+            name: atomic.load_json(path)
+            for name, path in paths.items()
+            if cursor.tables.get(name) != stamps[name]
         }
-        self._store.put_tables(cursor.run_id, changed)
-        self._store.list_tables(cursor.run_id, stamps)
+        self._store.put_tables(cursor.run, changed)
+        self._store.list_tables(cursor.run, stamps)
         cursor.tables = stamps
         cursor.save()
 
     def _ship_logs(self, ended: list[Attempt], cursor: StageCursor) -> None:
-        assert cursor.run_id is not None
         for attempt in ended[cursor.logs :]:
             for path in attempt.logs():
                 name = f"logs/attempt_{attempt.number:03}/{path.name}"
-                self._store.put_text(cursor.run_id, name, _log_text(path))
+                self._store.put_text(cursor.run, name, _log_text(path))
             cursor.logs = attempt.number
             cursor.save()
 
     def _ship_files(self, entry: Entry, cursor: StageCursor) -> None:
-        assert cursor.run_id is not None
         spec = entry.spec
-        self._store.put_yaml(cursor.run_id, "config.yaml", spec.config)
+        self._store.put_yaml(cursor.run, "config.yaml", spec.config)
         for name in ("spec.json", "record.json"):
-            if (entry.folder / name).exists():
-                self._store.put_text(
-                    cursor.run_id, name, (entry.folder / name).read_text(encoding="utf-8")
-                )
+            path = entry.folder / name
+            if path.exists():
+                self._store.put_text(cursor.run, name, path.read_text(encoding="utf-8"))
         if spec.name in _SHOWN_WHOLE and entry.record is not None:
-            for name, path in spec.outs.items():
-                kept = entry.out / name
-                folder = kept if kept.exists() else self._repository.root / path
+            for name in spec.outs:
+                folder = place_of(self._repository, entry, name)
                 if folder.is_dir():
-                    self._store.put_folder(cursor.run_id, name, folder)
+                    self._store.put_folder(cursor.run, name, folder)
 
 
 def _points(row: Mapping[str, Any], seen: Mapping[str, int]) -> list[Point]:
@@ -204,21 +183,37 @@ def _points(row: Mapping[str, Any], seen: Mapping[str, int]) -> list[Point]:
     ]
 
 
+def origin_tags(origin: Origin) -> dict[str, str | None]:
+    return {
+        "mlflow.source.name": "lockstep",
+        "mlflow.source.git.commit": origin.git_commit,
+        "lockstep.git_commit": origin.git_commit,
+        "lockstep.dvc_experiment": origin.experiment,
+    }
+
+
 def _state_tags(entry: Entry, state: State, attempts: list[Attempt]) -> dict[str, str | None]:
-    last = attempts[-1] if attempts else None
-    launch, worker, result = (last.launch, last.worker, last.result) if last else (None,) * 3
+    result = attempts[-1].result if attempts else None
     outs = entry.outs
     return {
         "lockstep.invocation": invocation_of(entry).id,
         "lockstep.state": state.value,
         "lockstep.attempts": str(len(attempts)),
-        "lockstep.profile": launch.profile if launch else None,
-        "lockstep.executor": launch.executor if launch else None,
-        "lockstep.job": launch.job if launch else None,
-        "lockstep.host": worker.host if worker else None,
+        **{f"lockstep.{name}": value for name, value in where_it_runs(attempts).items()},
         "lockstep.error": result.error if result else None,
         "lockstep.output_hash": " ".join(outs[path] for path in sorted(outs)) or None,
         **{f"lockstep.out.{path}": digest for path, digest in outs.items()},
+    }
+
+
+def where_it_runs(attempts: list[Attempt]) -> dict[str, str | None]:
+    """What is known of the last attempt's job."""
+    launch, worker = (attempts[-1].launch, attempts[-1].worker) if attempts else (None, None)
+    return {
+        "profile": launch.profile if launch else None,
+        "executor": launch.executor if launch else None,
+        "job": launch.job if launch else None,
+        "host": worker.host if worker else None,
     }
 
 
@@ -227,9 +222,10 @@ def iteration_of(spec: Spec) -> str | None:
     return spec.key if "@" in spec.stage else None
 
 
-def status_of(state: State) -> str:
-    """MLflow's word for a state."""
-    return _STATUS[state]
+def place_of(repository: Repository, entry: Entry, name: str) -> Path:
+    """Where an output is: in the entry until DVC has recorded it, then in the workspace."""
+    kept = entry.out / name
+    return kept if kept.exists() else repository.root / entry.spec.outs[name]
 
 
 def started_at(entry: Entry) -> float:
@@ -240,18 +236,18 @@ def started_at(entry: Entry) -> float:
 
 
 def ended_at(entry: Entry) -> float:
-    """When the last attempt ended; for one that reported nothing, its last sign of life."""
+    """When the last attempt ended; for one that reported nothing, its last change of a file."""
     attempts = entry.attempts()
     end = entry.record or (attempts[-1].result if attempts else None)
     if end and end.ended is not None:
         return end.ended
     paths = [entry.folder / "metrics.jsonl", entry.folder / "progress.json"]
     paths += attempts[-1].folder.iterdir() if attempts else []
-    signs = []
+    changes = []
     for path in paths:
         with suppress(FileNotFoundError):
-            signs.append(path.stat().st_mtime)
-    return max(signs, default=started_at(entry))
+            changes.append(path.stat().st_mtime)
+    return max(changes, default=started_at(entry))
 
 
 def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

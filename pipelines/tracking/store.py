@@ -24,7 +24,7 @@ from mlflow.exceptions import MlflowException
 from pipelines.base import atomic
 from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
-from pipelines.tracking.cursor import URI_VARIABLE, database, store_address, tracking_uri
+from pipelines.tracking.cursor import URI_VARIABLE, Cursor, database, store_address, tracking_uri
 from pipelines.tracking.errors import (
     ArtifactsUnreachableError,
     MissingError,
@@ -107,15 +107,27 @@ class Store:
         """The run whose tag has this value, made if there is none."""
         key, value = identity[0], identity[1].replace("'", "_")
         run = self.find_run({key: value})
-        if run is not None:
-            self._open[run] = "KILLED"
-            return run
-        given = {key: value, **_texts(tags)}
-        run = self._client.create_run(
-            self.experiment_id, _milliseconds(started), given, redact(name)[:250]
-        )
-        self._open[str(run.info.run_id)] = "KILLED"
-        return str(run.info.run_id)
+        if run is None:
+            given = {key: value, **_texts(tags)}
+            made = self._client.create_run(
+                self.experiment_id, _milliseconds(started), given, redact(name)[:250]
+            )
+            run = str(made.info.run_id)
+        self._open[run] = "KILLED"
+        return run
+
+    def attach(
+        self,
+        cursor: Cursor,
+        identity: tuple[str, str],
+        name: str,
+        tags: Mapping[str, str | None],
+        started: float,
+    ) -> None:
+        """Find or make the run that the cursor is about; the caller saves the cursor."""
+        cursor.run_id = self.find_or_create_run(identity, name, tags, started)
+        cursor.experiment_id = self.experiment_id
+        cursor.url = self.url(cursor.run_id)
 
     @_translated(UnreachableError)
     def set_params(self, run_id: str, params: Mapping[str, str]) -> None:

@@ -36,7 +36,6 @@ class WarningTags:
 
     def update(self, group: Group, cursor: ParentCursor, cached: Mapping[str, str | None]) -> None:
         """Tag the runs of the group's stages and of those found up to date, and the runs above."""
-        assert cursor.run_id is not None
         latest = self._ledger.latest()
         of_iterations: dict[str, Tags] = {run: {} for run in cursor.iterations.values()}
         of_all: Tags = {}
@@ -56,7 +55,7 @@ class WarningTags:
             run = StageCursor.of(entry, self._store.address).run_id
             if run is not None:
                 self._set(run, tags, steady=not entry.state().alive)
-        for run, tags in {**of_iterations, cursor.run_id: of_all}.items():
+        for run, tags in {**of_iterations, cursor.run: of_all}.items():
             self._set(run, tags, steady=group.over)
 
     def _judge(self, stage: str, entry: Entry | None) -> Tags:

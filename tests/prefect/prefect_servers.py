@@ -33,8 +33,7 @@ class LocalServers:
 
     @property
     def api(self) -> Api:
-        environment = servers.runtime_environment(self.repository)
-        return Api(environment["PREFECT_API_URL"], environment["PREFECT_API_AUTH_STRING"])
+        return Api(servers.running(self.repository)["prefect"].api, self.password)
 
     @property
     def password(self) -> str:

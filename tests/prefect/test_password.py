@@ -207,8 +207,8 @@ def test_servers_that_ask_for_no_password_go_on_and_are_named(tmp_path: Path, ad
 def test_somebody_else_on_the_port_of_a_server_is_not_taken_for_it(address: str) -> None:
     with subprocess.Popen(["sleep", "1000"]) as other:
         server = servers.Server("mlflow", address, other.pid, start_of(other.pid), "")
-        taken_for_it = servers.is_well(server)
+        taken_for_it = servers.is_healthy(server)
         other.kill()
     assert not taken_for_it
     mine = servers.Server("mlflow", address, os.getpid(), start_of(os.getpid()), "")
-    assert servers.is_well(mine)
+    assert servers.is_healthy(mine)

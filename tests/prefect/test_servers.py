@@ -257,4 +257,4 @@ def test_up_again_mends_what_died_and_down_stops_everything(
     said = io.StringIO()
     servers.down(local.repository, Console(said))
     assert "nothing to stop" in said.getvalue()
-    assert servers.runtime_environment(local.repository) == {}
+    assert servers.running(local.repository) == {}
