@@ -1,8 +1,6 @@
 """`lockstep doctor`."""
 
-import json
-
-from pipelines.commands.options import Json
+from pipelines.commands.options import Json, show
 
 
 def doctor(as_json: Json = False) -> int:
@@ -11,8 +9,5 @@ def doctor(as_json: Json = False) -> int:
     from pipelines.doctor.checks import examine, render
 
     findings = examine(Repository.find())
-    if as_json:
-        print(json.dumps([finding.as_json() for finding in findings], indent=2))
-    else:
-        print(render(findings))
+    show([finding.as_json() for finding in findings], render(findings), as_json=as_json)
     return 0 if all(finding.fine for finding in findings) else 1

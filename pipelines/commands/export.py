@@ -1,12 +1,11 @@
 """`lockstep export`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from pipelines.commands.options import Json, Revision, only_one
+from pipelines.commands.options import Json, Revision, only_one, show
 
 
 def export(
@@ -40,7 +39,5 @@ def export(
         adapter=adapter,
         force=force,
     )
-    if as_json:
-        print(json.dumps(done.as_json(), indent=2))
-    else:
-        print(f"{done.provenance.policy} {done.provenance.artifact.hash} is in {done.folder}")
+    text = f"{done.provenance.policy} {done.provenance.artifact.hash} is in {done.folder}"
+    show(done.as_json(), text, as_json=as_json)

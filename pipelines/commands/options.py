@@ -1,6 +1,7 @@
-"""Options that several commands have, and the check that only one of some was given."""
+"""What several commands share: options, checks of them, and the choice between JSON and text."""
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +23,10 @@ Revision = Annotated[
     str | None, typer.Option("--rev", metavar="REV", help="of this commit, tag or DVC experiment")
 ]
 DEFAULT_TARGETS = ["report"]
+
+
+def show(value: Any, text: str, *, as_json: bool) -> None:
+    print(json.dumps(value, indent=2) if as_json else text)
 
 
 def only_one(**flags: bool) -> str | None:

@@ -1,11 +1,10 @@
 """`lockstep preset`."""
 
-import json
 from typing import Annotated
 
 import typer
 
-from pipelines.commands.options import Json
+from pipelines.commands.options import Json, show
 
 
 def preset(
@@ -27,19 +26,16 @@ def preset(
     root = Repository.find().root
     presets = load_presets(root, names or [])
     if not names:
-        listed = [each.as_json() for each in presets]
-        print(json.dumps(listed, indent=2) if as_json else render_list(presets))
+        show([each.as_json() for each in presets], render_list(presets), as_json=as_json)
         return
     merged = merge(root, presets)
     if merged.changes and not dry_run:
         write(root, merged)
-    if as_json:
-        print(json.dumps([change.as_json() for change in merged.changes], indent=2))
-    elif not merged.changes:
-        print("nothing to change: params.yaml says it already")
-    else:
-        print(render_changes(merged.changes))
-        if dry_run:
-            print("params.yaml is as it was; without --dry-run these values are written")
-        else:
-            print("params.yaml is changed; `lockstep plan` says what would run")
+    text = "nothing to change: params.yaml says it already"
+    if merged.changes:
+        text = render_changes(merged.changes) + (
+            "\nparams.yaml is as it was; without --dry-run these values are written"
+            if dry_run
+            else "\nparams.yaml is changed; `lockstep plan` says what would run"
+        )
+    show([change.as_json() for change in merged.changes], text, as_json=as_json)

@@ -1,11 +1,10 @@
 """`lockstep register`."""
 
-import json
 from typing import Annotated
 
 import typer
 
-from pipelines.commands.options import Json, Revision
+from pipelines.commands.options import Json, Revision, show
 
 
 def register(
@@ -24,4 +23,4 @@ def register(
     from pipelines.export.registry import register as register_policy
 
     done = register_policy(Repository.find(), policy, revision=revision, name=name, alias=alias)
-    print(json.dumps(done.as_json(), indent=2) if as_json else done.text)
+    show(done.as_json(), done.text, as_json=as_json)

@@ -1,11 +1,11 @@
 """`lockstep session up`, `down` and `status`."""
 
-import json
 from typing import Annotated
 
 import typer
 
-from pipelines.commands.options import Json, Profile
+from pipelines.base.repository import Repository
+from pipelines.commands.options import Json, Profile, show
 
 session = typer.Typer(
     help="Keep one process, with its models in memory, for stage after stage.",
@@ -35,7 +35,6 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start a session."""
-    from pipelines.base.repository import Repository
     from pipelines.runs import sessions
 
     repository = Repository.find()
@@ -47,11 +46,11 @@ def up(
         print(sessions.script(repository, name, launch))
         return
     started = sessions.up(repository, name, launch)
-    if as_json:
-        print(json.dumps(started.as_json(), indent=2))
-        return
-    print(f"session {started.label} is on its way (log: {started.folder})")
-    print(f"{', '.join(launch.stages)} of profile {launch.profile} go to it from now on")
+    text = (
+        f"session {started.label} is on its way (log: {started.folder})\n"
+        f"{', '.join(launch.stages)} of profile {launch.profile} go to it from now on"
+    )
+    show(started.as_json(), text, as_json=as_json)
 
 
 @session.command()
@@ -62,7 +61,6 @@ def down(
 ) -> None:
     """End sessions."""
     from pipelines.base.console import Console
-    from pipelines.base.repository import Repository
     from pipelines.runs import sessions
 
     sessions.down(Repository.find(), names or [], Console())
@@ -71,7 +69,6 @@ def down(
 @session.command()
 def status(as_json: Json = False) -> None:
     """Show the status of sessions."""
-    from pipelines.base.repository import Repository
     from pipelines.slurm.scheduler import Scheduler
     from pipelines.worker.session import describe, sessions
 
@@ -79,4 +76,4 @@ def status(as_json: Json = False) -> None:
     Scheduler(repository).refresh()
     found = sessions(repository)
     text = "\n".join(map(describe, found)) or "no session was ever up; see `lockstep session up`"
-    print(json.dumps([each.as_json() for each in found], indent=2) if as_json else text)
+    show([each.as_json() for each in found], text, as_json=as_json)

@@ -1,11 +1,10 @@
 """`lockstep status`."""
 
-import json
 from typing import Annotated
 
 import typer
 
-from pipelines.commands.options import Json
+from pipelines.commands.options import Json, show
 
 
 def status(
@@ -24,20 +23,13 @@ def status(
     repository = Repository.find()
     if orphans:
         found = find_orphans(repository)
-        if as_json:
-            print(json.dumps([orphan.as_json() for orphan in found], indent=2))
-            return
-        for orphan in found:
-            print(f"job {orphan.job}: {orphan.what}  {orphan.where}".rstrip())
-        print("`lockstep cancel --orphans` ends them" if found else "no live job is unwanted")
+        lines = [f"job {orphan.job}: {orphan.what}  {orphan.where}".rstrip() for orphan in found]
+        lines += ["`lockstep cancel --orphans` ends them" if found else "no live job is unwanted"]
+        show([orphan.as_json() for orphan in found], "\n".join(lines), as_json=as_json)
         return
     statuses = stage_statuses(repository)
-    if as_json:
-        print(json.dumps([each.as_json() for each in statuses], indent=2))
-        return
-    print(render(statuses))
-    for session in living(repository):
-        print(f"session {describe(session)}")
-    trouble = problem(repository)
-    if trouble:
-        print(trouble)
+    lines = [render(statuses)]
+    if not as_json:
+        lines += [f"session {describe(session)}" for session in living(repository)]
+        lines += filter(None, [problem(repository)])
+    show([each.as_json() for each in statuses], "\n".join(lines), as_json=as_json)

@@ -1,12 +1,11 @@
 """`lockstep verify`."""
 
-import json
 import sys
 from typing import Annotated
 
 import typer
 
-from pipelines.commands.options import Json
+from pipelines.commands.options import Json, show
 
 
 def verify(
@@ -35,5 +34,5 @@ def verify(
         verdict = read_again(repository, targets or [], whole_cache=cache, progress=reading.show)
     finally:
         console.clear()
-    print(json.dumps(verdict.as_json(), indent=2) if as_json else render(verdict, repository.root))
+    show(verdict.as_json(), render(verdict, repository.root), as_json=as_json)
     return 1 if verdict.findings else 0

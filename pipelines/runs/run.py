@@ -21,12 +21,7 @@ from pipelines.base.interrupts import Interrupts
 from pipelines.base.processes import end_processes
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
-from pipelines.config.profiles import (
-    ExecutorKind,
-    Profile,
-    load_profile,
-    profile_name,
-)
+from pipelines.config.profiles import ExecutorKind, Profile, load_profile, profile_name
 from pipelines.driver.activity import activity
 from pipelines.driver.driver import SECOND_INTERRUPT_S
 from pipelines.driver.dvc_process import (

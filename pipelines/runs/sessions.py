@@ -30,14 +30,7 @@ from pipelines.ledger.launch import Launch
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import batch_script
 from pipelines.slurm.submit import just_wait, slurm_batches, stays_here, submit_batches
-from pipelines.worker.session import (
-    HOST_MODULE,
-    Session,
-    living,
-    misfit,
-    new_session,
-    sessions,
-)
+from pipelines.worker.session import HOST_MODULE, Session, living, misfit, new_session, sessions
 from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
 

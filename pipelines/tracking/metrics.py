@@ -48,37 +48,23 @@ class Place:
 START = Place(0, b"")
 
 
-class MetricsTail:
-    """Reads the new lines of growing metrics files, and all of one that was written anew."""
-
-    def __init__(self) -> None:
-        self._places: dict[Path, Place] = {}
-
-    def rows(self, path: Path) -> tuple[list[dict[str, Any]], Place]:
-        """The rows since `keep` was last called with a place, and the place behind them."""
-        try:
-            with path.open("rb") as file:
-                place = self._places.get(path, START)
-                # A file that a resumed job wrote anew may have the length, and the inode, of the
-                # old one; it does not have the time in its last line.
-                file.seek(max(0, place.offset - len(place.last_line)))
-                if file.read(len(place.last_line)) != place.last_line:
-                    place = START
-                file.seek(place.offset)
-                data = file.read()
-        except FileNotFoundError:
-            return [], START
-        whole = data[: data.rfind(b"\n") + 1]  # a job may be in the middle of its last line
-        lines = whole.splitlines(keepends=True)
-        last = lines[-1] if lines else place.last_line
-        return [json.loads(line) for line in lines], Place(place.offset + len(whole), last)
-
-    def keep(self, path: Path, place: Place) -> None:
-        self._places[path] = place
-
-    def forget(self, path: Path) -> None:
-        """Read it from its beginning the next time."""
-        self._places.pop(path, None)
+def rows_after(place: Place, path: Path) -> tuple[list[dict[str, Any]], Place]:
+    """The rows after the place, all of a file that was written anew, and the place behind them."""
+    try:
+        with path.open("rb") as file:
+            # A file that a resumed job wrote anew may have the length, and the inode, of the
+            # old one; it does not have the time in its last line.
+            file.seek(max(0, place.offset - len(place.last_line)))
+            if file.read(len(place.last_line)) != place.last_line:
+                place = START
+            file.seek(place.offset)
+            data = file.read()
+    except FileNotFoundError:
+        return [], START
+    whole = data[: data.rfind(b"\n") + 1]  # a job may be in the middle of its last line
+    lines = whole.splitlines(keepends=True)
+    last = lines[-1] if lines else place.last_line
+    return [json.loads(line) for line in lines], Place(place.offset + len(whole), last)
 
 
 def batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

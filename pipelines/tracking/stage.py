@@ -19,10 +19,12 @@ from pipelines.ledger.record import Origin
 from pipelines.ledger.state import State
 from pipelines.tracking.cursor import StageCursor, entry_identity, invocation_of
 from pipelines.tracking.metrics import (
+    START,
     STEP_PREFIX,
-    MetricsTail,
+    Place,
     Point,
     batches,
+    rows_after,
     safe_name,
     summary_of,
 )
@@ -53,9 +55,8 @@ class StageShipper:
     def __init__(self, repository: Repository, store: "Store") -> None:
         self._repository = repository
         self._store = store
-        self._tail = MetricsTail()
-        self._known_steps: set[Path] = set()
-        """Entries whose last shipped step this process knows for sure."""
+        self._places: dict[Path, Place] = {}
+        """Up to where the metrics of an entry are shipped, where this process knows for sure."""
 
     def ship(self, entry: Entry, state: State, parent: str) -> StageCursor:
         """Bring the entry's run up to date; raises the store's errors with the cursor saved."""
@@ -91,8 +92,7 @@ class StageShipper:
         }
         identity = ("lockstep.entry", entry_identity(entry))
         self._store.attach(cursor, identity, spec.stage, tags, started_at(entry))
-        self._tail.forget(entry.folder / "metrics.jsonl")
-        self._known_steps.discard(entry.folder)
+        self._places.pop(entry.folder, None)
         cursor.save()
 
     def _describe(self, spec: Spec, cursor: StageCursor) -> None:
@@ -104,12 +104,12 @@ class StageShipper:
 
     def _ship_steps(self, entry: Entry, cursor: StageCursor) -> None:
         """Send the steps past the last one sent; those that a resumed job repeats are equal."""
-        path = entry.folder / "metrics.jsonl"
-        rows, place = self._tail.rows(path)
+        before = self._places.get(entry.folder)
+        rows, place = rows_after(before or START, entry.folder / "metrics.jsonl")
         last = cursor.step
         new = [row for row in rows if last is None or row["step"] > last]
         seen: dict[str, int] = {}
-        if new and entry.folder not in self._known_steps:
+        if new and before is None:
             # A kill may have come between MLflow's answer and the cursor.
             seen = self._store.last_steps(cursor.run, STEP_PREFIX)
         for batch in batches(new):
@@ -117,8 +117,7 @@ class StageShipper:
             self._store.log(cursor.run, list(points))
             cursor.step = batch[-1]["step"]
             cursor.save()
-        self._known_steps.add(entry.folder)
-        self._tail.keep(path, place)
+        self._places[entry.folder] = place
 
     def _ship_state(
         self, entry: Entry, state: State, attempts: list[Attempt], parent: str, cursor: StageCursor

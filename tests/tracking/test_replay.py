@@ -8,7 +8,7 @@ from pathlib import Path
 from fake_clone import FakeClone
 
 from pipelines.ledger.entry import Entry
-from pipelines.tracking.metrics import MetricsTail
+from pipelines.tracking.metrics import START, rows_after
 from pipelines.tracking.rounds import ship_all
 from pipelines.tracking.shipper import start_shipper
 from tests.waiting import PATIENCE_S
@@ -146,11 +146,10 @@ def test_a_shipper_killed_again_and_again_repeats_nothing(clone: FakeClone) -> N
 def test_a_file_written_anew_is_read_from_its_beginning_even_with_the_length_of_the_old(
     tmp_path: Path,
 ) -> None:
-    path, tail = tmp_path / "metrics.jsonl", MetricsTail()
+    path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "time": 10}\n{"step": 2, "time": 11}\n')
-    rows, place = tail.rows(path)
-    tail.keep(path, place)
+    rows, place = rows_after(START, path)
     assert [row["step"] for row in rows] == [1, 2]
-    assert tail.rows(path)[0] == []
+    assert rows_after(place, path) == ([], place)
     path.write_text('{"step": 1, "time": 10}\n{"step": 2, "time": 27}\n{"step": 3, "time": 28}\n')
-    assert [row["step"] for row in tail.rows(path)[0]] == [1, 2, 3]
+    assert [row["step"] for row in rows_after(place, path)[0]] == [1, 2, 3]
