@@ -53,7 +53,7 @@ def describe_warnings(warnings: "Iterable[Symptom]") -> str:
     return "  ".join(f"! {symptom.kind.words}" for symptom in warnings)
 
 
-_TELLING = (
+_HEADLINE = (
     "accuracy",
     "pairwise_accuracy",
     "reward_mean",
@@ -71,7 +71,7 @@ _ROUNDING = 1e-6
 
 def describe_metrics(metrics: dict[str, Any], most: int = 4) -> str:
     """The few numbers that tell most about a stage."""
-    chosen = [name for name in _TELLING if name in metrics] or list(metrics)
+    chosen = [name for name in _HEADLINE if name in metrics] or list(metrics)
     return "  ".join(_with_error(name, metrics) for name in chosen[:most])
 
 

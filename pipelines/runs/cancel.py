@@ -21,7 +21,7 @@ from stages.contracts.params import Params
 def cancel_stages(repository: Repository, stages: list[str], console: Console) -> None:
     """End the jobs of these stages (of all without any) and of every stage that needs theirs."""
     Scheduler(repository).refresh(now=True)
-    live = {**_dying(repository), **live_attempts(repository)}
+    live = {**_still_ending(repository), **live_attempts(repository)}
     wanted = _with_dependents(load_params(repository.root), stages) if stages else set(live)
     unknown = [stage for stage in stages if stage not in live]
     if unknown:
@@ -74,7 +74,7 @@ def _is_anothers(attempt: Attempt) -> bool:
     return user != os.getuid() and (attempt.on_slurm or os.getuid() != 0)
 
 
-def _dying(repository: Repository) -> dict[str, Attempt]:
+def _still_ending(repository: Repository) -> dict[str, Attempt]:
     """Attempts that were cancelled when Slurm did not listen, so that their jobs may still run."""
     found = {stage: link.attempt for stage, link in unstarted_links(repository).items()}
     for stage, entry in Ledger(repository.jobs).latest().items():

@@ -63,10 +63,21 @@ def submit_chain(
     try:
         for stage in stale:
             after = [job for up in stage.upstream for job in jobs.get(up, ())]
-            folder = _write_link(repository, chain, stage.address, params, profile_name, code)
-            jobs[stage.address] = _submit(repository, folder, after)
+            attempt = _write_link(repository, chain, stage.address, params, profile_name, code)
+            submitted = submit_batches(
+                Scheduler(repository),
+                stage.address,
+                attempt.folder,
+                attempt.launched,
+                after=after,
+                pause=just_wait,
+            )
+            attempt.write(submitted)
+            jobs[stage.address] = list(submitted.jobs)
             numbers = ",".join(jobs[stage.address])
-            console.line(f"{stage.address}: job {numbers}{_after(stage, jobs)}")
+            before = [up for up in stage.upstream if up in jobs]
+            waits = f", after {', '.join(before)}" if before else ""
+            console.line(f"{stage.address}: job {numbers}{waits}")
         recorder = _submit_recorder(repository, chain, profile, profile_name, code, jobs)
     except BaseException:
         # Half a chain is of no use to anybody.
@@ -78,11 +89,6 @@ def submit_chain(
         f"{len(stale)} stages in the queue; job {recorder} records what they make into DVC, and so "
         "does the next `lockstep run` or `lockstep record`. See `lockstep status`"
     )
-
-
-def _after(stage: PlannedStage, jobs: dict[str, list[str]]) -> str:
-    before = [up for up in stage.upstream if up in jobs]
-    return f", after {', '.join(before)}" if before else ""
 
 
 def _lay_out(repository: Repository, params: Params, stale: set[str]) -> Path:
@@ -109,25 +115,17 @@ def _lay_out(repository: Repository, params: Params, stale: set[str]) -> Path:
 
 def _write_link(
     repository: Repository, chain: Path, address: str, params: Params, profile: str, code: Path
-) -> Path:
+) -> Attempt:
     folder = chain / "links" / address
     folder.mkdir(parents=True)
     bound = bind(address, params)
     origin, launch = describe_launch(repository, params, bound, profile, code)
     shards = tuple(range(launch.num_shards)) if launch.num_shards > 1 else None
     workspace = chain / "workspace"
-    Attempt(folder).write(replace(launch, root=workspace, time=time.time(), shards=shards))
-    files.write(folder / "link.json", LinkOrder(address, repository.root, origin))
-    return folder
-
-
-def _submit(repository: Repository, folder: Path, after: list[str]) -> list[str]:
     attempt = Attempt(folder)
-    submitted = submit_batches(
-        Scheduler(repository), folder.name, folder, attempt.launched, after=after, pause=just_wait
-    )
-    attempt.write(submitted)
-    return list(submitted.jobs)
+    attempt.write(replace(launch, root=workspace, time=time.time(), shards=shards))
+    files.write(folder / "link.json", LinkOrder(address, repository.root, origin))
+    return attempt
 
 
 def _submit_recorder(

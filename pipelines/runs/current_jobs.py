@@ -21,7 +21,7 @@ from stages.contracts.catalog import BoundStage
 
 
 @dataclass(frozen=True)
-class Standing:
+class StageJob:
     """One stage, with the job that belongs to it."""
 
     planned: PlannedStage
@@ -58,8 +58,8 @@ class CurrentJobs:
             for folder in PurePosixPath(path).parents:
                 self._inside.setdefault(str(folder), set()).add(address)
 
-    def of(self, plan: list[PlannedStage]) -> Iterator[Standing]:
-        """How each stage of the plan stands; those that params.yaml does not name are left out."""
+    def of(self, plan: list[PlannedStage]) -> Iterator[StageJob]:
+        """The job of each stage of the plan; stages that params.yaml does not name are left out."""
         for planned in plan:
             if planned.address in self._nodes:
                 yield self._of(planned)
@@ -71,7 +71,7 @@ class CurrentJobs:
         same = bound.config.values(bound.key) == config
         return same and self._code(bound.stage.module) == code
 
-    def _of(self, planned: PlannedStage) -> Standing:
+    def _of(self, planned: PlannedStage) -> StageJob:
         if not planned.stale:
             self._fresh.add(planned.address)
         bound = self._nodes[planned.address]
@@ -81,7 +81,7 @@ class CurrentJobs:
         if entry is not None and planned.stale and entry.outs:
             self._made |= entry.outs
         live = (it for it in reversed(entries) if it != entry and it.state().alive)
-        return Standing(planned, entry, next(live, None), bool(entries) and entries[-1] == entry)
+        return StageJob(planned, entry, next(live, None), bool(entries) and entries[-1] == entry)
 
     def _counts(self, entry: Entry, bound: BoundStage, wanted: str | None) -> bool:
         spec = entry.spec

@@ -38,8 +38,8 @@ def only_pipeline(
     holder_file = repository.home / "run.json"
     with (repository.home / "run.lock").open("a", encoding="utf-8") as lock:
         _take(lock.fileno(), holder_file, say)
-        word = {**asdict(this_process()), "time": time.time(), "command": redact(command)}
-        atomic.write_json(holder_file, word)
+        holder = {**asdict(this_process()), "time": time.time(), "command": redact(command)}
+        atomic.write_json(holder_file, holder)
         try:
             yield lock.fileno()
         finally:

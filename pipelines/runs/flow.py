@@ -2,7 +2,7 @@
 
 One task for each stale stage, named by its address. DVC decides what is computed, restored or left,
 and is the only cache. A stage waits for those before it; where one of them failed it does not run,
-while other branches finish. Only failures that another try can mend are tried again. Whatever ends
+while other branches finish. Only failures that another try can fix are tried again. Whatever ends
 the flow run, a cancellation above all, cancels the jobs of its stages first.
 """
 
@@ -231,7 +231,7 @@ class StageProcesses:
             f"{address}: dvc ended with status {process.returncode}:\n{lines.tail()}",
             # Killed, dvc was short of memory or its machine went down.
             retryable=process.returncode == -signal.SIGKILL
-            or (looked_at and attempt is not None and _another_try_may_help(attempt)),
+            or (looked_at and attempt is not None and _is_retryable(attempt)),
         )
 
     def stop(self) -> None:
@@ -285,8 +285,8 @@ class _Lines:
 
     def last(self) -> str:
         """What dvc's driver said of the failure: the line before DVC's own."""
-        said = [line for line in self.tail().splitlines() if not line.startswith("ERROR: ")]
-        return said[-1] if said else f"see {self.path}"
+        lines = [line for line in self.tail().splitlines() if not line.startswith("ERROR: ")]
+        return lines[-1] if lines else f"see {self.path}"
 
     def tail(self) -> str:
         with self.path.open("rb") as file:
@@ -301,7 +301,7 @@ def _latest_attempt(repository: Repository, address: str) -> Attempt | None:
     return attempts[-1] if attempts else None
 
 
-def _another_try_may_help(attempt: Attempt) -> bool:
+def _is_retryable(attempt: Attempt) -> bool:
     """Whether the job died, or says so itself, and nobody asked for its end."""
     if attempt.was_cancelled:
         return False

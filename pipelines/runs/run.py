@@ -134,6 +134,10 @@ class _Running:
     """When what the ledger has of the stage was published, as it was at the start."""
     began: float = field(default_factory=time.monotonic)
 
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
 
 class PipelineRun:
     """One invocation of `lockstep run`."""
@@ -185,10 +189,10 @@ class PipelineRun:
             process = start_dvc(
                 names, self.repository, self.environment, output, self.lock, only_restore=True
             )
-            told = False
+            is_interrupted = False
             while process.poll() is None:
-                if self.interrupts.received and not told:
-                    told = True
+                if self.interrupts.received and not is_interrupted:
+                    is_interrupted = True
                     interrupt(process)
                 self.console.progress(f"restoring {len(names)} stages from DVC's cache")
                 time.sleep(POLL_S)
@@ -226,8 +230,8 @@ class PipelineRun:
                         self._start(address)
                 if not self.running:
                     break
-                self._heed_interrupts()
-                for address in self._poll():
+                self._handle_interrupts()
+                for address in [name for name, job in self.running.items() if job.has_ended]:
                     if self._succeeded(address, len(schedule)):
                         schedule.end(address)
                     else:
@@ -271,9 +275,6 @@ class PipelineRun:
         process = start_dvc([address], self.repository, self.environment, output, self.lock)
         self.running[address] = _Running(process, output, before)
 
-    def _poll(self) -> list[str]:
-        return [name for name, job in self.running.items() if job.process.poll() is not None]
-
     def _succeeded(self, address: str, total: int) -> bool:
         job = self.running.pop(address)
         taken = seconds(time.monotonic() - job.began)
@@ -311,10 +312,10 @@ class PipelineRun:
     def _show_progress(self) -> None:
         if not self.console.is_terminal:
             return
-        shown = []
-        for address, job in self.running.items():
-            shown.append(f"{address} {self._activity(address, job)}")
-        self.console.progress(" | ".join(shown))
+        running = self.running.items()
+        self.console.progress(
+            " | ".join(f"{name} {self._activity(name, job)}" for name, job in running)
+        )
 
     def _activity(self, address: str, job: _Running) -> str:
         entry = self.ledger.latest(address).get(address)
@@ -323,7 +324,7 @@ class PipelineRun:
             return "starting"
         return activity(entry, entry.state(), self.health.of(address, entry))
 
-    def _heed_interrupts(self) -> None:
+    def _handle_interrupts(self) -> None:
         """The first Ctrl-C cancels the jobs; a second one soon after leaves those on Slurm be."""
         received = self.interrupts.received
         if not received or self.stop_request:
@@ -343,13 +344,12 @@ class PipelineRun:
             )
 
     def _request_stop(self, request: StopRequest) -> None:
-        """Tell the drivers; and what is no stage of ours, but a command in somebody's dvc.yaml."""
+        """Of the drivers, and of what is no stage of ours but a command in a user's dvc.yaml."""
         self.stop_request = request
         request_stop(self.repository, self.invocation.id, request)
         for job in self.running.values():
-            if request is StopRequest.DETACH or job.process.poll() is not None:
+            if request is StopRequest.DETACH or job.has_ended:
                 continue
-            # One that ends meanwhile needs no telling.
             with suppress(psutil.NoSuchProcess):
                 if job.output:
                     interrupt(job.process)

@@ -1,4 +1,4 @@
-"""How every stage of the workspace stands, read without DVC's locks, so at any time.
+"""The status of every stage of the workspace, read without DVC's locks, so at any time.
 
 A stage is up to date or not by what is in the workspace now. A job of the ledger is shown where it
 belongs to that: with the same params, code and inputs. What earlier params left behind, numbers and
@@ -17,7 +17,7 @@ from pipelines.driver.activity import progress_of, why_it_waits
 from pipelines.dvc_repo.plan import current_plan
 from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.state import PAUSED, State
-from pipelines.runs.current_jobs import CurrentJobs, Standing
+from pipelines.runs.current_jobs import CurrentJobs, StageJob
 from pipelines.slurm.link import Link, unstarted_links
 from pipelines.slurm.outcome import outcome_in_session, outcome_of
 from pipelines.slurm.scheduler import Scheduler
@@ -81,12 +81,12 @@ def stage_statuses(repository: Repository) -> list[StageStatus]:
         links = unstarted_links(repository)
         fresh = {planned.address for planned in plan if not planned.stale}
         found = {}
-        for standing in jobs.of(plan):
-            name = standing.planned.address
+        for job in jobs.of(plan):
+            name = job.planned.address
             link = links.get(name)
             if link and not jobs.is_wanted(name, *link.computes()):
                 link = None
-            found[name] = (standing.entry, _of_standing(standing, link, fresh))
+            found[name] = (job.entry, _of_stage(job, link, fresh))
     health = Health(repository.root)
     statuses = []
     for name in nodes:
@@ -106,14 +106,14 @@ def _newest_jobs(
     return {name: (latest[name], _of_entry(latest[name])) for name in names if name in latest}
 
 
-def _of_standing(standing: Standing, link: Link | None, fresh: set[str]) -> StageStatus:
-    planned, entry = standing.planned, standing.entry
+def _of_stage(job: StageJob, link: Link | None, fresh: set[str]) -> StageStatus:
+    planned, entry = job.planned, job.entry
     state = entry.state() if entry else State.NEW
     if entry and state.alive:
         return _of_entry(entry)
     if not planned.stale:
         made = _of_entry(entry) if entry and state is State.PUBLISHED else None
-        made_here = made is not None and standing.is_last
+        made_here = made is not None and job.is_last
         base = made or StageStatus(planned.address, RESTORED)
         return replace(base, state=UP_TO_DATE if made_here else RESTORED)
     if link and _is_newer(link.attempt, entry):
@@ -128,9 +128,9 @@ def _of_standing(standing: Standing, link: Link | None, fresh: set[str]) -> Stag
         reason = f"after {reason}"
     if planned.cached:
         reason += "; DVC's cache has it"
-    if standing.other:
-        job = standing.other.attempts()[-1].job
-        reason += f"; job {job} computes it from other params, code or inputs"
+    if job.other:
+        number = job.other.attempts()[-1].job
+        reason += f"; job {number} computes it from other params, code or inputs"
     return StageStatus(planned.address, WAITING if waits_for else STALE, reason=reason)
 
 

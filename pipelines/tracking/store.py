@@ -341,7 +341,7 @@ def _version(version: Any) -> Version:
 
 
 def _make_database(path: Path) -> None:
-    """Make the tables aside: a kill amid MLflow's migrations leaves a file that it cannot mend."""
+    """Make the tables aside: a kill during MLflow's migrations leaves a file it cannot repair."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 A stage's run has those of its stage, an iteration's run those of all its stages, the invocation's
 run those of every stage that it ran or found up to date. A tag goes away with its warning. What is
 judged are the numbers and thresholds of now: an invocation that reruns the report alone, because
-a threshold was changed, also mends the runs of the stages that it found up to date.
+a threshold was changed, also corrects the runs of the stages that it found up to date.
 """
 
 from collections.abc import Mapping
