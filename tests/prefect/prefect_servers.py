@@ -1,16 +1,15 @@
 """MLflow and Prefect as `lockstep up` starts them, and short names for what tests ask Prefect."""
 
 import io
-import json
 import logging
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import httpx
 
 from pipelines.base.console import Console
 from pipelines.base.repository import Repository
@@ -20,6 +19,7 @@ from pipelines.servers.prefect_api import Api
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
 
+T = TypeVar("T")
 ASK_S = 0.5
 """Between two questions to a server: each costs it time that others need."""
 
@@ -40,13 +40,13 @@ class LocalServers:
         return password_of(self.repository)
 
     def get(self, path: str) -> Any:
-        return self._request("GET", path, None)
+        return self._request("GET", path)
 
     def post(self, path: str, body: Any) -> Any:
         return self._request("POST", path, body)
 
     def delete(self, path: str) -> Any:
-        return self._request("DELETE", path, None)
+        return self._request("DELETE", path)
 
     def deployment(self, name: str) -> dict[str, Any]:
         return self.get(f"/deployments/name/lockstep/{name}")
@@ -86,25 +86,13 @@ class LocalServers:
 
     def until_tasks(self, run: str, states: dict[str, str]) -> dict[str, dict[str, Any]]:
         """The task runs, once they are in these states: word of them comes after the flow's end."""
-        send_what_waits()
-        until(
-            lambda: self.task_states(run) == states,
-            f"{states} in flow run {run}",
-            otherwise=lambda: f", but {self.task_states(run)}",
-            pause_s=ASK_S,
-        )
+        _until_sent(lambda: self.task_states(run), states.__eq__, f"{states} in flow run {run}")
         return self.task_runs(run)
 
     def until_logged(self, run: str, line: str) -> str:
         """What was logged, once the line is among it: logs are sent in batches."""
-        send_what_waits()
-        until(
-            lambda: line in self.logs(run),
-            f"{line!r} in the logs of flow run {run}",
-            otherwise=lambda: f", but {self.logs(run)}",
-            pause_s=ASK_S,
-        )
-        return self.logs(run)
+        what = f"{line!r} in the logs of flow run {run}"
+        return _until_sent(lambda: self.logs(run), lambda logs: line in logs, what)
 
     def cancel(self, run: str) -> None:
         state = {"type": "CANCELLING", "name": "Cancelling"}
@@ -120,23 +108,22 @@ class LocalServers:
         body = {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200}
         return list(self.post("/logs/filter", body))
 
-    def _request(self, method: str, path: str, body: Any) -> Any:
-        request = urllib.request.Request(
-            self.api.url + path,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json", **self.api.headers},
-            method=method,
-        )
+    def _request(self, method: str, path: str, body: Any = None) -> Any:
+        url, headers = self.api.url + path, self.api.headers
         for _ in range(30):
-            try:
-                with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
-                    return json.loads(response.read() or b"null")
-            except urllib.error.HTTPError as error:
-                # On a busy machine: another writer has the database.
-                if error.code != 503:
-                    raise
+            answer = httpx.request(method, url, json=body, headers=headers, timeout=PATIENCE_S)
+            # On a busy machine: another writer has the database.
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                answer.raise_for_status()
+                return answer.json() if answer.content else None
             time.sleep(1)
         raise AssertionError(f"{path}: the server stays busy")
+
+
+def _until_sent(get: Callable[[], T], is_right: Callable[[T], bool], what: str) -> T:
+    send_what_waits()
+    until(lambda: is_right(get()), what, otherwise=lambda: f", but {get()}", pause_s=ASK_S)
+    return get()
 
 
 @contextmanager

@@ -1,18 +1,16 @@
 """The pipeline itself, small, as a deployment: real stages, real jobs, real servers."""
 
-import json
 import time
-import urllib.request
-from base64 import b64encode
 from typing import Any
 
+import httpx
 import pytest
 from prefect_servers import ASK_S, LocalServers, serving
 
 from pipelines.ledger.entry import Ledger
 from pipelines.ledger.state import State
 from pipelines.servers import servers
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -22,15 +20,11 @@ BESIDE_SFT = "prepare,reward_model,evaluate_sft"
 def mlflow_runs(local: LocalServers) -> list[dict[str, Any]]:
     """Every run that MLflow's server shows."""
     address = servers.running(local.repository)["mlflow"].url + "/api/2.0/mlflow"
-    given = b64encode(f"lockstep:{local.password}".encode()).decode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Basic {given}"}
-    request = urllib.request.Request(f"{address}/experiments/search?max_results=100", None, headers)
-    with urllib.request.urlopen(request) as response:
-        experiments = json.loads(response.read())["experiments"]
-    searched = json.dumps({"experiment_ids": [one["experiment_id"] for one in experiments]})
-    request = urllib.request.Request(f"{address}/runs/search", searched.encode(), headers)
-    with urllib.request.urlopen(request) as response:
-        return json.loads(response.read()).get("runs", [])
+    with httpx.Client(auth=("lockstep", local.password), timeout=PATIENCE_S) as client:
+        found = client.get(f"{address}/experiments/search?max_results=100").raise_for_status()
+        ids = [one["experiment_id"] for one in found.json()["experiments"]]
+        runs = client.post(f"{address}/runs/search", json={"experiment_ids": ids})
+        return runs.raise_for_status().json().get("runs", [])
 
 
 def test_a_deployed_pipeline_runs_and_its_cancellation_ends_the_jobs(

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.client.schemas.objects import State
@@ -74,17 +75,18 @@ def test_targets_bring_along_only_what_they_need(project: TinyProject) -> None:
     assert project.started() == ["a", "b"]
 
 
-def test_an_unknown_target_is_named(project: TinyProject) -> None:
-    state = run_flow(targets=["bb"])
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"targets": ["bb"]}, "no stage 'bb'; it has a, b, c, d"),
+        ({"profile": "serail"}, "did you mean 'serial'?"),
+    ],
+    ids=["target", "profile"],
+)
+def test_what_is_unknown_is_named(project: TinyProject, options: Any, error: str) -> None:
+    state = run_flow(**options)
     assert state.is_failed()
-    assert "no stage 'bb'; it has a, b, c, d" in (state.message or "")
-    assert project.started() == []
-
-
-def test_an_unknown_profile_is_named(project: TinyProject) -> None:
-    state = run_flow(profile="serail")
-    assert state.is_failed()
-    assert "did you mean 'serial'?" in (state.message or "")
+    assert error in (state.message or "")
     assert project.started() == []
 
 
@@ -134,15 +136,11 @@ def test_only_what_is_worth_it_is_tried_again(
     assert project.started() == ["a"] * tries
 
 
-def test_retries_come_to_an_end(project: TinyProject) -> None:
+def test_retries_come_to_an_end_and_an_older_failure_causes_none(project: TinyProject) -> None:
     project.behave(a={"failures": 9, "ledger": {"retryable": True}})
     assert run_flow(targets=["a"]).is_failed()
     assert project.started() == ["a"] * 3
-
-
-def test_an_older_failure_in_the_ledger_causes_no_retry(project: TinyProject) -> None:
-    project.behave(a={"failures": 9, "ledger": {"retryable": True}})
-    assert run_flow(targets=["a"]).is_failed()
+    # The failure that is in the ledger now causes no retry of another one.
     project.behave(a={"failures": 9})
     assert run_flow(targets=["a"]).is_failed()
     assert project.started() == ["a"] * 4

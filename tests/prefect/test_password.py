@@ -8,14 +8,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.error
-import urllib.request
-from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prefect_servers import LocalServers
 from tiny_project import REPOSITORY
@@ -69,15 +67,9 @@ def as_another_user(urls: list[tuple[str, Any]], files: list[str | Path]) -> tup
     return statuses, texts
 
 
-def ask(url: str, password: str | None = None, **headers: str) -> tuple[int, dict[str, str]]:
-    """The status and the headers of an answer."""
-    if password is not None:
-        headers["Authorization"] = f"Basic {b64encode(f'lockstep:{password}'.encode()).decode()}"
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as response:
-            return response.status, dict(response.headers)
-    except urllib.error.HTTPError as error:
-        return error.code, dict(error.headers)
+def ask(url: str, password: str | None = None, **headers: str) -> httpx.Response:
+    auth = None if password is None else ("lockstep", password)
+    return httpx.get(url, auth=auth, headers=headers, timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -160,12 +152,12 @@ def test_up_says_how_to_get_in(local_servers: LocalServers) -> None:
     assert local_servers.password not in local_servers.said
     assert "can use" not in local_servers.said
     mlflow = servers.running(local_servers.repository)["mlflow"].url
-    status, headers = ask(f"{mlflow}/")
-    assert status == 401
-    assert headers["www-authenticate"].startswith("Basic ")
+    answer = ask(f"{mlflow}/")
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Basic ")
     for path in ("/", "/version", "/api/2.0/mlflow/experiments/search?max_results=1"):
-        assert ask(mlflow + path, local_servers.password)[0] == 200
-        assert ask(mlflow + path, "a guess")[0] == 401
+        assert ask(mlflow + path, local_servers.password).status_code == 200
+        assert ask(mlflow + path, "a guess").status_code == 401
 
 
 @pytest.mark.slow
@@ -175,12 +167,12 @@ def test_a_page_of_another_server_is_refused_where_the_browser_knows_the_passwor
 ) -> None:
     running = servers.running(local_servers.repository)
     mlflow = f"{running['mlflow'].url}/version"
-    assert ask(mlflow, local_servers.password, Origin=running["mlflow"].url)[0] == 200
-    status, headers = ask(mlflow, local_servers.password, Origin=origin)
-    assert status == 403
-    assert "access-control-allow-origin" not in {name.lower() for name in headers}
-    headers = ask(f"{running['prefect'].api}/health", Origin=origin)[1]
-    assert "access-control-allow-origin" not in {name.lower() for name in headers}
+    own = ask(mlflow, local_servers.password, Origin=running["mlflow"].url)
+    assert own.status_code == 200
+    refused = ask(mlflow, local_servers.password, Origin=origin)
+    assert refused.status_code == 403
+    for answer in (refused, ask(f"{running['prefect'].api}/health", Origin=origin)):
+        assert "access-control-allow-origin" not in answer.headers
 
 
 @pytest.mark.slow

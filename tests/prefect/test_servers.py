@@ -4,6 +4,7 @@ import io
 import json
 import os
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -184,36 +185,34 @@ def test_a_flow_process_that_is_killed_leaves_a_clone_that_goes_on(
     assert local_servers.ended(run)["type"] == "CRASHED"
 
 
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield taken.getsockname()[1]
+
+
 def test_if_one_does_not_start_the_others_are_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = Repository(make_project(tmp_path / "project").root)
     # A file where Prefect's folder should be.
     repository.home.mkdir()
     (repository.home / "prefect").write_text("")
     said = io.StringIO()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(servers, "MLFLOW_PORT", port)
-        with pytest.raises(LockstepError, match="prefect did not start") as raised:
-            servers.up(repository, Console(said), prefect_port=free_port())
+    monkeypatch.setattr(servers, "MLFLOW_PORT", taken_port)
+    with pytest.raises(LockstepError, match="prefect did not start") as raised:
+        servers.up(repository, Console(said), prefect_port=free_port())
     assert "unable to open database file" in str(raised.value)
     assert str(repository.home / "servers/prefect.log") in str(raised.value)
-    assert f"port {port} is in use; MLflow uses" in said.getvalue()
+    assert f"port {taken_port} is in use; MLflow uses" in said.getvalue()
     assert processes_of(repository) == []
     assert servers.running(repository) == {}
 
 
-def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
+def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path, taken_port: int) -> None:
     repository = Repository(make_project(tmp_path / "project").root)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(LockstepError, match=f"port {port} for MLflow is in use"):
-            servers.up(repository, Console(io.StringIO()), mlflow_port=port)
+    with pytest.raises(LockstepError, match=f"port {taken_port} for MLflow is in use"):
+        servers.up(repository, Console(io.StringIO()), mlflow_port=taken_port)
     assert processes_of(repository) == []
 
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_clone import FakeClone
 
+from pipelines.tracking.rounds import SETTINGS
 from tests.conftest import kill_each
 
 
@@ -31,15 +32,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("MLFLOW_", "LOCKSTEP_", "OPENLINEAGE_")):
             monkeypatch.delenv(name)
-    for name in (
-        "DO_NOT_TRACK",
-        "GIT_PYTHON_REFRESH",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES",
-        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT",
-        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR",
-        "MLFLOW_LOGGING_LEVEL",
-    ):
+    for name in SETTINGS:
         monkeypatch.setenv(name, "1")
         monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")

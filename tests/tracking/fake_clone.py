@@ -63,6 +63,12 @@ class FakeClone:
         )
         return self.ledger.find_or_create(spec, origin)
 
+    def begin(self, stage: str, *, steps: int = 0) -> Entry:
+        """A stage whose first job runs."""
+        entry = self.entry(stage)
+        self.start(entry, steps=steps)
+        return entry
+
     def start(self, entry: Entry, *, steps: int = 0, invocation: str | None = None) -> Attempt:
         """A job that lives until `die` or `finish`, by another command than the entry's or not."""
         behind = Invocation(invocation, "dvc repro") if invocation else None
@@ -76,10 +82,11 @@ class FakeClone:
         self.log(entry, range(1, steps + 1))
         return attempt
 
-    def log(self, entry: Entry, steps: range) -> None:
+    def log(self, entry: Entry, steps: range, **metrics: float) -> None:
         with (entry.folder / "metrics.jsonl").open("a") as file:
             for step in steps:
-                row = {"step": step, "time": time.time(), "metrics": {"loss": 1 / step, "kl": 0.1}}
+                values = metrics or {"loss": 1 / step, "kl": 0.1}
+                row = {"step": step, "time": time.time(), "metrics": values}
                 file.write(json.dumps(row) + "\n")
 
     def table(self, entry: Entry, rows: list[dict[str, Any]]) -> None:

@@ -110,7 +110,8 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 @pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _short_waits(clone: FakeClone, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(clone.root)
     monkeypatch.setenv("LOCKSTEP_TRACKING", "off")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(background, "LINGER_S", 0.0)
@@ -126,7 +127,7 @@ def to_file(clone: FakeClone) -> Path:
     return path
 
 
-def told(path: Path) -> list[dict[str, Any]]:
+def sent(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -140,10 +141,13 @@ def types(events: list[dict[str, Any]]) -> list[str]:
     return [event["eventType"] for event in events]
 
 
-def emit(clone: FakeClone, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the background process does, in this one; from the clone, as there."""
-    monkeypatch.chdir(clone.root)
+def emit(clone: FakeClone) -> None:
+    """What the background process does, in this one."""
     run_emitter(clone.repository, 5.0)
+
+
+def problem(clone: FakeClone) -> str:
+    return openlineage.problem(clone.repository) or ""
 
 
 def emitters(clone: FakeClone) -> list[psutil.Process]:
@@ -155,8 +159,8 @@ def test_a_stage_is_a_run_with_its_inputs_and_outputs_by_hash(
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "team-a")
     entry = clone.run("rollout@iter_001", {"length": 7.5})
-    emit(clone, monkeypatch)
-    start, complete = told(to_file)
+    emit(clone)
+    start, complete = sent(to_file)
     assert types([start, complete]) == ["START", "COMPLETE"]
     for event in (start, complete):
         jsonschema.validate(event, RUN_EVENT, format_checker=jsonschema.FormatChecker())
@@ -181,15 +185,13 @@ def test_a_stage_is_a_run_with_its_inputs_and_outputs_by_hash(
     assert start["eventTime"] < complete["eventTime"]
 
 
-def test_what_was_told_is_not_told_again(
-    clone: FakeClone, to_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_told_is_not_told_again(clone: FakeClone, to_file: Path) -> None:
     clone.run("sft")
-    emit(clone, monkeypatch)
-    emit(clone, monkeypatch)
+    emit(clone)
+    emit(clone)
     clone.run("evaluate_sft")
-    emit(clone, monkeypatch)
-    events = told(to_file)
+    emit(clone)
+    events = sent(to_file)
     names = [event["job"]["name"] for event in events]
     assert names == ["sft", "sft", "evaluate_sft", "evaluate_sft"]
     parents = {event["run"]["facets"]["parent"]["run"]["runId"] for event in events}
@@ -198,21 +200,18 @@ def test_what_was_told_is_not_told_again(
     UUID(parents.pop())
 
 
-def test_an_entry_that_fails_and_goes_on_is_one_run(
-    clone: FakeClone, to_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = clone.entry("sft")
-    clone.start(entry)
+def test_an_entry_that_fails_and_goes_on_is_one_run(clone: FakeClone, to_file: Path) -> None:
+    entry = clone.begin("sft")
     clone.end(entry, "failed", error="row 7 of demonstrations.parquet: no prompt")
     with entry.lease():
         # A driver is at work, which may try again: nothing has failed yet.
         assert due(entry, LastEvent("START", 1)) == []
-    emit(clone, monkeypatch)
+    emit(clone)
     clone.start(entry)
     assert due(entry, LastEvent.of(entry)) == ["RUNNING"]
     clone.finish(entry)
-    emit(clone, monkeypatch)
-    events = told(to_file)
+    emit(clone)
+    events = sent(to_file)
     assert types(events) == ["START", "FAIL", "RUNNING", "COMPLETE"]
     error = events[1]["run"]["facets"]["errorMessage"]
     assert error["message"] == "row 7 of demonstrations.parquet: no prompt"
@@ -221,16 +220,11 @@ def test_an_entry_that_fails_and_goes_on_is_one_run(
     assert not any(output.get("facets") for event in events[:3] for output in event["outputs"])
 
 
-def test_cancelled_is_abort_and_a_dead_job_is_fail(
-    clone: FakeClone, to_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for stage in ("sft", "reward_model"):
-        clone.start(clone.entry(stage))
-    sft, reward_model = clone.entry("sft"), clone.entry("reward_model")
-    clone.end(sft, "cancelled")
-    clone.die(reward_model)
-    emit(clone, monkeypatch)
-    ends = {event["job"]["name"]: event["eventType"] for event in told(to_file)}
+def test_cancelled_is_abort_and_a_dead_job_is_fail(clone: FakeClone, to_file: Path) -> None:
+    clone.end(clone.begin("sft"), "cancelled")
+    clone.die(clone.begin("reward_model"))
+    emit(clone)
+    ends = {event["job"]["name"]: event["eventType"] for event in sent(to_file)}
     assert ends == {"sft": "ABORT", "reward_model": "FAIL"}
 
 
@@ -243,18 +237,16 @@ def test_an_endpoint_that_was_down_gets_everything_once_when_it_is_up(
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
     monkeypatch.setattr(background, "GIVE_UP_S", 0.2)
     entry = clone.run("sft")
-    emit(clone, monkeypatch)
-    said = openlineage.problem(clone.repository)
-    assert said is not None
-    assert "does not take events" in said
+    emit(clone)
+    assert "does not take events" in problem(clone)
     endpoint.listen()
     endpoint.answer = 503
-    emit(clone, monkeypatch)
+    emit(clone)
     assert LastEvent.of(entry) == LastEvent()
     endpoint.answer = 201
-    emit(clone, monkeypatch)
+    emit(clone)
     assert types(endpoint.events) == ["START", "COMPLETE"]
-    assert openlineage.problem(clone.repository) is None
+    assert problem(clone) == ""
 
 
 def test_an_event_that_is_refused_stops_no_other(
@@ -264,19 +256,18 @@ def test_an_event_that_is_refused_stops_no_other(
     endpoint.answer = 422
     monkeypatch.setenv("OPENLINEAGE_URL", endpoint.url)
     refused = clone.run("sft")
-    emit(clone, monkeypatch)
+    emit(clone)
     assert "422" in (LastEvent.of(refused).problem or "")
     endpoint.answer = 201
     clone.run("evaluate_sft")
-    emit(clone, monkeypatch)
+    emit(clone)
     assert [event["job"]["name"] for event in endpoint.events] == ["evaluate_sft"] * 2
 
 
 def test_a_killed_process_is_followed_by_one_that_tells_the_rest(
-    clone: FakeClone, to_file: Path, monkeypatch: pytest.MonkeyPatch
+    clone: FakeClone, to_file: Path
 ) -> None:
-    entry = clone.entry("sft")
-    clone.start(entry)
+    entry = clone.begin("sft")
     start_emitter(clone.repository)
     until(lambda: LastEvent.of(entry).event == "START", "the first event")
     [process] = emitters(clone)
@@ -285,13 +276,13 @@ def test_a_killed_process_is_followed_by_one_that_tells_the_rest(
     clone.finish(entry)
     # MLflow is switched off; what it has to do with is not this.
     assert ship_all(clone.repository) == []
-    assert types(told(to_file)) == ["START", "COMPLETE"]
+    assert types(sent(to_file)) == ["START", "COMPLETE"]
     kill_each(emitters(clone))
     # Killed between the event and the cursor: said twice, and the same both times.
     LastEvent("START", 1).save(entry)
-    emit(clone, monkeypatch)
-    assert types(told(to_file)) == ["START", "COMPLETE", "COMPLETE"]
-    assert told(to_file)[1] == told(to_file)[2]
+    emit(clone)
+    assert types(sent(to_file)) == ["START", "COMPLETE", "COMPLETE"]
+    assert sent(to_file)[1] == sent(to_file)[2]
 
 
 def test_without_configuration_nothing_is_started_or_imported(
@@ -313,9 +304,7 @@ def test_configured_and_not_installed_is_said_and_stops_nothing(
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:1")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     start_emitter(clone.repository)
-    said = openlineage.problem(clone.repository)
-    assert said is not None
-    assert "pip install" in said
+    assert "pip install" in problem(clone)
     assert emitters(clone) == []
 
 
@@ -324,20 +313,17 @@ def test_a_configuration_without_a_transport_is_said(
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_CONFIG", str(clone.root / "mistyped.yml"))
     clone.run("sft")
-    emit(clone, monkeypatch)
-    said = openlineage.problem(clone.repository)
-    assert said is not None
-    assert "names no transport" in said
+    emit(clone)
+    assert "names no transport" in problem(clone)
 
 
-def test_no_secret_is_told(
+def test_no_secret_is_sent(
     clone: FakeClone, to_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hunter2-planted")
-    entry = clone.entry("sft")
-    clone.start(entry)
+    entry = clone.begin("sft")
     clone.end(entry, "failed", error="401 for https://me:pa55word@hub/x with hunter2-planted")
-    emit(clone, monkeypatch)
+    emit(clone)
     text = to_file.read_text()
     assert "401 for" in text
     assert "hunter2" not in text

@@ -45,15 +45,12 @@ def test_a_cursor_that_lags_or_is_lost_repeats_nothing(clone: FakeClone) -> None
 
 
 def test_a_resumed_job_goes_on_in_its_run(clone: FakeClone) -> None:
-    entry = clone.entry("sft")
-    clone.start(entry, steps=5)
+    entry = clone.begin("sft", steps=5)
     clone.sync()
     clone.die(entry)
     clone.sync()
     assert clone.run_of("sft").info.status == "FAILED"
-    lines = (entry.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (entry.folder / "metrics.tmp").write_text("".join(lines[:3]))
-    os.replace(entry.folder / "metrics.tmp", entry.folder / "metrics.jsonl")
+    go_back(entry, 3)
     clone.start(entry)
     clone.log(entry, range(4, 9))
     clone.sync()
@@ -78,8 +75,7 @@ def go_back(entry: Entry, steps: int) -> None:
 
 def test_steps_that_a_resumed_job_takes_again_are_sent_once(clone: FakeClone) -> None:
     """By one shipper, which knows what it has sent."""
-    entry, shipper = clone.entry("sft"), clone.tracker()
-    clone.start(entry, steps=5)
+    entry, shipper = clone.begin("sft", steps=5), clone.tracker()
     assert shipper.sync() is None
     clone.die(entry)
     go_back(entry, 3)
@@ -91,8 +87,7 @@ def test_steps_that_a_resumed_job_takes_again_are_sent_once(clone: FakeClone) ->
 
 def test_steps_that_only_mlflow_knows_of_are_sent_once(clone: FakeClone) -> None:
     """The shipper was killed before it noted them, and the job takes them again."""
-    entry = clone.entry("sft")
-    clone.start(entry, steps=5)
+    entry = clone.begin("sft", steps=5)
     clone.sync()
     rewind(entry, step=2)
     clone.die(entry)
@@ -113,8 +108,7 @@ def test_a_second_attempt_that_fails_as_the_first_did_is_shipped_too(clone: Fake
 
 
 def test_a_line_that_is_being_written_waits(clone: FakeClone) -> None:
-    entry = clone.entry("sft")
-    clone.start(entry, steps=2)
+    entry = clone.begin("sft", steps=2)
     with (entry.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "ti')
     assert clone.sync() is None
@@ -123,8 +117,7 @@ def test_a_line_that_is_being_written_waits(clone: FakeClone) -> None:
 
 def test_a_shipper_killed_again_and_again_repeats_nothing(clone: FakeClone) -> None:
     steps = 4000
-    entry = clone.entry("sft")
-    clone.start(entry, steps=steps)
+    entry = clone.begin("sft", steps=steps)
     clone.finish(entry)
     reached = 0
     for _ in range(2):

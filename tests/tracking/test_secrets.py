@@ -1,7 +1,9 @@
-"""A secret of the environment reaches no file of the ledger and nothing in MLflow."""
+"""A secret of the environment reaches no file of the ledger, no address and nothing in MLflow."""
 
 import pytest
 from fake_clone import FakeClone
+
+from pipelines.tracking.cursor import store_address
 
 SECRET = "hunter2-planted-secret"
 
@@ -24,3 +26,19 @@ def test_a_planted_secret_is_nowhere(clone: FakeClone, monkeypatch: pytest.Monke
     assert any(path.name == "samples.json" for path in found)
     for path in found:
         assert SECRET.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("uri", "address"),
+    [
+        ("https://me:secret@mlflow.example/base", "https://mlflow.example/base"),
+        ("postgresql://me:secret@db:5432/mlflow?password=x", "postgresql://db:5432/mlflow"),
+        ("sqlite:////data/mlflow.db", "sqlite:////data/mlflow.db"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_credentials_are_left_out(
+    clone: FakeClone, monkeypatch: pytest.MonkeyPatch, uri: str, address: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert store_address(clone.repository) == address

@@ -39,8 +39,7 @@ def test_it_is_started_in_no_time_and_ends_by_itself(clone: FakeClone) -> None:
 
 
 def test_live_jobs_are_shipped_while_they_run(clone: FakeClone) -> None:
-    entry = clone.entry("sft")
-    clone.start(entry, steps=2)
+    entry = clone.begin("sft", steps=2)
     start_shipper(clone.repository)
     until(lambda: clone.cursor(entry).get("step") == 2, "two steps")
     clone.log(entry, range(3, 6))
@@ -52,8 +51,7 @@ def test_live_jobs_are_shipped_while_they_run(clone: FakeClone) -> None:
 
 
 def test_of_many_started_at_once_one_stays(clone: FakeClone) -> None:
-    entry = clone.entry("sft")
-    clone.start(entry, steps=1)
+    entry = clone.begin("sft", steps=1)
     for _ in range(4):
         start_shipper(clone.repository)
     until(lambda: clone.cursor(entry).get("state") == "running", "a run in MLflow")
@@ -145,8 +143,7 @@ def test_it_goes_with_the_clone_and_leaves_nothing_running(
     clone.repository.home.rename(clone.root.parent / "elsewhere")
     elsewhere = clone.root.parent / "elsewhere" / "mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{elsewhere}")
-    entry = clone.entry("sft")
-    clone.start(entry, steps=1)
+    entry = clone.begin("sft", steps=1)
     start_shipper(clone.repository)
     until(lambda: clone.cursor(entry).get("state") == "running", "a run in MLflow")
     shutil.rmtree(clone.repository.home)
@@ -170,7 +167,7 @@ def test_it_can_be_switched_off(clone: FakeClone, monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_takes_little_from_the_training(clone: FakeClone) -> None:
-    clone.start(clone.entry("sft"))
+    clone.begin("sft")
     start_shipper(clone.repository)
     until(lambda: any(process.nice() == 10 for process in clone.shippers()), "a modest shipper")
     [shipper] = clone.shippers()

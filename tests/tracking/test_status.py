@@ -22,8 +22,7 @@ def test_what_does_not_end_well_says_so_up_to_the_invocation(
     clone: FakeClone, ending: str, status: str
 ) -> None:
     clone.run("sft")
-    entry = clone.entry("rollout@iter_001")
-    clone.start(entry, steps=1)
+    entry = clone.begin("rollout@iter_001", steps=1)
     clone.sync()
     assert clone.run_of("rollout@iter_001").info.status == "RUNNING"
     assert clone.parent().info.status == "RUNNING"
@@ -42,9 +41,8 @@ def test_what_does_not_end_well_says_so_up_to_the_invocation(
     assert all(run.info.end_time for run in clone.runs())
 
 
-def test_a_job_that_died_unseen_is_mended_by_the_next_command(clone: FakeClone) -> None:
-    entry = clone.entry("sft")
-    clone.start(entry, steps=1)
+def test_a_job_that_died_unseen_is_corrected_by_the_next_command(clone: FakeClone) -> None:
+    entry = clone.begin("sft", steps=1)
     clone.sync()
     clone.die(entry)
     assert clone.run_of("sft").info.status == "RUNNING"
@@ -76,8 +74,7 @@ def test_a_command_may_close_its_own_invocation(clone: FakeClone) -> None:
 def test_a_stage_that_waits_its_turn_reopens_the_iteration(clone: FakeClone) -> None:
     clone.run("rollout@iter_001")
     clone.sync()
-    entry = clone.entry("score@iter_001")
-    clone.start(entry)
+    entry = clone.begin("score@iter_001")
     clone.sync()
     assert clone.parent().info.status == "RUNNING"
     clone.finish(entry)
@@ -107,8 +104,7 @@ def test_a_command_whose_stages_another_one_took_over_was_killed(clone: FakeClon
 
 def taken_over(clone: FakeClone) -> tuple[Entry, dict[str, RunInfo]]:
     """A stage that died and that the next command took up before anybody looked; runs by group."""
-    entry = clone.entry("rollout@iter_001")
-    clone.start(entry, steps=1)
+    entry = clone.begin("rollout@iter_001", steps=1)
     clone.sync()
     clone.die(entry)
     clone.start(entry, steps=1, invocation="run-again")
@@ -117,8 +113,7 @@ def taken_over(clone: FakeClone) -> tuple[Entry, dict[str, RunInfo]]:
 
 
 def test_a_run_that_somebody_deleted_stays_away_and_holds_up_nothing(clone: FakeClone) -> None:
-    entry = clone.entry("sft")
-    clone.start(entry, steps=2)
+    entry = clone.begin("sft", steps=2)
     clone.sync()
     clone.client.delete_run(clone.run_of("sft").info.run_id)
     clone.finish(entry)
@@ -133,8 +128,7 @@ def test_a_run_that_somebody_deleted_stays_away_and_holds_up_nothing(clone: Fake
 def test_runs_that_went_away_with_their_database_are_made_again(
     clone: FakeClone, migrated_database: Path
 ) -> None:
-    entry = clone.entry("sft")
-    clone.start(entry, steps=2)
+    entry = clone.begin("sft", steps=2)
     clone.sync()
     shutil.copy(migrated_database, clone.repository.home / "mlflow.db")
     clone.finish(entry)

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import threading
-import time
 
 import pytest
 from fake_clone import FakeClone
@@ -30,14 +29,11 @@ GOOD = {"entropy": 0.8, "kl_to_reference": 0.02, "accuracy_sampled": 0.6}
 COLLAPSED = {"entropy": 0.05, "kl_to_reference": 0.03, "accuracy_sampled": 0.4}
 
 
-def log_steps(entry: Entry, count: int, **metrics: float) -> None:
+def log_steps(clone: FakeClone, entry: Entry, count: int, **metrics: float) -> None:
     """Steps of a job, appended as it does."""
     path = entry.folder / "metrics.jsonl"
     done = len(path.read_text().splitlines()) if path.exists() else 0
-    with path.open("a") as file:
-        for step in range(done + 1, done + count + 1):
-            row = {"step": step, "time": time.time(), "metrics": metrics}
-            file.write(json.dumps(row) + "\n")
+    clone.log(entry, range(done + 1, done + count + 1), **metrics)
 
 
 def warned(run: Run) -> dict[str, str]:
@@ -63,22 +59,21 @@ def look(clone: FakeClone, entry: Entry) -> tuple[Symptom, ...]:
 def running(clone: FakeClone) -> Entry:
     """An update that runs, after an SFT policy that was evaluated."""
     clone.run("evaluate_sft", SFT)
-    entry = clone.entry("policy_update@iter_001")
-    clone.start(entry)
+    entry = clone.begin("policy_update@iter_001")
     return entry
 
 
 def test_a_running_update_is_judged_by_its_last_steps(clone: FakeClone, running: Entry) -> None:
-    log_steps(running, 20, entropy=0.9, kl_to_reference=0.01)
+    log_steps(clone, running, 20, entropy=0.9, kl_to_reference=0.01)
     assert look(clone, running) == ()
-    log_steps(running, 5, entropy=0.1, kl_to_reference=0.7)
+    log_steps(clone, running, 5, entropy=0.1, kl_to_reference=0.7)
     assert [symptom.kind for symptom in look(clone, running)] == ["entropy_collapse", "kl_blow_up"]
-    log_steps(running, 5, entropy=0.5, kl_to_reference=0.1)
+    log_steps(clone, running, 5, entropy=0.5, kl_to_reference=0.1)
     assert look(clone, running) == ()
 
 
 def test_the_progress_line_and_the_status_bear_a_mark(clone: FakeClone, running: Entry) -> None:
-    log_steps(running, 6, entropy=0.1, kl_to_reference=0.01)
+    log_steps(clone, running, 6, entropy=0.1, kl_to_reference=0.01)
     report = Pace().report(6, 9, "steps", {"entropy": 0.1})
     atomic.write_json(running.folder / "progress.json", report)
     shown = activity(running, running.state(), look(clone, running))
@@ -146,7 +141,7 @@ def test_a_driver_tells_of_a_warning_when_it_comes_and_at_the_end(
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_TRACKING", "off")
     atomic.write_json(running.folder / "progress.json", Pace().report(6, 9, "steps", {}))
-    log_steps(running, 6, entropy=0.1, kl_to_reference=0.01)
+    log_steps(clone, running, 6, entropy=0.1, kl_to_reference=0.01)
     screen = Terminal()
     driver = Driver(
         repository=clone.repository,
@@ -176,17 +171,16 @@ def test_a_driver_tells_of_a_warning_when_it_comes_and_at_the_end(
 
 
 def test_the_first_steps_are_too_few_to_tell(clone: FakeClone, running: Entry) -> None:
-    log_steps(running, 4, entropy=0.01, kl_to_reference=1.0)
+    log_steps(clone, running, 4, entropy=0.01, kl_to_reference=1.0)
     assert look(clone, running) == ()
 
 
 def test_without_an_evaluation_the_stage_is_judged_by_its_own_start(clone: FakeClone) -> None:
-    entry = clone.entry("policy_update@iter_001")
-    clone.start(entry)
-    log_steps(entry, 5, entropy=0.8)
-    log_steps(entry, 5, entropy=0.17)
+    entry = clone.begin("policy_update@iter_001")
+    log_steps(clone, entry, 5, entropy=0.8)
+    log_steps(clone, entry, 5, entropy=0.17)
     assert look(clone, entry) == ()
-    log_steps(entry, 5, entropy=0.15)
+    log_steps(clone, entry, 5, entropy=0.15)
     [symptom] = look(clone, entry)
     assert "sft's 0.8" in symptom.sentence
 
@@ -196,15 +190,14 @@ def test_entropy_on_other_texts_than_its_own_is_judged_by_the_stages_own_start(
 ) -> None:
     (clone.root / "params.yaml").write_text("rl: {preferences: {dpo: {policy: sft}}}\n")
     clone.run("evaluate_sft", {"entropy": 4.0})
-    entry = clone.entry("preference@dpo")
-    clone.start(entry)
-    log_steps(entry, 10, entropy=0.5)
+    entry = clone.begin("preference@dpo")
+    log_steps(clone, entry, 10, entropy=0.5)
     assert look(clone, entry) == ()
 
 
 def test_a_long_file_is_read_at_its_ends_alone(clone: FakeClone, running: Entry) -> None:
-    log_steps(running, 3000, entropy=0.9, kl_to_reference=0.01)
-    log_steps(running, 5, entropy=0.9, kl_to_reference=0.8)
+    log_steps(clone, running, 3000, entropy=0.9, kl_to_reference=0.01)
+    log_steps(clone, running, 5, entropy=0.9, kl_to_reference=0.8)
     assert (running.folder / "metrics.jsonl").stat().st_size > 2 * 64 * 1024
     assert [symptom.value for symptom in look(clone, running)] == [pytest.approx(0.8)]
 
@@ -212,7 +205,7 @@ def test_a_long_file_is_read_at_its_ends_alone(clone: FakeClone, running: Entry)
 def test_nothing_is_read_twice_within_a_second(clone: FakeClone, running: Entry) -> None:
     health = Health(clone.root)
     assert health.of(running.stage, running) == ()
-    log_steps(running, 9, entropy=0.1)
+    log_steps(clone, running, 9, entropy=0.1)
     assert health.of(running.stage, running) == ()
     assert health.of(running.stage, running, now=True)
 
@@ -228,7 +221,7 @@ def test_nothing_is_read_twice_within_a_second(clone: FakeClone, running: Entry)
     ],
 )
 def test_a_look_never_fails(clone: FakeClone, running: Entry, file: str, text: str | None) -> None:
-    log_steps(running, 9, entropy=0.1)
+    log_steps(clone, running, 9, entropy=0.1)
     assert look(clone, running)
     path = (running.folder if file == "metrics.jsonl" else clone.root) / file
     path.unlink()
@@ -239,9 +232,8 @@ def test_a_look_never_fails(clone: FakeClone, running: Entry, file: str, text: s
 
 def test_what_another_job_left_is_not_taken_for_what_dvc_restored(clone: FakeClone) -> None:
     clone.run("evaluate_sft", SFT)
-    entry = clone.entry("policy_update@iter_001")
-    clone.start(entry)
-    log_steps(entry, 9, entropy=0.1)
+    entry = clone.begin("policy_update@iter_001")
+    log_steps(clone, entry, 9, entropy=0.1)
     clone.finish(entry, {"entropy": 0.1})
     assert look(clone, entry)
     metrics = clone.root / entry.spec.metrics
@@ -266,21 +258,21 @@ def test_runs_of_stage_iteration_and_invocation_are_tagged(clone: FakeClone) -> 
 def test_a_warning_that_comes_while_a_stage_runs_goes_with_its_cause(
     clone: FakeClone, running: Entry
 ) -> None:
-    log_steps(running, 5, entropy=0.9, kl_to_reference=0.6)
+    log_steps(clone, running, 5, entropy=0.9, kl_to_reference=0.6)
     clone.sync()
     for run in (clone.run_of(running.stage), iteration_run(clone, "iter_001"), clone.parent()):
         assert warned(run).keys() == {"kl_blow_up"}
-    log_steps(running, 5, entropy=0.1, kl_to_reference=0.1)
+    log_steps(clone, running, 5, entropy=0.1, kl_to_reference=0.1)
     clone.sync()
     assert warned(clone.run_of(running.stage)).keys() == {"entropy_collapse"}
-    log_steps(running, 5, entropy=0.8, kl_to_reference=0.1)
+    log_steps(clone, running, 5, entropy=0.8, kl_to_reference=0.1)
     clone.finish(running)
     clone.sync()
     for run in (clone.run_of(running.stage), iteration_run(clone, "iter_001"), clone.parent()):
         assert warned(run) == {}
 
 
-def test_a_threshold_that_was_changed_mends_the_runs_found_up_to_date(clone: FakeClone) -> None:
+def test_a_threshold_that_was_changed_corrects_the_runs_found_up_to_date(clone: FakeClone) -> None:
     clone.run("evaluate_sft", SFT)
     last = clone.run("evaluate@iter_001", COLLAPSED)
     clone.sync()
@@ -305,8 +297,7 @@ def record_in_lock(clone: FakeClone, entry: Entry) -> None:
 
 def test_a_run_that_somebody_deleted_holds_up_no_tags(clone: FakeClone) -> None:
     clone.run("evaluate_sft", SFT)
-    entry = clone.entry("evaluate@iter_001")
-    clone.start(entry)
+    entry = clone.begin("evaluate@iter_001")
     clone.sync()
     clone.client.delete_run(clone.run_of("evaluate_sft").info.run_id)
     clone.finish(entry, COLLAPSED)
