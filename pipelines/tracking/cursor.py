@@ -24,7 +24,7 @@ from pipelines.ledger.record import Origin
 from pipelines.ledger.state import State
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
-_RESTORED = ".restored"
+_RESTORED, _ENDED = ".restored", ".ended"
 START_GRACE_S = 20.0
 """How long an entry may be without a submission and without a driver before it is given up."""
 
@@ -111,7 +111,7 @@ class ParentCursor(Cursor):
 
     @classmethod
     def of(cls, repository: Repository, identity: str, store: str | None = None) -> Self:
-        return cls.read(_parents(repository) / f"{_as_file_name(identity)}.json", store)
+        return cls.read(_file(repository, identity, ".json"), store)
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Scanner:
             over=over,
             over_for_sure=sure,
             closed=closed,
-            restored=files.read(Restored, _restored(self._repository, invocation.id)),
+            restored=files.read(Restored, _file(self._repository, invocation.id, _RESTORED)),
         )
 
 
@@ -290,12 +290,12 @@ def unshipped(repository: Repository) -> list[Entry]:
 
 def end_invocation(repository: Repository, identity: str) -> None:
     """Say that the command with this id has done all it will, though its process may still live."""
-    atomic.write_json(_end_mark(repository, identity), {"time": time.time()})
+    atomic.write_json(_file(repository, identity, _ENDED), {"time": time.time()})
 
 
 def note_restored(repository: Repository, origin: Origin, stages: list[str]) -> None:
     """Keep which stages a command had DVC restore: nothing else in the ledger tells of them."""
-    path = _restored(repository, origin.invocation.id)
+    path = _file(repository, origin.invocation.id, _RESTORED)
     files.write(path, Restored(origin, tuple(stages), time.time()))
 
 
@@ -317,7 +317,7 @@ def store_address(repository: Repository) -> str:
 
 def _command_lives(repository: Repository, invocation: Invocation) -> bool | None:
     """Whether the command still runs; None where only its jobs can tell."""
-    if _end_mark(repository, invocation.id).exists():
+    if _file(repository, invocation.id, _ENDED).exists():
         return False
     return None if invocation.pid is None else invocation.lives()
 
@@ -326,12 +326,8 @@ def _parents(repository: Repository) -> Path:
     return repository.home / "tracking"
 
 
-def _end_mark(repository: Repository, identity: str) -> Path:
-    return _parents(repository) / f"{_as_file_name(identity)}.ended"
-
-
-def _restored(repository: Repository, identity: str) -> Path:
-    return _parents(repository) / f"{_as_file_name(identity)}{_RESTORED}"
+def _file(repository: Repository, identity: str, ending: str) -> Path:
+    return _parents(repository) / f"{_as_file_name(identity)}{ending}"
 
 
 def _as_file_name(identity: str) -> str:

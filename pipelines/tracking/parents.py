@@ -7,16 +7,21 @@ ended, from dvc.lock: the stages that were up to date are linked to the runs tha
 import re
 import time
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.base import atomic
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
+from pipelines.config.strict_yaml import load_yaml
+from pipelines.dvc_repo.lock_file import read_stages
+from pipelines.dvc_repo.lock_state import current_stages
 from pipelines.ledger.entry import Entry, Ledger
+from pipelines.ledger.publish import hashes_of_outs
 from pipelines.ledger.record import Origin
 from pipelines.ledger.state import State
-from pipelines.tracking.cached import UpToDate, up_to_date
 from pipelines.tracking.cursor import Group, ParentCursor, StageCursor, entry_name, left_behind
 from pipelines.tracking.errors import RefusedError
 from pipelines.tracking.metrics import Point, names_above, numbers, summary_of
@@ -30,7 +35,7 @@ from pipelines.tracking.stage import (
 )
 from pipelines.tracking.warnings import WarningTags
 from stages.contracts.base import Over
-from stages.contracts.catalog import STAGES
+from stages.contracts.catalog import STAGES, BoundStage, bind_all
 
 if TYPE_CHECKING:
     from pipelines.tracking.store import Store
@@ -43,6 +48,15 @@ _OF_A_POLICY = [
     for over in (Over.ITERATIONS, Over.PREFERENCES, Over.ONLINE)
 ]
 """The stages that make one policy and evaluate it."""
+
+
+@dataclass(frozen=True)
+class UpToDate:
+    """A stage that was not run because its outputs are there."""
+
+    bound: BoundStage
+    outs: dict[str, str]
+    """Its outputs with their hashes, without its metrics."""
 
 
 class ParentShipper:
@@ -171,7 +185,7 @@ class ParentShipper:
         ]
         restored = group.restored.stages if group.restored else ()
         links: dict[str, str | None] = {}
-        for item in up_to_date(self._repository.root, unfinished):
+        for item in _up_to_date(self._repository.root, unfinished):
             stage = item.bound.address
             if stage in ran:
                 continue
@@ -220,6 +234,25 @@ class ParentShipper:
             return names.index(iteration) + 1
         digits = re.search(r"\d+$", iteration)
         return int(digits[0]) if digits else len(names) + 1
+
+
+def _up_to_date(root: Path, unfinished: set[str]) -> list[UpToDate]:
+    """Every stage of the graph that dvc.lock vouches for, in the graph's order.
+
+    `unfinished` names stages that were tried and did not end well.
+    """
+    try:
+        nodes = bind_all(load_params(root))
+        recorded = read_stages(root)
+        current = current_stages(recorded, load_yaml(root / "params.yaml"), unfinished)
+    except LockstepError:
+        return []
+    outs = {node.address: hashes_of_outs(recorded.get(node.address, {})) for node in nodes}
+    return [
+        UpToDate(node, {path: outs[node.address][path] for path in node.outs.values()})
+        for node in nodes
+        if node.address in current and outs[node.address].keys() >= set(node.outs.values())
+    ]
 
 
 def _title(group: Group) -> str:
