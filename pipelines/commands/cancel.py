@@ -1,5 +1,3 @@
-"""`lockstep cancel`."""
-
 from typing import Annotated
 
 import typer

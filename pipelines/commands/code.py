@@ -1,6 +1,3 @@
-"""`lockstep code`."""
-
-
 def code() -> None:
     """Write down which code each stage runs (what dvc.yaml calls: `dvc repro code`)."""
     from pipelines.base.repository import Repository

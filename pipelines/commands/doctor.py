@@ -1,5 +1,3 @@
-"""`lockstep doctor`."""
-
 from pipelines.commands.options import Json, show
 
 

@@ -1,6 +1,3 @@
-"""`lockstep down`."""
-
-
 def down() -> None:
     """Stop what `lockstep up` started."""
     from pipelines.base.console import Console

@@ -1,5 +1,3 @@
-"""`lockstep export`."""
-
 from pathlib import Path
 from typing import Annotated, Literal
 

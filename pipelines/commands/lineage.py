@@ -1,5 +1,3 @@
-"""`lockstep lineage`."""
-
 from typing import Annotated, Literal
 
 import typer

@@ -1,5 +1,3 @@
-"""`lockstep lm-eval`."""
-
 from typing import Annotated
 
 import typer

@@ -1,5 +1,3 @@
-"""`lockstep logs`."""
-
 import sys
 from typing import Annotated
 

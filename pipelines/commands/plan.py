@@ -1,5 +1,3 @@
-"""`lockstep plan`."""
-
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING

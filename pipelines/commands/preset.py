@@ -1,5 +1,3 @@
-"""`lockstep preset`."""
-
 from typing import Annotated
 
 import typer

@@ -1,5 +1,3 @@
-"""`lockstep record`."""
-
 from typing import Annotated
 
 import typer

@@ -1,5 +1,3 @@
-"""`lockstep register`."""
-
 from typing import Annotated
 
 import typer

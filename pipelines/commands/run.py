@@ -1,5 +1,3 @@
-"""`lockstep run`."""
-
 from typing import Annotated
 
 import typer

@@ -1,5 +1,3 @@
-"""`lockstep samples`."""
-
 from typing import Annotated
 
 import typer

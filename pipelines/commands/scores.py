@@ -1,5 +1,3 @@
-"""`lockstep scores`."""
-
 from typing import Annotated
 
 import typer

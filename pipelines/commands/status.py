@@ -1,5 +1,3 @@
-"""`lockstep status`."""
-
 from typing import Annotated
 
 import typer

@@ -1,5 +1,3 @@
-"""`lockstep sync`."""
-
 from pipelines.base.errors import LockstepError
 
 

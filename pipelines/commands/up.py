@@ -1,5 +1,3 @@
-"""`lockstep up`."""
-
 from typing import Annotated
 
 import typer

@@ -1,5 +1,3 @@
-"""`lockstep verify`."""
-
 import sys
 from typing import Annotated
 
@@ -31,8 +29,8 @@ def verify(
     repository, console = Repository.find(), Console(sys.stderr)
     reading = Reading(console)
     try:
-        verdict = read_again(repository, targets or [], whole_cache=cache, progress=reading.show)
+        outcome = read_again(repository, targets or [], whole_cache=cache, progress=reading.show)
     finally:
         console.clear()
-    show(verdict.as_json(), render(verdict, repository.root), as_json=as_json)
-    return 1 if verdict.findings else 0
+    show(outcome.as_json(), render(outcome, repository.root), as_json=as_json)
+    return 1 if outcome.findings else 0

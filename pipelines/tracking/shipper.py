@@ -10,8 +10,6 @@ from pipelines.base.repository import Repository
 from pipelines.tracking import openlineage
 from pipelines.tracking.cursor import store_address, unshipped
 
-__all__ = ["problem", "start_shipper", "unshipped"]
-
 SWITCH = "LOCKSTEP_TRACKING"
 _MODULE = "pipelines.export.shipping"
 """By name: it also registers policies, and so is above this package."""

@@ -13,8 +13,9 @@ from fake_clone import FakeClone
 from fake_policy import write_policy
 
 from pipelines.export.registry import put
+from pipelines.tracking.cursor import unshipped
 from pipelines.tracking.rounds import ship_all
-from pipelines.tracking.shipper import problem, unshipped
+from pipelines.tracking.shipper import problem
 from pipelines.tracking.store import Store
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, answers, until

@@ -14,9 +14,9 @@ from fake_clone import FakeClone
 from pipelines.base import atomic, background
 from pipelines.base.locks import hold_lock
 from pipelines.tracking import rounds as tracking
-from pipelines.tracking.cursor import Scanner
+from pipelines.tracking.cursor import Scanner, unshipped
 from pipelines.tracking.rounds import ship_all
-from pipelines.tracking.shipper import problem, shipper_process, start_shipper, unshipped
+from pipelines.tracking.shipper import problem, shipper_process, start_shipper
 from tests.waiting import PATIENCE_S, until
 
 SOURCE = Path(__file__).parents[2]

@@ -11,8 +11,7 @@ from fake_clone import FakeClone
 from mlflow.entities import RunInfo
 
 from pipelines.ledger.entry import Entry
-from pipelines.tracking.cursor import end_invocation
-from pipelines.tracking.shipper import unshipped
+from pipelines.tracking.cursor import end_invocation, unshipped
 
 
 @pytest.mark.parametrize(
