@@ -7,7 +7,7 @@ finite, is not judged.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -104,12 +104,19 @@ class Symptom:
 
 Line = Sequence[Reading]
 """A policy's ancestry: the SFT policy first, the policy itself last."""
+Finding = tuple[float, float, str] | None
+"""A value, what it was compared with, and a sentence; None: nothing to warn of."""
 
 
 def judge(line: Line, warn: WarnParams) -> tuple[Symptom, ...]:
     """What to warn of in the last of the line, in the order of the kinds."""
-    symptoms = (rule(line, warn) for rule in RULES)
-    return tuple(symptom for symptom in symptoms if symptom is not None)
+    symptoms = []
+    for kind, (metric, rule) in RULES.items():
+        value = line[-1].get(metric)
+        finding = None if value is None else rule(value, line, warn)
+        if finding is not None:
+            symptoms.append(Symptom(kind, line[-1].policy, metric, *finding, ADVICE[kind]))
+    return tuple(symptoms)
 
 
 def judge_family(
@@ -133,11 +140,10 @@ def ancestry(policy: str, parents: Mapping[str, str]) -> list[str]:
     return names[::-1]
 
 
-def _entropy_collapse(line: Line, warn: WarnParams) -> Symptom | None:
+def _entropy_collapse(value: float, line: Line, warn: WarnParams) -> Finding:
     """A policy that is right knows what to say, and is as decided as one that has collapsed."""
     start = _start(line, "entropy")
-    value = line[-1].get("entropy")
-    if warn.entropy_share is None or start is None or value is None or _is_solved(line, warn):
+    if warn.entropy_share is None or start is None or _is_solved(line, warn):
         return None
     before = start.metrics["entropy"]
     limit = warn.entropy_share * before
@@ -147,17 +153,13 @@ def _entropy_collapse(line: Line, warn: WarnParams) -> Symptom | None:
         f"entropy of {line[-1].policy} is {value:.3g}, less than {warn.entropy_share:g} of "
         f"{start.policy}'s {before:.3g}: it hardly explores any more"
     )
-    return _symptom(WarningKind.ENTROPY_COLLAPSE, line, "entropy", value, limit, sentence)
+    return value, limit, sentence
 
 
-def _kl_blow_up(line: Line, warn: WarnParams) -> Symptom | None:
-    value = line[-1].get("kl_to_reference")
-    if value is None:
-        return None
+def _kl_blow_up(value: float, line: Line, warn: WarnParams) -> Finding:
     is_so = f"KL of {line[-1].policy} to the reference is {value:.3g} nats per token"
     if warn.kl is not None and value > warn.kl:
-        sentence = f"{is_so}, above {warn.kl:g}"
-        return _symptom(WarningKind.KL_BLOW_UP, line, "kl_to_reference", value, warn.kl, sentence)
+        return value, warn.kl, f"{is_so}, above {warn.kl:g}"
     # The first step away from SFT, where KL is 0, is growth by any factor.
     before = line[-2].get("kl_to_reference") if len(line) > 2 else None
     if warn.kl_growth is None or before is None or value <= warn.kl_floor:
@@ -166,15 +168,13 @@ def _kl_blow_up(line: Line, warn: WarnParams) -> Symptom | None:
     if value <= limit:
         return None
     sentence = f"{is_so}, more than {warn.kl_growth:g} times {line[-2].policy}'s {before:.3g}"
-    return _symptom(WarningKind.KL_BLOW_UP, line, "kl_to_reference", value, limit, sentence)
+    return value, limit, sentence
 
 
-def _reward_standing_still(line: Line, warn: WarnParams) -> Symptom | None:
+def _reward_standing_still(_value: float, line: Line, warn: WarnParams) -> Finding:
     measured = [reading for reading in line if reading.get("reward_mean") is not None]
     count = warn.reward_iterations
-    if count is None or len(measured) <= count or measured[-1] is not line[-1]:
-        return None
-    if _is_solved(line, warn):
+    if count is None or len(measured) <= count or _is_solved(line, warn):
         return None
     earlier, recent = measured[:-count], measured[-count:]
     before = max(reading.metrics["reward_mean"] for reading in earlier)
@@ -188,13 +188,12 @@ def _reward_standing_still(line: Line, warn: WarnParams) -> Symptom | None:
         f"those before {before:.3g}: no rise by more than {warn.reward_gain:g} of its spread "
         f"{spread:.3g}"
     )
-    return _symptom(WarningKind.REWARD_STANDING_STILL, line, "reward_mean", best, limit, sentence)
+    return best, limit, sentence
 
 
-def _length_drift(line: Line, warn: WarnParams) -> Symptom | None:
+def _length_drift(value: float, line: Line, warn: WarnParams) -> Finding:
     start = _start(line, "response_length")
-    value = line[-1].get("response_length")
-    if warn.length_ratio is None or start is None or value is None:
+    if warn.length_ratio is None or start is None:
         return None
     before = start.metrics["response_length"]
     shortest, longest = before / warn.length_ratio, before * warn.length_ratio
@@ -207,86 +206,74 @@ def _length_drift(line: Line, warn: WarnParams) -> Symptom | None:
         f"{start.policy}'s {before:.3g}"
     )
     limit = longest if is_long else shortest
-    return _symptom(WarningKind.LENGTH_DRIFT, line, "response_length", value, limit, sentence)
+    return value, limit, sentence
 
 
-def _truncation(line: Line, warn: WarnParams) -> Symptom | None:
-    value = line[-1].get("truncation_rate")
-    if warn.truncation is None or value is None or value <= warn.truncation:
+def _truncation(value: float, line: Line, warn: WarnParams) -> Finding:
+    if warn.truncation is None or value <= warn.truncation:
         return None
     sentence = (
         f"{value:.0%} of {line[-1].policy}'s responses are cut off, more than {warn.truncation:.0%}"
     )
-    return _symptom(
-        WarningKind.TRUNCATION, line, "truncation_rate", value, warn.truncation, sentence
-    )
+    return value, warn.truncation, sentence
 
 
-def _flat_groups(line: Line, warn: WarnParams) -> Symptom | None:
-    value = line[-1].get("zero_variance_share")
-    if warn.flat_groups is None or value is None or value <= warn.flat_groups:
-        return None
-    if _is_solved(line, warn):
+def _flat_groups(value: float, line: Line, warn: WarnParams) -> Finding:
+    if warn.flat_groups is None or value <= warn.flat_groups or _is_solved(line, warn):
         return None
     sentence = (
         f"{value:.0%} of the prompts that {line[-1].policy} learnt from have responses of one and "
         f"the same reward, more than {warn.flat_groups:.0%}: they teach nothing"
     )
-    return _symptom(
-        WarningKind.FLAT_GROUPS, line, "zero_variance_share", value, warn.flat_groups, sentence
-    )
+    return value, warn.flat_groups, sentence
 
 
-def _reward_near_chance(line: Line, warn: WarnParams) -> Symptom | None:
-    value = line[-1].get("pairwise_accuracy")
+def _reward_near_chance(value: float, line: Line, warn: WarnParams) -> Finding:
     limit = warn.reward_accuracy
-    if limit is None or value is None or value >= limit:
+    if limit is None or value >= limit:
         return None
     sentence = (
         f"{line[-1].policy} ranks {value:.0%} of the held-out pairs right, less than {limit:.0%}: "
         "a coin toss is right on 50%"
     )
-    return _symptom(
-        WarningKind.REWARD_NEAR_CHANCE, line, "pairwise_accuracy", value, limit, sentence
-    )
+    return value, limit, sentence
 
 
-def _nothing_right(line: Line, warn: WarnParams) -> Symptom | None:
+def _nothing_right(value: float, line: Line, warn: WarnParams) -> Finding:
     """Of the SFT policy alone: what starts from it is judged by what it makes of that."""
-    value = line[-1].get("accuracy_sampled")
     limit = warn.sft_accuracy
-    if limit is None or value is None or len(line) > 1 or value >= limit:
+    if limit is None or len(line) > 1 or value >= limit:
         return None
     sentence = (
         f"{value:.1%} of {line[-1].policy}'s samples are right, less than {limit:.1%}: a reward "
         "for right answers has hardly anything to make likelier"
     )
-    return _symptom(WarningKind.NOTHING_RIGHT, line, "accuracy_sampled", value, limit, sentence)
+    return value, limit, sentence
 
 
-def _wrong_rewarded_most(line: Line, warn: WarnParams) -> Symptom | None:
-    value = line[-1].get("wrong_lead")
+def _wrong_rewarded_most(value: float, line: Line, warn: WarnParams) -> Finding:
     limit = warn.wrong_lead
-    if limit is None or value is None or value <= limit:
+    if limit is None or value <= limit:
         return None
     sentence = (
         f"of {line[-1].policy}'s greedy responses a wrong one has the highest reward, {value:.3g} "
         "above every right one"
     )
-    return _symptom(WarningKind.WRONG_REWARDED_MOST, line, "wrong_lead", value, limit, sentence)
+    return value, limit, sentence
 
 
-RULES = (
-    _entropy_collapse,
-    _kl_blow_up,
-    _reward_standing_still,
-    _length_drift,
-    _truncation,
-    _flat_groups,
-    _reward_near_chance,
-    _nothing_right,
-    _wrong_rewarded_most,
-)
+RULES: Mapping[WarningKind, tuple[str, Callable[[float, Line, WarnParams], Finding]]] = {
+    WarningKind.ENTROPY_COLLAPSE: ("entropy", _entropy_collapse),
+    WarningKind.KL_BLOW_UP: ("kl_to_reference", _kl_blow_up),
+    WarningKind.REWARD_STANDING_STILL: ("reward_mean", _reward_standing_still),
+    WarningKind.LENGTH_DRIFT: ("response_length", _length_drift),
+    WarningKind.TRUNCATION: ("truncation_rate", _truncation),
+    WarningKind.FLAT_GROUPS: ("zero_variance_share", _flat_groups),
+    WarningKind.REWARD_NEAR_CHANCE: ("pairwise_accuracy", _reward_near_chance),
+    WarningKind.NOTHING_RIGHT: ("accuracy_sampled", _nothing_right),
+    WarningKind.WRONG_REWARDED_MOST: ("wrong_lead", _wrong_rewarded_most),
+}
+"""Of each kind, the metric and the rule that judges its value, where the policy has one."""
 
 
 def _start(line: Line, metric: str) -> Reading | None:
@@ -303,9 +290,3 @@ def _is_solved(line: Line, warn: WarnParams) -> bool:
         return False
     known = (reading.get("accuracy_sampled") for reading in reversed(line))
     return next((value for value in known if value is not None), 0.0) >= warn.solved
-
-
-def _symptom(
-    kind: WarningKind, line: Line, metric: str, value: float, threshold: float, sentence: str
-) -> Symptom:
-    return Symptom(kind, line[-1].policy, metric, value, threshold, sentence, ADVICE[kind])

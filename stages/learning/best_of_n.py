@@ -1,13 +1,11 @@
 """Rejection sampling: SFT on the best of a policy's own responses (RAFT, Dong et al. 2023)."""
 
-from collections import defaultdict
-
 from stages.context import StageError
 from stages.data.finite import sample_name
 from stages.data.schema import ScoredRollout
 from stages.learning.experience import measure
 from stages.learning.imitation import imitation
-from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, trained_on
+from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, by_prompt, trained_on
 
 
 def learn_from_the_best(update: Update) -> UpdateResult:
@@ -39,11 +37,8 @@ def the_best(rollouts: Rollouts, keep: int) -> list[ScoredRollout]:
 
     A response that was cut before it ended is never kept: who imitates it would not end either.
     """
-    groups: dict[str, list[ScoredRollout]] = defaultdict(list)
-    for row in rollouts:
-        groups[row["prompt_id"]].append(row)
     best = []
-    for rows in groups.values():
+    for rows in by_prompt(rollouts):
         worst = min(row["reward"] for row in rows)
         better = [r for r in rows if r["reward"] > worst and r["finish_reason"] == "stop"]
         best += sorted(better, key=lambda row: -row["reward"])[:keep]

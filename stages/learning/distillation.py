@@ -28,7 +28,7 @@ from stages.engines.models.lora import is_adapter_folder
 from stages.engines.models.own_code import check_same_code
 from stages.engines.training.loop import Rows, Step, Work, counted
 from stages.engines.training.resume import Metrics
-from stages.learning.experience import Experience, Measured, measure
+from stages.learning.experience import Measured, measure, with_advantages
 from stages.learning.policy_gradient import ascend, rows_to_learn_from
 from stages.learning.update import SampleRole, Update, UpdateResult, trained_on
 
@@ -54,18 +54,9 @@ def _learn_samples(
 ) -> tuple[list[Metrics], torch.Tensor]:
     """The steps, and the advantages of the rows."""
     teacher_logprobs = _teacher_logprobs(update)
-    nothing = torch.zeros_like(measured.logprobs)
-    experience = Experience(
-        mask=measured.mask,
-        logprobs=measured.logprobs,
-        ref_logprobs=measured.ref_logprobs,
-        weights=measured.mismatch.weights,
-        advantages=sampled_advantages(measured.logprobs, teacher_logprobs) * measured.mask,
-        values=nothing,
-        returns=nothing,
-    )
-    kl_coef = 0.0
-    history = ascend(update, rows, experience, kl_coef)
+    advantages = sampled_advantages(measured.logprobs, teacher_logprobs) * measured.mask
+    experience = with_advantages(measured, advantages)
+    history = ascend(update, rows, experience, kl_coef=0.0)
     return history, experience.advantages[list(rows)]
 
 

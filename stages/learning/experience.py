@@ -163,6 +163,16 @@ def experience_of(
 ) -> Experience:
     """The advantages of the algorithm that `rl` names; `values` are the critic's, for PPO."""
     advantages, returns = _advantages(update, measured, kl_coef, values)
+    return with_advantages(measured, advantages, values, returns)
+
+
+def with_advantages(
+    measured: Measured,
+    advantages: Tensor,
+    values: Tensor | None = None,
+    returns: Tensor | None = None,
+) -> Experience:
+    """`values` and `returns` are zeros where there is no critic."""
     nothing = torch.zeros_like(measured.logprobs)
     return Experience(
         mask=measured.mask,

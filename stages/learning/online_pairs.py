@@ -6,8 +6,6 @@ what the policy says itself (SPIN, Chen et al. 2024). The reference is the polic
 or the SFT policy.
 """
 
-from collections import defaultdict
-
 from stages.context import StageError
 from stages.contracts.objectives import REFERENCE_FREE
 from stages.contracts.policy_update import Chosen, DpoReference
@@ -18,7 +16,7 @@ from stages.engines.forward.inference import kept_over_responses, logprobs_by
 from stages.engines.training.resume import Metrics
 from stages.learning.experience import measure
 from stages.learning.pairs import preference
-from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, trained_on
+from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, by_prompt, trained_on
 
 
 def learn_from_own_pairs(update: Update) -> UpdateResult:
@@ -75,11 +73,8 @@ def learn_from_own_pairs(update: Update) -> UpdateResult:
 
 def best_and_worst(rollouts: Rollouts) -> tuple[list[ScoredRollout], list[ScoredRollout]]:
     """The best and the worst response to each prompt, where they differ in reward and in text."""
-    groups: dict[str, list[ScoredRollout]] = defaultdict(list)
-    for row in rollouts:
-        groups[row["prompt_id"]].append(row)
     chosen, rejected = [], []
-    for rows in groups.values():
+    for rows in by_prompt(rollouts):
         # Of equals the first sample: max and min keep the one they see first.
         best = max(rows, key=lambda row: row["reward"])
         worst = min(rows, key=lambda row: row["reward"])

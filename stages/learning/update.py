@@ -123,6 +123,14 @@ def trained_on(
     ]
 
 
+def by_prompt(rollouts: Rollouts) -> list[list[ScoredRollout]]:
+    """The responses to each prompt, in the order in which they are first met."""
+    groups: dict[str, list[ScoredRollout]] = {}
+    for row in rollouts:
+        groups.setdefault(row["prompt_id"], []).append(row)
+    return list(groups.values())
+
+
 @dataclass(frozen=True)
 class UpdateResult:
     """The result of an update."""
