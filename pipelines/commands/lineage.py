@@ -4,7 +4,6 @@ import typer
 
 from pipelines.base.errors import LockstepError
 from pipelines.commands.options import Json, from_zero
-from pipelines.lineage.question import Format, Question
 
 
 def lineage(
@@ -43,7 +42,7 @@ def lineage(
     as_json: Json = False,
 ) -> int:
     """Say what made an artifact, what was made from it, or why two differ."""
-    from pipelines.lineage.answer import answer
+    from pipelines.lineage.answer import Question, answer
 
     from_zero(depth=depth, limit=limit)
     if as_json and form != "text":
@@ -51,7 +50,7 @@ def lineage(
     return answer(
         Question(
             words=words,
-            format=Format.JSON if as_json else Format(form),
+            format="json" if as_json else form,
             output=output,
             down=down,
             depth=depth,

@@ -15,8 +15,6 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from pipelines.export.provenance import Provenance
 from pipelines.lineage.facts import defaults, value_text
-from pipelines.lineage.stage_run import flatten
-from stages.contracts.params import Params
 from stages.reporting.markdown import code, in_cell, plain
 
 DATA = "artifacts/data/"
@@ -118,18 +116,11 @@ def _front_matter(provenance: Provenance, *, adapter: bool) -> str:
     if datasets := _datasets(provenance):
         values["datasets"] = datasets
     if provenance.evaluation:
-        held_out = next(
-            (
-                d
-                for m in provenance.stages
-                for p, d in m.outs.items()
-                if p.endswith("held_out.parquet")
-            ),
-            None,
-        )
         dataset = {"name": "held-out prompts", "type": "lockstep-held-out"}
+        outs = [out for stage_run in provenance.stages for out in stage_run.outs.items()]
+        held_out = [digest for path, digest in outs if path.endswith("held_out.parquet")]
         if held_out:
-            dataset["revision"] = held_out
+            dataset["revision"] = held_out[0]
         values["model-index"] = [
             {
                 "name": provenance.policy,
@@ -241,32 +232,28 @@ def _data(provenance: Provenance) -> str:
         rows = [[_cell(source.get(head)) for head in heads] for source in provenance.sources]
         lines += ["Rows of each source:", _table(heads, rows)]
     if provenance.data:
-        lines += [
-            "Counts from prepare:",
-            _table(
-                ["", "number"],
-                [[plain(name), _number(value)] for name, value in provenance.data.items()],
-            ),
-        ]
+        rows = [[plain(name), _number(value)] for name, value in provenance.data.items()]
+        lines += ["Counts from prepare:", _table(["", "number"], rows)]
     made = {path: d for m in prepared for path, d in m.outs.items() if path.startswith(DATA)}
-    rows = [[code(path), code(digest)] for path, digest in sorted(made.items())]
-    if rows:
+    if made:
+        rows = [[code(path), code(digest)] for path, digest in sorted(made.items())]
         lines += ["Training and evaluation files:", _table(["file", "DVC hash"], rows)]
     return "\n\n".join(lines)
 
 
 def _params(provenance: Provenance) -> str:
-    known = {**defaults(), **flatten(Params().model_dump(mode="json", by_alias=True))}
-    other = {k: v for k, v in sorted(provenance.params.items()) if k not in known or known[k] != v}
-    changed = [[code(key), code(value_text(value))] for key, value in other.items()]
+    params, known = sorted(provenance.params.items()), defaults()
+    changed = [
+        [code(key), code(value_text(value))]
+        for key, value in params
+        if key not in known or known[key] != value
+    ]
     shown = (
         f"Params that differ from their defaults:\n\n{_table(['param', 'value'], changed)}"
         if changed
         else "All params are at their defaults."
     )
-    whole = "\n".join(
-        f"{key}: {json.dumps(value)}" for key, value in sorted(provenance.params.items())
-    )
+    whole = "\n".join(f"{key}: {json.dumps(value)}" for key, value in params)
     return (
         f"{shown}\n\n<details><summary>All params</summary>\n\n```yaml\n{whole}\n```\n\n</details>"
     )

@@ -1,15 +1,16 @@
 """`lockstep export`: a finished policy as an ordinary Hugging Face folder, with its model card.
 
 Written aside and renamed, so what is there is whole. The files are those of the policy, bit by bit,
-unless another type of number is asked for or an adapter is merged: then the compute plane writes
+unless another dtype is asked for or an adapter is merged: then the compute plane writes
 them, in a process of its own.
 """
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from pipelines.base import atomic
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.export import card
-from pipelines.export.number_types import types_of
 from pipelines.export.provenance import Provenance, find_policy
 
 ADAPTER = "adapter_config.json"
 WEIGHTS = ".safetensors"
 NOT_FOR_OTHERS = ("allowed_code.json",)
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 CODE = Path(__file__).resolve().parents[2]
 """Where both planes can be imported from."""
 
@@ -65,13 +66,13 @@ def export(
         raise LockstepError(f"{folder} already exists: name another folder, or pass --force")
     if repository.root / "artifacts" in (folder, *folder.parents):
         raise LockstepError(f"{folder} is among the artifacts, which are DVC's: name another place")
-    found = find_policy(repository, policy, revision)
+    provenance = find_policy(repository, policy, revision)
     aside = atomic.unique(folder)
     aside.parent.mkdir(parents=True, exist_ok=True)
     try:
-        compose(found, aside, dtype=dtype, adapter=adapter)
+        write_folder(provenance, aside, dtype=dtype, adapter=adapter)
         atomic.sync_tree(aside)
-        files = hashes(aside)
+        files = file_hashes(aside)
         if folder.exists():
             old = aside.with_suffix(".old")
             folder.rename(old)
@@ -81,11 +82,11 @@ def export(
             aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return Exported(folder, found, files)
+    return Exported(folder, provenance, files)
 
 
-def compose(
-    found: Provenance,
+def write_folder(
+    provenance: Provenance,
     folder: Path,
     *,
     dtype: str | None = None,
@@ -94,72 +95,95 @@ def compose(
 ) -> None:
     """The policy's files, the base model's licence, the card and lineage.json in a new folder.
 
-    `link`: give the policy's files second names instead of copying them, where that can be done.
-    An adapter stays one then.
+    `link`: hard links to the policy's files instead of copies, where possible. An adapter is not
+    merged then.
     """
-    if adapter and not is_adapter(found):
+    if adapter and not is_adapter(provenance):
         raise LockstepError(
-            f"{found.policy} is no adapter: its weights are merged (lora.save), or all of them "
-            "were trained; leave --adapter out"
+            f"{provenance.policy} is no adapter: its weights are merged (lora.save), or all of "
+            "them were trained; leave --adapter out"
         )
     if adapter and dtype:
         raise LockstepError("--dtype is for merged weights: leave --adapter or --dtype out")
-    merge = is_adapter(found) and not adapter and not link
-    put = atomic.link_tree if link else _copy
+    merge = is_adapter(provenance) and not adapter and not link
+    copy = atomic.link_tree if link else _copy
     if merge or dtype:
         source = folder.with_name(f"{folder.name}.source")
         try:
-            _put(found.files, source, atomic.link_tree)
-            _rewrite(source, folder, dtype or "float32")
+            _copy_files(provenance.files, source, atomic.link_tree)
+            _convert_weights(source, folder, dtype or "float32")
         finally:
             shutil.rmtree(source, ignore_errors=True)
         for name in NOT_FOR_OTHERS:
             (folder / name).unlink(missing_ok=True)
     else:
-        kept = {n: p for n, p in found.files.items() if Path(n).name not in NOT_FOR_OTHERS}
-        _put(kept, folder, put)
-    _put({n: p for n, p in found.licences.items() if not (folder / n).exists()}, folder, put)
+        files = provenance.files.items()
+        kept = {name: path for name, path in files if Path(name).name not in NOT_FOR_OTHERS}
+        _copy_files(kept, folder, copy)
+    licences = provenance.licences.items()
+    _copy_files({n: p for n, p in licences if not (folder / n).exists()}, folder, copy)
     weights = {name: folder / name for name in _names(folder) if name.endswith(WEIGHTS)}
-    _put_words(found, folder, weights, dtype, merge=merge)
+    _write_card(provenance, folder, weights, dtype, merge=merge)
 
 
-def describe_anew(found: Provenance, folder: Path) -> None:
-    """The card and lineage.json of files that were composed as they are, by what is known now."""
-    weights = {name: path for name, path in found.files.items() if name.endswith(WEIGHTS)}
-    _put_words(found, folder, weights, None, merge=False)
+def rewrite_model_card(provenance: Provenance, folder: Path) -> None:
+    """Update the card and lineage.json of files that were written unchanged."""
+    files = provenance.files.items()
+    weights = {name: path for name, path in files if name.endswith(WEIGHTS)}
+    _write_card(provenance, folder, weights, None, merge=False)
 
 
-def _put_words(
-    found: Provenance, folder: Path, weights: Mapping[str, Path], dtype: str | None, *, merge: bool
+def _write_card(
+    provenance: Provenance,
+    folder: Path,
+    weights: Mapping[str, Path],
+    dtype: str | None,
+    *,
+    merge: bool,
 ) -> None:
-    adapter = is_adapter(found) and not merge
+    adapter = is_adapter(provenance) and not merge
     # By their names: in the cache a file is called by its hash.
-    was = types_of(path for name, path in found.files.items() if name.endswith(WEIGHTS))
-    how = _words(was, dtype, merge=merge, adapter=adapter)
-    digests = {name: _digest(path) for name, path in weights.items()}
-    atomic.write_text(folder / "README.md", card.render(found, digests, how, adapter=adapter))
-    atomic.write_json(folder / "lineage.json", card.lineage_json(found))
+    source = dtypes_of(path for name, path in provenance.files.items() if name.endswith(WEIGHTS))
+    sentence = _describe_weights(source, dtype, merge=merge, adapter=adapter)
+    hashes = {name: _sha256(path) for name, path in weights.items()}
+    text = card.render(provenance, hashes, sentence, adapter=adapter)
+    atomic.write_text(folder / "README.md", text)
+    atomic.write_json(folder / "lineage.json", card.lineage_json(provenance))
 
 
-def is_adapter(found: Provenance) -> bool:
+def is_adapter(provenance: Provenance) -> bool:
     """Whether the policy's folder is an adapter beside its base."""
-    return ADAPTER in found.files
+    return ADAPTER in provenance.files
 
 
-def _words(was: str, dtype: str | None, *, merge: bool, adapter: bool) -> str:
+def dtypes_of(files: Iterable[Path]) -> str:
+    """The dtypes of safetensors files, from their headers: `float32`, `bfloat16 and float32`."""
+    dtypes = set()
+    for path in files:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        dtypes |= {tensor["dtype"] for name, tensor in header.items() if name != "__metadata__"}
+    return " and ".join(sorted(DTYPES.get(dtype, dtype.lower()) for dtype in dtypes))
+
+
+def _describe_weights(source: str, dtype: str | None, *, merge: bool, adapter: bool) -> str:
     merged = "The adapter is merged into its base. " if merge else ""
-    became = dtype or ("float32" if merge else was)
-    if became != was:
-        return f"{merged}Weights were converted from {was} to {became} when they were exported."
+    target = dtype or ("float32" if merge else source)
+    if target != source:
+        return f"{merged}Weights were converted from {source} to {target} when they were exported."
     if adapter:
-        return f"An adapter and, under `base`, the model that it belongs to. Weights are in {was}."
-    return f"{merged}Weights are in {was}."
+        return (
+            f"An adapter and, under `base`, the model that it belongs to. Weights are in {source}."
+        )
+    return f"{merged}Weights are in {source}."
 
 
-def _put(files: Mapping[str, Path], folder: Path, put: Any) -> None:
+def _copy_files(
+    files: Mapping[str, Path], folder: Path, copy: Callable[[Path, Path], None]
+) -> None:
     for name, path in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        put(path, folder / name)
+        copy(path, folder / name)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -167,7 +191,7 @@ def _copy(source: Path, target: Path) -> None:
     target.chmod(0o644)
 
 
-def _rewrite(source: Path, target: Path, dtype: str) -> None:
+def _convert_weights(source: Path, target: Path, dtype: str) -> None:
     """By the compute plane: this one has no torch."""
     done = subprocess.run(
         [sys.executable, "-m", "stages.engines.models.exported", source, target, dtype],
@@ -178,16 +202,16 @@ def _rewrite(source: Path, target: Path, dtype: str) -> None:
         check=False,
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no error message"])[-1]
         raise LockstepError(
             f"the weights could not be written as {dtype} ({last}): merging and --dtype need the "
             "compute plane's packages (pip install -e '.[train]')"
         )
 
 
-def hashes(folder: Path) -> dict[str, str]:
+def file_hashes(folder: Path) -> dict[str, str]:
     """sha256 of each file below a folder, by name."""
-    return {name: _digest(folder / name) for name in _names(folder)}
+    return {name: _sha256(folder / name) for name in _names(folder)}
 
 
 def _names(folder: Path) -> list[str]:
@@ -195,6 +219,6 @@ def _names(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in files]
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,8 +8,8 @@ another: each reader is checked by itself, and a folder that any of them read is
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.facts import defaults
-from pipelines.lineage.run_index import Artifact
 from pipelines.lineage.stage_run import StageRun
 from pipelines.lineage.tree import Tree
 

@@ -8,8 +8,9 @@ gives the same answer on any day.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from ruamel.yaml.error import YAMLError
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.export.given_inputs import given_inputs
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.content import Content, MissingArtifact
-from pipelines.lineage.history import History
-from pipelines.lineage.run_index import Artifact, RunIndex, gather
+from pipelines.lineage.history import file_at
+from pipelines.lineage.run_index import RunIndex, gather
 from pipelines.lineage.stage_run import StageRun
 from pipelines.lineage.target import Resolver, Target
 from pipelines.lineage.tree import Direction, Tree, build_tree
@@ -75,8 +77,8 @@ def find_policy(repository: Repository, policy: str, revision: str | None = None
 
     `policy` is a policy's name (`iter_003`), or anything that `lockstep lineage` accepts.
     """
-    run_index, history = gather(repository), History(repository.root)
-    resolver = Resolver(run_index, repository.root, history)
+    run_index = gather(repository)
+    resolver = Resolver(run_index, repository.root)
     target = _find(resolver, f"{revision}:" if revision else "", policy)
     stage_run, artifact = target.stage_run, target.artifact
     assert stage_run is not None
@@ -84,7 +86,6 @@ def find_policy(repository: Repository, policy: str, revision: str | None = None
     tree = build_tree(run_index, target, Direction.UP)
     stages = _in_order(tree)
     content = Content(repository, run_index)
-    read = _Metrics(repository, history)
     of_sft = next((m for m in stages if m.name == SFT), stage_run)
     prepare = next((m for m in stages if m.name == "prepare"), None)
     base = _base(content, prepare)
@@ -97,9 +98,9 @@ def find_policy(repository: Repository, policy: str, revision: str | None = None
         stages=tuple(stages),
         given=given_inputs(tree),
         params=params,
-        evaluation=_evaluation(run_index, read, artifact),
-        of_sft=_evaluation(run_index, read, _policy_of(of_sft)),
-        data=read.of(prepare) if prepare else {},
+        evaluation=_evaluation(repository.root, run_index, artifact),
+        of_sft=_evaluation(repository.root, run_index, _policy_of(of_sft)),
+        data=_metrics(repository.root, prepare) if prepare else {},
         sources=_sources(content, prepare),
         base_card=_base_card(base),
         licences={name: path for name, path in base.items() if fnmatch(name, LICENCES)},
@@ -117,22 +118,14 @@ def _find(resolver: Resolver, revision: str, policy: str) -> Target:
             raise error from None
     if target.stage_run is None or _policy_of(target.stage_run) is None:
         raise LockstepError(f"{target.text} is not a policy: name one, such as sft or iter_001")
-    if target.artifact is None or target.artifact.path != _path_of(target.stage_run):
-        artifact = _policy_of(target.stage_run)
-        return Target(target.text, artifact, target.stage_run, target.lock)
-    return target
-
-
-def _path_of(stage_run: StageRun) -> str | None:
-    found = [
-        p for p in stage_run.outs if p.startswith("artifacts/policies/") and p.endswith("/model")
-    ]
-    return found[0] if found else None
+    return replace(target, artifact=_policy_of(target.stage_run))
 
 
 def _policy_of(stage_run: StageRun) -> Artifact | None:
-    path = _path_of(stage_run)
-    return Artifact(path, stage_run.outs[path]) if path else None
+    for path, digest in stage_run.outs.items():
+        if path.startswith("artifacts/policies/") and path.endswith("/model"):
+            return Artifact(path, digest)
+    return None
 
 
 def _in_order(tree: Tree) -> list[StageRun]:
@@ -149,18 +142,17 @@ def _in_order(tree: Tree) -> list[StageRun]:
     return [stage_run for node in order if (stage_run := tree.nodes[node].stage_run)]
 
 
-def _evaluation(
-    run_index: RunIndex, read: "_Metrics", policy: Artifact | None
-) -> Mapping[str, float]:
-    readers = run_index.readers(policy) if policy else []
-    made = [m for m in readers if m.name.startswith("evaluate") and _is_about(m, policy)]
-    return next(filter(None, map(read.of, made)), {})
-
-
-def _is_about(stage_run: StageRun, policy: Artifact | None) -> bool:
-    """Whether it evaluated this policy, rather than compared another one with it."""
-    assert policy is not None
-    return policy.path == f"artifacts/policies/{stage_run.key or SFT}/model"
+def _evaluation(root: Path, run_index: RunIndex, policy: Artifact | None) -> Mapping[str, float]:
+    if policy is None:
+        return {}
+    evaluations = (
+        reader
+        for reader in run_index.readers(policy)
+        # Another policy's evaluation reads this one too, to compare with it.
+        if reader.name.startswith("evaluate")
+        and policy.path == f"artifacts/policies/{reader.key or SFT}/model"
+    )
+    return next(filter(None, (_metrics(root, each) for each in evaluations)), {})
 
 
 def _sources(content: Content, prepare: StageRun | None) -> tuple[Mapping[str, Any], ...]:
@@ -194,27 +186,17 @@ def _base_card(base: Mapping[str, Path]) -> Mapping[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-class _Metrics:
+def _metrics(root: Path, stage_run: StageRun) -> Mapping[str, float]:
     """The metrics of a stage run, from the file with the recorded hash."""
-
-    def __init__(self, repository: Repository, history: History) -> None:
-        self._root, self._history = repository.root, history
-
-    def of(self, stage_run: StageRun) -> Mapping[str, float]:
-        path = next((path for path in stage_run.outs if path.startswith("metrics/")), None)
-        if path is None:
-            return {}
-        texts = [self._here(path), *(self._history.file(c, path) for c in stage_run.commits)]
-        for text in texts:
-            if text and hashlib.md5(text.encode()).hexdigest() == stage_run.outs[path]:
-                values = json.loads(text)
-                return {
-                    name: value
-                    for name, value in sorted(values.items())
-                    if isinstance(value, int | float) and not isinstance(value, bool)
-                }
+    path = next((path for path in stage_run.outs if path.startswith("metrics/")), None)
+    if path is None:
         return {}
-
-    def _here(self, path: str) -> str | None:
-        file = self._root / path
-        return file.read_text(encoding="utf-8") if file.is_file() else None
+    here = (root / path).read_text(encoding="utf-8") if (root / path).is_file() else None
+    for text in chain([here], (file_at(root, commit, path) for commit in stage_run.commits)):
+        if text and hashlib.md5(text.encode()).hexdigest() == stage_run.outs[path]:
+            return {
+                name: value
+                for name, value in sorted(json.loads(text).items())
+                if isinstance(value, int | float) and not isinstance(value, bool)
+            }
+    return {}

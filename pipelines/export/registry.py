@@ -24,7 +24,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.export import card
-from pipelines.export.folder import compose, describe_anew, is_adapter
+from pipelines.export.folder import is_adapter, rewrite_model_card, write_folder
 from pipelines.export.provenance import Provenance, find_policy
 from pipelines.tracking.cursor import store_address
 from pipelines.tracking.errors import RefusedError, UnreachableError
@@ -98,12 +98,12 @@ def register(
     from pipelines.tracking.store import Store
 
     try:
-        return put(Store(repository), repository, provenance, name=name, alias=alias)
+        return register_version(Store(repository), repository, provenance, name=name, alias=alias)
     except (RefusedError, UnreachableError) as error:
         raise LockstepError(f"{refusal}: {error}") from error
 
 
-def put(
+def register_version(
     store: "Store",
     repository: Repository,
     provenance: Provenance,
@@ -120,7 +120,7 @@ def put(
     is_new = version is None
     if version is None:
         run = _run_of(store, provenance)
-        source = _place(store, repository, provenance, run, largest)
+        source = _store_files(store, repository, provenance, run, largest)
         version = store.create_version(
             name,
             source,
@@ -130,7 +130,7 @@ def put(
             about="Policies of this Lockstep project, each version one policy.",
         )
     else:
-        _renew(store, repository, provenance, name, version)
+        _update_version(store, repository, provenance, name, version)
     for each in aliases:
         store.set_alias(name, each, version.number)
     return Registered(
@@ -161,7 +161,7 @@ def register_last(store: "Store", repository: Repository) -> list[Registered]:
         for policy in last_policies(repository):
             with _errors_logged(f"{policy} is"):
                 provenance = find_policy(repository, policy)
-                done.append(put(store, repository, provenance, largest=largest))
+                done.append(register_version(store, repository, provenance, largest=largest))
                 print(done[-1].text, flush=True)
     return done
 
@@ -199,37 +199,40 @@ def _run_of(store: "Store", provenance: Provenance) -> str:
     return run
 
 
-def _place(
+def _store_files(
     store: "Store", repository: Repository, provenance: Provenance, run: str, largest: int | None
 ) -> str:
     """Put the policy's folder among the run's artifacts; returns its address."""
-    place = store.artifact_uri(run)
-    local = _on_disk(place)
-    if local is not None:
-        target = local / FOLDER
-        if target.exists():
-            if provenance.evaluation:
-                describe_anew(provenance, target)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".registering-") as aside:
-                compose(provenance, Path(aside) / FOLDER, link=True)
-                (Path(aside) / FOLDER).rename(target)
-        return f"{place.rstrip('/')}/{FOLDER}"
-    size = sum(path.stat().st_size for path in provenance.files.values())
-    if largest is not None and size > largest:
-        raise LockstepError(
-            f"{provenance.policy} has {size / 1024**3:.1f} GiB, too much to upload to "
-            f"{store_address(repository)} automatically: run `lockstep register "
-            f"{provenance.policy}`"
-        )
-    with tempfile.TemporaryDirectory(dir=repository.home, prefix="registering-") as aside:
-        compose(provenance, Path(aside) / FOLDER, link=True)
-        store.put_folder(run, FOLDER, Path(aside) / FOLDER)
-    return f"{place.rstrip('/')}/{FOLDER}"
+    uri = store.artifact_uri(run)
+    local = _local_path(uri)
+    if local is None:
+        size = sum(path.stat().st_size for path in provenance.files.values())
+        if largest is not None and size > largest:
+            raise LockstepError(
+                f"{provenance.policy} has {size / 1024**3:.1f} GiB, too much to upload to "
+                f"{store_address(repository)} automatically: run `lockstep register "
+                f"{provenance.policy}`"
+            )
+        with _temporary_folder(repository.home) as folder:
+            write_folder(provenance, folder / FOLDER, link=True)
+            store.put_folder(run, FOLDER, folder / FOLDER)
+    elif not (local / FOLDER).exists():
+        local.mkdir(parents=True, exist_ok=True)
+        with _temporary_folder(local) as folder:
+            write_folder(provenance, folder / FOLDER, link=True)
+            (folder / FOLDER).rename(local / FOLDER)
+    elif provenance.evaluation:
+        rewrite_model_card(provenance, local / FOLDER)
+    return f"{uri.rstrip('/')}/{FOLDER}"
 
 
-def _renew(
+@contextmanager
+def _temporary_folder(parent: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".registering-") as folder:
+        yield Path(folder)
+
+
+def _update_version(
     store: "Store", repository: Repository, provenance: Provenance, name: str, version: "Version"
 ) -> None:
     """Update the description of a version: it may have been registered before its evaluation.
@@ -244,18 +247,18 @@ def _renew(
     tags, description = _tags(provenance, run), _description(provenance)
     if store.is_described(version, tags, description):
         return
-    local = _on_disk(version.source)
+    local = _local_path(version.source)
     if local is not None:
         if local.is_dir():
-            describe_anew(provenance, local)
+            rewrite_model_card(provenance, local)
     else:
-        with tempfile.TemporaryDirectory(dir=repository.home, prefix="registering-") as aside:
-            describe_anew(provenance, Path(aside))
-            store.put_folder(run, FOLDER, Path(aside))
+        with _temporary_folder(repository.home) as folder:
+            rewrite_model_card(provenance, folder)
+            store.put_folder(run, FOLDER, folder)
     store.describe_version(name, version, tags, description)
 
 
-def _on_disk(uri: str) -> Path | None:
+def _local_path(uri: str) -> Path | None:
     parsed = urlparse(uri)
     if parsed.scheme not in ("", "file") or parsed.netloc not in ("", "localhost"):
         return None
@@ -265,7 +268,7 @@ def _on_disk(uri: str) -> Path | None:
 
 def _tags(provenance: Provenance, run: str) -> Mapping[str, str | None]:
     parents = [m for m in provenance.stages if m.name in _PARENTS and m is not provenance.stage_run]
-    runs = {m.stage: m.job.run_id for m in provenance.stages if m.job and m.job.run_id}
+    runs = {m.stage: m.job.mlflow_run for m in provenance.stages if m.job and m.job.mlflow_run}
     metrics = {
         name: provenance.evaluation[name] for name in HEADLINE if name in provenance.evaluation
     }

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,120 +12,114 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.identity.hashing import HashCache
 from pipelines.lineage import (
-    compare,
     compare_json,
+    compare_text,
     drawing,
     prompts,
     row_changes,
     rows,
-    tree,
+    rows_text,
     tree_text,
 )
+from pipelines.lineage import tree as trees
+from pipelines.lineage.compare import compare
 from pipelines.lineage.content import Content
-from pipelines.lineage.history import History
 from pipelines.lineage.mlflow_runs import Runs
-from pipelines.lineage.question import Format, Question
 from pipelines.lineage.run_index import RunIndex, gather
-from pipelines.lineage.stage_run import StageRun
+from pipelines.lineage.stage_run import Lock, StageRun
 from pipelines.lineage.target import PROMPT, Resolver, Target
+from pipelines.lineage.tree import Direction, Tree, build_tree
 
 EQUAL, DIFFERENT = 0, 1
 LARGEST_LOOK = 64 << 20
 """Bytes that are hashed to see whether an artifact in the workspace was changed by hand."""
 
 
+@dataclass(frozen=True)
+class Question:
+    """One question; `words` are an artifact, or `diff` and two of them."""
+
+    words: Sequence[str]
+    format: str = "text"
+    """text, json, mermaid, dot or html."""
+    output: str | None = None
+    down: bool = False
+    depth: int | None = None
+    rows: bool = False
+    prompt: str | None = None
+    limit: int | None = None
+    all_params: bool = False
+    ask_mlflow: bool = True
+
+
 def answer(question: Question) -> int:
     """Answer one question; returns the exit status, which for a comparison is that of `diff`."""
     session = _Session(Repository.find(), question)
-    if question.words[0] == "diff" and len(question.words) == 3:
-        return session.diff(*question.words[1:])
-    if len(question.words) != 1:
-        raise LockstepError("usage: `lockstep lineage ARTIFACT` or `lockstep lineage diff A B`")
-    return session.show(question.words[0])
+    match question.words:
+        case [text]:
+            return session.show(text)
+        case ["diff", one, other]:
+            return session.diff(one, other)
+    raise LockstepError("usage: `lockstep lineage ARTIFACT` or `lockstep lineage diff A B`")
 
 
 class _Session:
     def __init__(self, repository: Repository, question: Question) -> None:
         self._repository = repository
         self._question = question
-        self._history = History(repository.root)
         self._use(gather(repository))
         self._runs = Runs(repository, self._run_index.notes)
 
     def _use(self, run_index: RunIndex) -> None:
         self._run_index = run_index
-        self._resolver = Resolver(run_index, self._repository.root, self._history)
+        self._resolver = Resolver(run_index, self._repository.root)
         self._content = Content(self._repository, run_index)
 
     def show(self, text: str) -> int:
-        _, name = self._resolver.revision(text)
+        question = self._question
+        lock, name = self._resolver.revision(text)
         if name.startswith(PROMPT):
-            return self._show_prompt(text)
-        target = self._find(text)
-        self._warn_of_changes(target)
-        if self._question.rows or self._question.prompt is not None:
-            return self._show_rows(target)
-        way = tree.Direction.DOWN if self._question.down else tree.Direction.UP
-        grown = tree.build_tree(self._run_index, target, way, self._question.depth)
-        if self._learn_jobs([node.stage_run for node in grown.nodes.values() if node.stage_run]):
-            target = self._find(text)
-            grown = tree.build_tree(self._run_index, target, way, self._question.depth)
-        params = self._question.all_params
+            return self._show_prompt(name.removeprefix(PROMPT), lock)
+        self._warn_of_changes(self._find(text))
+        if question.rows or question.prompt is not None:
+            return self._show_rows(self._find(text))
+        direction = Direction.DOWN if question.down else Direction.UP
+        [(target, tree)] = self._trees([text], direction, question.depth)
         return self._answer(
-            {
-                Format.TEXT: lambda: tree_text.render(grown, target, all_params=params),
-                Format.JSON: lambda: {"target": _target_json(target), **tree.as_json(grown)},
-                Format.MERMAID: lambda: drawing.mermaid(drawing.draw(grown)),
-                Format.DOT: lambda: drawing.dot(drawing.draw(grown)),
-                Format.HTML: lambda: _page().tree_page(grown, target, self._run_index.notes),
-            }
+            text=lambda: tree_text.render(tree, target, all_params=question.all_params),
+            json=lambda: {"target": _target_json(target), **trees.as_json(tree)},
+            mermaid=lambda: drawing.mermaid(drawing.draw(tree)),
+            dot=lambda: drawing.dot(drawing.draw(tree)),
+            html=lambda: _page().tree_page(tree, target, self._run_index.notes),
         )
 
     def diff(self, one: str, other: str) -> int:
-        targets = [self._find(text) for text in (one, other)]
-        stage_runs = [
-            node.stage_run
-            for target in targets
-            for node in tree.build_tree(self._run_index, target, tree.Direction.UP).nodes.values()
-            if node.stage_run
-        ]
-        if self._learn_jobs(stage_runs):
-            targets = [self._find(text) for text in (one, other)]
-        compared = compare.compare(self._run_index, *targets)
-        changed = self._row_changes(targets) if self._question.rows else None
-        limit = self._question.limit
+        old, new = (target for target, _ in self._trees([one, other], Direction.UP))
+        compared = compare(self._run_index, old, new)
+        changes, root, limit = None, self._repository.root, self._question.limit
+        if self._question.rows:
+            changes = row_changes.compare_rows(self._rows(old), self._rows(new))
 
         def text() -> str:
-            from pipelines.lineage import compare_text, rows_text
-
-            parts = [compare_text.render(compared, self._history)]
-            if changed is not None:
-                parts.append(rows_text.render_changes(changed, limit))
+            parts = [compare_text.render(compared, root)]
+            if changes is not None:
+                parts.append(rows_text.render_changes(changes, limit))
             return "\n\n".join(parts)
 
         def as_json() -> dict[str, Any]:
-            found = {} if changed is None else {"rows": row_changes.changes_json(changed, limit)}
-            return {**compare_json.as_json(compared), **found}
+            shown = {} if changes is None else {"rows": row_changes.changes_json(changes, limit)}
+            return {**compare_json.as_json(compared), **shown}
 
         self._answer(
-            {
-                Format.TEXT: text,
-                Format.JSON: as_json,
-                Format.MERMAID: lambda: drawing.mermaid(drawing.draw_comparison(compared)),
-                Format.DOT: lambda: drawing.dot(drawing.draw_comparison(compared)),
-                Format.HTML: lambda: _page().diff_page(
-                    compared,
-                    self._history,
-                    None if changed is None else changed[:limit],
-                    self._run_index.notes,
-                ),
-            }
+            text=text,
+            json=as_json,
+            mermaid=lambda: drawing.mermaid(drawing.draw_comparison(compared)),
+            dot=lambda: drawing.dot(drawing.draw_comparison(compared)),
+            html=lambda: _page().diff_page(
+                compared, root, (changes or [])[:limit], self._run_index.notes
+            ),
         )
         return EQUAL if compared.equal else DIFFERENT
-
-    def _row_changes(self, targets: Sequence[Target]) -> list[row_changes.RowChange]:
-        sides = [self._rows(target) for target in targets]
-        return row_changes.compare_rows(*sides)
 
     def _rows(self, target: Target) -> rows.Rows:
         if target.stage_run is None:
@@ -136,37 +131,38 @@ class _Session:
     def _show_rows(self, target: Target) -> int:
         found = self._rows(target)
         shown, total = rows.select(found, self._question.prompt, self._question.limit)
-
-        def text() -> str:
-            from pipelines.lineage.rows_text import render_rows
-
-            return render_rows(found, shown, total)
-
         return self._answer(
-            {
-                Format.TEXT: text,
-                Format.JSON: lambda: rows.as_json(found, shown, total),
-                Format.HTML: lambda: _page().rows_page(found, shown, total, self._run_index.notes),
-            }
+            text=lambda: rows_text.render_rows(found, shown, total),
+            json=lambda: rows.as_json(found, shown, total),
+            html=lambda: _page().rows_page(found, shown, total, self._run_index.notes),
         )
 
-    def _show_prompt(self, text: str) -> int:
-        lock, name = self._resolver.revision(text)
-        wanted = name.removeprefix(PROMPT)
-        found = prompts.trace(self._content, self._run_index, wanted, lock)
-
-        def render() -> str:
-            from pipelines.lineage.rows_text import render_influence
-
-            return render_influence(found)
-
+    def _show_prompt(self, wanted: str, lock: Lock | None) -> int:
+        influence = prompts.trace(self._content, self._run_index, wanted, lock)
         return self._answer(
-            {
-                Format.TEXT: render,
-                Format.JSON: lambda: prompts.as_json(found),
-                Format.HTML: lambda: _page().prompt_page(found, self._run_index.notes),
-            }
+            text=lambda: rows_text.render_influence(influence),
+            json=lambda: prompts.as_json(influence),
+            html=lambda: _page().prompt_page(influence, self._run_index.notes),
         )
+
+    def _trees(
+        self, texts: Iterable[str], direction: Direction, depth: int | None = None
+    ) -> list[tuple[Target, Tree]]:
+        """Each target with its tree; a shared MLflow adds jobs that the ledger does not have."""
+
+        def find() -> list[tuple[Target, Tree]]:
+            targets = [self._find(text) for text in texts]
+            return [(it, build_tree(self._run_index, it, direction, depth)) for it in targets]
+
+        found = find()
+        nodes = [node for _, tree in found for node in tree.nodes.values()]
+        unknown = [node.stage_run for node in nodes if node.stage_run and not node.stage_run.jobs]
+        if unknown and self._runs.is_shared and self._question.ask_mlflow:
+            jobs = self._runs.jobs(unknown)
+            if jobs:
+                self._use(self._run_index.with_jobs(jobs))
+                found = find()
+        return found
 
     def _find(self, text: str) -> Target:
         try:
@@ -179,7 +175,7 @@ class _Session:
             return self._resolver.find(text)
 
     def _warn_of_changes(self, target: Target) -> None:
-        """Say so where the workspace's file is not the one that is told about; if it is small."""
+        """Add a note if the workspace's file is not the recorded one; only if it is small."""
         artifact = target.artifact
         if artifact is None or target.lock is not self._run_index.workspace:
             return
@@ -197,23 +193,13 @@ class _Session:
         is_id = len(text) == 32 and all(char in "0123456789abcdef" for char in text)
         return self._runs.stage_run(text) if is_id and self._question.ask_mlflow else None
 
-    def _learn_jobs(self, stage_runs: Sequence[StageRun]) -> bool:
-        """Ask a shared MLflow for the jobs that the ledger does not have."""
-        unknown = [stage_run for stage_run in stage_runs if not stage_run.jobs]
-        if not unknown or not self._runs.is_shared or not self._question.ask_mlflow:
-            return False
-        jobs = self._runs.jobs(unknown)
-        if jobs:
-            self._use(self._run_index.with_jobs(jobs))
-        return bool(jobs)
-
-    def _answer(self, forms: dict[Format, Callable[[], Any]]) -> int:
+    def _answer(self, **forms: Callable[[], Any]) -> int:
         wanted = self._question.format
         if wanted not in forms:
             known = ", ".join(forms)
             raise LockstepError(f"this answer is no graph: --format {wanted} is not one of {known}")
         answer = forms[wanted]()
-        if wanted is Format.JSON:
+        if wanted == "json":
             answer = json.dumps({**answer, "notes": self._run_index.notes}, indent=2, default=str)
         for note in self._run_index.notes:
             print(f"lockstep: {note}", file=sys.stderr)

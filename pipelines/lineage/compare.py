@@ -14,9 +14,10 @@ from enum import StrEnum
 from typing import Any
 
 from pipelines.identity.environment import INFORMATION_ONLY
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.facts import defaults
 from pipelines.lineage.naming import role_of
-from pipelines.lineage.run_index import Artifact, RunIndex
+from pipelines.lineage.run_index import RunIndex
 from pipelines.lineage.stage_run import Lock, StageRun
 from pipelines.lineage.target import Target
 
@@ -48,9 +49,6 @@ class Change:
     old: Any
     new: Any
 
-    def as_json(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class InputChange:
@@ -62,10 +60,6 @@ class InputChange:
     pair: str | None
     chosen: bool = False
     """A different artifact, because the stage's own params or code select it."""
-
-    def as_json(self) -> dict[str, Any]:
-        old, new = (vars(item) if item else None for item in (self.old, self.new))
-        return {"input": self.role, "old": old, "new": new, "made_by": self.pair}
 
 
 @dataclass(frozen=True)
@@ -144,11 +138,7 @@ def _hashes(target: Target) -> dict[str, str]:
     if target.artifact is not None:
         return {"": target.artifact.hash}
     assert target.stage_run is not None
-    return {
-        role: digest
-        for role, digest in by_role(target.stage_run, target.stage_run.outs, inputs=False).items()
-        if role != "metrics"
-    }
+    return _outs(target.stage_run)
 
 
 def _given_root(old: Target, new: Target) -> RootCause:
@@ -159,9 +149,12 @@ def _given_root(old: Target, new: Target) -> RootCause:
     return RootCause(CauseKind.DATA, Change(new.title, *values), ())
 
 
-def by_role(stage_run: StageRun, paths: Mapping[str, str], *, inputs: bool) -> dict[str, str]:
-    """The hashes of a stage run's inputs or outputs, under the names of its contract."""
-    return {role_of(stage_run.stage, p, among_inputs=inputs): digest for p, digest in paths.items()}
+def _outs(stage_run: StageRun) -> dict[str, str]:
+    """The hashes of its outputs but the metrics, under the names of its contract."""
+    roles = (
+        (role_of(stage_run.stage, p, among_inputs=False), h) for p, h in stage_run.outs.items()
+    )
+    return {role: digest for role, digest in roles if role != "metrics"}
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
@@ -196,20 +189,18 @@ class _Walker:
         return name
 
     def _inputs(self, pair: Pair) -> Iterable[InputChange]:
-        sides = [
-            self._artifacts(side, stage_run) for side, stage_run in enumerate((pair.old, pair.new))
-        ]
-        for role in dict.fromkeys([*sides[0], *sides[1]]):
-            old, new = sides[0].get(role), sides[1].get(role)
-            if (old.hash if old else None) == (new.hash if new else None):
+        before, after = self._artifacts(0, pair.old), self._artifacts(1, pair.new)
+        for role in dict.fromkeys([*before, *after]):
+            old, new = before.get(role), after.get(role)
+            hashes = [item.hash if item else None for item in (old, new)]
+            if hashes[0] == hashes[1]:
                 continue
             if _is_chosen(pair, role, old, new):
                 yield InputChange(role, old, new, None, chosen=True)
                 continue
-            makers = [self._maker(side, item) for side, item in enumerate((old, new))]
+            makers = self._maker(0, old), self._maker(1, new)
             above = self.pair(makers[0], makers[1]) if makers[0] and makers[1] else None
             if above is None:
-                hashes = (item.hash if item else None for item in (old, new))
                 path = next(item.path for item in (new, old) if item)
                 pair.causes.append(PairCause(CauseKind.DATA, Change(path, *hashes)))
             yield InputChange(role, old, new, above)
@@ -224,9 +215,7 @@ class _Walker:
             known = self._run_index.makers(artifact, lock)
             parts = [] if known else self._run_index.inside(stage_run, path)
             if parts:
-                artifacts |= {
-                    f"{role}/{part.path.removeprefix(path + '/')}": part for part in parts
-                }
+                artifacts |= {role + part.path.removeprefix(path): part for part in parts}
             else:
                 artifacts[role] = artifact
         return artifacts
@@ -238,19 +227,15 @@ class _Walker:
 
     def roots(self) -> tuple[RootCause, ...]:
         """The causes of all pairs, equal ones merged: those that shape the graph first."""
-        stages: dict[tuple[CauseKind, str], list[str]] = {}
-        kept: dict[tuple[CauseKind, str], PairCause] = {}
+        merged: dict[str, RootCause] = {}
         for pair in self.pairs.values():
             for cause in pair.causes:
                 # The same data or file is one cause in all stages; broken bytes are per stage.
-                own = pair.id if cause.kind in _OF_ONE_STAGE else ""
-                change = cause.change
-                key = (cause.kind, f"{own}{change.key}\0{change.old!r}\0{change.new!r}")
-                kept.setdefault(key, cause)
-                stages.setdefault(key, []).append(pair.title)
-        roots = [
-            RootCause(cause.kind, cause.change, tuple(stages[key])) for key, cause in kept.items()
-        ]
+                key = f"{pair.id if cause.kind in _OF_ONE_STAGE else ''}{cause!r}"
+                known = merged.get(key)
+                stages = (*(known.stages if known else ()), pair.title)
+                merged[key] = RootCause(cause.kind, cause.change, stages)
+        roots = merged.values()
         return tuple(sorted(roots, key=lambda root: not root.shapes_the_graph))
 
 
@@ -268,28 +253,21 @@ def _is_chosen(pair: Pair, role: str, old: Artifact | None, new: Artifact | None
 
 
 def _out_changes(old: StageRun, new: StageRun) -> list[Change]:
-    sides = [by_role(stage_run, stage_run.outs, inputs=False) for stage_run in (old, new)]
-    shared = [role for role in sides[0] if role in sides[1] and role != "metrics"]
-    return changes(*({role: side[role] for role in shared} for side in sides))
+    before, after = _outs(old), _outs(new)
+    return [item for item in changes(before, after) if item.key in before and item.key in after]
 
 
 def _param_changes(old: StageRun, new: StageRun) -> list[Change]:
     """A param that one side does not name has its default."""
-    known = defaults()
-    keys = dict.fromkeys([*old.params, *new.params])
-    filled = [
-        {key: side[key] if key in side else known.get(key) for key in keys}
-        for side in (old.params, new.params)
-    ]
-    return changes(*filled)
+    known = {key: defaults().get(key) for key in (*old.params, *new.params)}
+    return changes({**known, **old.params}, {**known, **new.params})
 
 
 def _code_changes(old: StageRun, new: StageRun) -> list[Change] | None:
     if old.code and new.code:
         return changes(old.code, new.code)
     if old.code_version and new.code_version:
-        versions = {"code": old.code_version}, {"code": new.code_version}
-        return changes(*versions)
+        return changes({"code": old.code_version}, {"code": new.code_version})
     return None
 
 

@@ -14,7 +14,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "old": _target_json(comparison.old),
         "new": _target_json(comparison.new),
         "root_causes": [
-            {"cause": root.kind.value, **root.change.as_json(), "stages": list(root.stages)}
+            {"cause": root.kind.value, **vars(root.change), "stages": list(root.stages)}
             for root in comparison.roots
         ],
         "pairs": [_pair_json(pair) for pair in comparison.pairs],
@@ -35,11 +35,19 @@ def _pair_json(pair: Pair) -> dict[str, Any]:
         "id": pair.id,
         "old": pair.old.stage,
         "new": pair.new.stage,
-        "params": [change.as_json() for change in pair.params],
-        "inputs": [change.as_json() for change in pair.inputs],
-        "code": None if pair.code is None else [change.as_json() for change in pair.code],
-        "environment": [change.as_json() for change in pair.environment],
-        "information": [change.as_json() for change in pair.information],
-        "outs": [change.as_json() for change in pair.outs],
-        "causes": [{"cause": cause.kind.value, **cause.change.as_json()} for cause in pair.causes],
+        "params": [vars(change) for change in pair.params],
+        "inputs": [
+            {
+                "input": change.role,
+                "old": vars(change.old) if change.old else None,
+                "new": vars(change.new) if change.new else None,
+                "made_by": change.pair,
+            }
+            for change in pair.inputs
+        ],
+        "code": None if pair.code is None else [vars(change) for change in pair.code],
+        "environment": [vars(change) for change in pair.environment],
+        "information": [vars(change) for change in pair.information],
+        "outs": [vars(change) for change in pair.outs],
+        "causes": [{"cause": cause.kind.value, **vars(cause.change)} for cause in pair.causes],
     }

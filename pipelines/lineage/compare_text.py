@@ -1,15 +1,17 @@
 """A comparison as text: the conclusion, the root causes, then every stage that differs."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipelines.lineage.compare import CauseKind, Change, Comparison, Pair, RootCause
 from pipelines.lineage.facts import code, value_text
-from pipelines.lineage.history import History
+from pipelines.lineage.history import commits_between
 from pipelines.lineage.stage_run import short_hash
 from pipelines.lineage.target import Target
 from stages.reporting.markup import printable
 
 _MOST_FILES = 12
+Lines = list[tuple[str, str]]
 BROKEN = (
     "BROKEN PROMISE: params, inputs, code and environment are equal, but the bytes differ. Rerun "
     "the stage with `dvc repro --force --single-item` to see which of the two it reproduces; if "
@@ -53,21 +55,21 @@ def advice(comparison: Comparison) -> list[str]:
     return [text for cause, text in texts.items() if cause in causes]
 
 
-def render(comparison: Comparison, history: History) -> str:
+def render(comparison: Comparison, root: Path) -> str:
+    """The whole comparison; `root`: the clone whose commits are named."""
     lines = [_side("A", comparison.old), _side("B", comparison.new), conclusion(comparison)]
     if comparison.roots:
         lines += [
             "",
             "Root causes, A → B" if not comparison.equal else "Produced differently, A → B",
         ]
-        lines += [f"  {line}" for root in comparison.roots for line in root_lines(root)]
+        lines += [f"  {root_line(cause)}" for cause in comparison.roots]
     lines += [line for text in advice(comparison) for line in ("", text)]
-    different = [pair for pair in comparison.pairs if pair_lines(pair, history)]
+    different = pairs_with_lines(comparison, root)
     if different:
         lines += ["", "Stage by stage, in order"]
-        for pair in different:
-            lines += [f"  {pair.title}"]
-            lines += [f"    {word:<7} {text}" for word, text in pair_lines(pair, history)]
+        for pair, changes in different:
+            lines += [f"  {pair.title}", *(f"    {word:<7} {text}" for word, text in changes)]
     return printable("\n".join(lines))
 
 
@@ -78,14 +80,14 @@ def _side(letter: str, target: Target) -> str:
     return "\n".join(part for part in (f"{letter}  {target.text}", what, how) if part)
 
 
-def root_lines(root: RootCause) -> list[str]:
+def root_line(root: RootCause) -> str:
     """A root cause on one line."""
     where = f"  in {', '.join(root.stages)}" if root.stages else ""
     label = _LABELS.get(root.kind, root.kind.value)
-    return [f"{label:<11} {change_text(root.change, root.kind)}{where}"]
+    return f"{label:<11} {_change_text(root.change, root.kind)}{where}"
 
 
-def change_text(change: Change, cause: CauseKind) -> str:
+def _change_text(change: Change, cause: CauseKind) -> str:
     """A change, hashes shortened."""
     if cause is CauseKind.CODE:
         return _file_text(change)
@@ -96,20 +98,27 @@ def change_text(change: Change, cause: CauseKind) -> str:
     return f"{change.key} {_text(change.old)} → {_text(change.new)}"
 
 
-def pair_lines(pair: Pair, history: History) -> list[tuple[str, str]]:
-    """What differs in a pair, label and text."""
-    lines = [("param", change_text(change, CauseKind.PARAM)) for change in pair.params]
+def pairs_with_lines(comparison: Comparison, root: Path) -> list[tuple[Pair, Lines]]:
+    """The pairs that differ, with what differs: label and text."""
+    pairs = ((pair, _pair_lines(pair, root)) for pair in comparison.pairs)
+    return [(pair, lines) for pair, lines in pairs if lines]
+
+
+def _pair_lines(pair: Pair, root: Path) -> Lines:
+    lines = [("param", _change_text(change, CauseKind.PARAM)) for change in pair.params]
     lines += [("input", text) for text in _input_texts(pair)]
     if pair.code is None and pair.old.name == pair.new.name:
         lines.append(("code", "cannot be compared: a side has no record of it"))
     lines += [("code", _file_text(change)) for change in (pair.code or ())[:_MOST_FILES]]
     if pair.code and len(pair.code) > _MOST_FILES:
         lines.append(("code", f"and {len(pair.code) - _MOST_FILES} files more"))
-    lines += [("commit", line) for line in _commits(pair, history)]
-    lines += [("env", change_text(change, CauseKind.ENVIRONMENT)) for change in pair.environment]
+    lines += [("commit", line) for line in _commits(pair, root)]
+    lines += [("env", _change_text(change, CauseKind.ENVIRONMENT)) for change in pair.environment]
     if lines:
-        lines += [("(host)", change_text(item, CauseKind.ENVIRONMENT)) for item in pair.information]
-    lines += [("out", change_text(change, CauseKind.DATA)) for change in pair.outs]
+        lines += [
+            ("(host)", _change_text(item, CauseKind.ENVIRONMENT)) for item in pair.information
+        ]
+    lines += [("out", _change_text(change, CauseKind.DATA)) for change in pair.outs]
     return lines
 
 
@@ -123,12 +132,12 @@ def _input_texts(pair: Pair) -> list[str]:
     ]
 
 
-def _commits(pair: Pair, history: History) -> Sequence[str]:
+def _commits(pair: Pair, root: Path) -> Sequence[str]:
     """The commits that changed the code in between."""
     one, other = pair.old.commit, pair.new.commit
     if not pair.code or not one or not other or one == other:
         return ()
-    return history.changes(one, other, [change.key for change in pair.code])
+    return commits_between(root, one, other, [change.key for change in pair.code])
 
 
 def _file_text(change: Change) -> str:

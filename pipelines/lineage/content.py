@@ -4,6 +4,7 @@ They may be in the workspace, in DVC's cache, or in the ledger, which keeps outp
 recorded them. The error for a missing artifact says how to restore it: records outlive the bytes.
 """
 
+import contextlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +14,9 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo.cache_objects import listed_files, object_path
 from pipelines.identity.hashing import HashCache
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.naming import role_of
-from pipelines.lineage.run_index import Artifact, RunIndex
+from pipelines.lineage.run_index import RunIndex
 
 NEEDS_PYARROW = (
     "rows are in Parquet files, and pyarrow is not installed here: it comes with the compute plane "
@@ -60,9 +62,8 @@ class Content:
         if folder is not None:
             inside = sorted(path for path in folder.rglob("*") if path.is_file())
             return {path.relative_to(folder).as_posix(): path for path in inside}
-        objects = self._cache / "files" / "md5"
-        listed = listed_files(object_path(objects, artifact.hash), artifact.hash) or {}
-        files = {name: object_path(objects, digest) for name, digest in sorted(listed.items())}
+        listed = listed_files(object_path(self._cache, artifact.hash), artifact.hash) or {}
+        files = {name: object_path(self._cache, digest) for name, digest in sorted(listed.items())}
         if not files or not all(path.is_file() for path in files.values()):
             raise MissingArtifact(artifact, self.how_to_restore(artifact))
         return files
@@ -77,7 +78,7 @@ class Content:
     def _in_cache(self, artifact: Artifact) -> Path | None:
         if artifact.hash.endswith(".dir"):
             return None
-        path = object_path(self._cache / "files" / "md5", artifact.hash)
+        path = object_path(self._cache, artifact.hash)
         return path if path.is_file() else None
 
     def _in_ledger(self, artifact: Artifact) -> Path | None:
@@ -95,17 +96,15 @@ class Content:
 
     @cached_property
     def _cache(self) -> Path:
-        """DVC's cache: in the clone, unless DVC's configuration names another folder."""
+        """The objects of DVC's cache: in the clone, unless DVC's configuration names a folder."""
         folder = self.repository.root / ".dvc"
         configured = None
-        try:
+        # A broken or missing configuration is not what the user asked about.
+        with contextlib.suppress(Exception):
             from dvc.config import Config
 
             configured = Config(str(folder)).get("cache", {}).get("dir")
-        except Exception:
-            # A broken or missing configuration is not what the user asked about.
-            configured = None
-        return folder / (configured or "cache")
+        return folder / (configured or "cache") / "files" / "md5"
 
     def how_to_restore(self, artifact: Artifact) -> str:
         """The error message: what is missing, and which command restores the same bytes."""
@@ -128,12 +127,8 @@ class Content:
                 f"`dvc pull {artifact.path}` fetches it from a remote, and "
                 f"`dvc repro {stage_run.stage}` computes the same bytes"
             )
-        entry = _entry(stage_run)
+        entry = f".lockstep/jobs/{stage_run.job.entry}" if stage_run.job else "the record"
         return f"{text} Its params and code are in {entry}: with them, `dvc repro` computes it"
-
-
-def _entry(stage_run: Any) -> str:
-    return f".lockstep/jobs/{stage_run.job.name}" if stage_run.job else "the record"
 
 
 def _read(path: Path, columns: tuple[str, ...] | None) -> list[dict[str, Any]]:

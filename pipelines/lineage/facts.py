@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.base.console import seconds
 from pipelines.identity.environment import INFORMATION_ONLY
 from pipelines.lineage.naming import role_of
-from pipelines.lineage.stage_run import StageRun, short_hash
+from pipelines.lineage.stage_run import StageRun, flatten, short_hash
 from stages.contracts.params import Params
 
 _LONG = ("system", "libc", "cpu_features", "blas", "matmul_precision", "cpu_capability")
@@ -21,8 +21,6 @@ _LONG = ("system", "libc", "cpu_features", "blas", "matmul_precision", "cpu_capa
 @cache
 def defaults() -> Mapping[str, Any]:
     """The default of each param, by dotted name."""
-    from pipelines.lineage.stage_run import flatten
-
     return flatten(Params().model_dump(mode="json", by_alias=True))
 
 
@@ -101,7 +99,7 @@ def job(stage_run: StageRun) -> str:
         parts.append("1 attempt" if many == 1 else f"{many} attempts")
     if job.started is not None and job.ended is not None:
         parts.append(seconds(job.ended - job.started))
-    parts.append(job.name)
+    parts.append(job.entry)
     if len(stage_run.jobs) > 1:
         parts.append(f"computed {len(stage_run.jobs)} times with the same result")
     return ", ".join(parts)
@@ -109,9 +107,9 @@ def job(stage_run: StageRun) -> str:
 
 def run(stage_run: StageRun) -> str:
     job = stage_run.job
-    if job is None or not job.run_id:
+    if job is None or not job.mlflow_run:
         return ""
-    return f"run {job.run_id}" + (f" {job.run_url}" if job.run_url else "")
+    return f"run {job.mlflow_run}" + (f" {job.mlflow_url}" if job.mlflow_url else "")
 
 
 def _commits(stage_run: StageRun) -> str:

@@ -6,7 +6,8 @@ never repairs. Files that only add detail (launch, worker, tracking) may be miss
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,8 @@ def read_ledger(repository: Repository, notes: list[str]) -> list[StageRun]:
             if folder.is_dir() and any(folder.iterdir()) and folder.name != "dry-run":
                 notes.append(f"{_place(folder)} is skipped: it has no spec.json")
             continue
-        reader = _Reader(folder, notes)
         try:
-            stage_run = _stage_run(folder, reader)
+            stage_run = _stage_run(folder, partial(_read, folder, notes))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             notes.append(f"{_place(folder)} is skipped: its files are not valid ({error!r})")
             continue
@@ -35,33 +35,25 @@ def read_ledger(repository: Repository, notes: list[str]) -> list[StageRun]:
     return stage_runs
 
 
-class _Reader:
-    """Reads the JSON files of one entry; one that cannot be read is noted and counts as missing."""
-
-    def __init__(self, folder: Path, notes: list[str]) -> None:
-        self._folder = folder
-        self._notes = notes
-
-    def __call__(self, name: str) -> dict[str, Any]:
-        path = self._folder / name
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (ValueError, OSError) as error:
-            self._notes.append(f"{_place(self._folder)}/{name} is skipped: {error}")
-            return {}
-        if not isinstance(values, dict):
-            self._notes.append(f"{_place(self._folder)}/{name} is skipped: not a mapping")
-            return {}
-        return values
+def _read(folder: Path, notes: list[str], name: str) -> dict[str, Any]:
+    """A JSON file of an entry; one that cannot be read is noted and counts as missing."""
+    try:
+        values = json.loads((folder / name).read_text(encoding="utf-8"))
+        if isinstance(values, dict):
+            return values
+        notes.append(f"{_place(folder)}/{name} is skipped: not a mapping")
+    except FileNotFoundError:
+        pass
+    except (ValueError, OSError) as error:
+        notes.append(f"{_place(folder)}/{name} is skipped: {error}")
+    return {}
 
 
 def _place(folder: Path) -> str:
     return f".lockstep/jobs/{folder.parent.name}/{folder.name}"
 
 
-def _stage_run(folder: Path, read: _Reader) -> StageRun | None:
+def _stage_run(folder: Path, read: Callable[[str], dict[str, Any]]) -> StageRun | None:
     spec, entry, record = read("spec.json"), read("entry.json"), read("record.json")
     if not spec:
         return None
@@ -79,7 +71,7 @@ def _stage_run(folder: Path, read: _Reader) -> StageRun | None:
     )
     tracking = read("tracking.json")
     job = Job(
-        name=f"{folder.parent.name}/{folder.name}",
+        entry=f"{folder.parent.name}/{folder.name}",
         state="published" if record else str(outcome.get("state")),
         commit=entry.get("git_commit") or outcome.get("git_commit"),
         uncommitted=tuple(_CHANGED.findall(launch.get("git_diff") or "")),
@@ -91,8 +83,8 @@ def _stage_run(folder: Path, read: _Reader) -> StageRun | None:
         started=outcome.get("started"),
         ended=outcome.get("ended"),
         attempts=attempts,
-        run_id=tracking.get("run_id"),
-        run_url=tracking.get("url"),
+        mlflow_run=tracking.get("run_id"),
+        mlflow_url=tracking.get("url"),
         folder=folder,
         graph=_graph(launch),
     )

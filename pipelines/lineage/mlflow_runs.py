@@ -18,15 +18,7 @@ from pipelines.lineage.stage_run import AttemptRecord, Job, StageRun
 from pipelines.tracking.cursor import URI_VARIABLE, database, store_address, tracking_uri
 from pipelines.tracking.metrics import safe_name
 
-_SETTINGS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_LOGGING_LEVEL": "ERROR",
-    "GIT_PYTHON_REFRESH": "quiet",
-}
+_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
 
 class Runs:
@@ -44,14 +36,10 @@ class Runs:
         """Whether an MLflow is configured that may have what this clone does not."""
         return bool(os.environ.get(URI_VARIABLE))
 
-    def jobs(self, stage_runs: Iterable[StageRun]) -> dict[int, Job]:
-        """The jobs of stage runs that have none, by the `id()` of the stage run."""
-        jobs = {}
-        for stage_run in stage_runs:
-            run = self._find(stage_run)
-            if run is not None:
-                jobs[id(stage_run)] = self._job(run)[0]
-        return jobs
+    def jobs(self, stage_runs: Iterable[StageRun]) -> dict[StageRun, Job]:
+        """The jobs of stage runs that have none."""
+        runs = ((stage_run, self._find(stage_run)) for stage_run in stage_runs)
+        return {stage_run: self._job(run)[0] for stage_run, run in runs if run is not None}
 
     def stage_run(self, run_id: str) -> StageRun | None:
         """The stage run behind a run id; None for the parent run of a whole command."""
@@ -96,7 +84,7 @@ class Runs:
         address = store_address(self._repository)
         place = f"#/experiments/{run.info.experiment_id}/runs/{run_id}"
         job = Job(
-            name=f"MLflow run {run_id}",
+            entry=f"MLflow run {run_id}",
             state=last.state,
             commit=tags.get("lockstep.git_commit"),
             experiment=tags.get("lockstep.dvc_experiment"),
@@ -107,8 +95,8 @@ class Runs:
             started=record.get("started"),
             ended=record.get("ended"),
             attempts=(last,),
-            run_id=run_id,
-            run_url=f"{address.rstrip('/')}/{place}" if address.startswith("http") else None,
+            mlflow_run=run_id,
+            mlflow_url=f"{address.rstrip('/')}/{place}" if address.startswith("http") else None,
         )
         return job, record
 
@@ -127,7 +115,9 @@ class Runs:
             return None
         try:
             if self._client is None:
-                for name, value in _SETTINGS.items():
+                from pipelines.tracking.rounds import SETTINGS
+
+                for name, value in {**SETTINGS, _TIMEOUT: "5"}.items():
                     os.environ.setdefault(name, value)
                 from mlflow import MlflowClient
 

@@ -4,21 +4,19 @@ It has the report's style and its drawing of the graph; what is said is what the
 How it looks is in `pages/`, a template for each kind of page.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from pipelines.lineage.compare import Comparison
-from pipelines.lineage.compare_text import advice, conclusion, pair_lines, root_lines
+from pipelines.lineage.compare_text import advice, conclusion, pairs_with_lines, root_line
 from pipelines.lineage.facts import facts, value_text
-from pipelines.lineage.history import History
 from pipelines.lineage.naming import role_of
 from pipelines.lineage.prompts import AffectedModel, Influence
 from pipelines.lineage.row_changes import RowChange
 from pipelines.lineage.rows import COLUMNS, Row, Rows
-from pipelines.lineage.rows_text import row_name
+from pipelines.lineage.rows_text import counted, row_name
 from pipelines.lineage.stage_run import StageRun, short_hash
 from pipelines.lineage.target import Target
 from pipelines.lineage.tree import Direction, Node, Tree
@@ -27,19 +25,8 @@ from stages.reporting.graph import draw
 from stages.reporting.templates import render
 
 PAGES = Path(__file__).parent / "pages"
-_TEXTS = ("prompt", "response")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is long and not to be read is cut short, and whole in `title`."""
-
-    text: str
-    title: str | None = None
-    is_code: bool = False
-    is_sample: bool = False
-    """Whether it is shown as a model wrote it."""
-    is_long: bool = False
+_BELOW = ("params", "outs")
+"""Facts that have a table of their own."""
 
 
 def tree_page(tree: Tree, target: Target, notes: Sequence[str]) -> str:
@@ -60,17 +47,9 @@ def tree_page(tree: Tree, target: Target, notes: Sequence[str]) -> str:
 
 
 def diff_page(
-    comparison: Comparison,
-    history: History,
-    rows: Sequence[RowChange] | None,
-    notes: Sequence[str],
+    comparison: Comparison, root: Path, rows: Sequence[RowChange], notes: Sequence[str]
 ) -> str:
-    """Why two artifacts differ."""
-    stages = [
-        {"title": pair.title, "is_root": bool(pair.causes), "lines": lines}
-        for pair in comparison.pairs
-        if (lines := pair_lines(pair, history))
-    ]
+    """Why two artifacts differ; `root`: the clone whose commits are named."""
     return render(
         "diff.html.j2",
         PAGES,
@@ -78,40 +57,36 @@ def diff_page(
         lead=conclusion(comparison),
         notes=notes,
         advice=advice(comparison),
-        causes=[line for root in comparison.roots for line in root_lines(root)],
+        causes=[root_line(cause) for cause in comparison.roots],
         sides=[_side(comparison.old), _side(comparison.new)],
-        stages=stages,
-        rows=[_row_change(change) for change in rows or ()],
+        pairs_with_lines=pairs_with_lines(comparison, root),
+        rows=[(row_name(change.new or change.old or {}), change) for change in rows],
     )
 
 
 def rows_page(rows: Rows, shown: Sequence[Row], total: int, notes: Sequence[str]) -> str:
     """The rows that a stage learnt from."""
-    files = ", ".join(f"{item.path} {short_hash(item.hash)}" for item in rows.files)
     return render(
         "rows.html.j2",
         PAGES,
         title=f"The rows of {rows.stage_run.stage}",
-        lead=f"{len(shown)} of {total} rows, from {files}",
+        lead=counted(rows, shown, total),
         notes=notes,
         columns=COLUMNS,
-        rows=[[_row_cell(column, row[column]) for column in COLUMNS] for row in shown],
+        rows=shown,
     )
 
 
 def prompt_page(influence: Influence, notes: Sequence[str]) -> str:
     """What a prompt had a part in."""
-    gone = [
-        (stage_run.stage, f"{item.path} {item.hash}", None) for stage_run, item in influence.gone
-    ]
-    parts = {
+    parts: dict[str, list[tuple[str, str | None, str | None]]] = {
         "Trained on it": [_touched(item) for item in influence.direct],
         "Through an ancestor": [_touched(item) for item in influence.indirect],
-        "Sampled, not trained on": [
-            (stage_run.stage, None, None) for stage_run in influence.sampled
-        ],
+        "Sampled, not trained on": [(run.stage, None, None) for run in influence.sampled],
         "Evaluated on it": [(run.stage, None, None) for run in influence.evaluated],
-        "Gone, so not searched": gone,
+        "Gone, so not searched": [
+            (run.stage, f"{item.path} {item.hash}", None) for run, item in influence.gone
+        ],
     }
     return render(
         "prompt.html.j2",
@@ -152,15 +127,14 @@ def _graph(tree: Tree) -> str:
 def _stage(node: Node, is_open: bool) -> dict[str, Any]:
     stage_run = node.stage_run
     assert stage_run is not None
-    lines = [(word, text) for word, text in facts(stage_run) if word not in ("params", "outs")]
     return {
         "id": node.id,
         "is_open": is_open,
         "name": stage_run.stage,
         "short": " ".join(short_hash(digest) for digest in list(stage_run.outs.values())[:3]),
-        "facts": lines,
-        "outs": _hashes(stage_run, stage_run.outs, among_inputs=False),
-        "inputs": _hashes(stage_run, stage_run.inputs, among_inputs=True),
+        "facts": [(word, text) for word, text in facts(stage_run) if word not in _BELOW],
+        "outs": _hashes(stage_run, among_inputs=False),
+        "inputs": _hashes(stage_run, among_inputs=True),
         "folded": {
             "Params": [(key, value_text(value)) for key, value in stage_run.params.items()],
             "Code": list(stage_run.code.items()),
@@ -169,61 +143,25 @@ def _stage(node: Node, is_open: bool) -> dict[str, Any]:
     }
 
 
-def _hashes(
-    stage_run: StageRun, items: Mapping[str, Any], *, among_inputs: bool
-) -> list[tuple[str, str, str]]:
+def _hashes(stage_run: StageRun, *, among_inputs: bool) -> list[tuple[str, str, str]]:
     return [
         (role_of(stage_run.stage, path, among_inputs=among_inputs), path, digest)
-        for path, digest in items.items()
+        for path, digest in (stage_run.inputs if among_inputs else stage_run.outs).items()
     ]
 
 
 def _side(target: Target) -> tuple[str, str]:
     artifact, stage_run = target.artifact, target.stage_run
+    known = dict(facts(stage_run)) if stage_run else {}
     parts = [
         f"{artifact.path} {artifact.hash}" if artifact else None,
         f"made by {stage_run.stage}" if stage_run else "given",
-        *(
-            text
-            for word, text in (facts(stage_run) if stage_run else ())
-            if word in ("code", "job")
-        ),
+        known.get("code"),
+        known.get("job"),
     ]
-    return target.text, ", ".join(part for part in parts if part)
+    return target.text, ", ".join(filter(None, parts))
 
 
-def _row_change(change: RowChange) -> dict[str, Any]:
-    return {
-        "name": row_name(change.new or change.old or {}),
-        "what": ", ".join(change.fields) or f"only in {'B' if change.old is None else 'A'}",
-        "old": _cell((change.old or {}).get("response")),
-        "new": _cell((change.new or {}).get("response")),
-    }
-
-
-def _touched(item: AffectedModel) -> tuple[str, str, str]:
+def _touched(item: AffectedModel) -> tuple[str, str | None, str | None]:
     what = f"{item.rows} rows" if item.rows else "through " + " → ".join(item.through)
     return item.stage_run.stage, what, item.model.hash if item.model else ""
-
-
-def _row_cell(column: str, value: Any) -> Cell:
-    if column == "policy_hash" and value:
-        return Cell(short_hash(value), title=value, is_code=True)
-    if column == "advantages" and value is not None:
-        mean = f"{sum(value) / len(value):.3g}" if value else "none"
-        return Cell(f"mean {mean} of {len(value)}", title=", ".join(map(str, value)))
-    if column in _TEXTS:
-        return replace(_cell(value), is_long=True)
-    return Cell(value, is_code=True) if isinstance(value, str) else _cell(value)
-
-
-def _cell(value: object) -> Cell:
-    if value is None:
-        return Cell("")
-    if isinstance(value, float):
-        return Cell(f"{value:.4g}")
-    if isinstance(value, list):
-        return Cell(", ".join(f"{item:.3g}" for item in value))
-    if isinstance(value, dict):
-        return Cell(", ".join(f"{key} {item:.4g}" for key, item in value.items()))
-    return Cell(str(value), is_sample=True)

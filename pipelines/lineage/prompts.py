@@ -6,21 +6,20 @@ evaluation are listed separately. A missing file cannot be searched, and is name
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.base.errors import LockstepError
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.content import Content, MissingArtifact
-from pipelines.lineage.naming import role_of
 from pipelines.lineage.rows import training_file
-from pipelines.lineage.run_index import Artifact, RunIndex
+from pipelines.lineage.run_index import RunIndex
 from pipelines.lineage.stage_run import Lock, StageRun
 from stages.data.seeds import content_id
 
 SHORTEST_PREFIX = 4
 _MOST = 8
-_MODEL = "model"
 _COLUMNS = ("prompt_id", "prompt")
 
 
@@ -36,10 +35,7 @@ class AffectedModel:
 
     @property
     def model(self) -> Artifact | None:
-        for path, digest in self.stage_run.outs.items():
-            if role_of(self.stage_run.stage, path, among_inputs=False) == _MODEL:
-                return Artifact(path, digest)
-        return None
+        return self.stage_run.artifact("model", among_inputs=False)
 
 
 @dataclass
@@ -61,18 +57,11 @@ def trace(content: Content, run_index: RunIndex, wanted: str, lock: Lock | None)
     stage_runs = list(lock.stages.values()) if lock else run_index.stage_runs
     search = _Search(content)
     learners = [(stage_run, file) for stage_run in stage_runs if (file := training_file(stage_run))]
-    sampling = [
-        (stage_run, item) for stage_run in stage_runs for item in _made(stage_run, "rollouts")
-    ]
-    evaluating = [
-        (stage_run, item) for stage_run in stage_runs for item in _read(stage_run, "held_out")
-    ]
-    prepared = [
-        (stage_run, item)
-        for stage_run in stage_runs
-        for item in _made(stage_run, "prompts", "demonstrations")
-    ]
-    files = [item for _, item in (*learners, *sampling, *evaluating, *prepared)]
+    sampling = _with(stage_runs, "rollouts", among_inputs=False)
+    evaluating = _with(stage_runs, "held_out", among_inputs=True)
+    prompts = _with(stage_runs, "prompts", among_inputs=False)
+    demonstrations = _with(stage_runs, "demonstrations", among_inputs=False)
+    files = [file for _, file in (*learners, *sampling, *evaluating, *prompts, *demonstrations)]
     prompt_id = _identify(wanted, [search.prompts(item) for item in dict.fromkeys(files)])
     influence = Influence(prompt_id, search.text_of(prompt_id))
     for stage_run, file in learners:
@@ -81,13 +70,10 @@ def trace(content: Content, run_index: RunIndex, wanted: str, lock: Lock | None)
             influence.gone.append((stage_run, file))
         elif count:
             influence.direct.append(AffectedModel(stage_run, count, ()))
-    influence.indirect = _descendants(
-        run_index, [touched.stage_run for touched in influence.direct]
-    )
-    if lock is not None:
-        inside = {id(stage_run) for stage_run in stage_runs}
-        influence.indirect = [item for item in influence.indirect if id(item.stage_run) in inside]
-    trained = {touched.stage_run.key for touched in influence.direct}
+    descendants = _descendants(run_index, [item.stage_run for item in influence.direct])
+    inside = set(stage_runs)
+    influence.indirect = [item for item in descendants if item.stage_run in inside]
+    trained = {item.stage_run.key for item in influence.direct}
     influence.sampled = [
         stage_run
         for stage_run, file in sampling
@@ -170,39 +156,28 @@ def _identify(wanted: str, known: Sequence[dict[str, tuple[int, str]]]) -> str:
 
 def _descendants(run_index: RunIndex, origins: Sequence[StageRun]) -> list[AffectedModel]:
     """The models downstream, each with a shortest path to it, without the origins themselves."""
-    came_from: dict[int, tuple[str, ...]] = {id(stage_run): () for stage_run in origins}
+    routes: dict[StageRun, tuple[str, ...]] = dict.fromkeys(origins, ())
     queue = deque(origins)
     affected = []
     while queue:
         stage_run = queue.popleft()
-        route = came_from[id(stage_run)]
         for path, digest in stage_run.outs.items():
             for reader in run_index.readers(Artifact(path, digest)):
-                if id(reader) in came_from:
+                if reader in routes:
                     continue
-                came_from[id(reader)] = (*route, stage_run.stage)
+                routes[reader] = (*routes[stage_run], stage_run.stage)
                 queue.append(reader)
                 if training_file(reader):
-                    affected.append(AffectedModel(reader, 0, came_from[id(reader)]))
+                    affected.append(AffectedModel(reader, 0, routes[reader]))
     return affected
 
 
-def _made(stage_run: StageRun, *names: str) -> list[Artifact]:
-    return _called(stage_run, stage_run.outs.items(), names, among_inputs=False)
-
-
-def _read(stage_run: StageRun, *names: str) -> list[Artifact]:
-    return _called(stage_run, stage_run.inputs.items(), names, among_inputs=True)
-
-
-def _called(
-    stage_run: StageRun, items: Any, names: Sequence[str], *, among_inputs: bool
-) -> list[Artifact]:
-    return [
-        Artifact(path, digest)
-        for path, digest in items
-        if role_of(stage_run.stage, path, among_inputs=among_inputs) in names
-    ]
+def _with(
+    stage_runs: Iterable[StageRun], role: str, *, among_inputs: bool
+) -> list[tuple[StageRun, Artifact]]:
+    """The stage runs that have such a file, with it."""
+    files = ((item, item.artifact(role, among_inputs=among_inputs)) for item in stage_runs)
+    return [(stage_run, file) for stage_run, file in files if file]
 
 
 def as_json(influence: Influence) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Which training rows differ between two stage runs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.lineage.rows import COLUMNS, Row, Rows
+from pipelines.lineage.rows import COLUMNS, Row, Rows, order
 
 _COMPARED = tuple(column for column in COLUMNS if column not in ("policy_hash", "source"))
 """What training used: neither another policy with the same responses nor another line in the
@@ -39,16 +40,14 @@ def compare_rows(old: Rows, new: Rows) -> list[RowChange]:
     return changes
 
 
-def _numbered(rows: Sequence[Row]) -> dict[tuple[str, int, int, str, int], Row]:
+def _numbered(rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
     """By prompt, step, sample and role; the data may have a prompt several times."""
-    numbered: dict[tuple[str, int, int, str, int], Row] = {}
+    numbers: Counter[tuple[Any, ...]] = Counter()
+    numbered = {}
     for row in rows:
-        step = row["step"] or 0
-        index = -1 if row["sample_index"] is None else row["sample_index"]
-        number = 0
-        while (key := (row["prompt_id"], step, index, row["role"] or "", number)) in numbered:
-            number += 1
-        numbered[key] = row
+        place = order(row)
+        numbered[*place, numbers[place]] = row
+        numbers[place] += 1
     return numbered
 
 

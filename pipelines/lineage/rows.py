@@ -7,13 +7,12 @@ a note says so. SFT, reward models and preference runs use all rows of their dat
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines.base.errors import LockstepError
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.content import Content
-from pipelines.lineage.naming import role_of
-from pipelines.lineage.run_index import Artifact
 from pipelines.lineage.stage_run import StageRun
 
 Row = dict[str, Any]
@@ -54,42 +53,47 @@ def rows_of(content: Content, stage_run: StageRun) -> Rows:
             f"{stage_run.stage} is not trained on rows: --rows is for {', '.join(_STAGES)} and "
             "their outputs"
         )
-    return known(content, stage_run)
+    rows = known(content, stage_run)
+    return replace(rows, rows=sorted(rows.rows, key=order))
 
 
-def _rollouts(content: Content, stage_run: StageRun, rollouts: Artifact) -> list[Row]:
-    """Sampled rows, with the DVC hash of the policy that sampled them where it is an artifact.
-
-    The file has a digest of the weights, which is in no record. The first rows are of the policy
-    that the stage read; `online` continues with policies that it never writes.
-    """
-    makers = [stage_run] if rollouts.path in stage_run.outs else content.run_index.makers(rollouts)
-    policy = _input(makers[0], "policy") if makers else None
-    rows: list[Row] = content.rows(rollouts)
-    first = min(rows, key=lambda row: row.get("step") or 0, default={}).get("policy_hash")
-    known = {first: policy.hash} if policy else {}
-    return [{**row, "policy_hash": known.get(row["policy_hash"])} for row in rows]
+def order(row: Row) -> tuple[str, int, int, str]:
+    """By prompt, step, sample and role; a row without a sample comes first."""
+    index = row["sample_index"]
+    return row["prompt_id"], row["step"] or 0, -1 if index is None else index, row["role"] or ""
 
 
 def training_file(stage_run: StageRun) -> Artifact | None:
     """The file with the prompts of every row it was trained on; None: it does not train."""
     if stage_run.name in ("policy_update", "online"):
-        return _out(stage_run, "experience") or _input(stage_run, "rollouts")
+        return _experience(stage_run) or stage_run.artifact("rollouts", among_inputs=True)
+    data = _data_name(stage_run)
+    return stage_run.artifact(data, among_inputs=True) if data else None
+
+
+def _data_name(stage_run: StageRun) -> str | None:
+    """Which of prepare's files it is trained on; None: none of them."""
+    params = stage_run.params
     if stage_run.name == "sft":
-        return _input(stage_run, "demonstrations")
+        return "demonstrations"
     if stage_run.name == "reward_model":
-        return _input(stage_run, _reward_data(stage_run))
+        return _REWARD_DATA.get(str(params.get("reward_model.objective")), "preferences")
     if stage_run.name == "preference":
-        return _input(stage_run, _preference_data(stage_run))
+        return "feedback" if params.get("preference.loss") == "kto" else "preferences"
     return None
 
 
+def _experience(stage_run: StageRun) -> Artifact | None:
+    return stage_run.artifact("experience", among_inputs=False)
+
+
 def _policy_update(content: Content, stage_run: StageRun) -> Rows:
-    find = _need_out if stage_run.name == "online" else _need
-    rollouts, scores = find(stage_run, "rollouts"), find(stage_run, "scores")
-    sampled = {_place(row): row for row in _rollouts(content, stage_run, rollouts)}
-    scored = {_place(row): row for row in content.rows(scores)}
-    experience, notes = _out(stage_run, "experience"), []
+    is_staged = stage_run.name != "online"
+    rollouts = stage_run.required("rollouts", among_inputs=is_staged)
+    scores = stage_run.required("scores", among_inputs=is_staged)
+    sampled = _by_place(_rollouts(content, stage_run, rollouts))
+    scored = _by_place(content.rows(scores))
+    experience, notes = _experience(stage_run), []
     if experience is None:
         notes.append(
             f"{stage_run.stage} has no record of which rows it used: these are all that were "
@@ -101,22 +105,49 @@ def _policy_update(content: Content, stage_run: StageRun) -> Rows:
             if not row.get("greedy")
         ]
     else:
-        used = list(content.rows(experience))
+        used = content.rows(experience)
     rows = [_sample(row, sampled.get(_place(row), {}), scored.get(_place(row), {})) for row in used]
     files = [item for item in (experience, rollouts, scores) if item]
-    if (
-        stage_run.params.get("policy_update.chosen") == "demonstrations"
-        and stage_run.params.get("rl.algorithm") == "dpo"
-    ):
+    params = stage_run.params
+    chosen, algorithm = params.get("policy_update.chosen"), params.get("rl.algorithm")
+    if chosen == "demonstrations" and algorithm == "dpo":
         shown = {row["prompt_id"] for row in rows}
-        demonstrations = _need(stage_run, "demonstrations")
+        demonstrations = stage_run.required("demonstrations", among_inputs=True)
         files.append(demonstrations)
         rows += [
-            _row(row, role="chosen", response=row["completion"])
+            _row(row, "chosen", row["completion"])
             for row in content.rows(demonstrations)
             if row["prompt_id"] in shown
         ]
-    return _sorted(stage_run, rows, files, notes)
+    return Rows(stage_run, rows, files, notes)
+
+
+def _rollout(content: Content, stage_run: StageRun) -> Rows:
+    rollouts = stage_run.required("rollouts", among_inputs=False)
+    rows = [_sample(row, row, {}) for row in _rollouts(content, stage_run, rollouts)]
+    return Rows(stage_run, rows, [rollouts])
+
+
+def _score(content: Content, stage_run: StageRun) -> Rows:
+    rollouts = stage_run.required("rollouts", among_inputs=True)
+    scores = stage_run.required("scores", among_inputs=False)
+    sampled = _by_place(_rollouts(content, stage_run, rollouts))
+    rows = [_sample(row, sampled.get(_place(row), {}), row) for row in content.rows(scores)]
+    return Rows(stage_run, rows, [rollouts, scores])
+
+
+def _rollouts(content: Content, stage_run: StageRun, rollouts: Artifact) -> list[Row]:
+    """Sampled rows, with the DVC hash of the policy that sampled them where it is an artifact.
+
+    The file has a digest of the weights, which is in no record. The first rows are of the policy
+    that the stage read; `online` continues with policies that it never writes.
+    """
+    makers = [stage_run] if rollouts.path in stage_run.outs else content.run_index.makers(rollouts)
+    policy = makers[0].artifact("policy", among_inputs=True) if makers else None
+    rows: list[Row] = content.rows(rollouts)
+    first = min(rows, key=lambda row: row.get("step") or 0, default={}).get("policy_hash")
+    known = {first: policy.hash} if policy else {}
+    return [{**row, "policy_hash": known.get(row["policy_hash"])} for row in rows]
 
 
 def _sample(used: Row, sampled: Row, scored: Row) -> Row:
@@ -138,123 +169,48 @@ def _sample(used: Row, sampled: Row, scored: Row) -> Row:
     }
 
 
-def _rollout(content: Content, stage_run: StageRun) -> Rows:
-    rollouts = _need_out(stage_run, "rollouts")
-    rows = [_sample(row, row, {}) for row in _rollouts(content, stage_run, rollouts)]
-    return _sorted(stage_run, rows, [rollouts])
-
-
-def _score(content: Content, stage_run: StageRun) -> Rows:
-    rollouts, scores = _need(stage_run, "rollouts"), _need_out(stage_run, "scores")
-    sampled = {_place(row): row for row in _rollouts(content, stage_run, rollouts)}
-    rows = [_sample(row, sampled.get(_place(row), {}), row) for row in content.rows(scores)]
-    return _sorted(stage_run, rows, [rollouts, scores])
-
-
-def _sft(content: Content, stage_run: StageRun) -> Rows:
-    demonstrations = _need(stage_run, "demonstrations")
-    rows = [
-        _row(row, role="imitated", response=row["completion"])
-        for row in content.rows(demonstrations)
-    ]
-    return _sorted(stage_run, rows, [demonstrations])
-
-
-def _reward_model(content: Content, stage_run: StageRun) -> Rows:
-    return _data(content, stage_run, _reward_data(stage_run))
-
-
-def _preference(content: Content, stage_run: StageRun) -> Rows:
-    return _data(content, stage_run, _preference_data(stage_run))
-
-
-def _data(content: Content, stage_run: StageRun, name: str) -> Rows:
-    """Pairs give two rows each; ratings and labelled steps one."""
-    artifact = _need(stage_run, name)
-    rows = []
-    for row in content.rows(artifact):
-        if "chosen" in row:
-            rows += [_row(row, role=role, response=row[role]) for role in ("chosen", "rejected")]
-        else:
-            rated = row.get("rating")
-            rows.append(_row(row, role="rated", response=row.get("completion"), reward=rated))
-    return _sorted(stage_run, rows, [artifact])
-
-
-_STAGES: dict[str, Callable[[Content, StageRun], Rows]] = {
-    "policy_update": _policy_update,
-    "online": _policy_update,
-    "sft": _sft,
-    "reward_model": _reward_model,
-    "preference": _preference,
-    "rollout": _rollout,
-    "score": _score,
-}
-
-
-def _row(source: Row, **values: Any) -> Row:
-    given = {
-        "prompt_id": source["prompt_id"],
-        "prompt": source.get("prompt"),
-        "source": f"{source['source']}:{source['line']}" if source.get("source") else None,
-        **values,
-    }
-    return {column: given.get(column) for column in COLUMNS}
-
-
-def _sorted(
-    stage_run: StageRun, rows: list[Row], files: list[Artifact], notes: list[str] | None = None
-) -> Rows:
-    def rank(row: Row) -> tuple[str, int, int, str]:
-        index = row["sample_index"]
-        return (
-            row["prompt_id"],
-            row["step"] or 0,
-            -1 if index is None else index,
-            row["role"] or "",
-        )
-
-    return Rows(stage_run, sorted(rows, key=rank), files, notes or [])
+def _by_place(rows: list[Row]) -> dict[tuple[str, int, int], Row]:
+    return {_place(row): row for row in rows}
 
 
 def _place(row: Row) -> tuple[str, int, int]:
     return row["prompt_id"], row.get("step") or 0, row["sample_index"]
 
 
-def _reward_data(stage_run: StageRun) -> str:
-    return _REWARD_DATA.get(str(stage_run.params.get("reward_model.objective")), "preferences")
+def _data(content: Content, stage_run: StageRun) -> Rows:
+    """Pairs give two rows each; demonstrations, ratings and labelled steps one."""
+    artifact = stage_run.required(_data_name(stage_run) or "", among_inputs=True)
+    rows = []
+    for row in content.rows(artifact):
+        if "chosen" in row:
+            rows += [_row(row, role, row[role]) for role in ("chosen", "rejected")]
+        else:
+            role = "imitated" if stage_run.name == "sft" else "rated"
+            rows.append(_row(row, role, row.get("completion"), row.get("rating")))
+    return Rows(stage_run, rows, [artifact])
 
 
-def _preference_data(stage_run: StageRun) -> str:
-    return "feedback" if stage_run.params.get("preference.loss") == "kto" else "preferences"
+def _row(source: Row, role: str, response: str | None, reward: float | None = None) -> Row:
+    """A row of the data."""
+    return dict.fromkeys(COLUMNS) | {
+        "prompt_id": source["prompt_id"],
+        "role": role,
+        "prompt": source.get("prompt"),
+        "response": response,
+        "reward": reward,
+        "source": f"{source['source']}:{source['line']}" if source.get("source") else None,
+    }
 
 
-def _input(stage_run: StageRun, name: str) -> Artifact | None:
-    for path, digest in stage_run.inputs.items():
-        if role_of(stage_run.stage, path, among_inputs=True) == name:
-            return Artifact(path, digest)
-    return None
-
-
-def _out(stage_run: StageRun, name: str) -> Artifact | None:
-    for path, digest in stage_run.outs.items():
-        if role_of(stage_run.stage, path, among_inputs=False) == name:
-            return Artifact(path, digest)
-    return None
-
-
-def _need(stage_run: StageRun, name: str) -> Artifact:
-    artifact = _input(stage_run, name)
-    if artifact is None:
-        raise LockstepError(f"{stage_run.stage}: its record names no input `{name}`")
-    return artifact
-
-
-def _need_out(stage_run: StageRun, name: str) -> Artifact:
-    artifact = _out(stage_run, name)
-    if artifact is None:
-        raise LockstepError(f"{stage_run.stage}: its record names no output `{name}`")
-    return artifact
+_STAGES: dict[str, Callable[[Content, StageRun], Rows]] = {
+    "policy_update": _policy_update,
+    "online": _policy_update,
+    "sft": _data,
+    "reward_model": _data,
+    "preference": _data,
+    "rollout": _rollout,
+    "score": _score,
+}
 
 
 def select(rows: Rows, prompt: str | None, limit: int | None) -> tuple[list[Row], int]:

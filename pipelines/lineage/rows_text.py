@@ -13,8 +13,7 @@ _FEW = 4
 
 def render_rows(rows: Rows, shown: Sequence[Row], total: int) -> str:
     """A block for each row."""
-    files = ", ".join(f"{item.path} {short_hash(item.hash)}" for item in rows.files)
-    lines = [f"{rows.stage_run.stage}: {len(shown)} of {total} rows, from {files}"]
+    lines = [f"{rows.stage_run.stage}: {counted(rows, shown, total)}"]
     for row in shown:
         lines += ["", row_name(row), f"  prompt    {_quoted(row['prompt'])}"]
         lines.append(f"  response  {_quoted(row['response'])}")
@@ -31,6 +30,12 @@ def render_rows(rows: Rows, shown: Sequence[Row], total: int) -> str:
     if len(shown) < total:
         lines += ["", f"{total - len(shown)} rows more: --limit N, or --prompt ID"]
     return "\n".join(lines)
+
+
+def counted(rows: Rows, shown: Sequence[Row], total: int) -> str:
+    """How many rows are shown, and from which files."""
+    files = ", ".join(f"{item.path} {short_hash(item.hash)}" for item in rows.files)
+    return f"{len(shown)} of {total} rows, from {files}"
 
 
 def render_changes(changes: Sequence[RowChange], limit: int | None) -> str:
@@ -60,26 +65,21 @@ def render_changes(changes: Sequence[RowChange], limit: int | None) -> str:
 
 def render_influence(influence: Influence) -> str:
     """The models that a prompt influenced."""
+    parts = {
+        "Trained on it": map(_touched, influence.direct),
+        "Through an ancestor": map(_touched, influence.indirect),
+        "Sampled, but not trained on": map(_stage, influence.sampled),
+        "Held out: evaluated on it, not trained on": map(_stage, influence.evaluated),
+        "Not searched, because the files are missing": (
+            f"{run.stage}  {item.path} {item.hash}" for run, item in influence.gone
+        ),
+    }
     lines = [f"prompt {influence.prompt_id}  {_quoted(influence.prompt)}"]
-    if influence.direct:
-        lines += ["", "Trained on it", *(f"  {_touched(item)}" for item in influence.direct)]
-    else:
+    if not influence.direct:
         lines += ["", "No model whose training data are here was trained on it"]
-    if influence.indirect:
-        lines += [
-            "",
-            "Through an ancestor",
-            *(f"  {_touched(item)}" for item in influence.indirect),
-        ]
-    if influence.sampled:
-        lines += ["", "Sampled, but not trained on", *_stages(influence.sampled)]
-    if influence.evaluated:
-        lines += ["", "Held out: evaluated on it, not trained on", *_stages(influence.evaluated)]
-    if influence.gone:
-        lines += ["", "Not searched, because the files are missing"]
-        lines += [
-            f"  {stage_run.stage}  {item.path} {item.hash}" for stage_run, item in influence.gone
-        ]
+    for title, items in parts.items():
+        if part := [f"  {item}" for item in items]:
+            lines += ["", title, *part]
     return "\n".join(lines)
 
 
@@ -98,8 +98,8 @@ def _where(stage_run: StageRun) -> str:
     return f"  (commit {stage_run.commits[-1][:7]})" if stage_run.commits else "  (ledger)"
 
 
-def _stages(stage_runs: Sequence[StageRun]) -> list[str]:
-    return [f"  {stage_run.stage}{_where(stage_run)}" for stage_run in stage_runs]
+def _stage(stage_run: StageRun) -> str:
+    return f"{stage_run.stage}{_where(stage_run)}"
 
 
 def row_name(row: Row) -> str:
@@ -110,12 +110,8 @@ def row_name(row: Row) -> str:
 
 
 def _by_source(row: Row) -> str:
-    sources = row["by_source"] or {}
-    return (
-        f" ({', '.join(f'{name} {value:.4g}' for name, value in sources.items())})"
-        if sources
-        else ""
-    )
+    sources = ", ".join(f"{name} {value:.4g}" for name, value in (row["by_source"] or {}).items())
+    return f" ({sources})" if sources else ""
 
 
 def _advantages(values: Sequence[float]) -> str:

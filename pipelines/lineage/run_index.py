@@ -11,26 +11,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
 
+from pipelines.base.git import blob_contents
 from pipelines.base.repository import Repository
 from pipelines.identity.map_files import KnownMaps
-from pipelines.lineage.dvc_lock import LockReader
-from pipelines.lineage.history import LOCK_FILE, Commit, History
+from pipelines.identity.spec import Artifact
+from pipelines.lineage.dvc_lock import LockReader, Record
+from pipelines.lineage.history import LOCK_FILE, lock_blobs, lock_commits
 from pipelines.lineage.jobs import read_ledger
-from pipelines.lineage.stage_run import Job, Lock, StageRun, unique
+from pipelines.lineage.stage_run import Job, Lock, StageRun
 
 WORKSPACE = "workspace"
-Records = Mapping[str, Mapping[str, Any]]
+Records = Mapping[str, Record]
 """What a dvc.lock says of each stage."""
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """Bytes at a path."""
-
-    path: str
-    hash: str
 
 
 @dataclass
@@ -42,18 +36,17 @@ class RunIndex:
     workspace: Lock | None = None
     locks: dict[str, Lock] = field(default_factory=dict)
     """By commit, newest first."""
-    commits: dict[str, Commit] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What could not be read."""
 
     def __post_init__(self) -> None:
         self._made: dict[Artifact, list[StageRun]] = defaultdict(list)
         self._read: dict[Artifact, list[StageRun]] = defaultdict(list)
-        self._kept_in: dict[int, list[Lock]] = defaultdict(list)
+        self._kept_in: dict[StageRun, list[Lock]] = defaultdict(list)
         self._by_stage: dict[str, list[StageRun]] = defaultdict(list)
-        for lock in ([self.workspace] if self.workspace else []) + list(self.locks.values()):
+        for lock in filter(None, (self.workspace, *self.locks.values())):
             for stage_run in lock.stages.values():
-                self._kept_in[id(stage_run)].append(lock)
+                self._kept_in[stage_run].append(lock)
         for stage_run in self.stage_runs:
             self._index(stage_run)
 
@@ -62,23 +55,17 @@ class RunIndex:
         self.stage_runs.append(stage_run)
         self._index(stage_run)
 
-    def with_jobs(self, jobs: Mapping[int, Job]) -> "RunIndex":
-        """A copy with jobs from elsewhere added, by the `id()` of their stage runs."""
-        new = {
-            id(stage_run): replace(stage_run, jobs=(jobs[id(stage_run)],))
-            for stage_run in self.stage_runs
-            if id(stage_run) in jobs
-        }
+    def with_jobs(self, jobs: Mapping[StageRun, Job]) -> "RunIndex":
+        """A copy with jobs from elsewhere added to their stage runs."""
+        new = {stage_run: replace(stage_run, jobs=(job,)) for stage_run, job in jobs.items()}
 
         def renewed(lock: Lock) -> Lock:
-            stages = {stage: new.get(id(item), item) for stage, item in lock.stages.items()}
-            return Lock(lock.name, lock.time, stages)
+            return Lock(lock.name, {name: new.get(it, it) for name, it in lock.stages.items()})
 
         return RunIndex(
-            [new.get(id(stage_run), stage_run) for stage_run in self.stage_runs],
+            [new.get(stage_run, stage_run) for stage_run in self.stage_runs],
             renewed(self.workspace) if self.workspace else None,
             {sha: renewed(lock) for sha, lock in self.locks.items()},
-            self.commits,
             self.notes,
         )
 
@@ -94,9 +81,7 @@ class RunIndex:
         makers = self._made.get(artifact, [])
         if beside is None:
             return list(makers)
-        return sorted(
-            makers, key=lambda stage_run: beside.stages.get(stage_run.stage) is not stage_run
-        )
+        return sorted(makers, key=lambda maker: beside.stages.get(maker.stage) is not maker)
 
     def inside(self, reader: StageRun, folder: str) -> list[Artifact]:
         """The artifacts inside a folder that a stage read as a whole.
@@ -105,7 +90,7 @@ class RunIndex:
         without it, the first lock that has the reader, which was complete when the reader ran.
         Later locks may keep the reader's record beside newer ones.
         """
-        kept = self._kept_in.get(id(reader), [])
+        kept = self._kept_in.get(reader, [])
         together = self._graph_runs(reader) or (list(kept[-1].stages.values()) if kept else [])
         return [
             Artifact(path, digest)
@@ -126,7 +111,8 @@ class RunIndex:
 
     def readers(self, artifact: Artifact) -> list[StageRun]:
         """Who read it, by itself or as part of a folder."""
-        return unique([*self._read.get(artifact, []), *self._parts_read.get(artifact, [])])
+        both = (*self._read.get(artifact, []), *self._parts_read.get(artifact, []))
+        return list(dict.fromkeys(both))
 
     @cached_property
     def _parts_read(self) -> dict[Artifact, list[StageRun]]:
@@ -141,8 +127,8 @@ class RunIndex:
 
     def lock_of(self, stage_run: StageRun, beside: Lock | None = None) -> Lock | None:
         """A lock that has the stage run: the one given, or the newest."""
-        kept = self._kept_in.get(id(stage_run), [])
-        if beside is not None and any(lock is beside for lock in kept):
+        kept = self._kept_in.get(stage_run, [])
+        if beside in kept:
             return beside
         return kept[0] if kept else None
 
@@ -154,34 +140,29 @@ class RunIndex:
 def gather(repository: Repository) -> RunIndex:
     """Read all records of this clone."""
     notes: list[str] = []
-    reader, history = LockReader(), History(repository.root)
+    reader, root = LockReader(), repository.root
     joiner = _Joiner(read_ledger(repository, notes), KnownMaps(repository))
-    commits = {commit.sha: commit for commit in history.commits()}
-    blobs = history.lock_blobs(commits)
+    commits = lock_commits(root)
+    blobs = lock_blobs(root, commits)
     records: dict[str, Records] = {}
-    for blob, text in history.contents(dict.fromkeys(blobs.values())):
+    for blob, text in blob_contents(root, dict.fromkeys(blobs.values())):
         try:
             records[blob] = reader.read(text)
         except ValueError as error:
             sha = next(sha for sha, other in blobs.items() if other == blob)
             notes.append(f"{LOCK_FILE} of commit {sha[:7]} is skipped: {error}")
-    here = _workspace_records(repository, reader, notes)
+    here = _workspace_records(root / LOCK_FILE, reader, notes)
     for sha in reversed(blobs):
         joiner.note(records.get(blobs[sha], {}), sha)
     joiner.note(here, WORKSPACE)
     stages = {blob: joiner.join(lock_records) for blob, lock_records in records.items()}
-    locks = {
-        sha: Lock(sha, commits[sha].time, stages[blob])
-        for sha, blob in blobs.items()
-        if blob in stages
-    }
-    workspace = Lock(WORKSPACE, 0.0, joiner.join(here)) if here else None
+    locks = {sha: Lock(sha, stages[blob]) for sha, blob in blobs.items() if blob in stages}
+    workspace = Lock(WORKSPACE, joiner.join(here)) if here else None
     stage_runs = _ordered([*joiner.joined(), *joiner.jobs_alone()], commits)
-    return RunIndex(stage_runs, workspace, locks, commits, notes)
+    return RunIndex(stage_runs, workspace, locks, notes)
 
 
-def _workspace_records(repository: Repository, reader: LockReader, notes: list[str]) -> Records:
-    path = repository.root / LOCK_FILE
+def _workspace_records(path: Path, reader: LockReader, notes: list[str]) -> Records:
     try:
         return reader.read(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -191,11 +172,11 @@ def _workspace_records(repository: Repository, reader: LockReader, notes: list[s
     return {}
 
 
-def _ordered(stage_runs: Iterable[StageRun], commits: Mapping[str, Commit]) -> list[StageRun]:
+def _ordered(stage_runs: Iterable[StageRun], commits: Mapping[str, float]) -> list[StageRun]:
     """The workspace's, then those with a job, newest first, then by the commit that has them."""
 
     def rank(stage_run: StageRun) -> tuple[bool, bool, float]:
-        recorded = max((commits[sha].time for sha in stage_run.commits), default=0.0)
+        recorded = max((commits[sha] for sha in stage_run.commits), default=0.0)
         when = (stage_run.job.ended if stage_run.job else None) or recorded
         return (not stage_run.in_workspace, stage_run.job is None, -when)
 
@@ -208,11 +189,11 @@ class _Joiner:
     def __init__(self, jobs: list[StageRun], maps: KnownMaps) -> None:
         self._maps = maps
         self._by_stage: dict[str, list[StageRun]] = defaultdict(list)
-        for job in sorted(jobs, key=lambda job: -(_job_of(job).ended or 0.0)):
+        for job in sorted(jobs, key=lambda job: -(job.jobs[0].ended or 0.0)):
             self._by_stage[job.stage].append(job)
         self._places: dict[int, dict[str, None]] = defaultdict(dict)
         self._stage_runs: dict[int, StageRun] = {}
-        self._used: set[int] = set()
+        self._used: set[StageRun] = set()
 
     def note(self, records: Records, place: str) -> None:
         """A commit, or the workspace, has these records."""
@@ -229,20 +210,19 @@ class _Joiner:
         """Stage runs that only the ledger has; the same computed twice has two jobs."""
         alone: dict[str, StageRun] = {}
         for job in (job for jobs in self._by_stage.values() for job in jobs):
-            if id(job) not in self._used:
+            if job not in self._used:
                 stage_run = replace(job, code=self._maps.get(job.code_version) or {})
-                known = alone.get(stage_run.id)
-                alone[stage_run.id] = (
-                    replace(known, jobs=(*known.jobs, *stage_run.jobs)) if known else stage_run
-                )
+                if known := alone.get(stage_run.id):
+                    stage_run = replace(known, jobs=(*known.jobs, *stage_run.jobs))
+                alone[stage_run.id] = stage_run
         return list(alone.values())
 
-    def _stage_run(self, stage: str, record: Mapping[str, Any]) -> StageRun:
+    def _stage_run(self, stage: str, record: Record) -> StageRun:
         key = id(record)
         if key not in self._stage_runs:
             places = self._places[key]
             matching = [job for job in self._by_stage[stage] if _is_same(record, job)]
-            self._used.update(id(job) for job in matching)
+            self._used.update(matching)
             # A job's record is complete: dvc.lock has only the params that params.yaml names.
             params = {**(matching[0].params if matching else {}), **record["params"]}
             version = next(iter(record["code"].values()), None)
@@ -253,18 +233,14 @@ class _Joiner:
                 code=self._maps.get(version) or {},
                 outs=record["outs"],
                 code_version=version,
-                jobs=tuple(_job_of(job) for job in matching),
+                jobs=tuple(job.jobs[0] for job in matching),
                 commits=tuple(place for place in places if place != WORKSPACE),
                 in_workspace=WORKSPACE in places,
             )
         return self._stage_runs[key]
 
 
-def _job_of(stage_run: StageRun) -> Job:
-    return stage_run.jobs[0]
-
-
-def _is_same(record: Mapping[str, Any], job: StageRun) -> bool:
+def _is_same(record: Record, job: StageRun) -> bool:
     """Whether the job is the one whose outcome DVC recorded."""
     shared = record["params"].keys() & job.params.keys()
     return (

@@ -7,11 +7,15 @@ MLflow run. Either may be missing. Nothing here is read from the artifacts thems
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from pipelines.base.errors import LockstepError
+from pipelines.identity.spec import Artifact
+from pipelines.lineage.naming import role_of
 
 SHORT = 8
 """Characters of a hash that are shown to people."""
@@ -28,16 +32,13 @@ class AttemptRecord:
     host: str | None
     state: str
 
-    def as_json(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class Job:
     """Who computed it, where, and from which commit."""
 
-    name: str
-    """The entry of the ledger: `sft/5df4bf35b091-001`; of a run alone, the run's id."""
+    entry: str
+    """Of the ledger: `sft/5df4bf35b091-001`; of a run alone, the run's id."""
     state: str
     commit: str | None
     uncommitted: tuple[str, ...] = ()
@@ -51,34 +52,20 @@ class Job:
     started: float | None = None
     ended: float | None = None
     attempts: tuple[AttemptRecord, ...] = ()
-    run_id: str | None = None
-    run_url: str | None = None
+    mlflow_run: str | None = None
+    mlflow_url: str | None = None
     folder: Path | None = None
     graph: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For a report: the outputs of each stage before it, by hash."""
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "entry": self.name,
-            "state": self.state,
-            "commit": self.commit,
-            "uncommitted": list(self.uncommitted),
-            "experiment": self.experiment,
-            "command": self.command,
-            "fingerprint": self.fingerprint,
-            "environment": dict(self.environment),
-            "earlier_environments": [dict(each) for each in self.earlier_environments],
-            "started": self.started,
-            "ended": self.ended,
-            "attempts": [each.as_json() for each in self.attempts],
-            "mlflow_run": self.run_id,
-            "mlflow_url": self.run_url,
-        }
+        """All but what is of use in this clone alone."""
+        return {key: v for key, v in asdict(self).items() if key not in ("folder", "graph")}
 
 
 @dataclass(frozen=True, eq=False)
 class StageRun:
-    """A stage, what went in and what came out. Hashes are DVC's."""
+    """A stage, what went in and what came out. Hashes are DVC's. Equal only to itself."""
 
     stage: str
     """The address: `rollout@iter_001`."""
@@ -135,6 +122,22 @@ class StageRun:
             return self.job.commit.rstrip("+")
         return self.commits[0] if self.commits else None
 
+    def artifact(self, role: str, *, among_inputs: bool) -> Artifact | None:
+        """What its contract calls by this name; None where its record has no such path."""
+        paths = self.inputs if among_inputs else self.outs
+        for path, digest in paths.items():
+            if role_of(self.stage, path, among_inputs=among_inputs) == role:
+                return Artifact(path, digest)
+        return None
+
+    def required(self, role: str, *, among_inputs: bool) -> Artifact:
+        """The same; LockstepError where its record has no such path."""
+        artifact = self.artifact(role, among_inputs=among_inputs)
+        if artifact is None:
+            kind = "input" if among_inputs else "output"
+            raise LockstepError(f"{self.stage}: its record names no {kind} `{role}`: rerun it")
+        return artifact
+
 
 @dataclass(frozen=True, eq=False)
 class Lock:
@@ -142,7 +145,6 @@ class Lock:
 
     name: str
     """`workspace`, or a commit."""
-    time: float
     stages: Mapping[str, StageRun]
 
 
@@ -159,8 +161,3 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def short_hash(digest: str) -> str:
     return digest[:SHORT]
-
-
-def unique(items: Iterable[StageRun]) -> list[StageRun]:
-    """Each once, in order."""
-    return list({id(item): item for item in items}.values())

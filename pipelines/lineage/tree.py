@@ -11,7 +11,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from pipelines.lineage.run_index import Artifact, RunIndex
+from pipelines.identity.spec import Artifact
+from pipelines.lineage.run_index import RunIndex
 from pipelines.lineage.stage_run import StageRun
 from pipelines.lineage.target import Target
 
@@ -186,7 +187,7 @@ def stage_run_json(node: Node) -> dict[str, Any]:
         },
         "environment": dict(stage_run.job.environment) if stage_run.job else None,
         "job": stage_run.job.as_json() if stage_run.job else None,
-        "other_jobs": [job.name for job in stage_run.jobs[1:]],
+        "other_jobs": [job.entry for job in stage_run.jobs[1:]],
         "recorded_in": list(stage_run.commits),
         "in_workspace": stage_run.in_workspace,
         "same_bytes_made_by_others": node.others,

@@ -5,9 +5,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable
 
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.facts import facts
 from pipelines.lineage.naming import role_of
-from pipelines.lineage.run_index import Artifact
 from pipelines.lineage.stage_run import short_hash
 from pipelines.lineage.target import Target
 from pipelines.lineage.tree import Direction, Node, Tree

@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
-from pipelines.lineage.content import NEEDS_PYARROW
+from pipelines.identity.spec import Artifact
+from pipelines.lineage.content import NEEDS_PYARROW, Content
+from pipelines.lineage.run_index import gather
+from pipelines.lineage.target import Resolver
 from stages.contracts.family import ROOT
 from stages.reporting.markup import printable
 
@@ -162,16 +166,11 @@ def _answers(root: Path, policy: str) -> "list[Answered]":
 
 def _recorded_answers(root: Path, policy: str) -> "list[Answered]":
     """The answers of an evaluation in the dvc.lock of a commit, tag or experiment."""
-    from pipelines.base.repository import Repository
-    from pipelines.lineage.content import Content
-    from pipelines.lineage.history import History
-    from pipelines.lineage.run_index import Artifact, gather
-    from pipelines.lineage.target import Resolver
     from stages.evaluation import folder
 
     repository = Repository(root)
     run_index = gather(repository)
-    lock, name = Resolver(run_index, root, History(root)).revision(policy)
+    lock, name = Resolver(run_index, root).revision(policy)
     assert lock is not None
     outs = [out for stage_run in lock.stages.values() for out in stage_run.outs.items()]
     recorded = {Path(path).name: Artifact(path, digest) for path, digest in outs if _is_one(path)}

@@ -11,10 +11,10 @@ from typing import Any
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.content import Content
-from pipelines.lineage.history import History
 from pipelines.lineage.naming import role_of
-from pipelines.lineage.run_index import Artifact, gather
+from pipelines.lineage.run_index import gather
 from pipelines.lineage.stage_run import StageRun, short_hash
 from pipelines.lineage.target import Resolver, Target
 from pipelines.results import agreement
@@ -52,7 +52,7 @@ def scores(one: str, other: str, source: str | None, limit: int, *, as_json: boo
     """Compare, and print; returns the exit status."""
     repository = Repository.find()
     run_index = gather(repository)
-    resolver = Resolver(run_index, repository.root, History(repository.root))
+    resolver = Resolver(run_index, repository.root)
     content = Content(repository, run_index)
     first, _, second = (source or "").partition(",")
     sources = (first or None, second or first or None)

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from pipelines.lineage.history import History
+from pipelines.lineage.history import lock_commits, resolve
 
 
 def git(root: Path, *words: str) -> str:
@@ -24,6 +24,5 @@ def test_what_a_dvc_experiment_recorded_is_part_of_the_history(tmp_path: Path) -
         made[name] = git(tmp_path, "rev-parse", "HEAD")
     git(tmp_path, "update-ref", "refs/exps/ab/cd/brave-owl", made["experiment"])
     git(tmp_path, "reset", "-q", "--hard", made["workspace"])
-    history = History(tmp_path)
-    assert {commit.sha for commit in history.commits()} == set(made.values())
-    assert history.resolve("brave-owl") == made["experiment"]
+    assert set(lock_commits(tmp_path)) == set(made.values())
+    assert resolve(tmp_path, "brave-owl") == made["experiment"]

@@ -1,6 +1,6 @@
 """Up and down the graph, by hashes and not by names."""
 
-from pipelines.lineage.run_index import Artifact
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.stage_run import Job
 from pipelines.lineage.target import Target
 from pipelines.lineage.tree import Direction, build_tree

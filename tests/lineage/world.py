@@ -7,8 +7,9 @@ from typing import Any
 from pipelines.base.repository import Repository
 from pipelines.identity.code import version_of
 from pipelines.identity.hashing import HashCache
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.content import Content
-from pipelines.lineage.run_index import Artifact, RunIndex
+from pipelines.lineage.run_index import RunIndex
 from pipelines.lineage.stage_run import Job, Lock, StageRun
 from pipelines.lineage.target import Target
 from stages.data.artifacts import write_parquet
@@ -54,7 +55,7 @@ def stage_run(
 
 
 def lock(name: str, *stage_runs: StageRun) -> Lock:
-    return Lock(name, 0.0, {item.stage: item for item in stage_runs})
+    return Lock(name, {item.stage: item for item in stage_runs})
 
 
 def run_index(*locks: Lock, more: tuple[StageRun, ...] = ()) -> RunIndex:

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from pipelines.base.errors import LockstepError
 from pipelines.export import card
-from pipelines.export.folder import compose
+from pipelines.export.folder import write_folder
 from pipelines.export.provenance import Provenance
-from pipelines.lineage.run_index import Artifact
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.stage_run import StageRun
 from stages.contracts.lora import LoraParams, LoraSave
 from stages.engines.models.folders import load_policy, save_model
@@ -75,7 +75,7 @@ def run_snippet(folder: Path, monkeypatch) -> str:
 def test_an_adapter_leaves_merged_unless_it_is_wanted_as_one(adapter, tmp_path, monkeypatch):
     expected = load_policy(adapter)
     found = provenance(adapter)
-    compose(found, tmp_path / "merged")
+    write_folder(found, tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert all(map(torch.equal, merged.parameters(), expected.parameters()))
     # Not bit for bit: MKL may round by how weights are aligned, and a file's are so otherwise.
@@ -84,7 +84,7 @@ def test_an_adapter_leaves_merged_unless_it_is_wanted_as_one(adapter, tmp_path, 
     text = (tmp_path / "merged" / "README.md").read_text()
     assert "The adapter is merged into its base." in text
 
-    compose(found, tmp_path / "apart", adapter=True)
+    write_folder(found, tmp_path / "apart", adapter=True)
     kept = {name: (tmp_path / "apart" / name).read_bytes() for name in found.files}
     assert kept == {name: path.read_bytes() for name, path in found.files.items()}
     assert ModelCard((tmp_path / "apart" / "README.md").read_text()).data.library_name == "peft"
@@ -94,14 +94,14 @@ def test_an_adapter_leaves_merged_unless_it_is_wanted_as_one(adapter, tmp_path, 
 def test_an_adapter_is_not_made_where_there_is_none(tmp_path):
     whole = provenance(write_family(tmp_path / "whole", "llama"))
     with pytest.raises(LockstepError, match="is no adapter"):
-        compose(whole, tmp_path / "out", adapter=True)
+        write_folder(whole, tmp_path / "out", adapter=True)
 
 
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"adapter": True}, {"link": True}])
 def test_the_base_models_licence_comes_along(adapter, tmp_path, options):
     (tmp_path / "cached").write_text("Do what you like.")
     found = provenance(adapter, licences={"LICENSE.txt": tmp_path / "cached"})
-    compose(found, tmp_path / "out", **options)
+    write_folder(found, tmp_path / "out", **options)
     assert (tmp_path / "out" / "LICENSE.txt").read_text() == "Do what you like."
 
 
@@ -110,7 +110,7 @@ def test_a_licence_of_the_policys_own_stays(tmp_path):
     (whole / "LICENSE").write_text("its own")
     (tmp_path / "of the base").write_text("another")
     found = provenance(whole, licences={"LICENSE": tmp_path / "of the base"})
-    compose(found, tmp_path / "out")
+    write_folder(found, tmp_path / "out")
     assert (tmp_path / "out" / "LICENSE").read_text() == "its own"
 
 

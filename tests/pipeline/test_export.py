@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo.lock_file import read_stages
 from pipelines.export import card
-from pipelines.export.number_types import types_of
+from pipelines.export.folder import dtypes_of
 from pipelines.export.provenance import find_policy
 
 
@@ -123,7 +123,7 @@ def test_the_card_says_what_the_weights_are(finished: Any, tmp_path: Path) -> No
     found = find_policy(Repository(finished.root), "sft")
     mixed = {"a": torch.zeros(2, dtype=torch.bfloat16), "b": torch.zeros(3)}
     save_file(mixed, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert types_of([tmp_path / "model.safetensors"]) == "bfloat16 and float32"
+    assert dtypes_of([tmp_path / "model.safetensors"]) == "bfloat16 and float32"
     assert "by supervised fine-tuning" in card.render(found, {}, "", adapter=False)
     given = replace(found, params={**found.params, "sft.epochs": 0})
     assert "as it was given (sft.epochs is 0)" in card.render(given, {}, "", adapter=False)

@@ -141,7 +141,7 @@ def test_a_policy_that_cannot_be_registered_keeps_no_other_out(
 
     monkeypatch.setattr(registry, "last_policies", lambda _: ["large", "small"])
     monkeypatch.setattr(registry, "find_policy", lambda _, policy: policy)
-    monkeypatch.setattr(registry, "put", put)
+    monkeypatch.setattr(registry, "register_version", put)
     assert [each.text for each in registry.register_last(None, None)] == ["small is version 1"]
     assert "large is not registered: LockstepError: it has 3.0 GiB" in capsys.readouterr().out
     monkeypatch.setattr(registry, "last_policies", lambda _: 1 / 0)

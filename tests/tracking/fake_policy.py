@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.export.provenance import Provenance
-from pipelines.lineage.run_index import Artifact
+from pipelines.identity.spec import Artifact
 from pipelines.lineage.stage_run import StageRun
 
 PATH = "artifacts/policies/iter_001/model"

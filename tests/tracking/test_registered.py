@@ -9,14 +9,14 @@ from fake_policy import write_policy
 from mlflow.entities.model_registry import ModelVersion
 
 from pipelines.export.provenance import Provenance
-from pipelines.export.registry import put
+from pipelines.export.registry import register_version
 from pipelines.tracking.store import Store
 
 UNKNOWN = "This policy was not evaluated."
 
 
 def register(clone: FakeClone, found: Provenance, name: str = "lockstep") -> ModelVersion:
-    number = put(Store(clone.repository), clone.repository, found, name=name).version
+    number = register_version(Store(clone.repository), clone.repository, found, name=name).version
     return clone.client.get_model_version(name, number)
 
 
