@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipelines.base.repository import Repository
-from pipelines.config.threads import thread_variables
+from pipelines.config.profiles import thread_variables
 from pipelines.identity.snapshot import take_snapshot
 from pipelines.warm import wire
 from pipelines.warm.identity import Identity, Kind

@@ -169,6 +169,12 @@ def bytes_of(memory: str | None) -> int:
     return int(match[1]) << 10 * (1 + "KMGT".index(match[2] or "M")) if match else 0
 
 
+def thread_variables(resources: Resources) -> dict[str, str]:
+    """Environment variables, because numerical libraries read them when they are imported."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return dict.fromkeys(names, str(resources.cpus_per_task))
+
+
 ResourceOverrides = create_model(
     "ResourceOverrides",
     __base__=Section,

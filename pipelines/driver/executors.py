@@ -16,8 +16,7 @@ from dataclasses import replace
 from pipelines.base.errors import LockstepError
 from pipelines.base.processes import end_processes, start_of
 from pipelines.base.repository import Repository
-from pipelines.config.profiles import ExecutorKind
-from pipelines.config.threads import thread_variables
+from pipelines.config.profiles import ExecutorKind, thread_variables
 from pipelines.ledger import mailbox
 from pipelines.ledger.entry import Attempt
 from pipelines.ledger.launch import Launch

@@ -64,11 +64,6 @@ def code_version(root: Path, module: str, home: Path | None = None) -> str:
     return version_of(code_map(root, module, home))
 
 
-def code_files(root: Path, module: str) -> list[str]:
-    """The files of `stages` that a module imports, as sorted paths relative to `root`."""
-    return list(code_map(root, module))
-
-
 def code_map(root: Path, module: str, home: Path | None = None) -> dict[str, str]:
     """The files of `stages` that a module imports, itself among them, with the digest of each.
 

@@ -6,12 +6,12 @@ long as one of the two is there.
 """
 
 import json
-import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pipelines.base import atomic
 from pipelines.base.errors import LockstepError
+from pipelines.base.git import blob_contents, git
 from pipelines.base.repository import Repository
 from pipelines.identity.code import (
     CODE_STAGE,
@@ -94,24 +94,7 @@ def _parse(text: str) -> CodeMap | None:
 
 def _committed(root: Path) -> list[str]:
     """Every map that a commit of any ref has, experiments included."""
-    listed = _git(root, "log", "--all", "--format=", "--raw", "--no-abbrev", "--", CODE_STAGE)
-    rows = (line.split() for line in listed.decode(errors="replace").splitlines())
+    listed = git(root, "log", "--all", "--format=", "--raw", "--no-abbrev", "--", CODE_STAGE)
+    rows = (line.split() for line in (listed or "").splitlines())
     blobs = dict.fromkeys(row[3] for row in rows if len(row) > 3 and row[3].strip("0"))
-    answers = _git(root, "cat-file", "--batch", stdin="".join(f"{it}\n" for it in blobs).encode())
-    texts = []
-    while answers:
-        head, _, rest = answers.partition(b"\n")
-        size = int(head.split()[2]) if head.split()[1:2] == [b"blob"] else -1
-        texts.append(rest[: max(size, 0)].decode(errors="replace"))
-        answers = rest[size + 1 :]
-    return texts
-
-
-def _git(root: Path, *words: str, stdin: bytes = b"") -> bytes:
-    try:
-        done = subprocess.run(
-            ["git", *words], cwd=root, input=stdin, capture_output=True, check=False
-        )
-    except FileNotFoundError:
-        return b""
-    return done.stdout if done.returncode == 0 else b""
+    return [text for _, text in blob_contents(root, blobs)]

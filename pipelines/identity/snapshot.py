@@ -6,10 +6,10 @@ the workspace while a job waits in a queue cannot reach it.
 
 import hashlib
 import shutil
-import subprocess
 from pathlib import Path
 
 from pipelines.base import atomic
+from pipelines.base.git import git
 from pipelines.base.repository import Repository
 
 _PACKAGES = ("pipelines", "stages")
@@ -34,15 +34,8 @@ def take_snapshot(repository: Repository) -> Path:
 
 def uncommitted(repository: Repository) -> str:
     """What the tracked files hold beyond the commit, as a patch; new files are in the snapshot."""
-    done = subprocess.run(
-        ["git", "diff", "HEAD", "--no-color", "--", *_PACKAGES, "params.yaml", "dvc.yaml"],
-        cwd=repository.root,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
-    return done.stdout[:LARGEST_DIFF] if done.returncode == 0 else ""
+    words = ("diff", "HEAD", "--no-color", "--", *_PACKAGES, "params.yaml", "dvc.yaml")
+    return (git(repository.root, *words) or "")[:LARGEST_DIFF]
 
 
 def _sources(root: Path) -> dict[str, bytes]:

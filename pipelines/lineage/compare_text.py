@@ -31,17 +31,11 @@ _LABELS = {CauseKind.BROKEN: "broken promise", CauseKind.KEY: "policy"}
 
 def conclusion(comparison: Comparison) -> str:
     """One sentence."""
-    if comparison.equal and not _apart(comparison):
-        return "They are equal, and were produced in the same way."
-    if comparison.equal:
+    if not comparison.equal:
+        return "They differ."
+    if comparison.roots or any(pair.inputs or pair.environment for pair in comparison.pairs):
         return "They are equal, byte for byte, but were not produced in the same way."
-    return "They differ."
-
-
-def _apart(comparison: Comparison) -> bool:
-    return bool(comparison.roots) or any(
-        pair.inputs or pair.environment for pair in comparison.pairs
-    )
+    return "They are equal, and were produced in the same way."
 
 
 def advice(comparison: Comparison) -> list[str]:

@@ -10,7 +10,6 @@ from enum import StrEnum
 
 from pipelines.lineage.compare import Comparison
 from pipelines.lineage.facts import code
-from pipelines.lineage.naming import role_of
 from pipelines.lineage.stage_run import short_hash
 from pipelines.lineage.tree import Node, Tree
 
@@ -54,10 +53,7 @@ def draw(tree: Tree) -> Drawing:
     places = {name: index for index, name in enumerate(tree.nodes)}
     passed: dict[tuple[str, str], list[str]] = {}
     for edge in tree.edges:
-        reader = tree.nodes[edge.reader].stage_run
-        called = role_of(reader.stage, edge.artifact.path, among_inputs=True) if reader else ""
-        label = f"{called} {short_hash(edge.artifact.hash)}"
-        passed.setdefault((edge.maker, edge.reader), []).append(label)
+        passed.setdefault((edge.maker, edge.reader), []).append(tree.label(edge))
     return Drawing(
         [_box(node, chosen=name == tree.root) for name, node in tree.nodes.items()],
         [(places[a], places[b], "\n".join(labels)) for (a, b), labels in passed.items()],

@@ -43,9 +43,9 @@ def paths_called(text: str) -> list[str]:
 def short_name(path: str) -> str:
     """`policy@iter_001` for a path that the catalog knows, else the path."""
     for called, template in _templates():
-        key = _key_of(template, path)
-        if key is not None:
-            return f"{called}@{key}" if key else called
+        match = _pattern(template).fullmatch(path)
+        if match and set(_HOLE.findall(template)) <= set(_PER_POLICY):
+            return "@".join([called, *match.groups()[:1]])
     return path
 
 
@@ -65,17 +65,6 @@ def role_of(stage: str, path: str, *, among_inputs: bool) -> str:
         if _fits(known.metrics, path):
             return "metrics"
     return path
-
-
-def _key_of(template: str, path: str) -> str | None:
-    """The key that makes a template this path; empty where it has no hole; None: another path."""
-    holes = set(_HOLE.findall(template))
-    if not holes <= set(_PER_POLICY):
-        return None
-    match = _pattern(template).fullmatch(path)
-    if match is None:
-        return None
-    return next(iter(match.groups()), "")
 
 
 def _fits(template: str, path: str) -> bool:

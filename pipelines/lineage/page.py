@@ -4,6 +4,7 @@ It has the report's style and its drawing of the graph; what is said is what the
 How it looks is in `pages/`, a template for each kind of page.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -101,12 +102,12 @@ def prompt_page(influence: Influence, notes: Sequence[str]) -> str:
 def _graph(tree: Tree) -> str:
     """The report's drawing; a stage that occurs twice gets a number."""
     names: dict[str, str] = {}
+    times: Counter[str] = Counter()
     for node in tree.nodes.values():
         if node.stage_run is not None:
-            stage, number = node.stage_run.stage, 1
-            while (name := stage if number == 1 else f"{stage} ({number})") in names.values():
-                number += 1
-            names[node.id] = name
+            stage = node.stage_run.stage
+            times[stage] += 1
+            names[node.id] = stage if times[stage] == 1 else f"{stage} ({times[stage]})"
     above: dict[str, list[str]] = {name: [] for name in names}
     for edge in tree.edges:
         if edge.maker in names and edge.reader in names and edge.maker != edge.reader:

@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from pipelines.identity.spec import Artifact
+from pipelines.lineage.naming import role_of
 from pipelines.lineage.run_index import RunIndex
-from pipelines.lineage.stage_run import StageRun
+from pipelines.lineage.stage_run import StageRun, short_hash
 from pipelines.lineage.target import Target
 
 
@@ -63,6 +64,13 @@ class Tree:
     edges: list[Edge] = field(default_factory=list)
     cut: set[str] = field(default_factory=set)
     """Nodes with further neighbours that the depth limit leaves out."""
+
+    def label(self, edge: Edge) -> str:
+        """The artifact as its reader's contract calls it, with a short hash."""
+        reader = self.nodes[edge.reader].stage_run
+        assert reader is not None
+        role = role_of(reader.stage, edge.artifact.path, among_inputs=True)
+        return f"{role} {short_hash(edge.artifact.hash)}"
 
     def next_to(self, node: str) -> list[tuple[Edge, str]]:
         """The edges that lead away from the root, with the node at their other end."""

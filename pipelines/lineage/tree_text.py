@@ -3,11 +3,8 @@
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Callable
 
-from pipelines.identity.spec import Artifact
 from pipelines.lineage.facts import facts
-from pipelines.lineage.naming import role_of
 from pipelines.lineage.stage_run import short_hash
 from pipelines.lineage.target import Target
 from pipelines.lineage.tree import Direction, Node, Tree
@@ -105,22 +102,8 @@ class _Drawing:
 
     def _steps(self, name: str) -> list[tuple[str, str]]:
         """The next nodes, each once, with the artifacts that lead there."""
-        grouped: dict[str, list[Artifact]] = {}
+        labels: dict[str, list[str]] = {}
         for edge, other in self._tree.next_to(name):
-            grouped.setdefault(other, []).append(edge.artifact)
-        reader: Callable[[str], str] = (
-            (lambda _: name) if self._tree.direction is Direction.UP else (lambda other: other)
-        )
+            labels.setdefault(other, []).append(self._tree.label(edge))
         arrow = "←" if self._tree.direction is Direction.UP else "→"
-        return [
-            (other, f"{self._artifacts(reader(other), artifacts)} {arrow} ")
-            for other, artifacts in grouped.items()
-        ]
-
-    def _artifacts(self, reader: str, artifacts: list[Artifact]) -> str:
-        stage_run = self._tree.nodes[reader].stage_run
-        assert stage_run is not None
-        return ", ".join(
-            f"{role_of(stage_run.stage, item.path, among_inputs=True)} {short_hash(item.hash)}"
-            for item in artifacts
-        )
+        return [(other, f"{', '.join(each)} {arrow} ") for other, each in labels.items()]

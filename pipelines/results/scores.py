@@ -13,9 +13,8 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.identity.spec import Artifact
 from pipelines.lineage.content import Content
-from pipelines.lineage.naming import role_of
 from pipelines.lineage.run_index import gather
-from pipelines.lineage.stage_run import StageRun, short_hash
+from pipelines.lineage.stage_run import short_hash
 from pipelines.lineage.target import Resolver, Target
 from pipelines.results import agreement
 from pipelines.results.agreement import Agreement, Place
@@ -40,12 +39,7 @@ class Scoring:
         return f"{self.text} ({short_hash(self.scores.hash)}{what})"
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.text,
-            "path": self.scores.path,
-            "hash": self.scores.hash,
-            "source": self.source,
-        }
+        return {"name": self.text, **vars(self.scores), "source": self.source}
 
 
 def scores(one: str, other: str, source: str | None, limit: int, *, as_json: bool) -> int:
@@ -73,7 +67,7 @@ def scores(one: str, other: str, source: str | None, limit: int, *, as_json: boo
         answer = {
             "one": a.as_json(),
             "other": b.as_json(),
-            "rollouts": {"path": a.rollouts.path, "hash": a.rollouts.hash},
+            "rollouts": vars(a.rollouts),
             "agreement": compared.as_json(),
             "largest": shown,
         }
@@ -102,8 +96,8 @@ def _scoring(content: Content, target: Target, source: str | None) -> Scoring:
             f"{target.text} {what}: name scores, such as iter_001, HEAD~1:iter_001 or "
             "artifacts/scores/iter_001.parquet"
         )
-    scored = _of(stage_run, "scores", among_inputs=False)
-    sampled = _of(stage_run, "rollouts", among_inputs=stage_run.name == "score")
+    scored = stage_run.required("scores", among_inputs=False)
+    sampled = stage_run.required("rollouts", among_inputs=stage_run.name == "score")
     rewards = {}
     for row in content.rows(scored):
         by_source = dict(row.get("by_source") or [])
@@ -113,14 +107,6 @@ def _scoring(content: Content, target: Target, source: str | None) -> Scoring:
             )
         rewards[_place(row)] = float(row["reward"] if source is None else by_source[source])
     return Scoring(target.text, scored, sampled, rewards, source)
-
-
-def _of(stage_run: StageRun, role: str, *, among_inputs: bool) -> Artifact:
-    paths = stage_run.inputs if among_inputs else stage_run.outs
-    for path, digest in paths.items():
-        if role_of(stage_run.stage, path, among_inputs=among_inputs) == role:
-            return Artifact(path, digest)
-    raise LockstepError(f"the record of {stage_run.stage} names no {role}: rerun it")
 
 
 def _refuse_others(one: Scoring, other: Scoring) -> None:
@@ -178,11 +164,8 @@ def _render(one: Scoring, other: Scoring, agreement: Agreement, rows: list[dict[
 def _pairs(agreement: Agreement) -> str:
     if not agreement.num_pairs:
         return "order        no prompt has two responses"
-    pairs, reversed_, tied = (
-        agreement.num_pairs,
-        agreement.num_reversed,
-        agreement.num_tied_in_one,
-    )
+    pairs, reversed_ = agreement.num_pairs, agreement.num_reversed
+    tied = agreement.num_tied_in_one
     return (
         f"order        {reversed_} of {pairs} pairs of a prompt's responses reversed "
         f"({reversed_ / pairs:.1%}), {tied} tied in only one ({tied / pairs:.1%})"

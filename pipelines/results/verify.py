@@ -10,7 +10,6 @@ question, which `dvc status` and `lockstep plan` answer.
 """
 
 import hashlib
-import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from pipelines.dvc_repo.cache_objects import hash_in_name, listed_files, object_
 from pipelines.dvc_repo.graph import open_repo
 from pipelines.dvc_repo.recorded import Choice, Output, choose, read_outputs
 from pipelines.identity.digests import Digest, Unreadable, digests
+from pipelines.identity.hashing import hash_listing
 from pipelines.ledger.entry import Ledger
 from pipelines.results import findings
 from pipelines.results.findings import Finding, Kind
@@ -175,10 +175,8 @@ class _Look:
         kept = {m: read.get(object_path(self.cache, m)) for m in (self.listed or {}).values()}
         for md5, digest in kept.items() if output.in_cache else ():
             if digest and not _holds(digest, md5):
-                place, detail = (
-                    object_path(self.cache, md5),
-                    f"of {output.path}; {_describe(digest)}",
-                )
+                place, detail = object_path(self.cache, md5), _describe(digest)
+                detail = f"of {output.path}; {detail}"
                 yield Finding(Kind.ROTTED, str(place), output.stage, detail, remedy)
         whole = all(_holds(digest, md5) for md5, digest in kept.items())
         kind = Kind.MISSING if whole or not output.in_cache else Kind.LOST
@@ -228,13 +226,12 @@ class _Look:
         return findings.bring_back(output, *here, *kept)
 
     def _folder_md5(self, read: Read) -> str:
-        rows = []
+        hashes = {}
         for path in self.present:
             digest = read.get(self.root / path)
             md5 = digest.md5 if isinstance(digest, Digest) else ""
-            rows.append({"md5": md5, "relpath": path.removeprefix(f"{self.output.path}/")})
-        rows.sort(key=lambda row: row["relpath"])
-        return hashlib.md5(json.dumps(rows, sort_keys=True).encode()).hexdigest() + ".dir"
+            hashes[path.removeprefix(f"{self.output.path}/")] = md5
+        return hash_listing(hashes)
 
 
 _OTHER_RECORD = (

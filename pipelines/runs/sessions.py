@@ -22,8 +22,8 @@ from pipelines.config.profiles import (
     bytes_of,
     load_profile,
     profile_name,
+    thread_variables,
 )
-from pipelines.config.threads import thread_variables
 from pipelines.driver.executors import STOP_S, end_host, make_executor
 from pipelines.identity.snapshot import take_snapshot
 from pipelines.ledger.launch import Launch

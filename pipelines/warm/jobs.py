@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pipelines.base.redacted_log import open_log
 from pipelines.base.repository import Repository
-from pipelines.config.profiles import Resources
-from pipelines.config.threads import thread_variables
+from pipelines.config.profiles import Resources, thread_variables
 from pipelines.identity.snapshot import take_snapshot
 from pipelines.ledger.entry import Attempt
 from pipelines.warm.child import Request

@@ -14,7 +14,6 @@ from pipelines.base.repository import Repository
 from pipelines.identity import code as identity
 from pipelines.identity.code import (
     changed_files,
-    code_files,
     code_map,
     code_version,
     map_path,
@@ -173,7 +172,7 @@ def test_what_the_code_does_changes_the_digest(old: str, new: str) -> None:
 
 
 def test_sft_does_not_depend_on_the_code_of_the_loop() -> None:
-    files = code_files(ROOT, "stages.sft")
+    files = code_map(ROOT, "stages.sft")
     assert "stages/sft.py" in files
     assert not [file for file in files if "policy_update" in file or "generation" in file]
 
@@ -182,7 +181,7 @@ def test_reading_a_format_of_data_is_the_code_of_prepare_alone() -> None:
     """How ShareGPT is parsed is no reason to sample anew."""
     formats = (ROOT / "stages/data/formats").glob("*.py")
     names = {path.relative_to(ROOT).as_posix() for path in formats}
-    assert {m for m in MODULES if names & set(code_files(ROOT, m))} == {"stages.prepare"}
+    assert {m for m in MODULES if names & set(code_map(ROOT, m))} == {"stages.prepare"}
 
 
 def test_code_files_follow_imports_in_every_form(tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def test_code_files_follow_imports_in_every_form(tmp_path: Path) -> None:
     }
     for name, text in write.items():
         (tmp_path / name).write_text(text)
-    assert code_files(tmp_path, "stages.a") == sorted(set(write) - {"stages/unused.py"})
+    assert list(code_map(tmp_path, "stages.a")) == sorted(set(write) - {"stages/unused.py"})
 
 
 def test_packages_of_the_stages_hold_docstrings_only() -> None:

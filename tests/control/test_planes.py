@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.identity.code import code_files
+from pipelines.identity.code import code_map
 from stages.contracts.catalog import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ def test_contracts_import_no_torch() -> None:
 @pytest.mark.parametrize("module", sorted({stage.module for stage in STAGES.values()}))
 def test_stages_name_no_package_of_the_control_plane(module: str) -> None:
     forbidden = ("dvc", "prefect", "mlflow", "submitit", "pipelines")
-    for file in code_files(ROOT, module):
+    for file in code_map(ROOT, module):
         for line in (ROOT / file).read_text().splitlines():
             words = line.split()
             if words[:1] in (["import"], ["from"]):

@@ -34,16 +34,17 @@ class Answer:
 
 @dataclass
 class Asker:
-    """Asks `lockstep lineage` in a clone, in this process."""
+    """Asks `lockstep lineage`, or another command, in a clone, in this process."""
 
     capsys: pytest.CaptureFixture[str]
     monkeypatch: pytest.MonkeyPatch
     root: Path
+    command: str = "lineage"
 
     def __call__(self, *words: str, at: Path | None = None) -> Answer:
         self.monkeypatch.chdir(at or self.root)
         self.capsys.readouterr()
-        status = main(["lineage", *words])
+        status = main([self.command, *words])
         out, err = self.capsys.readouterr()
         return Answer(status, out, err)
 

@@ -1,17 +1,9 @@
 """The history is that of every ref: what was recorded once is known, wherever it was recorded."""
 
-import subprocess
 from pathlib import Path
 
 from pipelines.lineage.history import lock_commits, resolve
-
-
-def git(root: Path, *words: str) -> str:
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    done = subprocess.run(
-        ["git", *who, *words], cwd=root, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+from tests.lineage.world import git
 
 
 def test_what_a_dvc_experiment_recorded_is_part_of_the_history(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Why two artifacts differ: root causes, whatever lies between them and what is compared."""
 
+import pytest
+
 from pipelines.lineage.compare import CauseKind, Comparison, compare
 from pipelines.lineage.stage_run import StageRun
 from tests.lineage.world import HERE, chain, digest, lock, run_index, stage_run, target
@@ -33,14 +35,50 @@ def test_given_data_are_a_root_cause_where_they_come_in() -> None:
     assert [pair.title for pair in outcome.pairs] == ["prepare", "sft", "evaluate_sft"]
 
 
-def test_code_is_named_by_its_files() -> None:
-    old = chain(code={"stages/a.py": "1", "stages/b.py": "1", "stages/gone.py": "1"})
-    new = chain(code={"stages/a.py": "1", "stages/b.py": "2", "stages/new.py": "1"}, mark="!")
-    assert causes(compared(old, new)) == [
-        ("code", "stages/b.py"),
-        ("code", "stages/gone.py"),
-        ("code", "stages/new.py"),
-    ]
+BROKEN = [("broken promise", "sft")]
+XEON = ({**HERE, "cpu": "Xeon"},)
+CASES = {
+    "code is named by its files": (
+        chain(code={"stages/a.py": "1", "stages/b.py": "1", "stages/gone.py": "1"}),
+        chain(code={"stages/a.py": "1", "stages/b.py": "2", "stages/new.py": "1"}, mark="!"),
+        [("code", "stages/b.py"), ("code", "stages/gone.py"), ("code", "stages/new.py")],
+    ),
+    "packages are compared one by one": (
+        chain(),
+        chain(environment={**HERE, "packages": {"torch": "2.12.0"}}, mark="!"),
+        [("environment", "packages.torch")],
+    ),
+    "jobs that moved between the same machines may have done so at other steps": (
+        chain(earlier=XEON),
+        chain(earlier=XEON, mark="!"),
+        [("environment", "cpu")],
+    ),
+    "another host alone explains nothing": (
+        chain(),
+        chain(environment={**HERE, "host": "b"}, mark="!"),
+        BROKEN,
+    ),
+    "equal in everything but the bytes is a broken promise": (chain(), chain(mark="!"), BROKEN),
+    "without records of the job nobody is accused": (
+        chain(environment=None),
+        chain(environment=None, mark="!"),
+        [("unknown", "sft")],
+    ),
+    "of two causes the first stage's comes first": (
+        chain(data="one", learning_rate=0.1),
+        chain(data="two", learning_rate=0.2),
+        [("data", "data"), ("param", "sft.learning_rate")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), CASES.values(), ids=CASES)
+def test_what_differs_first_is_the_cause(
+    old: tuple[StageRun, ...], new: tuple[StageRun, ...], expected: list[tuple[str, str]]
+) -> None:
+    outcome = compared(old, new)
+    assert causes(outcome) == expected
+    assert outcome.broken == (expected is BROKEN)
 
 
 def test_the_environment_is_the_cause_only_where_nothing_else_is() -> None:
@@ -55,42 +93,12 @@ def test_the_environment_is_the_cause_only_where_nothing_else_is() -> None:
     assert [change.key for change in with_param.pairs[0].environment] == ["threads"]
 
 
-def test_packages_are_compared_one_by_one() -> None:
-    other = {**HERE, "packages": {"torch": "2.12.0"}}
-    assert causes(compared(chain(), chain(environment=other, mark="!"))) == [
-        ("environment", "packages.torch")
-    ]
-
-
-def test_another_host_alone_explains_nothing() -> None:
-    outcome = compared(chain(), chain(environment={**HERE, "host": "b"}, mark="!"))
-    assert outcome.broken
-
-
 def test_a_machine_that_a_job_was_preempted_on_is_a_cause_too() -> None:
-    moved = chain(earlier=({**HERE, "cpu": "Xeon"},), mark="!")
+    moved = chain(earlier=XEON, mark="!")
     for old, new in ((chain(), moved), (moved, chain())):
         assert causes(compared(old, new)) == [("environment", "cpu")]
     [root] = compared(chain(), moved).roots
     assert (root.change.old, root.change.new) == ("Neoverse", "Xeon, then Neoverse")
-
-
-def test_jobs_that_moved_between_the_same_machines_may_have_done_so_at_other_steps() -> None:
-    earlier = ({**HERE, "cpu": "Xeon"},)
-    outcome = compared(chain(earlier=earlier), chain(earlier=earlier, mark="!"))
-    assert causes(outcome) == [("environment", "cpu")]
-
-
-def test_equal_in_everything_but_the_bytes_is_a_broken_promise() -> None:
-    outcome = compared(chain(), chain(mark="!"))
-    assert outcome.broken
-    assert causes(outcome) == [("broken promise", "sft")]
-
-
-def test_without_records_of_the_job_nobody_is_accused() -> None:
-    outcome = compared(chain(environment=None), chain(environment=None, mark="!"))
-    assert causes(outcome) == [("unknown", "sft")]
-    assert not outcome.broken
 
 
 def test_equal_artifacts_are_equal_even_if_the_code_is_not() -> None:
@@ -108,11 +116,6 @@ def test_a_param_that_a_lock_does_not_name_has_its_default() -> None:
     found = run_index(lock("workspace", new), lock("abc", old))
     outcome = compare(found, target(old), target(new))
     assert not [root for root in outcome.roots if root.kind is CauseKind.PARAM]
-
-
-def test_two_causes_are_told_the_first_stage_first() -> None:
-    outcome = compared(chain(data="one", learning_rate=0.1), chain(data="two", learning_rate=0.2))
-    assert causes(outcome) == [("data", "data"), ("param", "sft.learning_rate")]
 
 
 def test_policies_of_two_iterations_differ_in_what_they_are() -> None:

@@ -1,6 +1,5 @@
 """What is found out about a policy, from dvc.lock and the files that it tells of."""
 
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from ruamel.yaml import YAML
 from pipelines.base.repository import Repository
 from pipelines.export.provenance import find_policy
 from pipelines.identity.hashing import HashCache
+from tests.lineage.world import git
 
 MODEL = "artifacts/policies/sft/model"
 
@@ -34,7 +34,7 @@ def record(inputs: Mapping[str, str], outs: Mapping[str, str]) -> dict[str, Any]
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     """A base model with its licence, and a policy that was made from it."""
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    git(tmp_path, "init", "-q")
     (tmp_path / "params.yaml").write_text("seed: 17\n")
     card = "---\nlicense: apache-2.0\n---\n# A base\n"
     base = write(tmp_path, "artifacts/base", config__json="{}", README__md=card, LICENSE="Yes.")

@@ -9,15 +9,19 @@ import pytest
 
 from tests.conftest import Clone
 from tests.lineage.conftest import Asker
-from tests.lineage.test_history import MODEL, git, newest, stage_of
+from tests.lineage.test_history import newest, stage_of
+from tests.lineage.world import MODEL, git
+
+
+@pytest.fixture
+def fresh(history_root: Path, tmp_path: Path) -> Path:
+    """A clone with git's files alone."""
+    git(tmp_path, "clone", "-q", str(history_root), "fresh")
+    return tmp_path / "fresh"
 
 
 def entry_of(root: Path, stage: str) -> Path:
     return sorted(root.glob(f".lockstep/jobs/{stage}/*/record.json"))[-1].parent
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def told(answer: dict[str, Any]) -> dict[str, Any]:
@@ -82,27 +86,21 @@ def test_results_that_were_never_committed_are_known_by_the_ledger(
     assert [root["key"] for root in compared["root_causes"]] == ["stages/score.py"]
 
 
-def test_a_fresh_clone_answers_from_git_alone(
-    history_root: Path, tmp_path: Path, ask: Asker
-) -> None:
+def test_a_fresh_clone_answers_from_git_alone(fresh: Path, ask: Asker) -> None:
     before = ask("policy@iter_002", "--json").json
-    fresh = tmp_path / "fresh"
-    git(tmp_path, "clone", "-q", str(history_root), str(fresh))
     after = ask("policy@iter_002", "--json", at=fresh).json
     assert {node["id"] for node in after["stages"]} == {node["id"] for node in before["stages"]}
     update = stage_of(after, "policy_update@iter_002")
     assert update["job"] is None
-    assert update["code"]["commit"] == git(history_root, "rev-parse", "faster")
+    assert update["code"]["commit"] == git(ask.root, "rev-parse", "faster")
     assert "no record in this clone" in ask("policy@iter_002", at=fresh).out
     assert ask("diff", "first:policy@iter_002", "policy@iter_002", at=fresh).status == 1
     assert "dvc pull" in ask("policy@iter_002", "--rows", at=fresh).err
 
 
 def test_a_fresh_clone_learns_jobs_and_machines_from_mlflow(
-    history_root: Path, tmp_path: Path, ask: Asker, monkeypatch: pytest.MonkeyPatch
+    history_root: Path, fresh: Path, ask: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh = tmp_path / "fresh"
-    git(tmp_path, "clone", "-q", str(history_root), str(fresh))
     database = history_root / ".lockstep" / "mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
     answer = ask("policy@iter_002", "--json", at=fresh)
@@ -126,10 +124,8 @@ def test_a_fresh_clone_learns_jobs_and_machines_from_mlflow(
 
 
 def test_an_mlflow_that_does_not_answer_is_only_a_note(
-    history_root: Path, tmp_path: Path, ask: Asker, monkeypatch: pytest.MonkeyPatch
+    fresh: Path, ask: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh = tmp_path / "fresh"
-    git(tmp_path, "clone", "-q", str(history_root), str(fresh))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     answer = ask("policy@iter_002", at=fresh)
     assert answer.status == 0
@@ -180,8 +176,8 @@ def forged(copy: Clone, **environment: Any) -> str:
     shutil.copytree(entry, other)
     record = json.loads((other / "record.json").read_text())
     outs = {path: f"{index}" * 32 + ".dir" for index, path in enumerate(record["outs"], 1)}
-    machine = {**record["environment"], **environment}
-    edit(other / "record.json", outs=outs, environment=machine)
+    record |= {"outs": outs, "environment": {**record["environment"], **environment}}
+    (other / "record.json").write_text(json.dumps(record))
     return outs["artifacts/policies/sft/model"]
 
 

@@ -1,6 +1,5 @@
 """Records that cannot be read: what is left answers, and each of them is named, not passed over."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from pipelines.ledger.entry import Ledger
 from pipelines.lineage.run_index import gather
 from tests.control.made_up import SPEC
 from tests.ledger_values import ORIGIN
+from tests.lineage.world import git
 
 LOCK = """schema: '2.0'
 stages:
@@ -24,15 +24,14 @@ TORN = "stages: ["
 
 def commit(root: Path, lock: str) -> str:
     (root / "dvc.lock").write_text(lock)
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["add", "."], [*who, "commit", "-qm", "results"], ["rev-parse", "HEAD"]):
-        done = subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "results")
+    return git(root, "rev-parse", "HEAD")
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    git(tmp_path, "init", "-q")
     return Repository(tmp_path)
 
 

@@ -1,6 +1,8 @@
 """Stage runs and an index of them, built by hand, for the logic that needs no pipeline."""
 
+import subprocess
 from collections.abc import Mapping
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,43 @@ from pipelines.lineage.target import Target
 from stages.data.artifacts import write_parquet
 from stages.data.seeds import content_id
 
+MODEL = "artifacts/policies/iter_002/model"
 HERE = {"cpu": "Neoverse", "threads": "1", "host": "a", "packages": {"torch": "2.13.0"}}
+
+
+def git(root: Path, *words: str) -> str:
+    """What it prints."""
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    done = subprocess.run(
+        ["git", *who, *words], cwd=root, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+class Page(HTMLParser):
+    """A page that runs nothing and fetches nothing, whose tags are all closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+        assert not self.tags & {"script", "img", "iframe"}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not [name for name, _ in attrs if name.startswith("on") or name == "src"]
+        assert not [value for _, value in attrs if (value or "").startswith(("http", "//"))]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
 
 
 def digest(text: str) -> str:
