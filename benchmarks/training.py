@@ -28,6 +28,7 @@ import torch
 from benchmarks import records
 from benchmarks.step_clock import StepClock
 from benchmarks.workloads import SHAPES, Sequences, make_model, sequences
+from stages.algorithms.preference import PreferenceObjective
 from stages.context import Context
 from stages.contracts.lora import LoraParams
 from stages.contracts.objectives import PreferenceLoss
@@ -171,8 +172,8 @@ def work_on(stage: str, model: Any, data: Sequences, device: str) -> tuple[Work,
     ]
     if stage == "reward_model":
         return _from_pairs(model, rows, RewardModelParams(), device), lengths
-    settings = {"beta": 0.1, "label_smoothing": 0.0, "margin": 0.0, "nll_coef": 0.0}
-    return preference(model, rows, device, kind=PreferenceLoss.SIGMOID, **settings), lengths
+    objective = PreferenceObjective(PreferenceLoss.SIGMOID, beta=0.1)
+    return preference(model, rows, device, objective), lengths
 
 
 def _flops(model: Any, length: int, stage: str) -> float:

@@ -29,7 +29,7 @@ from stages.data.tokenizer import Decoder
 from stages.engines.forward.inference import logprobs_by, response_pass
 from stages.engines.generation.generator import Completion, Request, Sampling
 from stages.engines.generation.generators import opened
-from stages.engines.generation.sampling import generate_all, sample_seed
+from stages.engines.generation.sampling import SamplingTask, generate_all, sample_seed
 from stages.engines.models.folders import load_policy
 from stages.engines.processes.parts import collect, fill
 from stages.environments.episodes import longest_sequence, of_episodes, open_arena, played
@@ -74,9 +74,7 @@ def run(
     arena = open_arena(config, inputs["environments"], inputs["policy"], ctx.seed)
     longest = longest_sequence(prompts, config.max_new_tokens, arena)
     how = (config.engine, config.precision, config.batch_size, longest)
-    generated = generate_all(
-        ctx,
-        lambda: opened(ctx, inputs["policy"], *how),
+    task = SamplingTask(
         [_request(row, ctx.seed) for row in asked],
         max_new_tokens=config.max_new_tokens,
         sampling=Sampling(config.temperature),
@@ -84,6 +82,7 @@ def run(
         describe=lambda i: sample_name(asked[i]),
         play=played(arena, asked) if arena else None,
     )
+    generated = generate_all(ctx, lambda: opened(ctx, inputs["policy"], *how), task)
     responses = _responses(asked, generated.completions, Decoder(inputs["policy"]))
     of_samples, sampled = generated.completions[len(prompts) :], responses[len(prompts) :]
 

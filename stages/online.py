@@ -56,20 +56,11 @@ def run(
     state = load_state(inputs["state"], config.lora, inputs["policy"])
     learners = open_learners(config, inputs, ctx, ALONE, state)
     state = replace(state, tensors={})  # the learners have them
-    overlap = config.online.overlap
     with (
         ThreadPoolExecutor(1) as aside,
         ThreadPoolExecutor(1) as hasher,
         closing(
-            ResidentSampler(
-                config,
-                inputs["policy"],
-                learners["policy"],
-                ctx,
-                hasher,
-                apart=overlap,
-                longest=longest,
-            )
+            ResidentSampler(config, inputs["policy"], learners["policy"], ctx, hasher, longest)
         ) as sampler,
         ThreadPoolExecutor(1) as ahead,
         closing(KeptWorkers()) as workers,

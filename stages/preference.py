@@ -8,6 +8,7 @@ its log-probs were computed beforehand, so one model is in memory. KTO learns fr
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stages.algorithms.preference import KtoObjective, PreferenceObjective
 from stages.context import Context, StageError
 from stages.contracts.objectives import PreferenceLoss
 from stages.contracts.preference import PreferenceConfig, PreferenceParams
@@ -36,26 +37,18 @@ def run(
             load_policy, inputs["policy"], ctx.loads_on, config.lora, ctx.seed
         )
         if unpaired:
-            work = kto(
-                policy,
-                rated,
-                other_completions(rated),
-                ctx.device,
-                beta=params.beta,
-                desirable_weight=params.desirable_weight,
-                undesirable_weight=params.undesirable_weight,
-            )
+            weights = (params.desirable_weight, params.undesirable_weight)
+            of_kto = KtoObjective(params.beta, *weights)
+            work = kto(policy, rated, other_completions(rated), ctx.device, of_kto)
         else:
-            work = preference(
-                policy,
-                pairs,
-                ctx.device,
-                kind=params.loss,
-                beta=params.beta,
+            objective = PreferenceObjective(
+                params.loss,
+                params.beta,
                 label_smoothing=params.label_smoothing,
                 margin=params.margin,
                 nll_coef=params.nll_coef,
             )
+            work = preference(policy, pairs, ctx.device, objective)
         learner = fresh_learner(ctx, ranks, policy, params, config.precision)
         shown = ["loss", "label_accuracy" if unpaired else "preference_accuracy"]
         history = train(ctx, {"policy": learner}, plan, work, shown=shown, ranks=ranks)

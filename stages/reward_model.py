@@ -12,6 +12,7 @@ reward.json in the model's folder says how a response's reward is read off the m
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,8 @@ def run(
         work = _WORK[params.objective](model, rows, params, ctx.device)
         learner = fresh_learner(ctx, ranks, model, params, config.precision)
         shown = ["loss", "grad_norm"]
-        history = train(
-            ctx, {"reward_model": learner}, plan, work, shown=shown, dropout=True, ranks=ranks
-        )
+        work = replace(work, dropout=True)
+        history = train(ctx, {"reward_model": learner}, plan, work, shown=shown, ranks=ranks)
 
     model.to(ctx.device)  # one that was spread over the ranks is on the CPU now
     if params.objective is RewardObjective.BRADLEY_TERRY:

@@ -21,7 +21,7 @@ from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Generator, Request, Sampling
 from stages.engines.generation.generators import opened
-from stages.engines.generation.sampling import generate_all, sample_seed
+from stages.engines.generation.sampling import SamplingTask, generate_all, sample_seed
 from stages.environments.episodes import Arena, longest_sequence, of_episodes, open_arena, played
 
 
@@ -71,12 +71,14 @@ def roll_out(
     sampled = generate_all(
         ctx,
         generator,
-        [Request(row["prompt_ids"], seed) for (row, _), seed in zip(slots, seeds, strict=True)],
-        max_new_tokens=params.max_new_tokens,
-        sampling=Sampling(params.temperature, params.top_p, params.top_k, params.min_p),
-        slots=params.batch_size,
-        describe=lambda i: sample_name(named[i]),
-        play=played(arena, named) if arena else None,
+        SamplingTask(
+            [Request(row["prompt_ids"], seed) for (row, _), seed in zip(slots, seeds, strict=True)],
+            max_new_tokens=params.max_new_tokens,
+            sampling=Sampling(params.temperature, params.top_p, params.top_k, params.min_p),
+            slots=params.batch_size,
+            describe=lambda i: sample_name(named[i]),
+            play=played(arena, named) if arena else None,
+        ),
     )
     completions = sampled.completions
     texts = decoder.texts([completion.ids for completion in completions])

@@ -9,6 +9,7 @@ for runs that start from a model which follows instructions already.
 import math
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from stages.context import Context, ShareDone
@@ -48,9 +49,8 @@ def run(
         )
         learner = fresh_learner(ctx, ranks, model, config.sft, config.precision)
         shown = ["loss", "grad_norm"]
-        history = train(
-            ctx, {"policy": learner}, plan, work, shown=shown, dropout=True, ranks=ranks
-        )
+        work = replace(work, dropout=True)
+        history = train(ctx, {"policy": learner}, plan, work, shown=shown, ranks=ranks)
 
     with learner.full_precision() as whole:
         save_model(whole, out["model"], tokenizer_from=inputs["base"], lora=config.lora)

@@ -8,8 +8,7 @@ tokens that matter most.
 import torch
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens, aggregate
-from stages.contracts.objectives import Aggregation
+from stages.algorithms.loss import Counts, Loss, LossAggregation, MetricPart, Per, Tokens
 
 
 def sampled_advantages(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
@@ -18,12 +17,7 @@ def sampled_advantages(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
 
 
 def topk_reverse_kl(
-    student: Tensor,
-    teacher: Tensor,
-    tokens: Tokens,
-    counts: Counts,
-    aggregation: Aggregation,
-    scale: float = 1.0,
+    student: Tensor, teacher: Tensor, tokens: Tokens, counts: Counts, aggregation: LossAggregation
 ) -> Loss:
     """KL(student || teacher) over K token ids and one bucket for all others.
 
@@ -37,7 +31,7 @@ def topk_reverse_kl(
     teacher = torch.cat([teacher, _rest(teacher)], dim=-1)
     divergence = (student.exp() * (student - teacher)).sum(-1)
     return Loss(
-        aggregate(divergence, tokens, counts, aggregation, scale),
+        aggregation.share(divergence, tokens, counts),
         {"distillation_kl": MetricPart(tokens.total(divergence), Per.TOKEN)},
     )
 

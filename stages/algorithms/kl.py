@@ -11,8 +11,8 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens, aggregate
-from stages.contracts.objectives import Aggregation, KlEstimator
+from stages.algorithms.loss import Counts, Loss, LossAggregation, MetricPart, Per, Tokens
+from stages.contracts.objectives import KlEstimator
 from stages.standard_error import standard_error
 
 MAX_LOG_RATIO = 20.0
@@ -91,16 +91,14 @@ def kl_loss(
     ref_logprobs: Tensor,
     tokens: Tokens,
     counts: Counts,
-    *,
     estimator: KlEstimator,
-    aggregation: Aggregation,
-    scale: float,
+    aggregation: LossAggregation,
 ) -> Loss:
     """The KL to the reference, aggregated as the policy's loss is."""
     estimates = kl_estimate(
         estimator, tokens.keep(logprobs), tokens.keep(ref_logprobs), tokens.keep(old_logprobs)
     )
-    value = aggregate(estimates, tokens, counts, aggregation, scale)
+    value = aggregation.share(estimates, tokens, counts)
     return Loss(value, {"kl_loss": MetricPart(value.detach(), Per.STEP)})
 
 

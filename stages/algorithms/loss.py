@@ -116,15 +116,17 @@ class Tokens:
         return Counts(float(self.mask.sum()), float((self.lengths > 0).sum()))
 
 
-def aggregate(
-    values: Tensor, tokens: Tokens, counts: Counts, how: Aggregation, scale: float = 1.0
-) -> Tensor:
-    """Losses by token to a share of the step's loss.
+@dataclass(frozen=True)
+class LossAggregation:
+    """How losses by token become a share of the step's loss."""
 
-    `scale` is the constant that `sequence_mean_token_sum` divides by in place of the length.
-    """
-    if how is Aggregation.TOKEN_MEAN:
-        return tokens.total(values) / counts.tokens
-    if how is Aggregation.SEQUENCE_MEAN_TOKEN_MEAN:
-        return tokens.mean_by_sequence(values).sum() / counts.sequences
-    return tokens.total(values) / (scale * counts.sequences)
+    kind: Aggregation
+    scale: float = 1.0
+    """The constant that `sequence_mean_token_sum` divides by in place of the length."""
+
+    def share(self, values: Tensor, tokens: Tokens, counts: Counts) -> Tensor:
+        if self.kind is Aggregation.TOKEN_MEAN:
+            return tokens.total(values) / counts.tokens
+        if self.kind is Aggregation.SEQUENCE_MEAN_TOKEN_MEAN:
+            return tokens.mean_by_sequence(values).sum() / counts.sequences
+        return tokens.total(values) / (self.scale * counts.sequences)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.kl import bounded, k3
-from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens, aggregate
-from stages.contracts.objectives import Aggregation, PolicyObjective
+from stages.algorithms.loss import Counts, Loss, LossAggregation, MetricPart, Per, Tokens
+from stages.contracts.objectives import PolicyObjective
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class Objective:
     """The ratio is held below 1 + clip_high."""
     dual_clip: float | None
     """Dual clip: the ratio's bound where the advantage is negative (clip and gspo)."""
-    aggregation: Aggregation
-    scale: float
+    aggregation: LossAggregation
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def policy_loss(
     losses = terms.losses
     if weights is not None:
         losses = losses * tokens.keep(weights).detach()
-    value = aggregate(losses, tokens, counts, objective.aggregation, objective.scale)
+    value = objective.aggregation.share(losses, tokens, counts)
     ratios = torch.cat([tokens.keep(ratio.detach(), 1.0).flatten(), ratio.new_ones(1)])
     approx_kl = k3(old_logprobs, logprobs.detach())
     metrics = {
@@ -78,10 +77,10 @@ def policy_loss(
 
 
 def entropy_bonus(
-    entropies: Tensor, tokens: Tokens, counts: Counts, aggregation: Aggregation, scale: float
+    entropies: Tensor, tokens: Tokens, counts: Counts, aggregation: LossAggregation
 ) -> Loss:
     """The entropy bonus: minus the policy's entropy."""
-    value = -aggregate(entropies, tokens, counts, aggregation, scale)
+    value = -aggregation.share(entropies, tokens, counts)
     return Loss(value, {"entropy": MetricPart(tokens.total(entropies.detach()), Per.TOKEN)})
 
 

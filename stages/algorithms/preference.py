@@ -50,38 +50,27 @@ class PairLogprobs:
 
 
 @dataclass(frozen=True)
-class _Pairs:
-    """[P] what the losses compare; 0, without a gradient, for a pair that does not count."""
+class PreferenceObjective:
+    """Which loss of a pair, and its constants."""
 
-    chosen: Tensor
-    """The log-ratio to the reference; without a reference, the average log-prob."""
-    rejected: Tensor
-    chosen_tokens: Tensor
-    rejected_tokens: Tensor
-
-    @property
-    def margin(self) -> Tensor:
-        return self.chosen - self.rejected
+    kind: PreferenceLoss
+    beta: float
+    label_smoothing: float = 0.0
+    """The probability that a label is wrong (sigmoid and robust)."""
+    margin: float = 0.0
+    """SimPO's target margin between rewards, gamma in the paper."""
+    nll_coef: float = 0.0
+    """Weight of the chosen responses' negative log-likelihood; for ORPO it is 1 by definition."""
 
 
 def preference_loss(
     policy: PairLogprobs,
     reference: PairLogprobs | None,
     counts: Counts,
-    *,
-    kind: PreferenceLoss,
-    beta: float,
-    label_smoothing: float = 0.0,
-    margin: float = 0.0,
-    nll_coef: float = 0.0,
+    objective: PreferenceObjective,
 ) -> Loss:
-    """The loss of preference pairs; `counts` are valid pairs and their chosen responses' tokens.
-
-    `label_smoothing` is the probability that a label is wrong (sigmoid and robust), `margin`
-    SimPO's target margin between rewards, gamma in the paper. `nll_coef` weighs the token mean of
-    the chosen responses' negative log-likelihood; ORPO has it with weight 1 by definition.
-    """
-    valid = policy.valid
+    """The loss of preference pairs; `counts` are valid pairs and their chosen responses' tokens."""
+    kind, beta, valid = objective.kind, objective.beta, policy.valid
 
     def keep(values: Tensor) -> Tensor:
         return torch.where(valid, values, 0.0)
@@ -90,32 +79,25 @@ def preference_loss(
     chosen_tokens = policy.chosen_tokens.clamp(min=1).to(chosen.dtype)
     rejected_tokens = policy.rejected_tokens.clamp(min=1).to(rejected.dtype)
     if kind in REFERENCE_FREE:
-        pairs = _Pairs(
-            chosen / chosen_tokens, rejected / rejected_tokens, chosen_tokens, rejected_tokens
-        )
+        h_chosen, h_rejected = chosen / chosen_tokens, rejected / rejected_tokens
     elif reference is None:
         raise ValueError(f"the {kind} loss needs the log-probs of a reference")
     else:
-        pairs = _Pairs(
-            chosen - keep(reference.chosen),
-            rejected - keep(reference.rejected),
-            chosen_tokens,
-            rejected_tokens,
-        )
-    losses = _by_pair(kind, pairs, beta, label_smoothing, margin)
+        h_chosen = chosen - keep(reference.chosen)
+        h_rejected = rejected - keep(reference.rejected)
+    margin = h_chosen - h_rejected
+    losses = _by_pair(objective, h_chosen, h_rejected, chosen_tokens, rejected_tokens)
     tie = 0.0 if kind in REFERENCE_FREE else ROUNDING * (chosen.abs() + rejected.abs())
     nll = -chosen.sum()
-    nll_weight = 1.0 if kind is PreferenceLoss.ORPO else nll_coef
+    nll_weight = 1.0 if kind is PreferenceLoss.ORPO else objective.nll_coef
     value = keep(losses).sum() / counts.sequences + nll_weight * nll / counts.tokens
     return Loss(
         value,
         {
-            "preference_accuracy": MetricPart(
-                (pairs.margin > tie).to(value.dtype).sum(), Per.SEQUENCE
-            ),
-            "reward_margin": MetricPart(beta * pairs.margin.sum(), Per.SEQUENCE),
-            "chosen_reward": MetricPart(beta * pairs.chosen.sum(), Per.SEQUENCE),
-            "rejected_reward": MetricPart(beta * pairs.rejected.sum(), Per.SEQUENCE),
+            "preference_accuracy": MetricPart((margin > tie).to(value.dtype).sum(), Per.SEQUENCE),
+            "reward_margin": MetricPart(beta * margin.sum(), Per.SEQUENCE),
+            "chosen_reward": MetricPart(beta * h_chosen.sum(), Per.SEQUENCE),
+            "rejected_reward": MetricPart(beta * h_rejected.sum(), Per.SEQUENCE),
             "chosen_logprob": MetricPart(chosen.sum(), Per.SEQUENCE),
             "rejected_logprob": MetricPart(rejected.sum(), Per.SEQUENCE),
             "chosen_nll": MetricPart(nll, Per.TOKEN),
@@ -124,9 +106,13 @@ def preference_loss(
 
 
 def _by_pair(
-    kind: PreferenceLoss, pairs: _Pairs, beta: float, label_smoothing: float, margin: float
+    objective: PreferenceObjective,
+    chosen: Tensor,
+    rejected: Tensor,
+    chosen_tokens: Tensor,
+    rejected_tokens: Tensor,
 ) -> Tensor:
-    """[P] the loss of each pair, as in
+    """[P] the loss of each pair, from log-ratios to the reference or average log-probs, as in
 
     sigmoid: DPO (Rafailov et al. 2023), with label smoothing cDPO (Mitchell 2023);
     hinge: SLiC-HF (Zhao et al. 2023) of DPO's rewards;
@@ -136,31 +122,30 @@ def _by_pair(
     simpo: SimPO (Meng et al. 2024);
     orpo: the odds-ratio term of ORPO (Hong et al. 2024, eq. 7), weighted by beta.
     """
-    logits = beta * pairs.margin
-    match kind:
+    beta, smoothing = objective.beta, objective.label_smoothing
+    logits = beta * (chosen - rejected)
+    right, wrong = -F.logsigmoid(logits), -F.logsigmoid(-logits)
+    match objective.kind:
         case PreferenceLoss.SIGMOID:
-            right, wrong = -F.logsigmoid(logits), -F.logsigmoid(-logits)
-            return (1 - label_smoothing) * right + label_smoothing * wrong
+            return (1 - smoothing) * right + smoothing * wrong
         case PreferenceLoss.HINGE:
             return torch.relu(1 - logits)
         case PreferenceLoss.IPO:
-            average = pairs.chosen / pairs.chosen_tokens - pairs.rejected / pairs.rejected_tokens
+            average = chosen / chosen_tokens - rejected / rejected_tokens
             return (average - 1 / (2 * beta)).square()
         case PreferenceLoss.ROBUST:
-            if not 0 <= label_smoothing < 0.5:
-                raise ValueError(f"robust: label_smoothing must be in [0, 0.5), {label_smoothing=}")
-            right, wrong = -F.logsigmoid(logits), -F.logsigmoid(-logits)
-            unbiased = (1 - label_smoothing) * right - label_smoothing * wrong
-            return unbiased / (1 - 2 * label_smoothing)
+            if not 0 <= smoothing < 0.5:
+                raise ValueError(f"robust: label_smoothing must be in [0, 0.5), not {smoothing}")
+            return ((1 - smoothing) * right - smoothing * wrong) / (1 - 2 * smoothing)
         case PreferenceLoss.APO_ZERO:
-            return torch.sigmoid(-beta * pairs.chosen) + torch.sigmoid(beta * pairs.rejected)
+            return torch.sigmoid(-beta * chosen) + torch.sigmoid(beta * rejected)
         case PreferenceLoss.APO_DOWN:
-            return torch.sigmoid(beta * pairs.chosen) + torch.sigmoid(-logits)
+            return torch.sigmoid(beta * chosen) + torch.sigmoid(-logits)
         case PreferenceLoss.SIMPO:
-            return -F.logsigmoid(logits - margin)
+            return -F.logsigmoid(logits - objective.margin)
         case PreferenceLoss.ORPO:
-            return -beta * F.logsigmoid(_log_odds(pairs.chosen) - _log_odds(pairs.rejected))
-    raise ValueError(f"{kind} does not learn from pairs: use kto_loss")
+            return -beta * F.logsigmoid(_log_odds(chosen) - _log_odds(rejected))
+    raise ValueError(f"{objective.kind} does not learn from pairs: use kto_loss")
 
 
 def _log_odds(logprobs: Tensor) -> Tensor:
@@ -177,6 +162,15 @@ def kto_baseline(total_log_ratio: float, num_sequences: float) -> float:
     return max(0.0, total_log_ratio / num_sequences)
 
 
+@dataclass(frozen=True)
+class KtoObjective:
+    """KTO's constants: beta, and the weights lambda of the two kinds of responses."""
+
+    beta: float
+    desirable_weight: float
+    undesirable_weight: float
+
+
 def kto_loss(
     logprobs: Tensor,
     ref_logprobs: Tensor,
@@ -184,10 +178,7 @@ def kto_loss(
     num_tokens: Tensor,
     baseline: float,
     counts: Counts,
-    *,
-    beta: float,
-    desirable_weight: float,
-    undesirable_weight: float,
+    objective: KtoObjective,
 ) -> Loss:
     """KTO (Ethayarajh et al. 2024): rewards above the baseline for what is desirable, [B].
 
@@ -198,13 +189,15 @@ def kto_loss(
     valid = num_tokens > 0
     log_ratios = torch.where(valid, logprobs, 0.0) - torch.where(valid, ref_logprobs, 0.0)
     above = torch.where(desirable, log_ratios - baseline, baseline - log_ratios)
-    regret = torch.where(valid, torch.sigmoid(-beta * above), 0.0)
-    losses = torch.where(desirable, desirable_weight * regret, undesirable_weight * regret)
+    regret = torch.where(valid, torch.sigmoid(-objective.beta * above), 0.0)
+    losses = torch.where(
+        desirable, objective.desirable_weight * regret, objective.undesirable_weight * regret
+    )
 
     def total(counted: Tensor, values: Tensor) -> MetricPart:
         return MetricPart(torch.where(valid & counted, values, 0.0).sum(), Per.SEQUENCE)
 
-    rewards, ones = beta * log_ratios, torch.ones_like(log_ratios)
+    rewards, ones = objective.beta * log_ratios, torch.ones_like(log_ratios)
     return Loss(
         losses.sum() / counts.sequences,
         {

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens, aggregate
-from stages.contracts.objectives import Aggregation
+from stages.algorithms.loss import Counts, Loss, MetricPart, Per, Tokens
 
 
 def value_loss(
@@ -29,7 +28,7 @@ def value_loss(
         near_errors = (near - returns).square()
         held = (near_errors > errors).to(values)
         errors = torch.maximum(errors, near_errors)
-    value = aggregate(0.5 * errors, tokens, counts, Aggregation.TOKEN_MEAN)
+    value = tokens.total(0.5 * errors) / counts.tokens
     metrics = {
         "value_loss": MetricPart(value.detach(), Per.STEP),
         "value_clip_fraction": MetricPart(tokens.total(held), Per.TOKEN),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from stages.algorithms.distillation import sampled_advantages, topk_reverse_kl
-from stages.algorithms.loss import Loss, Tokens
+from stages.algorithms.loss import Loss, LossAggregation, Tokens
 from stages.context import StageError, Stopped
 from stages.data.batching import loss_mask, pad
 from stages.data.finite import check_finite, sample_name
@@ -79,8 +79,9 @@ def _learn_distributions(update: Update, rows: Sequence[int]) -> list[Metrics]:
         )
         student = logprobs_of(policy, batch, ids, config.temperature)
         scale = params.length_scale or float(config.max_new_tokens)
+        aggregation = LossAggregation(params.aggregation, scale)
         tokens = Tokens.padded(batch.loss_mask)
-        return topk_reverse_kl(student, teacher, tokens, step.counts, params.aggregation, scale)
+        return topk_reverse_kl(student, teacher, tokens, step.counts, aggregation)
 
     work = Work(
         counted([sum(loss_mask(update.rollouts[i])) for i in rows]),

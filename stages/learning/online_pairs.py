@@ -6,6 +6,7 @@ what the policy says itself (SPIN, Chen et al. 2024). The reference is the polic
 or the SFT policy.
 """
 
+from stages.algorithms.preference import PreferenceObjective
 from stages.context import StageError
 from stages.contracts.objectives import REFERENCE_FREE
 from stages.contracts.policy_update import Chosen, DpoReference
@@ -49,13 +50,15 @@ def learn_from_own_pairs(update: Update) -> UpdateResult:
         update.policy.model,
         pairs,
         update.ctx.device,
+        PreferenceObjective(
+            params.dpo_loss,
+            params.dpo_beta,
+            label_smoothing=params.dpo_label_smoothing,
+            margin=params.dpo_margin,
+            nll_coef=params.dpo_nll_coef,
+        ),
         describe=lambda i: f"the pair with the rejected {sample_name(rejected[i])}",
         temperature=update.config.temperature,
-        kind=params.dpo_loss,
-        beta=params.dpo_beta,
-        label_smoothing=params.dpo_label_smoothing,
-        margin=params.dpo_margin,
-        nll_coef=params.dpo_nll_coef,
     )
     shown = ["loss", "preference_accuracy", "reward_margin"]
     history: list[Metrics] = update.train(update.plan(len(pairs)), work, shown)

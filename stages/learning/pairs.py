@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from stages.algorithms.loss import Loss, MetricPart, Per, Tokens
-from stages.algorithms.preference import PairLogprobs, preference_loss
-from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
+from stages.algorithms.preference import PairLogprobs, PreferenceObjective, preference_loss
+from stages.contracts.objectives import REFERENCE_FREE
 from stages.data.batching import Batch, collate
 from stages.data.finite import row_name
 from stages.engines.forward.logprobs import response_logprobs
@@ -46,13 +46,12 @@ def preference(
     policy: Any,
     pairs: Sequence[Pair],
     device: str,
+    objective: PreferenceObjective,
     *,
-    kind: PreferenceLoss,
     temperature: float = 1.0,
     describe: Callable[[int], str] | None = None,
-    **settings: Any,
 ) -> Work:
-    """`settings` are the others of `preference_loss`; `describe` names a pair, else its place."""
+    """`describe` names a pair, else its place."""
 
     def loss(rows: Rows, step: Step) -> Loss:
         some = [pairs[i] for i in rows]
@@ -61,7 +60,7 @@ def preference(
         logprobs = now.logprobs
         pair_logprobs = PairLogprobs.from_tokens(logprobs, Tokens.padded(batch.loss_mask))
         reference = None
-        if kind not in REFERENCE_FREE:
+        if objective.kind not in REFERENCE_FREE:
             chosen, rejected = (
                 torch.tensor([pair[side] for pair in some], device=device, dtype=torch.float64)
                 for side in ("chosen_ref", "rejected_ref")
@@ -69,7 +68,7 @@ def preference(
             reference = PairLogprobs(
                 chosen, rejected, pair_logprobs.chosen_tokens, pair_logprobs.rejected_tokens
             )
-        learnt = preference_loss(pair_logprobs, reference, step.counts, kind=kind, **settings)
+        learnt = preference_loss(pair_logprobs, reference, step.counts, objective)
         of_chosen = MetricPart(now.entropies.detach()[: len(some)].sum(), Per.TOKEN)
         return Loss(learnt.value.to(logprobs.dtype), {**learnt.metrics, "entropy": of_chosen})
 

@@ -19,7 +19,7 @@ import torch
 
 from stages.algorithms.advantages import discounted_returns, token_rewards
 from stages.algorithms.kl import kl_loss, next_kl_coef, reported_kl
-from stages.algorithms.loss import Loss, MetricPart, Per, Tokens
+from stages.algorithms.loss import Loss, LossAggregation, MetricPart, Per, Tokens
 from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
 from stages.algorithms.value_loss import value_loss
 from stages.context import StageError
@@ -119,7 +119,6 @@ def ascend(
         update.plan(len(rows)),
         _work(update, rows, experience, kl_coef, only_step),
         shown=[name for name in SHOWN if name != KL or has_reference(update.rollouts)],
-        check=lambda metrics: check_kl(metrics.get(KL, 0.0), update.config.policy_update),
         ranks=update.ranks,
     )
 
@@ -136,14 +135,14 @@ def _work(
     policy = update.policy.model
     critic = update.learners["critic"].model if "critic" in update.learners else None
     measures_kl = has_reference(rollouts)
-    scale = params.length_scale or float(config.max_new_tokens)
     objective = Objective(
         kind=params.objective,
         clip_low=params.clip_low,
         clip_high=params.clip_high,
         dual_clip=params.dual_clip,
-        aggregation=params.aggregation,
-        scale=scale,
+        aggregation=LossAggregation(
+            params.aggregation, params.length_scale or float(config.max_new_tokens)
+        ),
     )
 
     def loss(positions: Rows, step: Step) -> Loss:
@@ -162,7 +161,7 @@ def _work(
             objective,
             weights=of_rows.weights,
         )
-        bonus = entropy_bonus(current.entropies, tokens, step.counts, params.aggregation, scale)
+        bonus = entropy_bonus(current.entropies, tokens, step.counts, objective.aggregation)
         metrics = {**total.metrics, **bonus.metrics}
         if measures_kl:
             divergence = reported_kl(current.logprobs.detach(), of_rows.ref_logprobs, old)
@@ -177,9 +176,8 @@ def _work(
                 of_rows.ref_logprobs,
                 tokens,
                 step.counts,
-                estimator=params.kl_estimator,
-                aggregation=params.aggregation,
-                scale=scale,
+                params.kl_estimator,
+                objective.aggregation,
             )
             total = total.plus(penalty, kl_coef)
         if critic is not None:
@@ -200,6 +198,7 @@ def _work(
         loss,
         describe=lambda i: sample_name(rollouts[learnt[i]]),
         length=lambda i: row_length(rollouts[learnt[i]]),
+        check=lambda metrics: check_kl(metrics.get(KL, 0.0), params),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.loss import Loss, MetricPart, Per, Tokens
-from stages.algorithms.preference import kto_baseline, kto_loss
+from stages.algorithms.preference import KtoObjective, kto_baseline, kto_loss
 from stages.context import StageError
 from stages.data.batching import collate
 from stages.data.finite import row_name
@@ -63,10 +63,7 @@ def kto(
     data: Sequence[Rated],
     others: Sequence[Sequence[int]],
     device: str,
-    *,
-    beta: float,
-    desirable_weight: float,
-    undesirable_weight: float,
+    objective: KtoObjective,
 ) -> Work:
     """KTO's loss over the rows, with `others` to take the baseline from."""
 
@@ -93,9 +90,7 @@ def kto(
             lengths,
             baseline,
             step.counts,
-            beta=beta,
-            desirable_weight=desirable_weight,
-            undesirable_weight=undesirable_weight,
+            objective,
         )
         shown = MetricPart(logprobs.new_tensor(baseline), Per.MAX)
         return Loss(learnt.value.float(), {**learnt.metrics, "kto_baseline": shown})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stages.algorithms.distillation import sampled_advantages, topk_reverse_kl
-from stages.algorithms.loss import Counts, Loss, Per, Tokens
+from stages.algorithms.loss import Counts, Loss, LossAggregation, Per, Tokens
 from stages.contracts.objectives import Aggregation
 from tests.algorithms.pairs import (
     MicroBatch,
@@ -46,7 +46,7 @@ def coarsened_kl(student: list[float], teacher: list[float]) -> float:
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """The mean over positions, [N, K]."""
     tokens = Tokens.padded(torch.ones(student.shape[:-1])[None])
-    how = Aggregation.TOKEN_MEAN
+    how = LossAggregation(Aggregation.TOKEN_MEAN)
     return topk_reverse_kl(student[None], teacher[None], tokens, tokens.counts(), how).value
 
 
@@ -58,7 +58,9 @@ def test_a_step_does_not_depend_on_its_layout(how, data, lengths, seed):
     counts = Counts(num_tokens(lengths), len(valid_units(lengths)))
 
     def share(batch: MicroBatch, laid: Tensor) -> tuple[Loss, dict[str, Tensor]]:
-        loss = topk_reverse_kl(laid, batch.lay(teacher), batch.tokens, counts, how, scale=5.0)
+        loss = topk_reverse_kl(
+            laid, batch.lay(teacher), batch.tokens, counts, LossAggregation(how, 5.0)
+        )
         assert loss.metrics["distillation_kl"].per is Per.TOKEN
         return loss, {name: metric.share(counts) for name, metric in loss.metrics.items()}
 

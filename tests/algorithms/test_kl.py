@@ -18,7 +18,7 @@ from stages.algorithms.kl import (
     next_kl_coef,
     reported_kl,
 )
-from stages.algorithms.loss import Counts, Tokens
+from stages.algorithms.loss import Counts, LossAggregation, Tokens
 from stages.contracts.objectives import Aggregation, KlEstimator
 
 LOGITS = torch.tensor([0.9, -0.4, 0.1, -1.3], dtype=torch.float64)
@@ -102,9 +102,8 @@ def test_far_log_ratios_give_finite_numbers_and_gradients(kind, away):
         zero,
         Tokens.padded(torch.ones(1, 1)),
         Counts(1, 1),
-        estimator=kind,
-        aggregation=Aggregation.TOKEN_MEAN,
-        scale=1.0,
+        kind,
+        LossAggregation(Aggregation.TOKEN_MEAN),
     )
     result.value.backward()
     assert result.value.isfinite()

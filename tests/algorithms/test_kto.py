@@ -1,6 +1,7 @@
 """KTO: the published formula in a plain loop, its baseline, and any layout of a step."""
 
 import math
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stages.algorithms.loss import Counts, Loss, Per
-from stages.algorithms.preference import kto_baseline, kto_loss
+from stages.algorithms.preference import KtoObjective, kto_baseline, kto_loss
 from tests.algorithms.pairs import (
     Lengths,
     MicroBatch,
@@ -24,7 +25,7 @@ from tests.algorithms.pairs import (
     whole,
 )
 
-WEIGHTS = {"beta": 0.4, "desirable_weight": 1.3, "undesirable_weight": 0.7}
+OBJECTIVE = KtoObjective(beta=0.4, desirable_weight=1.3, undesirable_weight=0.7)
 BASELINE = 0.6
 
 
@@ -41,7 +42,7 @@ def shares_of(lengths: Lengths, reference: Tensor, desirable: list[bool], baseli
             tokens.lengths,
             baseline,
             counts,
-            **WEIGHTS,
+            OBJECTIVE,
         )
         assert {metric.per for metric in loss.metrics.values()} == {Per.SEQUENCE}
         return loss, {name: metric.share(counts) for name, metric in loss.metrics.items()}
@@ -53,7 +54,7 @@ def by_the_formula(
     policy: list[list[float]], reference: list[list[float]], desirable: list[bool]
 ) -> dict[str, float]:
     """The mean of lambda_y - v(x, y), response by response."""
-    beta, good, bad = WEIGHTS.values()
+    beta, good, bad = astuple(OBJECTIVE)
     names = ["loss", "label_accuracy", "desirable_share"]
     sums = dict.fromkeys([*names, "desirable_reward_share", "undesirable_reward_share"], 0.0)
     for logprobs, ref_logprobs, is_good in zip(policy, reference, desirable, strict=True):
@@ -80,7 +81,7 @@ def of_one(logprob: float, desirable: bool, baseline: float = 0.0) -> tuple[floa
         torch.tensor([3]),
         baseline,
         Counts(3, 1),
-        **WEIGHTS,
+        OBJECTIVE,
     )
     (slope,) = torch.autograd.grad(loss.value, logprobs)
     return loss.value.item(), slope.item()
@@ -165,7 +166,7 @@ def test_a_response_without_tokens_may_hold_anything():
         torch.tensor([2, 0]),
         0.0,
         Counts(2, 1),
-        **WEIGHTS,
+        OBJECTIVE,
     )
     loss.value.backward()
     assert loss.value.item() == pytest.approx(1.3 / (1 + math.exp(0.4)))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.algorithms.kl import kl_loss
-from stages.algorithms.loss import Counts, Loss
+from stages.algorithms.loss import Counts, Loss, LossAggregation
 from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
 from stages.algorithms.value_loss import value_loss
 from stages.contracts.objectives import Aggregation, KlEstimator, PolicyObjective
@@ -69,7 +69,7 @@ def _check(step: Step, seed: int, loss, leaf: str, *others: str, expected: Outco
 @given(step=steps(), seed=st.integers(0, 2**32), weighted=st.booleans())
 @everywhere
 def test_the_policy_loss_is_the_papers_in_every_layout(step, seed, kind, dual_clip, weighted, how):
-    loss = Policy(Objective(kind, LOW, HIGH, dual_clip, how, SCALE), weighted)
+    loss = Policy(Objective(kind, LOW, HIGH, dual_clip, LossAggregation(how, SCALE)), weighted)
     terms = policy_terms(kind, LOW, HIGH, dual_clip)
     expected = reference(step, terms, how, SCALE, loss_metric="policy_loss", weighted=weighted)
     others = ["old_logprobs", "advantages", *["weights"] * weighted]
@@ -89,9 +89,8 @@ def test_the_kl_loss_is_the_papers_in_every_layout(step, seed, estimator, how):
             columns["ref_logprobs"],
             batch.tokens,
             counts,
-            estimator=estimator,
-            aggregation=how,
-            scale=SCALE,
+            estimator,
+            LossAggregation(how, SCALE),
         )
 
     expected = reference(step, kl_terms(estimator), how, SCALE, loss_metric="kl_loss")
@@ -103,7 +102,8 @@ def test_the_kl_loss_is_the_papers_in_every_layout(step, seed, estimator, how):
 @everywhere
 def test_the_entropy_bonus_is_the_same_in_every_layout(step, seed, how):
     def loss(batch: Batch, counts: Counts) -> Loss:
-        return entropy_bonus(batch.tensors["entropies"], batch.tokens, counts, how, SCALE)
+        aggregation = LossAggregation(how, SCALE)
+        return entropy_bonus(batch.tensors["entropies"], batch.tokens, counts, aggregation)
 
     expected = reference(step, entropy_terms, how, SCALE)
     _check(step, seed, loss, "entropies", expected=expected)

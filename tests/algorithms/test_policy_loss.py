@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.algorithms.loss import Counts, Loss, Tokens
+from stages.algorithms.loss import Counts, Loss, LossAggregation, Tokens
 from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
 from stages.contracts.objectives import Aggregation, PolicyObjective
 
 CLIP, GSPO = PolicyObjective.CLIP, PolicyObjective.GSPO
 CISPO, GRADIENT = PolicyObjective.CISPO, PolicyObjective.GRADIENT
+TOKEN_MEAN = LossAggregation(Aggregation.TOKEN_MEAN)
 
 
 def of(*numbers) -> Tensor:
@@ -38,7 +39,7 @@ def losses(
         advantages,
         Tokens.padded(torch.ones_like(ratios)),
         Counts(ratios.numel(), len(ratios)),
-        Objective(kind, clip_low, clip_high, dual_clip, how, 1 / len(ratios)),
+        Objective(kind, clip_low, clip_high, dual_clip, LossAggregation(how, 1 / len(ratios))),
     )
     (gradient,) = torch.autograd.grad(result.value, logprobs)
     return result, gradient
@@ -91,7 +92,7 @@ def test_a_ratio_on_the_bound_is_not_clipped(kind, ratio, advantage):
         of([advantage]),
         Tokens.padded(torch.ones(1, 1)),
         Counts(1, 1),
-        Objective(kind, bound, bound, None, Aggregation.TOKEN_MEAN, 1.0),
+        Objective(kind, bound, bound, None, TOKEN_MEAN),
     )
     result.value.backward()
     assert logprobs.grad.item() == pytest.approx(-advantage * ratio)
@@ -176,7 +177,7 @@ def test_aggregations_by_hand():
     advantages = of([-1, -2, -3], [9, -12, 9])
     # Ratios are 1. 18 over 4 tokens; 2 and 12 over 2 responses; 18 over 8 over 2 responses
     for how, expected in zip(Aggregation, [4.5, 7.0, 1.125], strict=True):
-        objective = Objective(CLIP, 0.2, 0.2, None, how, 8.0)
+        objective = Objective(CLIP, 0.2, 0.2, None, LossAggregation(how, 8.0))
         result = policy_loss(old, old, advantages, tokens, tokens.counts(), objective)
         assert result.value.item() == pytest.approx(expected)
 
@@ -189,7 +190,7 @@ def test_weights_have_no_gradient_of_their_own():
         of([1.0, 1.0]),
         Tokens.padded(torch.ones(1, 2)),
         Counts(2, 1),
-        Objective(CLIP, 0.2, 0.2, None, Aggregation.TOKEN_MEAN, 1.0),
+        Objective(CLIP, 0.2, 0.2, None, TOKEN_MEAN),
         weights=2 + logprobs,
     )
     result.value.backward()
@@ -207,7 +208,7 @@ def test_far_log_ratios_give_finite_losses_and_gradients(kind, away, advantage):
         torch.full((1, 2), advantage),
         Tokens.padded(torch.ones(1, 2)),
         Counts(2, 1),
-        Objective(kind, 0.2, 0.2, None, Aggregation.TOKEN_MEAN, 1.0),
+        Objective(kind, 0.2, 0.2, None, TOKEN_MEAN),
     )
     result.value.backward()
     assert logprobs.grad.isfinite().all()
@@ -220,7 +221,7 @@ def test_far_log_ratios_give_finite_losses_and_gradients(kind, away, advantage):
 def test_a_micro_batch_without_tokens_adds_nothing(kind, shape):
     nothing = torch.full(shape, math.nan, dtype=torch.float64, requires_grad=True)
     tokens = Tokens.padded(torch.zeros(shape))
-    objective = Objective(kind, 0.2, 0.2, 3.0, Aggregation.TOKEN_MEAN, 1.0)
+    objective = Objective(kind, 0.2, 0.2, 3.0, TOKEN_MEAN)
     result = policy_loss(nothing, nothing, nothing, tokens, Counts(7, 3), objective)
     result.value.backward()
     assert not nothing.grad.any()
@@ -232,8 +233,8 @@ def test_a_micro_batch_without_tokens_adds_nothing(kind, shape):
 def test_the_entropy_bonus_rewards_entropy():
     tokens = Tokens.padded(torch.tensor([[1, 1], [1, 0]]))
     entropies = of([1.0, 3.0], [5.0, math.nan])
-    how = Aggregation.SEQUENCE_MEAN_TOKEN_MEAN
-    result = entropy_bonus(entropies, tokens, tokens.counts(), how, 1.0)
+    how = LossAggregation(Aggregation.SEQUENCE_MEAN_TOKEN_MEAN)
+    result = entropy_bonus(entropies, tokens, tokens.counts(), how)
     # Means 2 and 5 of two responses; 9 over three tokens
     assert result.value.item() == -3.5
     assert result.metrics["entropy"].share(tokens.counts()).item() == 3.0

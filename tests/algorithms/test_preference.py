@@ -1,6 +1,7 @@
 """Preference losses: published formulas in plain loops, known optima, and any layout of a step."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stages.algorithms.loss import Counts, Loss, Per, Tokens
-from stages.algorithms.preference import PairLogprobs, preference_loss
+from stages.algorithms.preference import PairLogprobs, PreferenceObjective, preference_loss
 from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
 from tests.algorithms.pairs import (
     Lengths,
@@ -35,6 +36,7 @@ METRICS = {
     "rejected_logprob": Per.SEQUENCE,
     "chosen_nll": Per.TOKEN,
 }
+DPO = PreferenceObjective(PreferenceLoss.SIGMOID, 0.1)
 SETTINGS = {"beta": 0.3, "label_smoothing": 0.15, "margin": 0.4, "nll_coef": 0.25}
 
 
@@ -111,8 +113,7 @@ def shares_of(kind: PreferenceLoss, lengths: Lengths, reference: Tensor):
             PairLogprobs.from_tokens(laid, batch.tokens),
             PairLogprobs.from_tokens(batch.lay(reference), batch.tokens),
             counts,
-            kind=kind,
-            **SETTINGS,
+            PreferenceObjective(kind, **SETTINGS),
         )
         assert {name: metric.per for name, metric in loss.metrics.items()} == METRICS
         return loss, {name: metric.share(counts) for name, metric in loss.metrics.items()}
@@ -141,7 +142,7 @@ def value_and_slopes(
 ) -> tuple[float, float, float]:
     """The loss of a pair, and its gradient by the chosen and by the rejected log-prob."""
     loss = preference_loss(
-        policy, reference, policy.counts(), kind=PreferenceLoss(kind), beta=beta, **more
+        policy, reference, policy.counts(), PreferenceObjective(PreferenceLoss(kind), beta, **more)
     )
     chosen, rejected = torch.autograd.grad(loss.value, [policy.chosen, policy.rejected])
     return loss.value.item(), chosen.item(), rejected.item()
@@ -206,9 +207,8 @@ def test_the_likelihood_of_chosen_responses_is_a_mean_over_the_tokens_of_the_ste
     policy = PairLogprobs(
         torch.tensor([-2.0, -12.0]), torch.zeros(2), torch.tensor([1, 3]), torch.ones(2)
     )
-    kind = PreferenceLoss.SIGMOID
     without, with_nll = (
-        preference_loss(policy, policy, policy.counts(), kind=kind, beta=0.1, nll_coef=coef).value
+        preference_loss(policy, policy, policy.counts(), replace(DPO, nll_coef=coef)).value
         for coef in (0.0, 2.0)
     )
     assert float(without) == pytest.approx(math.log(2))
@@ -238,7 +238,9 @@ def test_a_reference_that_says_anything_of_a_pair_that_does_not_count_changes_no
         torch.tensor([-2.5, math.inf]), torch.tensor([-3.0, math.nan]), *[torch.ones(2)] * 2
     )
     for kind in PAIRED:
-        loss = preference_loss(policy, reference, policy.counts(), kind=kind, **SETTINGS)
+        loss = preference_loss(
+            policy, reference, policy.counts(), PreferenceObjective(kind, **SETTINGS)
+        )
         gradients = torch.autograd.grad(loss.value, [policy.chosen, policy.rejected])
         assert loss.value.isfinite()
         for gradient in gradients:
@@ -250,14 +252,16 @@ def test_a_reference_that_says_anything_of_a_pair_that_does_not_count_changes_no
 def test_a_loss_that_needs_a_reference_says_so(kind):
     policy = a_pair(-1.0, -2.0)
     with pytest.raises(ValueError, match=f"{kind} loss needs the log-probs of a reference"):
-        preference_loss(policy, None, policy.counts(), kind=kind, beta=0.1)
+        preference_loss(policy, None, policy.counts(), PreferenceObjective(kind, 0.1))
 
 
 @pytest.mark.parametrize("kind", sorted(REFERENCE_FREE))
 def test_a_reference_free_loss_does_not_look_at_a_reference(kind):
     policy = a_pair(-1.0, -2.0, 2, 3)
     losses = [
-        preference_loss(policy, reference, policy.counts(), kind=kind, beta=0.7, margin=0.2)
+        preference_loss(
+            policy, reference, policy.counts(), PreferenceObjective(kind, 0.7, margin=0.2)
+        )
         for reference in (None, a_pair(math.nan, -5.0))
     ]
     assert losses[0].value == losses[1].value
@@ -268,7 +272,9 @@ def test_a_reference_free_loss_does_not_look_at_a_reference(kind):
 def test_kto_is_no_loss_of_pairs():
     policy = a_pair(-1.0, -2.0)
     with pytest.raises(ValueError, match="kto_loss"):
-        preference_loss(policy, policy, policy.counts(), kind=PreferenceLoss.KTO, beta=0.1)
+        preference_loss(
+            policy, policy, policy.counts(), PreferenceObjective(PreferenceLoss.KTO, 0.1)
+        )
 
 
 @pytest.mark.parametrize("kind", PAIRED)
@@ -282,7 +288,9 @@ def test_extreme_logprobs_give_finite_losses_and_gradients(kind):
                 torch.tensor([2]),
             )
             reference = a_pair(-3.0, -3.0)
-            loss = preference_loss(policy, reference, policy.counts(), kind=kind, **SETTINGS)
+            loss = preference_loss(
+                policy, reference, policy.counts(), PreferenceObjective(kind, **SETTINGS)
+            )
             assert loss.value.isfinite()
             for gradient in torch.autograd.grad(loss.value, [policy.chosen, policy.rejected]):
                 assert gradient.isfinite().all()
@@ -377,13 +385,13 @@ def test_simpos_margin_is_a_difference_of_rewards():
 
 def test_a_pair_that_is_not_told_apart_is_not_ranked_right():
     pair = a_pair(-2.0, -3.0)
-    loss = preference_loss(pair, pair, pair.counts(), kind=PreferenceLoss.SIGMOID, beta=1.0)
+    loss = preference_loss(pair, pair, pair.counts(), DPO)
     assert loss.metrics["preference_accuracy"].value == 0
 
 
 def test_metrics_bear_no_gradient():
     pair = a_pair(-2.0, -3.0)
-    loss = preference_loss(pair, pair, pair.counts(), kind=PreferenceLoss.SIGMOID, beta=1.0)
+    loss = preference_loss(pair, pair, pair.counts(), DPO)
     assert not any(m.share(pair.counts()).requires_grad for m in loss.metrics.values())
 
 
@@ -393,5 +401,5 @@ def test_a_difference_within_rounding_is_a_tie() -> None:
     chosen, rejected = torch.full((2,), -40.0).double(), torch.full((2,), -60.0).double()
     reference = PairLogprobs(chosen, rejected, tokens, tokens)
     policy = PairLogprobs(chosen + torch.tensor([2e-6, 2e-3]), rejected, tokens, tokens)
-    said = preference_loss(policy, reference, Counts(40, 2), kind=PreferenceLoss.SIGMOID, beta=0.1)
+    said = preference_loss(policy, reference, Counts(40, 2), DPO)
     assert said.metrics["preference_accuracy"].value.item() == 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.kl import kl_loss
-from stages.algorithms.loss import Counts, Loss
+from stages.algorithms.loss import Counts, Loss, LossAggregation
 from stages.algorithms.mismatch import mismatch_weights
 from stages.algorithms.policy_loss import Objective, policy_loss
 from stages.contracts.objectives import Aggregation, KlEstimator, Mismatch, PolicyObjective
@@ -41,14 +41,13 @@ PPO = Objective(
     clip_low=0.2,
     clip_high=0.28,
     dual_clip=None,
-    aggregation=Aggregation.TOKEN_MEAN,
-    scale=MAX_LENGTH,
+    aggregation=LossAggregation(Aggregation.TOKEN_MEAN),
 )
 AGGREGATION = {
-    "dapo": Aggregation.TOKEN_MEAN,
-    "bnpo": Aggregation.TOKEN_MEAN,
-    "grpo": Aggregation.SEQUENCE_MEAN_TOKEN_MEAN,
-    "dr_grpo": Aggregation.SEQUENCE_MEAN_TOKEN_SUM,
+    "dapo": LossAggregation(Aggregation.TOKEN_MEAN),
+    "bnpo": LossAggregation(Aggregation.TOKEN_MEAN),
+    "grpo": LossAggregation(Aggregation.SEQUENCE_MEAN_TOKEN_MEAN),
+    "dr_grpo": LossAggregation(Aggregation.SEQUENCE_MEAN_TOKEN_SUM, MAX_LENGTH),
 }
 
 
@@ -143,9 +142,8 @@ def beside(trainer: Any, ours: Ours) -> tuple[Difference, Callable[[str], float]
             ref[number],
             row.tokens,
             counts,
-            estimator=ours.estimator,
-            aggregation=objective.aggregation,
-            scale=objective.scale,
+            ours.estimator,
+            objective.aggregation,
         )
         return loss.plus(kl, ours.kl_coef)
 

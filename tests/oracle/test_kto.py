@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.algorithms.loss import Counts, Tokens
-from stages.algorithms.preference import kto_baseline, kto_loss
+from stages.algorithms.preference import KtoObjective, kto_baseline, kto_loss
 from tests.oracle.conftest import Record
 from tests.oracle.harness import (
     REASON,
@@ -72,8 +72,7 @@ def beside(trainer: Any) -> tuple[Difference, float]:
             batch["completion_mask"].sum(1),
             baseline,
             counts,
-            beta=0.3,
-            **WEIGHTS,
+            KtoObjective(0.3, **WEIGHTS),
         ).value
 
     def trl_loss() -> Tensor:

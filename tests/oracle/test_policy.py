@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stages.contracts.objectives import Aggregation, KlEstimator, Mismatch, PolicyObjective
+from stages.contracts.objectives import KlEstimator, Mismatch, PolicyObjective
 from tests.oracle.conftest import Record
 from tests.oracle.grpo import AGGREGATION, PPO, Ours, a_trainer, beside
 
@@ -136,9 +136,7 @@ def test_gspo_with_weights_by_token_is_gspo_token_here(tmp_path: Path, record: R
         vllm_importance_sampling_mode="token_truncate",
         vllm_importance_sampling_clip_max=2.0,
     )
-    objective = replace(
-        PPO, kind=PolicyObjective.GSPO, aggregation=Aggregation.SEQUENCE_MEAN_TOKEN_MEAN
-    )
+    objective = replace(PPO, kind=PolicyObjective.GSPO, aggregation=AGGREGATION["grpo"])
     ours = Ours(objective, mismatch=Mismatch.TOKEN_TRUNCATE)
     apart, _ = beside(with_a_sampler_of_its_own(trainer), ours)
     record("different", "GSPO with token_truncate", apart)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.algorithms.loss import Counts, Tokens
-from stages.algorithms.preference import PairLogprobs, preference_loss
+from stages.algorithms.preference import PairLogprobs, PreferenceObjective, preference_loss
 from stages.contracts.objectives import PreferenceLoss
 from tests.oracle.conftest import Record
 from tests.oracle.harness import (
@@ -47,7 +47,7 @@ def of_responses(model: nn.Module, batch: Batch) -> PairLogprobs:
     return PairLogprobs.from_tokens(logprobs, Tokens.padded(batch["completion_mask"][:, 1:]))
 
 
-def beside_dpo(trainer: Any, **ours: Any) -> Difference:
+def beside_dpo(trainer: Any, ours: PreferenceObjective) -> Difference:
     """Our shares of the step beside TRL's mean over its micro-batches."""
     batches = list(trainer.get_train_dataloader())
     with torch.no_grad():
@@ -57,7 +57,7 @@ def beside_dpo(trainer: Any, **ours: Any) -> Difference:
 
     def our_loss() -> Tensor:
         return sum(
-            preference_loss(of_responses(trainer.model, batch), reference, counts, **ours).value
+            preference_loss(of_responses(trainer.model, batch), reference, counts, ours).value
             for batch, reference in zip(batches, references, strict=True)
         )
 
@@ -87,7 +87,7 @@ def test_losses_against_a_reference(
     trainer = a_dpo_trainer(
         tmp_path, rows, loss_type=[kind.value], beta=0.3, label_smoothing=label_smoothing
     )
-    apart = beside_dpo(trainer, kind=kind, beta=0.3, label_smoothing=label_smoothing)
+    apart = beside_dpo(trainer, PreferenceObjective(kind, 0.3, label_smoothing))
     record("DPO", f"{kind}, {'one batch' if rows == 4 else 'two micro-batches'}", apart)
     apart.check()
 
@@ -95,7 +95,7 @@ def test_losses_against_a_reference(
 def test_smoothed_labels_are_trls_aot_of_single_pairs(tmp_path: Path, record: Record) -> None:
     """TRL has no cDPO by name; what `aot` adds to it, sorting, does nothing to one pair."""
     trainer = a_dpo_trainer(tmp_path, 1, loss_type=["aot"], beta=0.3, label_smoothing=0.2)
-    apart = beside_dpo(trainer, kind=PreferenceLoss.SIGMOID, beta=0.3, label_smoothing=0.2)
+    apart = beside_dpo(trainer, PreferenceObjective(PreferenceLoss.SIGMOID, 0.3, 0.2))
     record("DPO", "sigmoid, label_smoothing 0.2 (TRL: aot, one pair a micro-batch)", apart)
     apart.check()
 
@@ -104,7 +104,7 @@ def test_the_nll_of_chosen_responses_beside_dpo(tmp_path: Path, record: Record) 
     trainer = a_dpo_trainer(
         tmp_path, 4, loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.5], beta=0.3
     )
-    apart = beside_dpo(trainer, kind=PreferenceLoss.SIGMOID, beta=0.3, nll_coef=0.5)
+    apart = beside_dpo(trainer, PreferenceObjective(PreferenceLoss.SIGMOID, 0.3, nll_coef=0.5))
     record("DPO", "sigmoid with nll_coef 0.5, one batch", apart)
     apart.check()
 
@@ -113,7 +113,7 @@ def test_trls_nll_is_a_mean_over_the_micro_batch(tmp_path: Path, record: Record)
     trainer = a_dpo_trainer(
         tmp_path, 1, loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.5], beta=0.3
     )
-    apart = beside_dpo(trainer, kind=PreferenceLoss.SIGMOID, beta=0.3, nll_coef=0.5)
+    apart = beside_dpo(trainer, PreferenceObjective(PreferenceLoss.SIGMOID, 0.3, nll_coef=0.5))
     record("different", "DPO: sigmoid with nll_coef 0.5, one pair a micro-batch", apart)
     assert apart.gradient > 0.01
 
@@ -131,12 +131,12 @@ def without_a_reference(model: nn.Module, batch: Batch) -> PairLogprobs:
     return PairLogprobs(*sums, *lengths)
 
 
-def beside_reference_free(trainer: Any, **ours: Any) -> Difference:
+def beside_reference_free(trainer: Any, ours: PreferenceObjective) -> Difference:
     (batch,) = trainer.get_train_dataloader()
 
     def our_loss() -> Tensor:
         logprobs = without_a_reference(trainer.model, batch)
-        return preference_loss(logprobs, None, logprobs.counts(), **ours).value
+        return preference_loss(logprobs, None, logprobs.counts(), ours).value
 
     return difference(trainer.model, our_loss, lambda: trainer.compute_loss(trainer.model, batch))
 
@@ -157,9 +157,10 @@ def test_simpo(tmp_path: Path, record: Record, margin: float, nll_coef: float) -
         train_dataset=datasets.Dataset.from_list(pairs()),
         processing_class=tokenizer(),
     )
-    apart = beside_reference_free(
-        trainer, kind=PreferenceLoss.SIMPO, beta=2.0, margin=margin, nll_coef=nll_coef
+    objective = PreferenceObjective(
+        PreferenceLoss.SIMPO, beta=2.0, margin=margin, nll_coef=nll_coef
     )
+    apart = beside_reference_free(trainer, objective)
     record("SimPO", f"margin {margin}, nll_coef {nll_coef}", apart)
     apart.check()
 
@@ -176,14 +177,13 @@ def an_orpo_trainer(folder: Path, rows: list[dict[str, str]]) -> Any:
 def test_orpo_of_bare_responses(tmp_path: Path, record: Record) -> None:
     """With no prompt, TRL's negative log-likelihood too is of the response alone."""
     trainer = an_orpo_trainer(tmp_path, [{**row, "prompt": ""} for row in pairs()])
-    apart = beside_reference_free(trainer, kind=PreferenceLoss.ORPO, beta=0.3)
+    apart = beside_reference_free(trainer, PreferenceObjective(PreferenceLoss.ORPO, 0.3))
     record("ORPO", "empty prompts", apart)
     apart.check()
 
 
 def test_the_nll_of_orpo_is_of_responses_here(tmp_path: Path, record: Record) -> None:
-    apart = beside_reference_free(
-        an_orpo_trainer(tmp_path, pairs()), kind=PreferenceLoss.ORPO, beta=0.3
-    )
+    trainer = an_orpo_trainer(tmp_path, pairs())
+    apart = beside_reference_free(trainer, PreferenceObjective(PreferenceLoss.ORPO, 0.3))
     record("different", "ORPO with prompts", apart)
     assert apart.gradient > 0.01

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stages.algorithms.advantages import leave_one_out
 from stages.algorithms.kl import k1
+from stages.algorithms.loss import LossAggregation
 from stages.algorithms.policy_loss import Objective, policy_loss
 from stages.contracts.objectives import Aggregation, PolicyObjective
 from tests.oracle.conftest import Record
@@ -34,8 +35,7 @@ REINFORCE = Objective(
     clip_low=0.2,
     clip_high=0.2,
     dual_clip=None,
-    aggregation=Aggregation.SEQUENCE_MEAN_TOKEN_SUM,
-    scale=1.0,
+    aggregation=LossAggregation(Aggregation.SEQUENCE_MEAN_TOKEN_SUM),
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stages.algorithms.preference import PreferenceObjective
 from stages.contracts.objectives import PreferenceLoss
 from stages.contracts.optimizer import OptimizerParams
 from stages.contracts.params import Params
@@ -178,7 +179,7 @@ def test_dpo(tmp_path: Path, record: Record, seed: int, kind: str) -> None:
     taken = taken_pairs(pairs, trl_update(trainer))
     ours = copy.deepcopy(start)
     rows = [with_reference(reference, pair) for pair in taken]
-    work = preference(ours, rows, "cpu", kind=PreferenceLoss(kind), beta=beta)
+    work = preference(ours, rows, "cpu", PreferenceObjective(PreferenceLoss(kind), beta))
     history = our_update(tmp_path / "ours", drawn, ours, work)
     judge(record, f"DPO ({kind}), draw {seed}", drawn, (start, ours, trainer.model), history)
 

@@ -121,9 +121,10 @@ class OneVllm:
         if self.generator is not None:
             self.generator.load(folder)
             return self.generator
+        from stages.engines.generation.generator import GeneratorSettings
         from stages.engines.generation.vllm_generator import VllmGenerator
 
-        self.generator = VllmGenerator(folder, "cpu", Precision.FLOAT32, 4)
+        self.generator = VllmGenerator(folder, GeneratorSettings("cpu", Precision.FLOAT32, 4))
         self.close_it = self.generator.close
         self.generator.close = lambda: None
         return self.generator

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from stages.algorithms.preference import KtoObjective
 from stages.context import StageError
 from stages.engines.models.folders import content_hash, load_policy, load_scalar_model
 from stages.learning.unpaired import kto, other_completions
@@ -437,8 +438,7 @@ def test_the_baseline_of_kto_starts_at_no_distance_from_the_reference(go_on):
         for row, said in zip(feedback, reference, strict=True)
     ]
     policy = load_policy(run.root / "artifacts/policies/sft/model")
-    work = kto(policy, data, other_completions(feedback), "cpu", beta=0.1, desirable_weight=1.0,
-               undesirable_weight=1.0)  # fmt: skip
+    work = kto(policy, data, other_completions(feedback), "cpu", KtoObjective(0.1, 1.0, 1.0))
     with torch.no_grad():
         surveyed = work.survey(range(len(data)))
     assert surveyed["log_ratio"] == pytest.approx(0, abs=1e-3)

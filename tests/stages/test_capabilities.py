@@ -144,7 +144,7 @@ def _sampled(model):
 
 def _learnt(model):
     """Numbers of one step on responses that are the same everywhere."""
-    from stages.algorithms.loss import Counts, Tokens
+    from stages.algorithms.loss import Counts, LossAggregation, Tokens
     from stages.algorithms.policy_loss import Objective, policy_loss
     from stages.contracts.objectives import Aggregation, PolicyObjective
     from stages.data.batching import collate
@@ -167,7 +167,7 @@ def _learnt(model):
         torch.rand(shape, generator=generator) - 0.5,
         Tokens.padded(batch.response_mask),
         Counts(sum(lengths), 16),
-        Objective(PolicyObjective.CLIP, 0.2, 0.2, None, Aggregation.TOKEN_MEAN, 1.0),
+        Objective(PolicyObjective.CLIP, 0.2, 0.2, None, LossAggregation(Aggregation.TOKEN_MEAN)),
     ).value
     loss.backward()
     gradients = [float(weight.grad.norm()) for weight in model.parameters()]

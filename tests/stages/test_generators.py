@@ -15,7 +15,7 @@ from stages.contracts.precision import Precision
 from stages.contracts.rollout import Engine
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
-from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.generator import GeneratorSettings, Request, Sampling
 from stages.engines.generation.generators import open_generator
 from stages.engines.models.folders import content_hash, load_policy
 
@@ -40,7 +40,9 @@ class Setting:
     def open(self, slots=4):
         if self.engine == "vllm":
             return self.one_vllm(self.folder)
-        return open_generator(self.folder, "cpu", Engine(self.engine), Precision.FLOAT32, slots)
+        return open_generator(
+            self.folder, Engine(self.engine), GeneratorSettings("cpu", Precision.FLOAT32, slots)
+        )
 
 
 def tiny_llama(folder, seed=0, **changes):

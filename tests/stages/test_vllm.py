@@ -27,13 +27,13 @@ APART = """
 import sys, time
 from pathlib import Path
 from stages.contracts.precision import Precision
-from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.generator import GeneratorSettings, Request, Sampling
 from stages.engines.generation.vllm_generator import VllmGenerator
 from tests.stages.vllm_cases import llama
 
 if __name__ == "__main__":  # what vLLM starts reads this file, too
     folder = llama(Path(sys.argv[1]))
-    generator = VllmGenerator(folder, "cpu", Precision.FLOAT32, slots=4)
+    generator = VllmGenerator(folder, GeneratorSettings("cpu", Precision.FLOAT32, slots=4))
     asked = [Request([1, 5, 6], seed=1)]
     [answer] = generator.generate(asked, max_new_tokens=3, sampling=Sampling(1.0))
     print("answered" if answer.ids else "said nothing", flush=True)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from stages.contracts.precision import Precision
+from stages.engines.generation.generator import GeneratorSettings
 from stages.engines.generation.vllm_generator import VllmGenerator
 from tests.stages.test_generators import tiny_llama
 
@@ -47,7 +48,7 @@ def asleep(monkeypatch, tmp_path):
     folder = tiny_llama(tmp_path)
 
     def opened():
-        generator = VllmGenerator(folder, "cuda", Precision.FLOAT32, 4)
+        generator = VllmGenerator(folder, GeneratorSettings("cuda", Precision.FLOAT32, 4))
         generator.sleep()
         return generator
 

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from stages.data.artifacts import read_parquet
 from stages.data.batching import collate
 from stages.data.schema import RolloutRow
 from stages.engines.forward.logprobs import response_logprobs
-from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.generator import GeneratorSettings, Request, Sampling
 from stages.engines.generation.vllm_generator import VllmGenerator
 from stages.engines.models.folders import content_hash, folder_hash, load_policy, save_model
 from stages.engines.models.lora import open_for_training
@@ -133,11 +134,11 @@ def test_what_it_cannot_do_is_refused(generator, folder):
         with pytest.raises(StageError, match="temperatures from"):
             generator.generate(REQUESTS, max_new_tokens=8, sampling=Sampling(temperature))
     with pytest.raises(StageError, match="one vLLM at a time"):
-        VllmGenerator(folder, "cpu", Precision.FLOAT32, 4)
+        VllmGenerator(folder, GeneratorSettings("cpu", Precision.FLOAT32, 4))
     with pytest.raises(StageError, match="context of 512"):
         generator.generate(REQUESTS, max_new_tokens=300, sampling=Sampling())
     with pytest.raises(StageError, match="CUDA_VISIBLE_DEVICES"):
-        VllmGenerator(folder, "cuda:1", Precision.FLOAT32, 4)
+        VllmGenerator(folder, GeneratorSettings("cuda:1", Precision.FLOAT32, 4))
 
 
 def test_the_hash_of_a_folder_is_that_of_what_is_loaded(folder, tmp_path):
@@ -166,14 +167,15 @@ def test_of_a_context_only_what_is_asked_for_has_to_fit_the_cache(one_vllm, fold
         max_position_embeddings=2**18,
     )
     with pytest.raises(StageError, match="does not run the model"):
-        VllmGenerator(large, "cpu", Precision.FLOAT32, 4)
+        VllmGenerator(large, GeneratorSettings("cpu", Precision.FLOAT32, 4))
     longest = max(len(request.prompt_ids) for request in REQUESTS) + 8
-    with closing(VllmGenerator(large, "cpu", Precision.FLOAT32, 4, longest=longest)) as generator:
+    settings = GeneratorSettings("cpu", Precision.FLOAT32, 4, longest=longest)
+    with closing(VllmGenerator(large, settings)) as generator:
         assert answers_as(generator, load_policy(large))
         generator.load(folder)
         assert answers_as(generator, load_policy(folder))
     # It is no promise that the model has so long a context.
-    with closing(VllmGenerator(folder, "cpu", Precision.FLOAT32, 4, longest=513)) as generator:
+    with closing(VllmGenerator(folder, replace(settings, longest=513))) as generator:
         assert answers_as(generator, load_policy(folder))
         with pytest.raises(StageError, match="context of 512"):
             generator.generate(REQUESTS, max_new_tokens=300, sampling=Sampling())

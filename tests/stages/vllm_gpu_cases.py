@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
-from stages.engines.generation.generator import Request, Sampling
+from stages.engines.generation.generator import GeneratorSettings, Request, Sampling
 from stages.engines.generation.vllm_generator import VllmGenerator
 from stages.engines.models.folders import content_hash, load_policy
 from stages.engines.processes import determinism
@@ -48,7 +48,8 @@ def folders(tmp_path_factory):
 def generator(folders):
     determinism.before_import()
     determinism.after_import()
-    generator = VllmGenerator(folders[0], "cuda", Precision.BFLOAT16, 64, memory_share=0.3)
+    settings = GeneratorSettings("cuda", Precision.BFLOAT16, 64, memory_share=0.3)
+    generator = VllmGenerator(folders[0], settings)
     yield generator
     generator.close()
 

@@ -1,8 +1,8 @@
 """Attention within each of several sequences that lie one after another in one row.
 
-Transformers' models look their attention up by name; this one is called NAME. Without word of
-`starts` it is transformers' own SDPA, so a model under this name does all that it did before. With
-them, every token attends to those before it in its own sequence and to nothing else:
+Transformers' models look their attention up by name; this one is called NAME. Without
+`sequences` it is transformers' own SDPA, so a model under this name does all that it did before.
+With them, every token attends to those before it in its own sequence and to nothing else:
 
 - On a GPU in 16 bit by torch's variable-length FlashAttention, with as many key and value heads as
   the model has.
@@ -13,6 +13,7 @@ What is no plain causal attention (a window, a cap on the scores, sinks) raises 
 """
 
 import inspect
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,51 +54,55 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+@dataclass(frozen=True)
+class Sequences:
+    """Where the sequences of a packed row are."""
+
+    starts: Tensor
+    """[S + 1] int32: where each sequence starts, and the last one ends."""
+    span: Tensor
+    """As long as the longest sequence, and empty: compiled code takes a shape as it comes, and is
+    compiled anew for a number."""
+    at: Tensor
+    """Of each token in [S, longest], flattened."""
+    group: Group | None = None
+    """The ranks that share the row, if several do."""
+    calls: list[int] | None = None
+    """Gets the number of tokens that attend within their sequences, call after call."""
+
+
 def attend(
     module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
     *,
-    starts: Tensor | None = None,
-    span: Tensor | None = None,
-    at: Tensor | None = None,
-    together: Group | None = None,
-    calls: list[int] | None = None,
-    **others: Any,
+    sequences: Sequences | None = None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """[1, N, H, D] for query [1, H, N, D], key and value [1, G, N, D]; H is a multiple of G.
-
-    `span` is as long as the longest sequence. `calls` gets the number of tokens that attend within
-    their sequences, call after call.
-    """
-    if together is not None:
-        others |= {"scaling": scaling, "dropout": dropout}
-        others |= {"starts": starts, "span": span, "at": at, "calls": calls}
-        answer, _ = together.attend(attend, module, query, key, value, attention_mask, **others)
-        return answer, None
-    if starts is None:
+    """[1, N, H, D] for query [1, H, N, D], key and value [1, G, N, D]; H is a multiple of G."""
+    if sequences is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        answer, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, **others
+        answer, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return answer, None
+    if sequences.group is not None:
+        options["sequences"] = replace(sequences, group=None)
+        answer, _ = sequences.group.attend(
+            attend, module, query, key, value, attention_mask, **options
         )
         return answer, None
-    wanted = [name for name in REFUSED if others.get(name) is not None]
+    wanted = [name for name in REFUSED if options.get(name) is not None]
     if wanted or not getattr(module, "is_causal", True):
         raise NotPackable(f"its attention is not plainly causal ({', '.join(wanted)})")
-    if calls is not None:
-        calls.append(query.shape[2])
+    if sequences.calls is not None:
+        sequences.calls.append(query.shape[2])
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    assert span is not None
-    longest = span.shape[0]
+    scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
     if _has_flash(q) and not dropout:
-        return _by_flash(q, k, v, starts, longest, scaling)[None], None
-    assert at is not None
-    return _by_padding(q, k, v, len(starts) - 1, longest, at, scaling, dropout)[None], None
+        return _by_flash(q, k, v, sequences, scaling)[None], None
+    return _by_padding(q, k, v, sequences, scaling, dropout)[None], None
 
 
 def _has_flash(q: Tensor) -> bool:
@@ -106,8 +111,9 @@ def _has_flash(q: Tensor) -> bool:
 
 
 def _by_flash(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scaling: float | None
+    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scaling: float | None
 ) -> Tensor:
+    starts, longest = sequences.starts, sequences.span.shape[0]
     answer = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling, **_CAUSAL)
     assert isinstance(answer, Tensor)  # nothing else was asked for
     return answer
@@ -117,12 +123,12 @@ def _by_padding(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    num_sequences: int,
-    longest: int,
-    at: Tensor,
+    sequences: Sequences,
     scaling: float | None,
     dropout: float,
 ) -> Tensor:
+    num_sequences, longest = len(sequences.starts) - 1, sequences.span.shape[0]
+    at = sequences.at
     if q.is_cuda and q.shape[1] != k.shape[1]:
         # What shares heads without a copy is there what holds all scores of a sequence at once.
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))

@@ -14,7 +14,7 @@ numbers of tokens, and their activations may be computed twice instead of being 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -113,14 +113,13 @@ def _padded(plain: Any, batch: Batch) -> Tensor:
     return take(hidden.flatten(0, 1), batch.packed.at)
 
 
-def _packed(plain: Any, packed: Packed, **options: Any) -> Tensor:
-    """`options`: arguments of the attention beside the row."""
+def _packed(plain: Any, packed: Packed, calls: list[int] | None = None) -> Tensor:
+    """`calls` is for the attention."""
     settings, group = settings_of(plain), group_of(plain)
-    row = _filled_up(packed, settings.micro_tokens) if settings.compile else _as_it_is(packed)
+    row = _filled_up(packed, settings.micro_tokens) if settings.compile else packed
     own: Callable[[Tensor], Tensor] = lambda tokens: tokens  # noqa: E731
     if group is not None:
-        row, own, options = _in_parts(row, group.size), group.own, {**options, "together": group}
-    # As a shape, since compiled code takes a shape as it comes, and is made anew for a number.
+        row, own = _in_parts(row, group.size), group.own
     span = torch.empty(row.longest, 0)
     if settings.compile:
         for of_attention in (row.starts, span):
@@ -129,35 +128,16 @@ def _packed(plain: Any, packed: Packed, **options: Any) -> Tensor:
         hidden: Tensor = plain.base_model(
             input_ids=own(row.ids)[None],
             position_ids=own(row.positions)[None],
-            # Four dimensions: a mask that is taken as it is. The attention looks at `starts`.
+            # Four dimensions: a mask that is taken as it is. The attention looks at `sequences`.
             attention_mask=row.positions.new_zeros(1, 1, 1, 1),
             use_cache=False,
-            starts=row.starts,
-            span=span,
-            at=row.at,
-            **options,
+            sequences=attention.Sequences(row.starts, span, row.at, group, calls),
         ).last_hidden_state
     whole = hidden[0] if group is None else group.whole(hidden[0])
     return whole[: len(packed.ids)]
 
 
-@dataclass(frozen=True)
-class _Row:
-    """What goes through the model: `Packed`, maybe with sequences that nobody asked for behind."""
-
-    ids: Tensor
-    positions: Tensor
-    starts: Tensor
-    longest: int
-    at: Tensor
-    """Of each token in [sequences, longest], flattened."""
-
-
-def _as_it_is(packed: Packed) -> _Row:
-    return _Row(packed.ids, packed.positions, packed.starts, packed.longest, packed.at)
-
-
-def _filled_up(packed: Packed, budget: int) -> _Row:
+def _filled_up(packed: Packed, budget: int) -> Packed:
     """The row at one of the few sizes; what fills it up are sequences of zeros at its end."""
     num_tokens, num_sequences = len(packed.ids), len(packed.starts) - 1
     quantum = -(-budget // SIZES)
@@ -166,16 +146,16 @@ def _filled_up(packed: Packed, budget: int) -> _Row:
     missing = size - num_tokens
     tail = torch.arange(missing, device=packed.ids.device)
     ends = (tail[: -(-missing // longest)] + 1) * longest
-    return _Row(
+    return replace(
+        packed,
         ids=torch.nn.functional.pad(packed.ids, (0, missing)),
         positions=torch.cat([packed.positions, tail % longest]),
         starts=torch.cat([packed.starts, (ends.clamp(max=missing) + num_tokens).int()]),
-        longest=longest,
         at=torch.cat([packed.at, num_sequences * longest + tail]),
     )
 
 
-def _in_parts(row: _Row, size: int) -> _Row:
+def _in_parts(row: Packed, size: int) -> Packed:
     """The row with so many tokens that as many ranks share them evenly."""
     missing = -len(row.ids) % size
     if not missing:
@@ -184,7 +164,8 @@ def _in_parts(row: _Row, size: int) -> _Row:
     tail = to_device(torch.arange(missing), device)
     num_sequences = len(row.starts) - 1
     places = (row.at // row.longest) * longest + row.positions
-    return _Row(
+    return replace(
+        row,
         ids=torch.nn.functional.pad(row.ids, (0, missing)),
         positions=torch.cat([row.positions, tail]),
         starts=torch.cat([row.starts, row.starts[-1:] + missing]),
@@ -260,7 +241,7 @@ def _can_be_packed(plain: Any, device: Any) -> bool:
         attention.register()
         plain.set_attn_implementation(attention.NAME)
         calls: list[int] = []
-        packed_states = _packed(plain, batch.packed, calls=calls)
+        packed_states = _packed(plain, batch.packed, calls)
         used = len(calls) == config.get_text_config().num_hidden_layers
         right = used and bool(_close(packed_states, expected))
     except Exception as error:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from stages.context import StageError
+from stages.context import Context, StageError
+from stages.contracts.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,30 @@ class Completion:
     @property
     def num_sampled(self) -> int:
         return len(self.ids) if self.loss_mask is None else sum(self.loss_mask)
+
+
+@dataclass(frozen=True)
+class GeneratorSettings:
+    """Where a generator computes, in which precision, and how much it takes on at a time."""
+
+    device: str
+    precision: Precision
+    slots: int
+    """Sequences that are decoded together."""
+    tensor_parallel: int = 1
+    """GPUs that vLLM spreads the model over."""
+    memory_share: float = 0.9
+    """The share of their memory that vLLM takes; torch takes what it needs of one."""
+    longest: int | None = None
+    """Tokens that a request has at most together with its answer. vLLM starts only if its cache has
+    room for such a sequence; where it is not known, for the model's whole context."""
+
+    @classmethod
+    def of_job(
+        cls, ctx: Context, precision: Precision, slots: int, longest: int
+    ) -> "GeneratorSettings":
+        """On what the job has."""
+        return cls(ctx.device, precision, slots, ctx.tensor_parallel, ctx.generator_memory, longest)
 
 
 class Generator(Protocol):

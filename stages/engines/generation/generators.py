@@ -9,43 +9,20 @@ from safetensors import safe_open
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
 from stages.contracts.rollout import Engine
-from stages.engines.generation.generator import Generator
+from stages.engines.generation.generator import Generator, GeneratorSettings
 from stages.engines.generation.torch_generator import TorchGenerator
 
 TORCH_WEIGHTS = 3_000_000_000
 """Up to so many weights one GPU is kept busy by the torch generator."""
 
 
-def open_generator(
-    folder: Path,
-    device: str,
-    engine: Engine,
-    precision: Precision,
-    slots: int,
-    *,
-    tensor_parallel: int = 1,
-    memory_share: float = 0.9,
-    longest: int | None = None,
-) -> Generator:
-    """A generator with the weights of a folder, to be closed; `slots` sequences at a time.
-
-    vLLM may use several GPUs, and takes a share of their memory; torch takes what it needs of one.
-    `longest` bounds how many tokens a request has together with its answer, where that is known:
-    vLLM starts only if its cache has room for such a sequence.
-    """
-    if choose(folder, device, engine) is Engine.VLLM:
+def open_generator(folder: Path, engine: Engine, settings: GeneratorSettings) -> Generator:
+    """A generator with the weights of a folder, to be closed."""
+    if choose(folder, settings.device, engine) is Engine.VLLM:
         from stages.engines.generation.vllm_generator import VllmGenerator
 
-        return VllmGenerator(
-            folder,
-            device,
-            precision,
-            slots,
-            tensor_parallel=tensor_parallel,
-            memory_share=memory_share,
-            longest=longest,
-        )
-    generator = TorchGenerator(device, precision, slots)
+        return VllmGenerator(folder, settings)
+    generator = TorchGenerator(settings.device, settings.precision, settings.slots)
     generator.load(folder)
     return generator
 
@@ -53,19 +30,9 @@ def open_generator(
 def opened(
     ctx: Context, folder: Path, engine: Engine, precision: Precision, slots: int, longest: int
 ) -> AbstractContextManager[Generator]:
-    """A generator on what the job has, closed at the end; `longest` is for `open_generator`."""
-    return closing(
-        open_generator(
-            folder,
-            ctx.device,
-            engine,
-            precision,
-            slots,
-            tensor_parallel=ctx.tensor_parallel,
-            memory_share=ctx.generator_memory,
-            longest=longest,
-        )
-    )
+    """A generator on what the job has, closed at the end."""
+    settings = GeneratorSettings.of_job(ctx, precision, slots, longest)
+    return closing(open_generator(folder, engine, settings))
 
 
 def choose(folder: Path, device: str, engine: Engine) -> Engine:

@@ -17,7 +17,7 @@ import torch
 from stages.context import Context
 from stages.contracts.online import OnlineConfig
 from stages.contracts.rollout import Engine
-from stages.engines.generation.generator import Generator
+from stages.engines.generation.generator import Generator, GeneratorSettings
 from stages.engines.generation.generators import choose, open_generator
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models.background_hash import BackgroundHash
@@ -36,14 +36,14 @@ class ResidentSampler:
         learner: AnyLearner,
         ctx: Context,
         hasher: Executor,
-        *,
-        apart: bool,
         longest: int,
     ) -> None:
         """`longest` is how many tokens a prompt and its response have at most, of all steps."""
-        self._config, self._source, self._learner, self._apart = config, folder, learner, apart
+        self._config, self._source, self._learner = config, folder, learner
+        self._apart = apart = config.online.overlap
         self._device, self._aside = ctx.device, ctx.scratch / "sampler"
-        self._execution = (ctx.tensor_parallel, ctx.generator_memory, longest)
+        slots = config.rollout.batch_size
+        self._settings = GeneratorSettings.of_job(ctx, config.precision, slots, longest)
         self._hash = BackgroundHash(hasher)
         # Work of one stream waits for all before it, a learner's too.
         beside = apart and ctx.device.startswith("cuda")
@@ -52,9 +52,7 @@ class ResidentSampler:
         self._other: Generator | None = None
         self._copy: Any = None
         if choose(folder, ctx.device, config.rollout.engine) is Engine.TORCH:
-            self._torch = TorchGenerator(
-                ctx.device, config.precision, slots=config.rollout.batch_size
-            )
+            self._torch = TorchGenerator(ctx.device, config.precision, slots)
             if apart or has_adapter(learner.model):
                 self._copy = load_policy(folder, ctx.device, config.precision)
 
@@ -83,24 +81,11 @@ class ResidentSampler:
         with self._learner.full_precision() as whole:
             save_model(whole, self._aside, tokenizer_from=self._source, lora=self._config.lora)
         if self._other is None:
-            self._other = self._open()
+            engine = self._config.rollout.engine
+            self._other = open_generator(self._aside, engine, self._settings)
         else:
             self._other.wake()
             self._other.load(self._aside)
-
-    def _open(self) -> Generator:
-        params = self._config.rollout
-        tensor_parallel, memory_share, longest = self._execution
-        return open_generator(
-            self._aside,
-            self._device,
-            params.engine,
-            self._config.precision,
-            params.batch_size,
-            tensor_parallel=tensor_parallel,
-            memory_share=memory_share,
-            longest=longest,
-        )
 
     def policy_hash(self) -> str:
         """Of the weights that were taken; they may move on once it is there."""

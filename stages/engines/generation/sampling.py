@@ -14,7 +14,7 @@ from stages.context import Context
 from stages.data.finite import check_finite
 from stages.data.seeds import stable_hash
 from stages.engines.generation.generator import Completion, Generator, Request, Sampling
-from stages.engines.processes.parts import Pass, collect, fill, missing, pass_names
+from stages.engines.processes.parts import Compute, Pass, collect, fill, missing, pass_names
 
 RESPONSES = "responses-"
 """A pass is named so, with the hash of the weights that sample."""
@@ -26,6 +26,39 @@ MOST_ROUNDS = 8
 
 Play = Callable[..., list[Completion]]
 """(generator, range of requests, requests, max_new_tokens=, sampling=) to an episode for each."""
+
+
+@dataclass(frozen=True)
+class SamplingTask:
+    """Requests, and how they are to be answered."""
+
+    requests: Sequence[Request]
+    max_new_tokens: int
+    sampling: Sampling
+    slots: int
+    """Sequences that are decoded together."""
+    describe: Callable[[int], str]
+    """Names a request where its log-probs are not finite."""
+    play: Play | None = None
+    """With it a request is where an episode begins, and its completion the whole of it."""
+
+    @property
+    def unit_rows(self) -> int:
+        rounds = len(self.requests) // (LEAST_UNITS * self.slots)
+        return self.slots * min(max(1, rounds), MOST_ROUNDS)
+
+    def decode(self, generator: Generator, unit: range) -> list[dict[str, Any]]:
+        """The completions of a unit of the requests."""
+        answer = generator.generate if self.play is None else partial(self.play, generator, unit)
+        completions = answer(
+            self.requests[unit.start : unit.stop],
+            max_new_tokens=self.max_new_tokens,
+            sampling=self.sampling,
+        )
+        for index, completion in zip(unit, completions, strict=True):
+            check_finite("the sampler's log-prob", self.describe(index), completion.logprobs)
+            check_finite("the entropy of the samples", self.describe(index), completion.entropy)
+        return [dict(vars(completion)) for completion in completions]
 
 
 @dataclass(frozen=True)
@@ -42,40 +75,21 @@ def sample_seed(run_seed: int, iteration: str, prompt_id: str, sample_index: int
 
 
 def generate_all(
-    ctx: Context,
-    opened: Callable[[], AbstractContextManager[Generator]],
-    requests: Sequence[Request],
-    *,
-    max_new_tokens: int,
-    sampling: Sampling,
-    slots: int,
-    describe: Callable[[int], str],
-    play: Play | None = None,
+    ctx: Context, opened: Callable[[], AbstractContextManager[Generator]], task: SamplingTask
 ) -> Samples:
     """Complete all requests with the generator that `opened` gives; ShareDone if shards owe some.
 
     Parts lie under the hash of the weights that sampled them, so those of two policies never mix.
     A process that finds its share done under the one hash there is takes that, and loads no policy.
-    `describe` names a request where its log-probs are not finite. With `play` a request is where an
-    episode begins, and its completion the whole of it.
     """
 
     def responses(name: str, generator: Generator | None = None) -> Pass:
-        def decode(unit: range) -> list[dict[str, Any]]:
+        def load() -> Compute:
             assert generator is not None
-            answer = generator.generate if play is None else partial(play, generator, unit)
-            completions = answer(
-                requests[unit.start : unit.stop], max_new_tokens=max_new_tokens, sampling=sampling
-            )
-            for index, completion in zip(unit, completions, strict=True):
-                check_finite("the sampler's log-prob", describe(index), completion.logprobs)
-                check_finite("the entropy of the samples", describe(index), completion.entropy)
-            return [dict(vars(completion)) for completion in completions]
+            return partial(task.decode, generator)
 
-        unit_rows = slots * min(max(1, len(requests) // (LEAST_UNITS * slots)), MOST_ROUNDS)
-        return Pass(
-            name, len(requests), unit_rows, lambda: decode, _response_length, phase="responses"
-        )
+        num_rows = len(task.requests)
+        return Pass(name, num_rows, task.unit_rows, load, _response_length, phase="responses")
 
     kept = pass_names(ctx, RESPONSES)
     work = responses(kept[0] if len(kept) == 1 else RESPONSES)

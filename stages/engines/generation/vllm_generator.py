@@ -38,7 +38,13 @@ import torch
 from stages.context import StageError
 from stages.contracts.precision import Precision
 from stages.data.seeds import stable_hash
-from stages.engines.generation.generator import Completion, Request, Sampling, check_context
+from stages.engines.generation.generator import (
+    Completion,
+    GeneratorSettings,
+    Request,
+    Sampling,
+    check_context,
+)
 from stages.engines.generation.vllm_worker import Checked
 from stages.engines.models.folders import content_hash, folder_hash, load_policy
 from stages.engines.models.lora import BASE, is_adapter_folder
@@ -65,42 +71,31 @@ NOT_OF_THE_MODEL = ("transformers_version", "dtype", "torch_dtype", "use_cache",
 
 
 class VllmGenerator:
-    """vLLM with the weights of a folder; `slots` sequences are decoded together.
+    """vLLM with the weights of a folder.
 
     A process has one at a time: what vLLM keeps for the whole process goes when one is closed.
-    `longest` is how many tokens a request and its answer have at most, of all that will be asked;
-    without it, the model's whole context has to fit the cache.
     """
 
     policy_hash: str
     _num_open = 0
 
-    def __init__(
-        self,
-        folder: Path,
-        device: str,
-        precision: Precision,
-        slots: int,
-        *,
-        tensor_parallel: int = 1,
-        memory_share: float = 0.9,
-        longest: int | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, settings: GeneratorSettings) -> None:
+        device, precision = settings.device, settings.precision
         if device not in ("cpu", "cuda", "cuda:0"):
             raise StageError(
                 f"vLLM takes the first GPU that it sees, not {device}: give each process its own "
                 "GPUs by CUDA_VISIBLE_DEVICES, or set rollout.engine: torch"
             )
-        self._precision, self._num_workers = precision, tensor_parallel
-        self._longest = longest
+        self._precision, self._num_workers = precision, settings.tensor_parallel
+        self._longest = settings.longest
         self._on_gpu = device.startswith("cuda")
         self._options = {
             "dtype": precision.value,
-            "max_num_seqs": slots,
-            "tensor_parallel_size": tensor_parallel,
+            "max_num_seqs": settings.slots,
+            "tensor_parallel_size": settings.tensor_parallel,
             "enable_sleep_mode": self._on_gpu,
             "enforce_eager": not self._on_gpu,
-            **({"gpu_memory_utilization": memory_share} if self._on_gpu else {}),
+            **({"gpu_memory_utilization": settings.memory_share} if self._on_gpu else {}),
         }
         self._llm: Any = None
         self._asleep = False

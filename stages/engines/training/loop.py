@@ -67,6 +67,11 @@ class Work:
     """A row's name, for people who have to find it in the data."""
     length: Callable[[int], int] = lambda _: 1
     """How many tokens of a row go through the model."""
+    check: Callable[[Metrics], None] = lambda _: None
+    """May refuse a step's metrics by raising."""
+    dropout: bool = False
+    """For losses that compare with nothing: where log-probs are held against those of a reference,
+    noise in one of them would pass for learning. What it drops depends on how a step is split."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +125,14 @@ def train(
     work: Work,
     *,
     shown: Sequence[str],
-    check: Callable[[Metrics], None] = lambda _: None,
     before: str | None = None,
-    dropout: bool = False,
     ranks: Ranks = ALONE,
 ) -> list[Metrics]:
     """Train to the end of the plan; the metrics of each step.
 
-    `shown` names the metrics that the progress line carries; `check` may refuse a step's metrics by
-    raising. `before` names a preliminary run of the loop within a stage: it keeps its checkpoints
-    apart and logs no steps. `dropout` is for losses that compare with nothing: where log-probs are
-    held against those of a reference, noise in one of them would pass for learning. What it drops
-    depends on how a step is split. `ranks` are those that were joined, where there are several.
+    `shown` names the metrics of the progress line. `before` names a preliminary run of the loop
+    within a stage: it keeps its checkpoints apart and logs no steps. `ranks` are those that were
+    joined, where there are several.
     """
     assert ranks.world == ctx.world, "several ranks have to be joined before they train"
     scratch = ctx.scratch / before if before else ctx.scratch
@@ -144,7 +145,7 @@ def train(
         ctx.resume_at(len(history), history)
     saved_at, due = time.monotonic(), False
     for learner in learners.values():
-        learner.model.train(dropout)
+        learner.model.train(work.dropout)
         configure_forward(learner.model, settings_for(ctx))
     for step in range(len(history), plan.num_steps):
         stop, save = ranks.agree(f"step {step + 1}{name}", ctx.should_stop(), due)
@@ -160,7 +161,7 @@ def train(
         started = time.monotonic()
         counts = work.counts(plan.rows(step))
         metrics = _step(ctx, ranks, learners, plan, step, work, counts)
-        check(metrics)
+        work.check(metrics)
         history.append(metrics)
         if not before:
             rate = counts.tokens / max(time.monotonic() - started, 1e-9)
