@@ -6,11 +6,48 @@ adds to each metric. `reference` puts terms together sequence by sequence.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
 import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
 
 from stages.contracts.objectives import Aggregation, KlEstimator, PolicyObjective
-from tests.algorithms.ragged import Outcome, Step
+from tests.algorithms.layouts import Lengths, Outcome, counts_of, num_tokens, unit_lengths
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step of single responses, with the numbers of all its tokens, [N] each."""
+
+    lengths: Lengths
+    fields: Mapping[str, Tensor]
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    lengths = draw(unit_lengths(1))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    spread = draw(st.sampled_from([0.05, 0.5, 2.0]))  # between the log-probs of two policies
+
+    def noise() -> Tensor:
+        return torch.randn(num_tokens(lengths), generator=generator, dtype=torch.float64)
+
+    logprobs, values = -(2 * noise()).abs() - 0.01, noise()
+    fields = {
+        "logprobs": logprobs,
+        "old_logprobs": logprobs + spread * noise(),
+        "ref_logprobs": logprobs + spread * noise(),
+        "advantages": noise() * (noise() > -1),
+        "weights": noise().exp(),
+        "entropies": noise().abs(),
+        "values": values,
+        "old_values": values + spread * noise(),
+        "returns": noise(),
+    }
+    return Step(lengths, fields)
 
 
 @dataclass
@@ -37,36 +74,33 @@ def reference(
     weighted: bool = False,
 ) -> Outcome:
     """What any layout of the step must give."""
-    num_tokens = sum(sum(mask) for mask in step.masks)
-    num_sequences = sum(1 for mask in step.masks if sum(mask) > 0)
-    value, gradient, metrics = 0.0, [], {}
-    for sequence, mask in enumerate(step.masks):
-        slopes = [0.0] * len(mask)
-        places = [t for t in range(len(mask)) if mask[t]]
-        tokens = [
-            {name: column[sequence][t] for name, column in step.numbers.items()} for t in places
-        ]
-        for t, token, term in zip(places, tokens, terms(tokens), strict=True):
-            if how is Aggregation.TOKEN_MEAN:
-                share = 1 / num_tokens
-            elif how is Aggregation.SEQUENCE_MEAN_TOKEN_MEAN:
-                share = 1 / len(tokens) / num_sequences
-            else:
-                share = 1 / scale / num_sequences
+    counts = counts_of(step.lengths)
+    columns = (field.tolist() for field in step.fields.values())
+    rows = iter([dict(zip(step.fields, row, strict=True)) for row in zip(*columns, strict=True)])
+    value, slopes, metrics = 0.0, [], {}
+    for (length,) in step.lengths:
+        tokens = list(islice(rows, length))
+        for token, term in zip(tokens, terms(tokens), strict=True):
+            share = {
+                Aggregation.TOKEN_MEAN: 1 / counts.tokens,
+                Aggregation.SEQUENCE_MEAN_TOKEN_MEAN: 1 / length / counts.sequences,
+                Aggregation.SEQUENCE_MEAN_TOKEN_SUM: 1 / scale / counts.sequences,
+            }[how]
             share *= token["weights"] if weighted else 1
             value += share * term.loss
-            slopes[t] = share * term.slope
+            slopes.append(share * term.slope)
             for name, number in term.metrics.items():
                 if name == "ratio_min":
                     metrics[name] = min(metrics.get(name, 1.0), number)
                 elif name == "ratio_max":
                     metrics[name] = max(metrics.get(name, 1.0), number)
                 else:
-                    metrics[name] = metrics.get(name, 0.0) + number / num_tokens
-        gradient.append(slopes)
+                    metrics[name] = metrics.get(name, 0.0) + number / counts.tokens
     if loss_metric is not None:
         metrics[loss_metric] = value
-    return Outcome(value, gradient, metrics)
+    exact = partial(torch.tensor, dtype=torch.float64)
+    shares = {name: exact(number) for name, number in metrics.items()}
+    return Outcome(exact(value), exact(slopes), shares)
 
 
 def policy_terms(kind: PolicyObjective, low: float, high: float, dual_clip: float | None) -> Terms:

@@ -11,17 +11,16 @@ from torch import Tensor
 
 from stages.algorithms.loss import Counts, Loss, Per
 from stages.algorithms.preference import KtoObjective, kto_baseline, kto_loss
-from tests.algorithms.pairs import (
+from tests.algorithms.layouts import (
     Lengths,
     MicroBatch,
-    assert_same,
+    assert_by_the_formula,
+    counts_of,
+    in_any_layout,
     num_tokens,
     outcome,
     random_field,
-    slopes,
-    splits,
     unit_lengths,
-    valid_units,
     whole,
 )
 
@@ -31,9 +30,9 @@ BASELINE = 0.6
 
 def shares_of(lengths: Lengths, reference: Tensor, desirable: list[bool], baseline: float):
     """A micro-batch's share of the step's loss and metrics."""
-    counts = Counts(num_tokens(lengths), len(valid_units(lengths)))
+    counts = counts_of(lengths)
 
-    def share(batch: MicroBatch, laid: Tensor) -> tuple[Loss, dict[str, Tensor]]:
+    def share(batch: MicroBatch, laid: Tensor) -> Loss:
         tokens = batch.tokens
         loss = kto_loss(
             tokens.by_sequence(laid),
@@ -45,7 +44,7 @@ def shares_of(lengths: Lengths, reference: Tensor, desirable: list[bool], baseli
             OBJECTIVE,
         )
         assert {metric.per for metric in loss.metrics.values()} == {Per.SEQUENCE}
-        return loss, {name: metric.share(counts) for name, metric in loss.metrics.items()}
+        return loss
 
     return share
 
@@ -93,8 +92,7 @@ def test_a_step_does_not_depend_on_its_layout(data, lengths, seed):
     logprobs, reference = (random_field(num_tokens(lengths), seed + n) for n in (0, 1))
     desirable = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
     share = shares_of(lengths, reference, desirable, BASELINE)
-    plain = outcome(whole(lengths, valid_units(lengths)), logprobs, share)
-    assert_same(plain, outcome(data.draw(splits(lengths)), logprobs, share))
+    in_any_layout(data, lengths, logprobs, share)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -108,17 +106,9 @@ def test_loss_gradient_and_metrics_are_those_of_the_paper(seed):
         sides = ([part.tolist() for part in side.split(sizes)] for side in (field, reference))
         return by_the_formula(*sides, desirable)
 
-    ours = outcome(whole(lengths), logprobs, shares_of(lengths, reference, desirable, BASELINE))
-    theirs = expected(logprobs)
-    assert float(ours.value) == pytest.approx(theirs.pop("loss"), abs=1e-12)
-    shares = {name: float(share) for name, share in ours.metrics.items()}
-    assert shares == pytest.approx(theirs, abs=1e-12)
-    torch.testing.assert_close(
-        ours.gradient,
-        slopes(lambda field: expected(field)["loss"], logprobs),
-        atol=1e-8,
-        rtol=1e-8,
-    )
+    share = shares_of(lengths, reference, desirable, BASELINE)
+    ours = outcome(whole(lengths), logprobs, counts_of(lengths), share)
+    assert_by_the_formula(ours, expected, logprobs)
 
 
 def test_at_the_baseline_a_response_pays_half_its_weight_and_moves_fastest():
@@ -151,7 +141,7 @@ def test_mean_rewards_of_each_side_follow_from_their_shares():
     lengths: Lengths = [(1,), (1,), (1,)]
     logprobs = torch.tensor([-1.0, -2.0, -6.0], dtype=torch.float64)
     share = shares_of(lengths, torch.full_like(logprobs, -3.0), [True, True, False], BASELINE)
-    metrics = outcome(whole(lengths), logprobs, share).metrics
+    metrics = outcome(whole(lengths), logprobs, counts_of(lengths), share).metrics
     good = float(metrics["desirable_share"])
     assert float(metrics["desirable_reward_share"]) / good == pytest.approx(0.4 * 1.5)
     assert float(metrics["undesirable_reward_share"]) / (1 - good) == pytest.approx(0.4 * -3)

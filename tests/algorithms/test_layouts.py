@@ -3,24 +3,34 @@
 Each is compared, value, gradient and metrics, with plain loops over the sequences.
 """
 
-import random
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from stages.algorithms.kl import kl_loss
-from stages.algorithms.loss import Counts, Loss, LossAggregation
+from stages.algorithms.loss import Counts, Loss, LossAggregation, Tokens
 from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
 from stages.algorithms.value_loss import value_loss
 from stages.contracts.objectives import Aggregation, KlEstimator, PolicyObjective
-from tests.algorithms.ragged import Batch, Outcome, Step, layouts, outcome, plain, steps
+from tests.algorithms.layouts import (
+    MicroBatch,
+    Outcome,
+    assert_same,
+    counts_of,
+    outcome,
+    splits,
+    whole,
+)
 from tests.algorithms.reference import (
+    Step,
     entropy_terms,
     kl_terms,
     policy_terms,
     reference,
+    steps,
     value_terms,
 )
 
@@ -34,96 +44,94 @@ OBJECTIVES = [
     (PolicyObjective.CISPO, None),
     (PolicyObjective.GRADIENT, None),
 ]
+Column = Callable[[str], Tensor]
 
 everywhere = settings(max_examples=20, deadline=None)
 aggregations = pytest.mark.parametrize("how", Aggregation)
 
 
-@dataclass(frozen=True)
-class Policy:
-    objective: Objective
-    weighted: bool
+def check(
+    data: st.DataObject,
+    step: Step,
+    leaf: str,
+    loss: Callable[[Column, Tokens, Counts], Loss],
+    expected: Outcome,
+) -> None:
+    """A loss of laid out columns, and its gradient by one of them, in several layouts."""
+    counts = counts_of(step.lengths)
 
-    def __call__(self, batch: Batch, counts: Counts) -> Loss:
-        columns = batch.tensors
-        return policy_loss(
-            columns["logprobs"],
-            columns["old_logprobs"],
-            columns["advantages"],
-            batch.tokens,
-            counts,
-            self.objective,
-            weights=columns["weights"] if self.weighted else None,
-        )
+    def share(batch: MicroBatch, laid: Tensor) -> Loss:
+        def column(name: str) -> Tensor:
+            return laid if name == leaf else batch.lay(step.fields[name])
 
+        return loss(column, batch.tokens, counts)
 
-def _check(step: Step, seed: int, loss, leaf: str, *others: str, expected: Outcome) -> None:
-    step = step.only(leaf, *others)
-    outcome(step, plain(step), loss, leaf).assert_equals(expected, "one padded batch")
-    for name, layout in layouts(step, random.Random(seed)):
-        outcome(step, layout, loss, leaf).assert_equals(expected, name)
+    for split in (whole(step.lengths), *(data.draw(splits(step.lengths)) for _ in range(3))):
+        assert_same(outcome(split, step.fields[leaf], counts, share), expected)
 
 
 @aggregations
 @pytest.mark.parametrize(("kind", "dual_clip"), OBJECTIVES)
-@given(step=steps(), seed=st.integers(0, 2**32), weighted=st.booleans())
+@given(data=st.data(), step=steps(), weighted=st.booleans())
 @everywhere
-def test_the_policy_loss_is_the_papers_in_every_layout(step, seed, kind, dual_clip, weighted, how):
-    loss = Policy(Objective(kind, LOW, HIGH, dual_clip, LossAggregation(how, SCALE)), weighted)
+def test_the_policy_loss_is_the_papers_in_every_layout(data, step, kind, dual_clip, weighted, how):
+    objective = Objective(kind, LOW, HIGH, dual_clip, LossAggregation(how, SCALE))
+
+    def loss(column: Column, tokens: Tokens, counts: Counts) -> Loss:
+        return policy_loss(
+            column("logprobs"),
+            column("old_logprobs"),
+            column("advantages"),
+            tokens,
+            counts,
+            objective,
+            weights=column("weights") if weighted else None,
+        )
+
     terms = policy_terms(kind, LOW, HIGH, dual_clip)
     expected = reference(step, terms, how, SCALE, loss_metric="policy_loss", weighted=weighted)
-    others = ["old_logprobs", "advantages", *["weights"] * weighted]
-    _check(step, seed, loss, "logprobs", *others, expected=expected)
+    check(data, step, "logprobs", loss, expected)
 
 
 @aggregations
 @pytest.mark.parametrize("estimator", KlEstimator)
-@given(step=steps(), seed=st.integers(0, 2**32))
+@given(data=st.data(), step=steps())
 @everywhere
-def test_the_kl_loss_is_the_papers_in_every_layout(step, seed, estimator, how):
-    def loss(batch: Batch, counts: Counts) -> Loss:
-        columns = batch.tensors
+def test_the_kl_loss_is_the_papers_in_every_layout(data, step, estimator, how):
+    def loss(column: Column, tokens: Tokens, counts: Counts) -> Loss:
         return kl_loss(
-            columns["logprobs"],
-            columns["old_logprobs"],
-            columns["ref_logprobs"],
-            batch.tokens,
+            column("logprobs"),
+            column("old_logprobs"),
+            column("ref_logprobs"),
+            tokens,
             counts,
             estimator,
             LossAggregation(how, SCALE),
         )
 
     expected = reference(step, kl_terms(estimator), how, SCALE, loss_metric="kl_loss")
-    _check(step, seed, loss, "logprobs", "old_logprobs", "ref_logprobs", expected=expected)
+    check(data, step, "logprobs", loss, expected)
 
 
 @aggregations
-@given(step=steps(), seed=st.integers(0, 2**32))
+@given(data=st.data(), step=steps())
 @everywhere
-def test_the_entropy_bonus_is_the_same_in_every_layout(step, seed, how):
-    def loss(batch: Batch, counts: Counts) -> Loss:
-        aggregation = LossAggregation(how, SCALE)
-        return entropy_bonus(batch.tensors["entropies"], batch.tokens, counts, aggregation)
+def test_the_entropy_bonus_is_the_same_in_every_layout(data, step, how):
+    def loss(column: Column, tokens: Tokens, counts: Counts) -> Loss:
+        return entropy_bonus(column("entropies"), tokens, counts, LossAggregation(how, SCALE))
 
-    expected = reference(step, entropy_terms, how, SCALE)
-    _check(step, seed, loss, "entropies", expected=expected)
+    check(data, step, "entropies", loss, reference(step, entropy_terms, how, SCALE))
 
 
 @pytest.mark.parametrize("clip", [None, 0.3])
-@given(step=steps(), seed=st.integers(0, 2**32))
+@given(data=st.data(), step=steps())
 @everywhere
-def test_the_value_loss_is_the_papers_in_every_layout(step, seed, clip):
-    def loss(batch: Batch, counts: Counts) -> Loss:
-        columns = batch.tensors
+def test_the_value_loss_is_the_papers_in_every_layout(data, step, clip):
+    def loss(column: Column, tokens: Tokens, counts: Counts) -> Loss:
         return value_loss(
-            columns["values"],
-            columns["old_values"],
-            columns["returns"],
-            batch.tokens,
-            counts,
-            clip=clip,
+            column("values"), column("old_values"), column("returns"), tokens, counts, clip=clip
         )
 
     how = Aggregation.TOKEN_MEAN
     expected = reference(step, value_terms(clip), how, loss_metric="value_loss")
-    _check(step, seed, loss, "values", "old_values", "returns", expected=expected)
+    check(data, step, "values", loss, expected)

@@ -8,16 +8,13 @@ from torch import Tensor
 
 from stages.algorithms.loss import Counts, Loss, Per, Tokens
 from stages.algorithms.nll import nll_loss
-from tests.algorithms.pairs import (
+from tests.algorithms.layouts import (
     MicroBatch,
-    assert_same,
+    counts_of,
+    in_any_layout,
     num_tokens,
-    outcome,
     random_field,
-    splits,
     unit_lengths,
-    valid_units,
-    whole,
 )
 
 
@@ -42,14 +39,13 @@ def test_the_counts_are_those_of_the_step_not_of_the_micro_batch():
 def test_a_step_does_not_depend_on_its_layout(data, lengths, seed):
     logprobs = random_field(num_tokens(lengths), seed)
     entropies = random_field(num_tokens(lengths), seed + 1).abs()
-    counts = Counts(num_tokens(lengths), len(valid_units(lengths)))
+    counts = counts_of(lengths)
 
-    def share(batch: MicroBatch, laid: Tensor) -> tuple[Loss, dict[str, Tensor]]:
+    def share(batch: MicroBatch, laid: Tensor) -> Loss:
         loss = nll_loss(laid, batch.lay(entropies), batch.tokens, counts)
-        return loss, {name: metric.share(counts) for name, metric in loss.metrics.items()}
+        return loss
 
-    plain = outcome(whole(lengths, valid_units(lengths)), logprobs, share)
-    assert_same(plain, outcome(data.draw(splits(lengths)), logprobs, share))
+    plain = in_any_layout(data, lengths, logprobs, share)
     torch.testing.assert_close(plain.value, -logprobs.mean())
     torch.testing.assert_close(plain.gradient, torch.full_like(logprobs, -1 / len(logprobs)))
     torch.testing.assert_close(plain.metrics["entropy"], entropies.mean())

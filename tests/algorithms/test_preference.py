@@ -12,15 +12,14 @@ from torch import Tensor
 from stages.algorithms.loss import Counts, Loss, Per, Tokens
 from stages.algorithms.preference import PairLogprobs, PreferenceObjective, preference_loss
 from stages.contracts.objectives import REFERENCE_FREE, PreferenceLoss
-from tests.algorithms.pairs import (
+from tests.algorithms.layouts import (
     Lengths,
     MicroBatch,
-    assert_same,
+    assert_by_the_formula,
+    in_any_layout,
     num_tokens,
     outcome,
     random_field,
-    slopes,
-    splits,
     unit_lengths,
     valid_units,
     whole,
@@ -98,7 +97,7 @@ def by_the_formula(
     return {"loss": losses / len(policy) + weight * means["chosen_nll"], **means}
 
 
-def counts_of(lengths: Lengths) -> Counts:
+def pair_counts(lengths: Lengths) -> Counts:
     """The valid pairs of the step and the tokens of their chosen responses."""
     valid = valid_units(lengths)
     return Counts(sum(lengths[unit][0] for unit in valid), len(valid))
@@ -106,9 +105,9 @@ def counts_of(lengths: Lengths) -> Counts:
 
 def shares_of(kind: PreferenceLoss, lengths: Lengths, reference: Tensor):
     """A micro-batch's share of the step's loss and metrics."""
-    counts = counts_of(lengths)
+    counts = pair_counts(lengths)
 
-    def share(batch: MicroBatch, laid: Tensor) -> tuple[Loss, dict[str, Tensor]]:
+    def share(batch: MicroBatch, laid: Tensor) -> Loss:
         loss = preference_loss(
             PairLogprobs.from_tokens(laid, batch.tokens),
             PairLogprobs.from_tokens(batch.lay(reference), batch.tokens),
@@ -116,7 +115,7 @@ def shares_of(kind: PreferenceLoss, lengths: Lengths, reference: Tensor):
             PreferenceObjective(kind, **SETTINGS),
         )
         assert {name: metric.per for name, metric in loss.metrics.items()} == METRICS
-        return loss, {name: metric.share(counts) for name, metric in loss.metrics.items()}
+        return loss
 
     return share
 
@@ -154,8 +153,7 @@ def value_and_slopes(
 def test_a_step_does_not_depend_on_its_layout(kind, data, lengths, seed):
     logprobs = random_field(num_tokens(lengths), seed)
     share = shares_of(kind, lengths, random_field(num_tokens(lengths), seed + 1))
-    plain = outcome(whole(lengths, valid_units(lengths)), logprobs, share)
-    assert_same(plain, outcome(data.draw(splits(lengths)), logprobs, share))
+    in_any_layout(data, lengths, logprobs, share, counts=pair_counts(lengths))
 
 
 @pytest.mark.parametrize("kind", PAIRED)
@@ -168,18 +166,9 @@ def test_losses_gradients_and_metrics_are_those_of_the_papers(kind, seed):
         pairs = as_lists(field, lengths), as_lists(reference, lengths)
         return by_the_formula(kind, *pairs, **SETTINGS)
 
-    ours = outcome(whole(lengths), logprobs, shares_of(kind, lengths, reference))
-    theirs = expected(logprobs)
-    assert float(ours.value) == pytest.approx(theirs.pop("loss"), abs=1e-12)
-    assert {name: float(share) for name, share in ours.metrics.items()} == pytest.approx(
-        theirs, abs=1e-12
-    )
-    torch.testing.assert_close(
-        ours.gradient,
-        slopes(lambda field: expected(field)["loss"], logprobs),
-        atol=1e-8,
-        rtol=1e-8,
-    )
+    share = shares_of(kind, lengths, reference)
+    ours = outcome(whole(lengths), logprobs, pair_counts(lengths), share)
+    assert_by_the_formula(ours, expected, logprobs)
 
 
 @pytest.mark.parametrize(

@@ -20,19 +20,18 @@ from stages.algorithms.reward_loss import (
 from stages.contracts.objectives import StepReward
 from stages.data.batching import collate
 from stages.rewards.model import RewardRule
-from tests.algorithms.pairs import (
+from tests.algorithms.layouts import (
     LAYOUTS,
     Layout,
     Lengths,
     MicroBatch,
-    assert_same,
+    assert_by_the_formula,
+    counts_of,
+    in_any_layout,
     num_tokens,
     outcome,
     random_field,
-    slopes,
-    splits,
     unit_lengths,
-    valid_units,
     whole,
 )
 
@@ -40,15 +39,11 @@ ONE_ROW_A_PAIR = LAYOUTS.filter(lambda layout: layout.style != "packed")
 """The two responses of a pair are compared column by column."""
 
 
-def metrics_of(loss: Loss, counts: Counts) -> dict[str, Tensor]:
-    return {name: metric.share(counts) for name, metric in loss.metrics.items()}
-
-
 def pair_shares(lengths: Lengths, margins: Tensor, last_only: bool):
     """A micro-batch's share; the field holds the chosen and rejected score at each token."""
-    counts = Counts(num_tokens(lengths), len(valid_units(lengths)))
+    counts = counts_of(lengths)
 
-    def share(batch: MicroBatch, laid: Tensor) -> tuple[Loss, dict[str, Tensor]]:
+    def share(batch: MicroBatch, laid: Tensor) -> Loss:
         mask = batch.tokens.mask.double()
         loss = bradley_terry_loss(
             laid[..., 0],
@@ -59,7 +54,7 @@ def pair_shares(lengths: Lengths, margins: Tensor, last_only: bool):
             margins=margins[batch.units],
         )
         assert {metric.per for metric in loss.metrics.values()} == {Per.SEQUENCE}
-        return loss, metrics_of(loss, counts)
+        return loss
 
     return share
 
@@ -96,8 +91,7 @@ def test_a_step_of_pairs_does_not_depend_on_its_layout(last_only, data, lengths,
     margins = random_field(len(lengths), seed + 1)
     margins[[unit for unit, (length,) in enumerate(lengths) if not length]] = math.nan
     share = pair_shares(lengths, margins, last_only)
-    plain = outcome(whole(lengths, valid_units(lengths)), scores, share)
-    assert_same(plain, outcome(data.draw(splits(lengths, ONE_ROW_A_PAIR)), scores, share))
+    in_any_layout(data, lengths, scores, share, layouts=ONE_ROW_A_PAIR)
 
 
 @pytest.mark.parametrize("last_only", [False, True])
@@ -109,13 +103,9 @@ def test_bradley_terry_is_that_of_a_plain_loop(last_only, seed):
     def expected(field: Tensor) -> dict[str, float]:
         return bradley_terry_by_the_formula(field, lengths, margins, last_only)
 
-    ours = outcome(whole(lengths), scores, pair_shares(lengths, margins, last_only))
-    theirs = expected(scores)
-    assert float(ours.value) == pytest.approx(theirs.pop("loss"), abs=1e-12)
-    assert {name: float(share) for name, share in ours.metrics.items()} == pytest.approx(theirs)
-    torch.testing.assert_close(
-        ours.gradient, slopes(lambda f: expected(f)["loss"], scores), atol=1e-8, rtol=1e-8
-    )
+    share = pair_shares(lengths, margins, last_only)
+    ours = outcome(whole(lengths), scores, counts_of(lengths), share)
+    assert_by_the_formula(ours, expected, scores)
 
 
 def test_bradley_terry_is_the_log_likelihood_of_the_preference():
@@ -165,13 +155,11 @@ def test_a_step_of_ratings_does_not_depend_on_its_layout(data, num, seed):
     scores, ratings = random_field(num, seed), random_field(num, seed + 1)
     counts = Counts(num, num)
 
-    def share(batch: MicroBatch, laid: Tensor) -> tuple[Loss, dict[str, Tensor]]:
+    def share(batch: MicroBatch, laid: Tensor) -> Loss:
         loss = regression_loss(laid[:, 0], ratings[batch.units], counts)
-        return loss, metrics_of(loss, counts)
+        return loss
 
-    plain = outcome(whole(lengths), scores, share)
-    rows = st.just(Layout())
-    assert_same(plain, outcome(data.draw(splits(lengths, rows)), scores, share))
+    plain = in_any_layout(data, lengths, scores, share, layouts=st.just(Layout()))
     errors = [a - b for a, b in zip(scores.tolist(), ratings.tolist(), strict=True)]
     assert float(plain.value) == pytest.approx(sum(e * e for e in errors) / num)
     assert plain.gradient.tolist() == pytest.approx([2 * error / num for error in errors])
@@ -180,12 +168,12 @@ def test_a_step_of_ratings_does_not_depend_on_its_layout(data, num, seed):
 
 
 def step_shares(lengths: Lengths, labels: Tensor):
-    counts = Counts(num_tokens(lengths), len(valid_units(lengths)))
+    counts = counts_of(lengths)
 
-    def share(batch: MicroBatch, laid: Tensor) -> tuple[Loss, dict[str, Tensor]]:
+    def share(batch: MicroBatch, laid: Tensor) -> Loss:
         loss = process_loss(laid, batch.lay(labels), batch.tokens, counts)
         assert loss.metrics["step_accuracy"].per is Per.TOKEN
-        return loss, metrics_of(loss, counts)
+        return loss
 
     return share
 
@@ -197,8 +185,7 @@ def test_a_step_of_labelled_steps_does_not_depend_on_its_layout(dtype, data, len
     scores = random_field(num_tokens(lengths), seed) + 1.5
     labels = (random_field(num_tokens(lengths), seed + 1) > -1.5).to(dtype)
     share = step_shares(lengths, labels)
-    plain = outcome(whole(lengths, valid_units(lengths)), scores, share)
-    assert_same(plain, outcome(data.draw(splits(lengths)), scores, share))
+    plain = in_any_layout(data, lengths, scores, share)
     loss, num_right, gradient = 0.0, 0, []
     for score, label in zip(scores.tolist(), labels.tolist(), strict=True):
         right = 1 / (1 + math.exp(-score))

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.algorithms.loss import Loss, Tokens
+from stages.algorithms.loss import Counts, Loss, Per, Tokens
 
 Lengths = list[tuple[int, ...]]
 """The number of tokens of each sequence of each unit."""
@@ -115,30 +116,57 @@ def whole(lengths: Lengths, units: Sequence[int] | None = None) -> Split:
     return [[MicroBatch(list(units), Layout(), lengths)]]
 
 
-def outcome(
-    split: Split,
-    field: Tensor,
-    share: Callable[[MicroBatch, Tensor], tuple[Loss, dict[str, Tensor]]],
-) -> Outcome:
-    """Add up the shares of a step and the gradient of `field`, which nothing masked may reach.
+Share = Callable[[MicroBatch, Tensor], Loss]
+"""A micro-batch's share of a step's loss, given a field that is laid out in it."""
 
-    `share` is given a micro-batch and the field laid out in it.
-    """
-    value, metrics = torch.zeros((), dtype=torch.float64), {}
-    gradient = torch.zeros_like(field)
-    for rank in split:
+
+def outcome(split: Split, field: Tensor, counts: Counts, share: Share) -> Outcome:
+    """Add up the shares of a step and the gradient of `field`, which nothing masked may reach."""
+    value, gradient = torch.zeros((), dtype=torch.float64), torch.zeros_like(field)
+    metrics: dict[str, Tensor] = {}
+    for batch in (batch for rank in split for batch in rank):
         leaf = field.clone().requires_grad_()
-        for batch in rank:
-            laid = batch.lay(leaf)
-            laid.retain_grad()
-            loss, shares = share(batch, laid)
-            loss.value.backward()
-            assert not laid.grad[~batch.tokens.mask].any(), "a gradient into a masked entry"
-            value = value + loss.value.detach()
-            for name, part in shares.items():
-                metrics[name] = metrics.get(name, 0.0) + part
-        gradient += leaf.grad if leaf.grad is not None else 0.0
+        laid = batch.lay(leaf)
+        laid.retain_grad()
+        loss = share(batch, laid)
+        loss.value.backward()
+        assert not laid.grad[~batch.tokens.mask].any(), "a gradient into a masked entry"
+        value = value + loss.value.detach()
+        gradient += leaf.grad
+        for name, metric in loss.metrics.items():
+            add = {Per.MIN: torch.minimum, Per.MAX: torch.maximum}.get(metric.per, torch.add)
+            part = metric.share(counts)
+            metrics[name] = add(metrics[name], part) if name in metrics else part
     return Outcome(value, gradient, metrics)
+
+
+def in_any_layout(
+    data: st.DataObject,
+    lengths: Lengths,
+    field: Tensor,
+    share: Share,
+    *,
+    counts: Counts | None = None,
+    layouts: st.SearchStrategy["Layout"] | None = None,
+) -> Outcome:
+    """What a step amounts to plainly padded, and in another split, which has to be the same."""
+    counts = counts or counts_of(lengths)
+    plain = outcome(whole(lengths, valid_units(lengths)), field, counts, share)
+    split = data.draw(splits(lengths, layouts or LAYOUTS))
+    assert_same(plain, outcome(split, field, counts, share))
+    return plain
+
+
+def assert_by_the_formula(
+    ours: Outcome, formula: Callable[[Tensor], dict[str, float]], field: Tensor
+) -> None:
+    """`formula` gives the loss and the metrics; its slopes are the gradient."""
+    theirs = formula(field)
+    assert float(ours.value) == pytest.approx(theirs.pop("loss"), abs=1e-12)
+    shares = {name: float(share) for name, share in ours.metrics.items()}
+    assert shares == pytest.approx(theirs, abs=1e-12)
+    expected = slopes(lambda at: formula(at)["loss"], field)
+    torch.testing.assert_close(ours.gradient, expected, atol=1e-8, rtol=1e-8)
 
 
 def assert_same(a: Outcome, b: Outcome) -> None:
@@ -182,6 +210,11 @@ def unit_lengths(sides: int) -> st.SearchStrategy[Lengths]:
 def valid_units(lengths: Lengths) -> list[int]:
     """The units that count: those of which every sequence has a token."""
     return [number for number, unit in enumerate(lengths) if all(unit)]
+
+
+def counts_of(lengths: Lengths) -> Counts:
+    """All tokens, and the units that count."""
+    return Counts(num_tokens(lengths), len(valid_units(lengths)))
 
 
 def num_tokens(lengths: Lengths) -> int:
