@@ -37,9 +37,13 @@ def run(
             load_policy, inputs["policy"], ctx.loads_on, config.lora, ctx.seed
         )
         if unpaired:
-            weights = (params.desirable_weight, params.undesirable_weight)
-            of_kto = KtoObjective(params.beta, *weights)
-            work = kto(policy, rated, other_completions(rated), ctx.device, of_kto)
+            work = kto(
+                policy,
+                rated,
+                other_completions(rated),
+                ctx.device,
+                KtoObjective(params.beta, params.desirable_weight, params.undesirable_weight),
+            )
         else:
             objective = PreferenceObjective(
                 params.loss,

@@ -17,6 +17,11 @@ from tests.models.rendering import prompt_ids, response_ids
 EOT, EOM = "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"
 
 
+@pytest.fixture
+def file(tmp_path):
+    return write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+
+
 def test_the_tokenizer_is_the_files_with_its_ends_and_a_padding_of_its_own(tmp_path):
     write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
     returned = convert(tmp_path / "given", tmp_path / "base")
@@ -38,9 +43,8 @@ def test_the_tokenizer_is_the_files_with_its_ends_and_a_padding_of_its_own(tmp_p
     assert decoder.text(response) == "hello ✓"
 
 
-def test_the_ends_are_the_files_even_where_the_converter_takes_others(tmp_path, monkeypatch):
+def test_the_ends_are_the_files_even_where_the_converter_takes_others(file, tmp_path, monkeypatch):
     """As older versions of transformers do; the installed one does not."""
-    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
     plain = AutoTokenizer.from_pretrained
 
     def mistaken(*args, **options):
@@ -54,8 +58,7 @@ def test_the_ends_are_the_files_even_where_the_converter_takes_others(tmp_path, 
     assert config["eos_token_id"] == 2
 
 
-def test_a_template_of_choice_takes_the_place_of_the_files(tmp_path):
-    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+def test_a_template_of_choice_takes_the_place_of_the_files(file, tmp_path):
     params = ModelParams(source="folder", chat_template="plain")
     tokenizer = convert(file, tmp_path / "base", params=params)
     assert tokenizer.decode(prompt_ids(tokenizer, "hi")) == "<|im_start|>hi"
@@ -93,8 +96,7 @@ def test_ends_that_transformers_knows_of_an_architecture_are_kept(tmp_path, monk
     assert end_ids(load_policy(tmp_path / "base")) == {2, 7}
 
 
-def test_the_end_of_another_model_is_none_where_a_file_names_no_end(tmp_path):
-    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+def test_the_end_of_another_model_is_none_where_a_file_names_no_end(file, tmp_path):
     own = convert(file, tmp_path / "own")
     own.eos_token = "<|endoftext|>"
     own.save_pretrained(file.parent)
@@ -111,8 +113,7 @@ def lone_tokenizer(folder: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_what_a_lone_tokenizer_does_not_say_the_file_does(tmp_path):
-    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+def test_what_a_lone_tokenizer_does_not_say_the_file_does(file, tmp_path):
     lone_tokenizer(file.parent, tmp_path)
     returned = convert(file.parent, tmp_path / "base")
     saved = AutoTokenizer.from_pretrained(tmp_path / "base")
@@ -125,8 +126,7 @@ def test_what_a_lone_tokenizer_does_not_say_the_file_does(tmp_path):
     assert end_ids(load_policy(tmp_path / "base")) == {2}
 
 
-def test_what_a_given_tokenizer_says_itself_is_kept(tmp_path):
-    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+def test_what_a_given_tokenizer_says_itself_is_kept(file, tmp_path):
     own = convert(file, tmp_path / "own")
     own.eos_token = own.pad_token = "<|endoftext|>"
     own.chat_template = TEMPLATE.replace("<|im_end|>", "<|endoftext|>")
@@ -137,8 +137,7 @@ def test_what_a_given_tokenizer_says_itself_is_kept(tmp_path):
     assert end_ids(load_policy(tmp_path / "base")) == {0, 2}
 
 
-def test_a_given_tokenizer_that_numbers_tokens_otherwise_is_refused(tmp_path):
-    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+def test_a_given_tokenizer_that_numbers_tokens_otherwise_is_refused(file, tmp_path):
     path = lone_tokenizer(file.parent, tmp_path)
     text = path.read_text()
     values = json.loads(text)
@@ -173,8 +172,7 @@ def test_fillers_and_the_sign_for_a_space_are_no_difference(tmp_path):
     assert len(convert(given, tmp_path / "base")) == len(TOKENS) - 1
 
 
-def test_a_tokenizer_that_cannot_be_converted_is_asked_for(tmp_path):
-    file = write_gguf(tmp_path / "given" / "tiny.gguf", tiny_llama())
+def test_a_tokenizer_that_cannot_be_converted_is_asked_for(file, tmp_path):
     lone_tokenizer(file.parent, tmp_path)
     write_gguf(file, tiny_llama(), metadata={"tokenizer.ggml.model": "new"})
     convert(file, tmp_path / "base")

@@ -38,8 +38,12 @@ def change_json(path, **changes):
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
 
 
-def test_only_what_a_run_needs_is_copied_and_the_bytes_repeat(tmp_path):
-    given = write_family(tmp_path / "given", "llama")
+@pytest.fixture
+def given(tmp_path):
+    return write_family(tmp_path / "given", "llama")
+
+
+def test_only_what_a_run_needs_is_copied_and_the_bytes_repeat(given, tmp_path):
     (given / "README.md").write_text("---\nlicense: mit\n---\n")
     (given / "pytorch_model.bin").write_bytes(b"a pickle beside the safetensors")
     (given / ".git").mkdir()
@@ -54,15 +58,13 @@ def test_only_what_a_run_needs_is_copied_and_the_bytes_repeat(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth"])
-def test_pickled_weights_are_refused_with_what_to_do(tmp_path, name):
-    given = write_family(tmp_path / "given", "llama")
+def test_pickled_weights_are_refused_with_what_to_do(given, tmp_path, name):
     (given / "model.safetensors").rename(given / name)
     with pytest.raises(StageError, match=rf"{name}, a pickle.*save_pretrained\(new_folder\)"):
         take(given, tmp_path / "base")
 
 
-def test_a_folder_that_was_not_copied_to_its_end_is_refused_by_file(tmp_path):
-    given = write_family(tmp_path / "given", "llama")
+def test_a_folder_that_was_not_copied_to_its_end_is_refused_by_file(given, tmp_path):
     weights = given / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-8])
@@ -81,8 +83,7 @@ def test_a_folder_that_was_not_copied_to_its_end_is_refused_by_file(tmp_path):
             take(given, tmp_path / "config")
 
 
-def test_an_adapter_without_its_base_is_refused(tmp_path):
-    given = write_family(tmp_path / "given", "llama")
+def test_an_adapter_without_its_base_is_refused(given, tmp_path):
     (given / "model.safetensors").rename(given / "adapter_model.safetensors")
     with pytest.raises(StageError, match="an adapter alone: merge it into its base"):
         take(given, tmp_path / "base")
@@ -110,8 +111,7 @@ def test_models_that_are_no_text_decoders_are_refused_by_name(tmp_path):
         take(small, tmp_path / "base")
 
 
-def test_tokenizer_and_model_have_to_agree(tmp_path):
-    given = write_family(tmp_path / "given", "llama")
+def test_tokenizer_and_model_have_to_agree(given, tmp_path):
     with pytest.raises(StageError, match=r"max_length is 65, .* context of 64 tokens"):
         take(given, tmp_path / "a", max_length=65)
     change_json(given / "config.json", vocab_size=20)
@@ -160,8 +160,7 @@ def test_a_slow_tokenizer_becomes_a_fast_one(tmp_path):
     assert len(CHARACTERS) + len(SPECIAL) + len(MERGES) == len(TOKENS)
 
 
-def test_without_a_chat_template_one_is_asked_for_and_taken(tmp_path):
-    given = write_family(tmp_path / "given", "llama")
+def test_without_a_chat_template_one_is_asked_for_and_taken(given, tmp_path):
     (given / "chat_template.jinja").unlink()
     with pytest.raises(StageError, match=r"set model\.chat_template to plain, chatml, or"):
         take(given, tmp_path / "a")
@@ -180,8 +179,7 @@ def test_without_a_chat_template_one_is_asked_for_and_taken(tmp_path):
     assert saved.decode(prompt_ids(saved, "a+b")) == "a+b?"
 
 
-def test_a_template_that_never_asks_the_assistant_to_speak_is_refused(tmp_path):
-    given = write_family(tmp_path / "given", "llama")
+def test_a_template_that_never_asks_the_assistant_to_speak_is_refused(given, tmp_path):
     named = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + eos_token }}{% endfor %}"
     (given / "named.jinja").write_text(named)
     with pytest.raises(StageError, match=r"writes 'assistant: ' before what the assistant says"):
@@ -194,8 +192,7 @@ def test_a_template_that_never_asks_the_assistant_to_speak_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "template", ["Hello.", "{{ bos_token }}{% for m in messages %}{{ m['text'] }}{% endfor %}"]
 )
-def test_a_template_that_writes_nothing_of_what_is_said_is_refused(tmp_path, template):
-    given = write_family(tmp_path / "given", "llama")
+def test_a_template_that_writes_nothing_of_what_is_said_is_refused(given, tmp_path, template):
     (given / "deaf.jinja").write_text(template)
     with pytest.raises(StageError, match=r"model\.folder .* whatever the user says, so all rows"):
         take(given, tmp_path / "base", chat_template="deaf.jinja")
@@ -277,8 +274,7 @@ def test_a_model_without_a_classifier_of_its_own_gets_a_critic_that_goes_on(runn
     assert critic.score.weight.any(), "the head has learnt"
 
 
-def test_classes_that_transformers_has_itself_are_taken_instead_of_a_folders_own(tmp_path):
-    given = write_family(tmp_path / "given", "llama")
+def test_classes_that_transformers_has_itself_are_taken_instead_of_a_folders_own(given, tmp_path):
     (given / "modeling_llama.py").write_text("raise SystemExit('never to be run')\n")
     change_json(
         given / "config.json", auto_map={"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}

@@ -19,7 +19,7 @@ from stages.engines.generation import resident_sampler
 from stages.engines.generation.resident_sampler import ResidentSampler
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models import loaders
-from stages.engines.models.classifiers import load_classifier
+from stages.engines.models.loaders import load_classifier
 from stages.engines.training.journal import Journal
 from tests.models.test_reward_folders import write_classifier
 from tests.stages import conftest

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from stages.context import Context, StageError
 from stages.engines.models.lora import unwrapped
-from stages.engines.processes.deepspeed_engine import connected
+from stages.engines.processes.deepspeed_engine import connect
 from stages.engines.processes.ranks import Ranks
 
 
@@ -84,7 +84,7 @@ def share_rows(ctx: Context, ranks: Ranks, model: Any) -> None:
             "key/value heads can neither be shared out nor copied evenly; choose a number that "
             "divides them, or a multiple"
         )
-    connected(ctx)
+    connect(ctx)
     if ranks.shared is None:
         ranks.shared = _make_groups(ranks.world, ctx.sequence_parallel)
     _groups[plain] = Group(ranks.shared, ctx.sequence_parallel)

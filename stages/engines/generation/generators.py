@@ -1,5 +1,6 @@
 """The choice of a generator: by device and size, or named in params."""
 
+import math
 from contextlib import AbstractContextManager, closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,8 +56,5 @@ def num_weights(folder: Path) -> int:
     for path in sorted(folder.rglob("*.safetensors")):
         with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
             for name in file.keys():  # noqa: SIM118
-                size = 1
-                for width in file.get_slice(name).get_shape():
-                    size *= width
-                total += size
+                total += math.prod(file.get_slice(name).get_shape())
     return total

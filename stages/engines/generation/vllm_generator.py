@@ -46,8 +46,8 @@ from stages.engines.generation.generator import (
     check_context,
 )
 from stages.engines.generation.vllm_worker import Checked
-from stages.engines.models.folders import content_hash, folder_hash, load_policy
-from stages.engines.models.lora import BASE, is_adapter_folder
+from stages.engines.models.folders import content_hash, folder_hash, load_policy, stored_end_ids
+from stages.engines.models.lora import is_adapter_folder
 from stages.engines.models.own_code import may_run
 
 SETTINGS = {
@@ -120,7 +120,7 @@ class VllmGenerator:
                 self._start(plain)
             self._forget()
             self._check(plain)
-        self._ends = _ends(folder)
+        self._ends = stored_end_ids(folder)
         self.policy_hash = policy_hash
 
     def generate(
@@ -246,7 +246,7 @@ class VllmGenerator:
         if apart and self._num_workers == 1:
             self._llm.collective_rpc("end_with", args=(os.getpid(),))
         self._config = _config(folder)
-        self._ends = _ends(folder)
+        self._ends = stored_end_ids(folder)
 
     def _set_variables(self) -> bool:
         """For vLLM to read; whether they give its engine a process of its own."""
@@ -315,17 +315,6 @@ def _plain(folder: Path, precision: Precision) -> Iterator[tuple[Path, str]]:
 def _config(folder: Path) -> dict[str, Any]:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}
-
-
-def _ends(folder: Path) -> frozenset[int]:
-    """The tokens that end a response, as `end_ids` of the loaded model has them."""
-    weights = folder / BASE if is_adapter_folder(folder) else folder
-    known: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        if (weights / name).is_file():
-            eos = json.loads((weights / name).read_text(encoding="utf-8")).get("eos_token_id")
-            known.update([eos] if isinstance(eos, int) else eos or [])
-    return frozenset(known)
 
 
 def _context(folder: Path, options: dict[str, Any]) -> int:

@@ -4,7 +4,6 @@ Whoever starts it leaves the weights as they are until the hash is there. From a
 to memory that is set aside once, in a stream of their own: the model need not wait for it.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -36,7 +35,9 @@ class BackgroundHash:
             weights = list(named_weights(model))
 
         def hashed() -> str:
-            return hash_of_weights(_once(copied, weights))
+            if copied is not None:
+                copied.synchronize()
+            return hash_of_weights(weights)
 
         self._hash = self._thread.submit(hashed)
 
@@ -57,9 +58,3 @@ class BackgroundHash:
         if name not in self._copies:
             self._copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=True)
         return self._copies[name].copy_(tensor, non_blocking=True)
-
-
-def _once(copied: Any, weights: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    if copied is not None:
-        copied.synchronize()
-    yield from weights

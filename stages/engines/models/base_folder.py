@@ -15,6 +15,7 @@ from stages.contracts.model import ModelParams
 from stages.contracts.precision import Precision
 from stages.data.artifacts import set_modes
 from stages.data.chat_templates import check_it_asks, check_it_reads, choose_template
+from stages.engines.models.folders import stored_end_ids
 from stages.engines.models.gguf_file import convert_gguf, find_gguf
 from stages.engines.models.given_folder import ModelKind, check_folder, copy_folder
 
@@ -86,7 +87,7 @@ def _is_stored(tokenizer: Any, folder: Path) -> bool:
 
 def _check_agreement(tokenizer: Any, max_length: int, folder: Path, where: str) -> None:
     """StageError where tokenizer, model and params mean different things."""
-    ends = _end_ids(folder)
+    ends = stored_end_ids(folder)
     if tokenizer.eos_token_id not in ends:
         raise StageError(
             f"{where}: the tokenizer ends a response with token {tokenizer.eos_token_id}, but "
@@ -108,12 +109,3 @@ def _check_agreement(tokenizer: Any, max_length: int, folder: Path, where: str) 
             f"vocab_size) knows {known}: call model.resize_token_embeddings(len(tokenizer)), and "
             "save it again"
         )
-
-
-def _end_ids(folder: Path) -> set[int]:
-    ends: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        if (folder / name).is_file():
-            value = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-            ends.update([value] if isinstance(value, int) else value or [])
-    return ends

@@ -5,12 +5,14 @@ against the files, tensor by tensor (weights.py).
 """
 
 import hashlib
+import json
 import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +179,22 @@ def hash_of_weights(
 
 def end_ids(model: Any) -> frozenset[int]:
     """The tokens that end a response."""
-    known: set[int] = set()
-    for config in (model.config, getattr(model, "generation_config", None)):
-        value = getattr(config, "eos_token_id", None)
-        known.update([value] if isinstance(value, int) else value or [])
-    return frozenset(known)
+    configs = (model.config, getattr(model, "generation_config", None))
+    return _known_ids(getattr(config, "eos_token_id", None) for config in configs)
+
+
+def stored_end_ids(folder: Path) -> frozenset[int]:
+    """The same of the model in a folder, which is not loaded."""
+    weights = _weights_folder(folder)
+    files = [weights / "config.json", weights / "generation_config.json"]
+    configs = (json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file())
+    return _known_ids(config.get("eos_token_id") for config in configs)
+
+
+def _known_ids(values: Iterable[Any]) -> frozenset[int]:
+    """Of what configs have for an id: one, several or none."""
+    lists = ([value] if isinstance(value, int) else value or [] for value in values)
+    return frozenset(chain.from_iterable(lists))
 
 
 def pad_id(model: Any) -> int:

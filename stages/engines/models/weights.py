@@ -192,16 +192,12 @@ class _Stored:
 
 def open_tensors(files: ExitStack, folder: Path) -> dict[str, Any]:
     """The names of a folder's tensors, each with the opened file that has it."""
-    return {name: opened for opened in _shards(files, folder) for name in _names(opened)}
-
-
-def _shards(files: ExitStack, folder: Path) -> list[Any]:
-    names = [SINGLE]
+    shards = [SINGLE]
     if (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
-        names = sorted(
-            set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        )
-    return [_opened(files, folder / name) for name in names]
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        shards = sorted(set(index["weight_map"].values()))
+    opened = [_opened(files, folder / name) for name in shards]
+    return {name: file for file in opened for name in _names(file)}
 
 
 def _names(opened: Any) -> list[str]:

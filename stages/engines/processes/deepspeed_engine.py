@@ -7,10 +7,7 @@ ZeRO without the loop around them, in which a step has a fixed number of micro-b
 import importlib
 import logging
 import os
-import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +17,7 @@ import torch.distributed as dist
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
 from stages.contracts.sharding import Offload, Sharding
+from stages.engines.models.lean_transformers import hidden
 
 BUCKET_ELEMENTS = 50_000_000
 """Size of a gradient bucket, in numbers."""
@@ -27,7 +25,7 @@ ZERO_STAGES = {Sharding.ZERO1: 1, Sharding.ZERO2: 2, Sharding.ZERO3: 3}
 
 
 def open_engine(ctx: Context, model: Any, optimizer: Any, config: dict[str, Any]) -> Any:
-    connected(ctx)
+    connect(ctx)
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import ZERO_OPTIMIZATION, DeepSpeedEngine
 
@@ -97,10 +95,11 @@ def configured(ctx: Context, max_grad_norm: float, precision: Precision) -> dict
     }
 
 
-def connected(ctx: Context) -> Any:
-    """The package, over the joined ranks, imported so that it compiles nothing and says little."""
+def connect(ctx: Context) -> None:
+    """Import it so that it compiles nothing and says little, over the ranks that were joined."""
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if ctx.device.startswith("cuda") else "cpu")
-    with _without("mlflow"):
+    # Its tuner, which is not used here, imports MLflow where it can, for seconds.
+    with hidden(("mlflow",)):
         try:
             # In this order: it would find a torch that is half imported.
             importlib.import_module("torch._dynamo")
@@ -120,20 +119,6 @@ def connected(ctx: Context) -> Any:
     os.environ.setdefault("LOCAL_RANK", "0")
     _forget_ended_groups()
     deepspeed.comm.init_distributed(dist_init_required=None)
-    return deepspeed
-
-
-@contextmanager
-def _without(package: str) -> Iterator[None]:
-    """DeepSpeed's tuner, which is not used here, imports MLflow where it can, for seconds."""
-    hidden = package not in sys.modules
-    if hidden:
-        sys.modules[package] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if hidden:
-            del sys.modules[package]
 
 
 def _forget_ended_groups() -> None:

@@ -34,11 +34,11 @@ ByRank = dict[int, Mapping[str, Any]]
 class Heartbeats:
     """This rank's own heartbeats, and its view of those of the others."""
 
-    def __init__(self, folder: Path, rank: int, world: int, patience_s: float) -> None:
+    def __init__(self, folder: Path, rank: int, world: int, timeout_s: float) -> None:
         self.at = "the start"
         """Where in its work this rank is, for messages."""
         self._folder, self._rank, self._world = folder, rank, world
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._host = socket.gethostname()
         self._collectives = 0
         self._waiting = False
@@ -84,10 +84,12 @@ class Heartbeats:
 
     def watch(self) -> "Watch":
         """For ranks that are waited for outside a collective."""
-        return Watch(self, self._patience_s)
+        return Watch(self, self._timeout_s)
 
-    def heartbeat_of(self, rank: int) -> Mapping[str, Any] | None:
-        return _read(self._folder / f"rank-{rank}.json")
+    def heartbeats_of(self, ranks: Sequence[int]) -> ByRank:
+        """The last of each rank that has sent one."""
+        read = {rank: _read(self._folder / f"rank-{rank}.json") for rank in ranks}
+        return {rank: heartbeat for rank, heartbeat in read.items() if heartbeat}
 
     def find_lost(self) -> str | None:
         """After a broken connection: the error of the rank that caused it, if one can be found."""
@@ -119,9 +121,9 @@ class Heartbeats:
             waited += passed
             if waited > LOOK_S and (error := self.failure()):
                 self._give_up(number, error)
-            elif waited > self._patience_s and before is None:
+            elif waited > self._timeout_s and before is None:
                 before = self._heartbeats()
-            elif before is not None and waited > self._patience_s + LOOK_S:
+            elif before is not None and waited > self._timeout_s + LOOK_S:
                 self._give_up(number, self._late(before, self._heartbeats(), waited))
 
     def _give_up(self, number: int, error: str) -> None:
@@ -162,8 +164,7 @@ class Heartbeats:
         return [rank for rank in range(self._world) if rank != self._rank]
 
     def _heartbeats(self) -> ByRank:
-        heartbeats = {r: _read(self._folder / f"rank-{r}.json") for r in range(self._world)}
-        return {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat}
+        return self.heartbeats_of(range(self._world))
 
     def _write_heartbeat(self) -> None:
         self._beat += 1
@@ -192,8 +193,8 @@ class Watch:
     As long as they send heartbeats they may take their time.
     """
 
-    def __init__(self, heartbeats: Heartbeats, patience_s: float) -> None:
-        self._heartbeats, self._patience_s = heartbeats, patience_s
+    def __init__(self, heartbeats: Heartbeats, timeout_s: float) -> None:
+        self._heartbeats, self._timeout_s = heartbeats, timeout_s
         self._last = time.monotonic()
         self._beats: dict[int, int | None] = {}
         self._silent_s: dict[int, float] = {}
@@ -202,15 +203,13 @@ class Watch:
         """To be called time and again; who of them has been silent for too long, if one has."""
         now = time.monotonic()
         passed, self._last = min(now - self._last, 2 * BEAT_S), now
-        heartbeats = {
-            rank: heartbeat for rank in ranks if (heartbeat := self._heartbeats.heartbeat_of(rank))
-        }
+        heartbeats = self._heartbeats.heartbeats_of(ranks)
         lost = []
         for rank in ranks:
             beat = heartbeats[rank]["beat"] if rank in heartbeats else None
             silent = self._silent_s.get(rank, 0.0) + passed if beat == self._beats.get(rank) else 0
             self._beats[rank], self._silent_s[rank] = beat, silent
-            if silent > self._patience_s:
+            if silent > self._timeout_s:
                 last = _last_heartbeat(heartbeats.get(rank))
                 lost.append(f"{_name(rank, heartbeats)} has not come to {where}; {last}")
         return _tell(lost)

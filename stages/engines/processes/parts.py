@@ -77,7 +77,11 @@ def missing(ctx: Context, work: Pass) -> list[range]:
 def fill(ctx: Context, *passes: Pass) -> None:
     """Compute this shard's missing units, pass after pass, with one pass loaded at a time."""
     for work in passes:
-        _fill(ctx, work)
+        if todo := missing(ctx, work):
+            try:
+                _compute(ctx, work, todo)
+            finally:
+                work.close()
 
 
 def collect(ctx: Context, work: Pass) -> list[Any]:
@@ -94,16 +98,6 @@ def collect(ctx: Context, work: Pass) -> list[Any]:
             raise ShareDone(f"{_path(ctx, work, unit)} is not whole: its shard has to run again")
         results += part
     return results
-
-
-def _fill(ctx: Context, work: Pass) -> None:
-    todo = missing(ctx, work)
-    if not todo:
-        return
-    try:
-        _compute(ctx, work, todo)
-    finally:
-        work.close()
 
 
 def _compute(ctx: Context, work: Pass, todo: Sequence[range]) -> None:

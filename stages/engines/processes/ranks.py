@@ -95,13 +95,13 @@ class Ranks:
         while self._at_end:
             self._at_end.pop(0)()
 
-    def connect(self, patience_s: float) -> None:
+    def connect(self, timeout_s: float) -> None:
         options: dict[str, Any] = {"backend": "gloo"}
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             options = {"backend": "nccl", "device_id": self._device}
         # The backend's own time limit, which names nobody, only stands behind ours.
-        timeout = timedelta(seconds=2 * patience_s + 60)
+        timeout = timedelta(seconds=2 * timeout_s + 60)
         with self._collective():
             dist.init_process_group(init_method="env://", timeout=timeout, **options)
 
@@ -214,13 +214,8 @@ class Ranks:
         if self._device.type == "cuda":
             # What this rank still computes is not time that it waits for others.
             torch.cuda.synchronize(self._device)
-        try:
-            with self._heartbeats.waiting():
-                yield
-        except RuntimeError as error:
-            if lost := self._heartbeats.find_lost():
-                raise RankLost(lost) from error
-            raise
+        with self.exchanging(), self._heartbeats.waiting():
+            yield
 
 
 ALONE = Ranks()

@@ -7,6 +7,7 @@ the ranks go through their rows in step, forward only.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 
 import torch
@@ -34,30 +35,19 @@ def explain(
         return f"its weights are not finite already, first {weights[0]}: lower the learning rate"
     in_step = any(learner.lockstep for learner in learners.values())
     turns = _turns(ranks, share) if in_step else [(row, True) for row in share]
-    culprits: list[str] = []
-    if survey_of:
-        culprits = _first_of(
-            ranks,
-            (
-                f"{describe(row)} ({wrong})"
-                for row, is_own in turns
-                for wrong in _wrong_in(survey_of, row)
-                if is_own
-            ),
-            in_step,
+
+    def found_by(wrong_with: Callable[[int], Iterable[str]]) -> list[str]:
+        names = (
+            f"{describe(row)} ({wrong})"
+            for row, is_own in turns
+            for wrong in wrong_with(row)
+            if is_own
         )
+        return _first_of(ranks, names, in_step)
+
+    culprits = found_by(partial(_wrong_in, survey_of)) if survey_of else []
     # A number of the whole step that is not finite spoils every row's loss.
-    if not culprits:
-        culprits = _first_of(
-            ranks,
-            (
-                f"{describe(row)} ({wrong})"
-                for row, is_own in turns
-                for wrong in _wrong_with(row, learners, loss_of, seed, in_step)
-                if is_own
-            ),
-            in_step,
-        )
+    culprits = culprits or found_by(lambda row: _wrong_with(row, learners, loss_of, seed, in_step))
     if not culprits:
         return (
             "each of its rows alone is finite, so their sum is too large for the type of number, "

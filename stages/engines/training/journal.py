@@ -26,7 +26,7 @@ from stages.data.schema import ExperienceRow, RolloutRow, ScoreRow, columns_of
 from stages.engines.processes.ranks import ALONE
 from stages.engines.processes.step_context import StepContext, step_context
 from stages.engines.training.learner import AnyLearner
-from stages.engines.training.resume import Metrics, gather, resume_with_values, save_if_possible
+from stages.engines.training.resume import Metrics, gather, resume, save_if_possible
 
 KINDS = {"rollouts": RolloutRow, "scores": ScoreRow, "experience": ExperienceRow}
 AHEAD = "-ahead"
@@ -50,7 +50,7 @@ class Journal:
 
     def resume(self) -> None:
         """Put the learners to where they were; what is of later steps goes."""
-        self.history, self.values = resume_with_values(
+        self.history, self.values = resume(
             self._ctx.scratch, self._learners, ALONE, self._are_there
         )
         self._files = dict(self.values.get("files", {}))

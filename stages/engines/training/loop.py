@@ -140,7 +140,7 @@ def train(
     name = f" of {before}" if before else ""
     if ranks.agree_to_stop(ctx.should_stop(), f"the first step{name}"):
         raise Stopped(f"stopped before the first step{name}")
-    history = resume(scratch, learners, ranks)
+    history, _ = resume(scratch, learners, ranks)
     if not before:
         ctx.resume_at(len(history), history)
     saved_at, due = time.monotonic(), False

@@ -25,7 +25,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class Learner:
-    """One model with its optimizer, all of it in this process.
+    """One model with its optimizer, all of it in this process. See `AnyLearner`.
 
     The model comes with float32 weights, whatever `precision`.
     """
@@ -68,7 +68,6 @@ class Learner:
 
     @contextmanager
     def full_precision(self) -> Iterator[Any]:
-        """The model with its float32 weights in it, to be saved, hashed or scaled."""
         low = {name: parameter.data for name, (parameter, _) in self._copies.items()}
         for parameter, whole in self._copies.values():
             parameter.data = whole.detach()
@@ -87,7 +86,6 @@ class Learner:
         return self._masters.items()
 
     def before_backward(self) -> float:
-        """What a loss has to be multiplied by."""
         return 1.0
 
     def sum_gradients(self, ranks: Ranks) -> None:
@@ -98,12 +96,10 @@ class Learner:
         return [name for name, weight in weights if not bool(weight.isfinite().all())]
 
     def clip_gradients(self) -> float:
-        """Clip the gradients to the largest norm; returns the norm before that."""
         norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self.how.max_grad_norm)
         return float(norm)
 
     def step(self, factor: float) -> None:
-        """One optimizer step at `factor` times the learning rate."""
         for group in self._optimizer.param_groups:
             group["lr"] = self.how.learning_rate * factor
         self._optimizer.step()
@@ -113,7 +109,6 @@ class Learner:
             average.lerp_(self._masters[name].detach(), 1 - self.how.ema_decay)
 
     def settle(self) -> None:
-        """Replace the weights by their moving average, where there is one."""
         for name, average in self._average.items():
             self._masters[name].data.copy_(average)
         self._round(self._average)
@@ -126,7 +121,6 @@ class Learner:
             torch._foreach_copy_(low, whole)
 
     def moments(self) -> dict[str, Tensor]:
-        """AdamW's state, by parameter."""
         return {
             f"{moment}.{name}": self._optimizer.state[master][moment]
             for name, master in self._masters.items()
@@ -142,14 +136,12 @@ class Learner:
                     self._optimizer.state[master][moment] = value
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that changes in training."""
         weights = {f"weight.{name}": value.data for name, value in self._masters.items()}
         averages = {f"average.{name}": value for name, value in self._average.items()}
         moments = {f"moment.{name}": value for name, value in self.moments().items()}
         return weights | averages | moments
 
     def shapes(self) -> dict[str, torch.Size]:
-        """Of all that `tensors` may have."""
         weights = {f"weight.{name}": value.shape for name, value in self._masters.items()}
         averages = {f"average.{name}": value.shape for name, value in self._average.items()}
         moments = {

@@ -61,18 +61,16 @@ def save_if_possible(
     return True
 
 
-def resume(scratch: Path, learners: Mapping[str, AnyLearner], ranks: Ranks) -> list[Metrics]:
-    """Go on from the newest checkpoint that rank 0 finds whole; the history up to there."""
-    return resume_with_values(scratch, learners, ranks)[0]
-
-
-def resume_with_values(
+def resume(
     scratch: Path,
     learners: Mapping[str, AnyLearner],
     ranks: Ranks,
     fits: Callable[[Mapping[str, Any]], bool] = lambda _: True,
 ) -> tuple[list[Metrics], Mapping[str, Any]]:
-    """The same with the values that were saved, which have to fit, too; none at a fresh start."""
+    """Go on from the newest checkpoint that rank 0 finds whole, and whose values fit.
+
+    The history up to there, and all values that were saved with it; none at a fresh start.
+    """
     saved = None
     if not ranks.rank:
         saved = load_checkpoint(

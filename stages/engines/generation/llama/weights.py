@@ -133,35 +133,32 @@ def rope_tables(model: Any, length: int) -> tuple[Tensor, Tensor]:
 def _layers(named: dict[str, Tensor], num_layers: int) -> Iterator[Layer]:
     for index in range(num_layers):
         prefix = f"model.layers.{index}."
+        own = {name: weight for name, weight in named.items() if name.startswith(prefix)}
+        yield _layer({name.removeprefix(prefix): weight for name, weight in own.items()})
 
-        def one(name: str, prefix: str = prefix) -> Tensor:
-            return named[prefix + name]
 
-        def maybe(name: str, prefix: str = prefix) -> Tensor | None:
-            return named.get(prefix + name)
+def _layer(named: dict[str, Tensor]) -> Layer:
+    q_k_v = [f"self_attn.{part}_proj" for part in "qkv"]
+    gate_up = ["mlp.gate_proj", "mlp.up_proj"]
 
-        def joined(*names: str, prefix: str = prefix) -> Tensor | None:
-            parts = [named[prefix + name] for name in names if prefix + name in named]
-            return torch.cat(parts) if parts else None
+    def joined_bias(names: list[str]) -> Tensor | None:
+        parts = [named[f"{name}.bias"] for name in names if f"{name}.bias" in named]
+        return torch.cat(parts) if parts else None
 
-        qkv = joined(*(f"self_attn.{part}_proj.weight" for part in "qkv"))
-        gate_up = joined("mlp.gate_proj.weight", "mlp.up_proj.weight")
-        assert qkv is not None
-        assert gate_up is not None
-        yield Layer(
-            attention_norm=one("input_layernorm.weight"),
-            qkv=qkv,
-            qkv_bias=joined(*(f"self_attn.{part}_proj.bias" for part in "qkv")),
-            q_norm=maybe("self_attn.q_norm.weight"),
-            k_norm=maybe("self_attn.k_norm.weight"),
-            o=one("self_attn.o_proj.weight"),
-            o_bias=maybe("self_attn.o_proj.bias"),
-            mlp_norm=one("post_attention_layernorm.weight"),
-            gate_up=gate_up,
-            gate_up_bias=joined("mlp.gate_proj.bias", "mlp.up_proj.bias"),
-            down=one("mlp.down_proj.weight"),
-            down_bias=maybe("mlp.down_proj.bias"),
-        )
+    return Layer(
+        attention_norm=named["input_layernorm.weight"],
+        qkv=torch.cat([named[f"{name}.weight"] for name in q_k_v]),
+        qkv_bias=joined_bias(q_k_v),
+        q_norm=named.get("self_attn.q_norm.weight"),
+        k_norm=named.get("self_attn.k_norm.weight"),
+        o=named["self_attn.o_proj.weight"],
+        o_bias=named.get("self_attn.o_proj.bias"),
+        mlp_norm=named["post_attention_layernorm.weight"],
+        gate_up=torch.cat([named[f"{name}.weight"] for name in gate_up]),
+        gate_up_bias=joined_bias(gate_up),
+        down=named["mlp.down_proj.weight"],
+        down_bias=named.get("mlp.down_proj.bias"),
+    )
 
 
 def _renew(held: Tensor | None, fresh: Tensor | None) -> None:
