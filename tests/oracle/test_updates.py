@@ -263,7 +263,7 @@ def experience(
     model: nn.Module, reference: nn.Module, rows: Sequence[dict[str, Any]], temperature: float
 ) -> Experience:
     """Both models' log-probs before the update, with the advantages that TRL computed."""
-    batch = response_batch(model, rows, range(len(rows)), "cpu")
+    batch = response_batch(model, rows, "cpu")
     with torch.no_grad():
         old, ref = (response_logprobs(m, batch, temperature).logprobs for m in (model, reference))
     advantages = torch.tensor([row["advantage"] for row in rows], dtype=torch.float64)
