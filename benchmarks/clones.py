@@ -4,7 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,6 +40,19 @@ def _copy_working_tree(folder: Path) -> None:
         if name and (ROOT / name).is_file() and not name.startswith(("metrics/", "dvc.lock")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+
+
+def set_params(clone: Path, changes: Mapping[str, Any]) -> None:
+    """Change params.yaml, by dotted key."""
+    yaml = YAML()
+    params = yaml.load(clone / "params.yaml")
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        place = params
+        for section in sections:
+            place = place[section]
+        place[name] = value
+    yaml.dump(params, clone / "params.yaml")
 
 
 def write_code(clone: Path, name: str, text: str) -> None:

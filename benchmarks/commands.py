@@ -8,16 +8,14 @@ that of another clone: machines are noisy, and processor time within one run is 
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from clones import ROOT
+from records import machine, report, versions
 
 COMMANDS = {
     "plan": ["plan"],
@@ -49,16 +47,10 @@ def main() -> None:
             for name in code
         },
         "rounds": arguments.rounds,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("typer", "pydantic", "dvc")},
-        },
+        "machine": machine(),
+        "versions": versions("typer", "pydantic", "dvc"),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        path = ROOT / "benchmarks/results/commands.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    report("commands", result, to_file=arguments.write)
 
 
 def seconds(words: list[str], code: Path) -> float:

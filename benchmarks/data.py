@@ -15,8 +15,6 @@ tokenizer and a chat template; without one, a byte-pair tokenizer is trained on 
 
 import argparse
 import json
-import os
-import platform
 import random
 import resource
 import subprocess
@@ -74,7 +72,7 @@ def main() -> None:
         result[f"times_as_many_rows_per_{clock}"] = round(rates[0] / rates[1], 2)
     result["cpu_minutes_for_a_million_rows"] = round(1e6 / ours["rows_per_cpu_second"] / 60, 1)
     names = ("torch", "transformers", "tokenizers", "pyarrow", "trl", "datasets")
-    result["hardware"] = f"{platform.machine()}, {os.cpu_count()} cores"
+    result["hardware"] = records.machine()
     result["versions"] = records.versions(*names)
     print(json.dumps(result, indent=2))
     if arguments.write:

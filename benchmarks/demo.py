@@ -12,19 +12,16 @@ each stage.
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from clones import ROOT, environment, make_clone
-from ruamel.yaml import YAML
+from clones import environment, make_clone, set_params
+from records import machine, report, versions
 
 MEASURED = ("accuracy", "accuracy_sampled", "reward_mean", "kl_to_reference", "entropy")
 
@@ -37,16 +34,10 @@ def main() -> None:
     runs = [measure(seed) for seed in arguments.seeds]
     result = {
         "runs": runs,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "transformers", "dvc")},
-        },
+        "machine": machine(),
+        "versions": versions("torch", "transformers", "dvc"),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        path = ROOT / "benchmarks/results/demo.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    report("demo", result, to_file=arguments.write)
 
 
 def measure(seed: int) -> dict[str, Any]:
@@ -70,28 +61,16 @@ def lockstep(clone: Path, *words: str) -> None:
     subprocess.run(command, cwd=clone, env=environment(), check=True, stdout=sys.stderr)
 
 
-def set_params(clone: Path, changes: dict[str, Any]) -> None:
-    yaml = YAML()
-    params = yaml.load(clone / "params.yaml")
-    for key, value in changes.items():
-        *sections, name = key.split(".")
-        place = params
-        for section in sections:
-            place = place[section]
-        place[name] = value
-    yaml.dump(params, clone / "params.yaml")
-
-
 def outcome(clone: Path) -> dict[str, Any]:
     """What the pipeline says of itself, policy by policy."""
-    report = json.loads((clone / "metrics/report.json").read_text(encoding="utf-8"))
+    summary = json.loads((clone / "metrics/report.json").read_text(encoding="utf-8"))
     policies = {}
     for path in sorted((clone / "metrics/evaluations").glob("*.json")):
         metrics = json.loads(path.read_text(encoding="utf-8"))
         policies[path.stem] = {name: round(metrics[name], 4) for name in MEASURED}
     return {
-        "accuracy_gain": round(report["accuracy_gain"], 4),
-        "reward_pairwise_accuracy": round(report["reward_pairwise_accuracy"], 4),
+        "accuracy_gain": round(summary["accuracy_gain"], 4),
+        "reward_pairwise_accuracy": round(summary["reward_pairwise_accuracy"], 4),
         "policies": policies,
     }
 

@@ -13,16 +13,16 @@ import argparse
 import hashlib
 import importlib
 import json
-import os
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from records import hardware, report, versions
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -72,19 +72,13 @@ def main() -> None:
             runs[deterministic].append(in_a_process(arguments, deterministic))
             print(deterministic, runs[deterministic][-1], file=sys.stderr, flush=True)
     result = compare(runs) | {
-        "device": device_name(arguments.device),
+        "device": hardware(arguments.device),
         "machine": platform.machine(),
         "rounds": arguments.rounds,
         "model": {} if arguments.small else CHANGES["model"],
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "transformers")},
-        },
+        "versions": versions("torch", "transformers"),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        path = ROOT / "benchmarks/results/determinism.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    report("determinism", result, to_file=arguments.write)
 
 
 def in_a_process(arguments: argparse.Namespace, deterministic: bool) -> dict[str, Any]:
@@ -189,14 +183,6 @@ def compare(runs: dict[bool, list[dict[str, Any]]]) -> dict[str, Any]:
         for kind in runs
     }
     return {"stages": stages, "ratio_of_totals": round(totals[True] / totals[False], 3)}
-
-
-def device_name(device: str) -> str:
-    import torch
-
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 if __name__ == "__main__":

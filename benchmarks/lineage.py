@@ -13,17 +13,15 @@ not count.
 import argparse
 import hashlib
 import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 
-from clones import ROOT, environment, make_clone
+from clones import environment, make_clone
+from records import machine, report, versions
 
 from pipelines.identity.code import map_path
 from stages.contracts.catalog import BoundStage, bind_all
@@ -50,19 +48,15 @@ def main() -> None:
     result = {
         **measured,
         "rounds": arguments.rounds,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine(),
         "versions": {
-            "python": platform.python_version(),
+            **versions("pydantic", "ruamel.yaml"),
             "git": subprocess.check_output(
                 ["git", "--version"], encoding="utf-8", errors="replace"
             ).split()[-1],
-            **{name: metadata.version(name) for name in ("pydantic", "ruamel.yaml")},
         },
     }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        path = ROOT / "benchmarks/results/lineage.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    report("lineage", result, to_file=arguments.write)
 
 
 def add_history(clone: Path, commits: int) -> int:

@@ -9,14 +9,12 @@ docs/numerics.md. It needs the extra `oracle`.
 """
 
 import argparse
-import json
 import os
-import platform
 import sys
-from importlib import metadata
 
 import pytest
 from clones import ROOT
+from records import machine, report, versions
 
 DIFFERENT = "different"
 """The family of comparisons that are meant to come out unequal."""
@@ -48,16 +46,11 @@ def main() -> None:
         "tolerance": 1e-5,
         "equal": [row for row in rows if row["family"] != DIFFERENT],
         "different": [row for row in rows if row["family"] == DIFFERENT],
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "transformers", "trl")},
-        },
+        "machine": machine(),
+        "versions": versions("torch", "transformers", "trl"),
     }
-    print(json.dumps(result, indent=2))
+    report("numerics", result, to_file=arguments.write)
     if arguments.write:
-        path = ROOT / "benchmarks/results/numerics.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         write_tables(result)
 
 

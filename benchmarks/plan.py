@@ -12,19 +12,17 @@ few iterations only, as it takes long. Counted is the processor time of the whol
 
 import argparse
 import json
-import os
-import platform
 import re
 import resource
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from clones import ROOT, environment, make_clone
+from clones import environment, make_clone
 from pretend import pretend_to_run
+from records import RESULTS, machine, versions, write
 
 AIM_S, AIM_ITERATIONS = 2.0, 100
 MOST_FOR_DVC = 30
@@ -43,15 +41,11 @@ def main() -> None:
     result = {
         "cpu_s": rows,
         "aim": f"under {AIM_S} s for {AIM_ITERATIONS} iterations",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("dvc", "pydantic")},
-        },
+        "machine": machine(),
+        "versions": versions("dvc", "pydantic"),
     }
     if arguments.write:
-        path = ROOT / "benchmarks/results/plan.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write(RESULTS / "plan.json", result)
 
 
 def measure(folder: Path, iterations: int) -> dict[str, Any]:

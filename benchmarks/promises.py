@@ -19,7 +19,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -27,11 +26,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from clones import ROOT, environment, make_clone
+from records import machine, report, versions
 
 sys.path.insert(0, str(ROOT))
 
@@ -53,16 +52,10 @@ def main() -> None:
             "hashes": time_hashes(folder, arguments.rounds),
             "restart": time_restarts(folder, arguments.rounds),
             "rounds": arguments.rounds,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "versions": {
-                "python": platform.python_version(),
-                **{name: metadata.version(name) for name in ("torch", "safetensors", "dvc")},
-            },
+            "machine": machine(),
+            "versions": versions("torch", "safetensors", "dvc"),
         }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        path = ROOT / "benchmarks/results/promises.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    report("promises", result, to_file=arguments.write)
 
 
 def time_checkpoints(folder: Path, rounds: int) -> dict[str, Any]:

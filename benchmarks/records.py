@@ -11,12 +11,15 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
+def machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores"
+
+
 def hardware(device: str) -> str:
+    """The GPU, or the machine for what runs on its CPU."""
     import torch
 
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()}, {os.cpu_count()} cores"
+    return torch.cuda.get_device_name() if device.startswith("cuda") else machine()
 
 
 def versions(*names: str) -> dict[str, str]:
@@ -40,6 +43,13 @@ def write(path: Path, values: Mapping[str, Any]) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     draft.replace(path)
+
+
+def report(name: str, result: Mapping[str, Any], *, to_file: bool) -> None:
+    """Print the result of a script, and record it in results/NAME.json if asked to."""
+    print(json.dumps(result, indent=2))
+    if to_file:
+        write(RESULTS / f"{name}.json", result)
 
 
 def add(path: Path, key: str, result: Mapping[str, Any]) -> None:

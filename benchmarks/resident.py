@@ -10,7 +10,6 @@ Last it is changed, saved and kept as what it was saved to, which compares it wi
 """
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -58,9 +57,7 @@ def main() -> None:
             "hardware": records.hardware(device),
             "versions": records.versions("torch", "transformers"),
         }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        records.write(records.RESULTS / "resident.json", result)
+    records.report("resident", result, to_file=arguments.write)
 
 
 def rounds(folder: Path, device: str, precision: Precision) -> dict[str, float]:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from records import RESULTS, versions, write
+from records import machine, report, versions
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURE = """
@@ -70,12 +70,10 @@ def main() -> None:
         "isolation": kind,
         "before": arguments.before,
         "load_1min": round(os.getloadavg()[0], 1),
-        "machine": f"{os.uname().machine}, {os.cpu_count()} cores",
+        "machine": machine(),
         "versions": versions(),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        write(RESULTS / "sandbox.json", result)
+    report("sandbox", result, to_file=arguments.write)
 
 
 def measure(tree: Path, programs: int) -> tuple[str, float]:

@@ -16,16 +16,15 @@ otherwise is recorded beside them.
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from clones import ROOT, environment, make_clone
+from clones import environment, make_clone
+from records import machine, report, versions
 
 LOOP = ("rollout", "score", "policy_update")
 
@@ -58,16 +57,10 @@ def main() -> None:
         "times_faster": round(in_processes["whole_s"] / in_session["whole_s"], 2),
         "same_dvc_lock": locks[0] == locks[1],
         "load_before_between_after": load,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "transformers", "dvc")},
-        },
+        "machine": machine(),
+        "versions": versions("torch", "transformers", "dvc"),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        path = ROOT / "benchmarks/results/session.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    report("session", result, to_file=arguments.write)
 
 
 def lockstep(clone: Path, *words: str) -> str:

@@ -16,16 +16,15 @@ seconds, while a stage's driver sees its result file. Medians are compared withi
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 
 from clones import ROOT, environment, make_clone, write_code
+from records import machine, report, versions
 from startup import EMPTY_STAGE
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -64,17 +63,10 @@ def main() -> None:
         **summary("bare_sbatch_wait", [bare for bare, _ in rounds]),
         **summary("lockstep_stage", [stage for _, stage in rounds]),
         "rounds": arguments.rounds,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            "slurm": version,
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("dvc", "submitit")},
-        },
+        "machine": machine(),
+        "versions": {"slurm": version, **versions("dvc", "submitit")},
     }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        path = ROOT / "benchmarks/results/slurm_latency.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    report("slurm_latency", result, to_file=arguments.write)
 
 
 def summary(name: str, times: list[tuple[float, float]]) -> dict[str, float]:

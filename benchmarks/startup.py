@@ -13,18 +13,16 @@ before and what comes after. Medians are compared within the run, as machines ar
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 
-from clones import ROOT, environment, make_clone, write_code
+from clones import environment, make_clone, write_code
+from records import machine, report, versions
 
 AIM_S = 0.8
 
@@ -67,16 +65,10 @@ def main() -> None:
         "in_a_fresh_process_s": round(fresh, 2),
         "aim_over_bare_s": AIM_S,
         "rounds": arguments.rounds,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("dvc", "submitit", "pydantic", "mlflow")},
-        },
+        "machine": machine(),
+        "versions": versions("dvc", "submitit", "pydantic", "mlflow"),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        path = ROOT / "benchmarks/results/startup.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    report("startup", result, to_file=arguments.write)
 
 
 def empty_clone(folder: Path) -> Path:

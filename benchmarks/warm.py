@@ -25,15 +25,18 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from clones import environment, make_clone
-from records import RESULTS, hardware, versions, write
+from clones import environment, make_clone, set_params
+from records import machine, report, versions
 
 AIM = 0.4
-TINY = (
-    "model.hidden_size=32 model.num_layers=1 prepare.demonstrations=48 prepare.preferences=48 "
-    "prepare.prompts=32 prepare.held_out=16 sft.epochs=1 rollout.prompts=8 rollout.samples=2 "
-    "policy_update.epochs=1 policy_update.batch_size=8 evaluate.samples=1 evaluate.pass_at=[1]"
-)
+TINY = {
+    **{"model.hidden_size": 32, "model.num_layers": 1, "sft.epochs": 1},
+    **{"prepare.demonstrations": 48, "prepare.preferences": 48},
+    **{"prepare.prompts": 32, "prepare.held_out": 16},
+    **{"rollout.prompts": 8, "rollout.samples": 2},
+    **{"policy_update.epochs": 1, "policy_update.batch_size": 8},
+    **{"evaluate.samples": 1, "evaluate.pass_at": [1]},
+}
 
 
 def main() -> None:
@@ -60,19 +63,17 @@ def main() -> None:
         },
         "aim": AIM,
         **runs,
-        "machine": hardware("cpu"),
+        "machine": machine(),
         "versions": versions("torch", "transformers", "dvc", "mlflow"),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.write:
-        write(RESULTS / "warm.json", result)
+    report("warm", result, to_file=arguments.write)
 
 
 def run_demo(clone: Path, variables: dict[str, str], *, tiny: bool) -> dict[str, Any]:
     """One `lockstep run` of everything: its seconds, and where they went."""
     surroundings = {**environment(), **variables}
     if tiny:
-        set_params(clone, TINY.split())
+        set_params(clone, TINY)
     start = time.monotonic()
     subprocess.run(
         ["lockstep", "run"], cwd=clone, env=surroundings, check=True, stdout=subprocess.DEVNULL
@@ -108,18 +109,6 @@ def split(clone: Path, entry: Path) -> dict[str, float]:
         "publish": record["published"] - record["ended"],
         "record": output.stat().st_mtime - record["published"],
     }
-
-
-def set_params(clone: Path, changes: list[str]) -> None:
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    params = yaml.load(clone / "params.yaml")
-    for change in changes:
-        key, _, value = change.partition("=")
-        section, name = key.split(".")
-        params[section][name] = json.loads(value)
-    yaml.dump(params, clone / "params.yaml")
 
 
 if __name__ == "__main__":
