@@ -41,62 +41,27 @@ def kinds(symptoms: tuple[Symptom, ...] | list[Symptom]) -> list[WarningKind]:
     return [symptom.kind for symptom in symptoms]
 
 
+def ending(metric: str, *values: float, **others: float) -> tuple[list[Reading], list[Reading]]:
+    """Two series that differ in their last value: one that is fine, one to be warned of."""
+    *begin, quiet, loud = values
+    return series(metric, *begin, quiet, **others), series(metric, *begin, loud, **others)
+
+
 QUIET_AND_LOUD = [
-    (
-        WarningKind.ENTROPY_COLLAPSE,
-        series("entropy", 1.0, 0.6, 0.2),
-        series("entropy", 1.0, 0.6, 0.199),
-    ),
-    (
-        WarningKind.KL_BLOW_UP,
-        series("kl_to_reference", 0.0, 0.3, 0.5),
-        series("kl_to_reference", 0.0, 0.3, 0.501),
-    ),
-    (
-        WarningKind.KL_BLOW_UP,  # by growth
-        series("kl_to_reference", 0.0, 0.04, 0.12),
-        series("kl_to_reference", 0.0, 0.04, 0.121),
-    ),
+    (WarningKind.ENTROPY_COLLAPSE, *ending("entropy", 1.0, 0.6, 0.2, 0.199)),
+    (WarningKind.KL_BLOW_UP, *ending("kl_to_reference", 0.0, 0.3, 0.5, 0.501)),
+    (WarningKind.KL_BLOW_UP, *ending("kl_to_reference", 0.0, 0.04, 0.12, 0.121)),  # by growth
     (
         WarningKind.REWARD_STANDING_STILL,
-        series("reward_mean", 0.1, 0.5, 0.51, 0.40, 0.526, reward_std=0.5),
-        series("reward_mean", 0.1, 0.5, 0.51, 0.40, 0.524, reward_std=0.5),
+        *ending("reward_mean", 0.1, 0.5, 0.51, 0.40, 0.526, 0.524, reward_std=0.5),
     ),
-    (
-        WarningKind.LENGTH_DRIFT,
-        series("response_length", 20.0, 30.0, 40.0),
-        series("response_length", 20.0, 30.0, 40.1),
-    ),
-    (
-        WarningKind.LENGTH_DRIFT,
-        series("response_length", 20.0, 15.0, 10.0),
-        series("response_length", 20.0, 15.0, 9.9),
-    ),
-    (
-        WarningKind.TRUNCATION,
-        series("truncation_rate", 0.0, 0.3),
-        series("truncation_rate", 0.0, 0.301),
-    ),
-    (
-        WarningKind.FLAT_GROUPS,
-        line({}, {"zero_variance_share": 0.9}),
-        line({}, {"zero_variance_share": 0.901}),
-    ),
-    (
-        WarningKind.REWARD_NEAR_CHANCE,
-        line({"pairwise_accuracy": 0.6}),
-        line({"pairwise_accuracy": 0.52}),
-    ),
-    (
-        WarningKind.NOTHING_RIGHT,
-        line({"accuracy_sampled": 0.01}),
-        line({"accuracy_sampled": 0.0}),
-    ),
-    (
-        WarningKind.WRONG_REWARDED_MOST,
-        line({}, {"wrong_lead": 0.0}),
-        line({}, {"wrong_lead": 0.25}),
-    ),
+    (WarningKind.LENGTH_DRIFT, *ending("response_length", 20.0, 30.0, 40.0, 40.1)),
+    (WarningKind.LENGTH_DRIFT, *ending("response_length", 20.0, 15.0, 10.0, 9.9)),
+    (WarningKind.TRUNCATION, *ending("truncation_rate", 0.0, 0.3, 0.301)),
+    (WarningKind.FLAT_GROUPS, *ending("zero_variance_share", 0.0, 0.9, 0.901)),
+    (WarningKind.REWARD_NEAR_CHANCE, *ending("pairwise_accuracy", 0.6, 0.52)),
+    (WarningKind.NOTHING_RIGHT, *ending("accuracy_sampled", 0.01, 0.0)),
+    (WarningKind.WRONG_REWARDED_MOST, *ending("wrong_lead", 0.0, 0.0, 0.25)),
 ]
 
 

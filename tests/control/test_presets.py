@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from pipelines.base.errors import LockstepError
 from pipelines.commands.cli import main
@@ -40,141 +41,73 @@ READ_BY_PPO_ONLY = {
 READ_BY_GRPO_ONLY = {"policy_update.normalise_by_std"}
 READ_BY_NO_POLICY_GRADIENT = {"policy_update.chosen", "policy_update.dpo_reference"}
 
-# What the peers' own files say, by hand: one row for each claim that a preset makes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "trl": {
-        "rl.algorithm": "grpo",
-        "rollout.samples": 8,
-        "rollout.max_new_tokens": 512,
-        "rollout.temperature": 1.0,
-        "policy_update.clip_low": 0.2,
-        "policy_update.clip_high": 0.2,
-        "policy_update.dual_clip": None,
-        "policy_update.kl_coef": 0.0,
-        "policy_update.kl_in": "loss",
-        "policy_update.kl_estimator": "k3_unbiased",
-        "policy_update.aggregation": "token_mean",
-        "policy_update.learning_rate": 1e-6,
-        "policy_update.schedule": "linear",
-        "policy_update.warmup_steps": 0,
-        "policy_update.beta1": 0.9,
-        "policy_update.beta2": 0.999,
-        "policy_update.weight_decay": 0.0,
-        "policy_update.decay_norms_and_biases": False,
-        "policy_update.adam_epsilon": 1e-8,
-        "policy_update.normalise_by_std": True,
-        "policy_update.mismatch": "sequence_mask",
-        "policy_update.mismatch_cap": 3.0,
-    },
-    "trl-ppo": {
-        "rl.algorithm": "ppo",
-        "rollout.max_new_tokens": 53,
-        "rollout.temperature": 0.7,
-        "policy_update.learning_rate": 3e-6,
-        "policy_update.epochs": 4,
-        "policy_update.kl_in": "reward",
-        "policy_update.kl_estimator": "k1",
-        "policy_update.kl_coef": 0.05,
-        "policy_update.clip_low": 0.2,
-        "policy_update.clip_high": 0.2,
-        "policy_update.value_clip": 0.2,
-        "policy_update.gamma": 1.0,
-        "policy_update.gae_lambda": 0.95,
-    },
-    "openrlhf": {
-        "rl.algorithm": "ppo",
-        "model.max_length": 2048,
-        "rollout.prompts": 1024,
-        "rollout.samples": 1,
-        "rollout.temperature": 1.0,
-        "score.clip": 10.0,
-        "policy_update.clip_low": 0.2,
-        "policy_update.clip_high": 0.2,
-        "policy_update.dual_clip": None,
-        "policy_update.kl_in": "reward",
-        "policy_update.kl_estimator": "k1",
-        "policy_update.kl_coef": 0.01,
-        "policy_update.aggregation": "token_mean",
-        "policy_update.learning_rate": 1e-6,
-        "policy_update.critic_learning_rate": 9e-6,
-        "policy_update.schedule": "cosine",
-        "policy_update.min_learning_rate": 0.1,
-        "policy_update.beta1": 0.9,
-        "policy_update.beta2": 0.95,
-        "policy_update.weight_decay": 0.0,
-        "policy_update.decay_norms_and_biases": False,
-        "policy_update.adam_epsilon": 1e-8,
-        "policy_update.batch_size": 128,
-        "policy_update.gamma": 1.0,
-        "policy_update.gae_lambda": 1.0,
-        "policy_update.value_clip": 0.5,
-        "policy_update.mismatch": "none",
-        "policy_update.mismatch_cap": 5.0,
-        "policy_update.mismatch_floor": 0.5,
-    },
-    "verl": {
-        "rl.algorithm": "ppo",
-        "rollout.prompts": 1024,
-        "rollout.samples": 1,
-        "rollout.max_new_tokens": 512,
-        "rollout.temperature": 1.0,
-        "score.clip": None,
-        "policy_update.clip_low": 0.2,
-        "policy_update.clip_high": 0.2,
-        "policy_update.dual_clip": 3.0,
-        "policy_update.kl_coef": 0.0,
-        "policy_update.kl_estimator": "k3",
-        "policy_update.aggregation": "token_mean",
-        "policy_update.learning_rate": 1e-6,
-        "policy_update.critic_learning_rate": 1e-5,
-        "policy_update.schedule": "constant",
-        "policy_update.warmup_steps": 0,
-        "policy_update.beta1": 0.9,
-        "policy_update.beta2": 0.999,
-        "policy_update.weight_decay": 0.01,
-        "policy_update.decay_norms_and_biases": True,
-        "policy_update.adam_epsilon": 1e-8,
-        "policy_update.batch_size": 256,
-        "policy_update.epochs": 1,
-        "policy_update.gamma": 1.0,
-        "policy_update.gae_lambda": 1.0,
-        "policy_update.value_clip": 0.5,
-        "policy_update.mismatch": "none",
-        "policy_update.mismatch_cap": 2.0,
-    },
-    "verl-grpo": {
-        "rl.algorithm": "grpo",
-        "policy_update.dual_clip": 3.0,
-        "policy_update.kl_in": "loss",
-        "policy_update.kl_estimator": "k3",
-        "policy_update.kl_coef": 0.001,
-        "policy_update.normalise_by_std": True,
-    },
-    "nemo-rl": {
-        "rl.algorithm": "grpo",
-        "model.max_length": 512,
-        "rollout.prompts": 32,
-        "rollout.samples": 16,
-        "rollout.temperature": 1.0,
-        "policy_update.clip_low": 0.2,
-        "policy_update.clip_high": 0.2,
-        "policy_update.dual_clip": None,
-        "policy_update.kl_in": "loss",
-        "policy_update.kl_estimator": "k3",
-        "policy_update.kl_coef": 0.01,
-        "policy_update.aggregation": "token_mean",
-        "policy_update.learning_rate": 5e-6,
-        "policy_update.schedule": "constant",
-        "policy_update.warmup_steps": 50,
-        "policy_update.weight_decay": 0.01,
-        "policy_update.decay_norms_and_biases": True,
-        "policy_update.adam_epsilon": 1e-8,
-        "policy_update.batch_size": 512,
-        "policy_update.leave_one_out": True,
-        "policy_update.normalise_by_std": True,
-        "policy_update.mismatch": "none",
-    },
-}
+# What the peers' own files say, by hand: each claim that a preset makes, by section.
+PUBLISHED = YAML(typ="safe").load("""
+trl:
+  rl: {algorithm: grpo}
+  rollout: {samples: 8, max_new_tokens: 512, temperature: 1.0}
+  policy_update: {
+    clip_low: 0.2, clip_high: 0.2, dual_clip: null,
+    kl_in: loss, kl_estimator: k3_unbiased, kl_coef: 0.0,
+    aggregation: token_mean, normalise_by_std: true,
+    learning_rate: 1e-06, schedule: linear, warmup_steps: 0,
+    beta1: 0.9, beta2: 0.999, weight_decay: 0.0, decay_norms_and_biases: false, adam_epsilon: 1e-08,
+    mismatch: sequence_mask, mismatch_cap: 3.0}
+trl-ppo:
+  rl: {algorithm: ppo}
+  rollout: {max_new_tokens: 53, temperature: 0.7}
+  policy_update: {
+    clip_low: 0.2, clip_high: 0.2,
+    kl_in: reward, kl_estimator: k1, kl_coef: 0.05,
+    learning_rate: 3e-06,
+    epochs: 4,
+    gamma: 1.0, gae_lambda: 0.95, value_clip: 0.2}
+openrlhf:
+  rl: {algorithm: ppo}
+  model: {max_length: 2048}
+  rollout: {prompts: 1024, samples: 1, temperature: 1.0}
+  score: {clip: 10.0}
+  policy_update: {
+    clip_low: 0.2, clip_high: 0.2, dual_clip: null,
+    kl_in: reward, kl_estimator: k1, kl_coef: 0.01,
+    aggregation: token_mean,
+    learning_rate: 1e-06, critic_learning_rate: 9e-06, schedule: cosine, min_learning_rate: 0.1,
+    beta1: 0.9, beta2: 0.95, weight_decay: 0.0, decay_norms_and_biases: false, adam_epsilon: 1e-08,
+    batch_size: 128,
+    gamma: 1.0, gae_lambda: 1.0, value_clip: 0.5,
+    mismatch: none, mismatch_cap: 5.0, mismatch_floor: 0.5}
+verl:
+  rl: {algorithm: ppo}
+  rollout: {prompts: 1024, samples: 1, max_new_tokens: 512, temperature: 1.0}
+  score: {clip: null}
+  policy_update: {
+    clip_low: 0.2, clip_high: 0.2, dual_clip: 3.0,
+    kl_estimator: k3, kl_coef: 0.0,
+    aggregation: token_mean,
+    learning_rate: 1e-06, critic_learning_rate: 1e-05, schedule: constant, warmup_steps: 0,
+    beta1: 0.9, beta2: 0.999, weight_decay: 0.01, decay_norms_and_biases: true, adam_epsilon: 1e-08,
+    batch_size: 256, epochs: 1,
+    gamma: 1.0, gae_lambda: 1.0, value_clip: 0.5,
+    mismatch: none, mismatch_cap: 2.0}
+verl-grpo:
+  rl: {algorithm: grpo}
+  policy_update: {
+    dual_clip: 3.0,
+    kl_in: loss, kl_estimator: k3, kl_coef: 0.001,
+    normalise_by_std: true}
+nemo-rl:
+  rl: {algorithm: grpo}
+  model: {max_length: 512}
+  rollout: {prompts: 32, samples: 16, temperature: 1.0}
+  policy_update: {
+    clip_low: 0.2, clip_high: 0.2, dual_clip: null,
+    kl_in: loss, kl_estimator: k3, kl_coef: 0.01,
+    aggregation: token_mean, normalise_by_std: true, leave_one_out: true,
+    learning_rate: 5e-06, schedule: constant, warmup_steps: 50,
+    weight_decay: 0.01, decay_norms_and_biases: true, adam_epsilon: 1e-08,
+    batch_size: 512,
+    mismatch: none}
+""")
 
 
 @pytest.fixture
@@ -252,7 +185,8 @@ def test_ppo_is_what_params_yaml_ships_with() -> None:
 @pytest.mark.parametrize("peer", PUBLISHED)
 def test_peers_say_what_the_peers_default_to(peer: str) -> None:
     result = applied(peer)
-    assert {key: result[key] for key in PUBLISHED[peer]} == PUBLISHED[peer]
+    for section, values in PUBLISHED[peer].items():
+        assert {key: result[f"{section}.{key}"] for key in values} == values
 
 
 @pytest.mark.parametrize("peer", ["trl", "trl-ppo", "openrlhf"])

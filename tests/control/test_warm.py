@@ -94,22 +94,21 @@ def ask(
     module: str,
     *arguments: str,
     minutes: float | None = None,
-    waits: bool = True,
     **variables: str,
-) -> Forked | None:
+) -> Forked:
     request = Request.from_here(
         module, list(arguments), {**os.environ, **variables}, str(repository.root), minutes
     )
     with (repository.root / "log").open("ab") as log:
         files = [log.fileno()] * 3
-        return fork(repository, identity_of(repository), request, files, waits=waits)
+        forked = fork(repository, identity_of(repository), request, files, waits=True)
+    assert forked is not None
+    return forked
 
 
 def described(repository: Repository, **variables: str) -> dict[str, Any]:
     path = repository.root / "said.json"
-    forked = ask(repository, "describe", str(path), **variables)
-    assert forked is not None
-    assert forked.wait() == 7
+    assert ask(repository, "describe", str(path), **variables).wait() == 7
     return dict(json.loads(path.read_text()))
 
 
@@ -151,7 +150,6 @@ def test_a_child_holds_nothing_of_the_server_and_draws_its_own_random_numbers(
 
 def test_ps_shows_what_a_forked_process_does(repository: Repository) -> None:
     forked = ask(repository, "sleep", "a", "b c")
-    assert forked is not None
     process = psutil.Process(forked.pid)
     until(lambda: " ".join(process.cmdline()).endswith("-m sleep a b c"), "its own words")
     forked.kill()
@@ -159,19 +157,14 @@ def test_ps_shows_what_a_forked_process_does(repository: Repository) -> None:
 
 
 def test_a_process_whose_time_is_over_is_told_so_and_then_ended(repository: Repository) -> None:
-    forked = ask(repository, "sleep", minutes=0.01)
-    assert forked is not None
-    assert forked.wait() == -signal.SIGTERM
-    forked = ask(repository, "stubborn", minutes=0.01)
-    assert forked is not None
-    assert forked.wait() == -signal.SIGKILL
+    assert ask(repository, "sleep", minutes=0.01).wait() == -signal.SIGTERM
+    assert ask(repository, "stubborn", minutes=0.01).wait() == -signal.SIGKILL
 
 
 def test_killed_the_server_takes_nothing_with_it_and_the_next_command_starts_another(
     repository: Repository,
 ) -> None:
     forked = ask(repository, "sleep")
-    assert forked is not None
     server = psutil.Process(forked.pid).parent()
     assert server is not None
     server.kill()
@@ -258,7 +251,6 @@ def test_it_ends_when_idle_when_told_and_with_its_clone(
 
 def test_told_to_end_it_still_tells_how_its_children_ended(repository: Repository) -> None:
     forked = ask(repository, "sleep")
-    assert forked is not None
     end_servers(repository)
     until(lambda: not servers(repository), "nobody finds it any more")
     assert forked.poll() is None
@@ -272,7 +264,6 @@ def test_it_stays_while_a_child_runs_however_idle_it_is(
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_WARM_IDLE_S", "0.2")
     forked = ask(repository, "sleep")
-    assert forked is not None
     time.sleep(1.5)
     assert servers(repository)
     forked.kill()
@@ -324,7 +315,6 @@ def test_a_server_that_has_only_just_been_started_is_told_to_end(repository: Rep
 def test_a_forked_process_can_be_signalled_by_its_group_at_once(repository: Repository) -> None:
     for _ in range(20):
         forked = ask(repository, "sleep")
-        assert forked is not None
         os.killpg(forked.pid, signal.SIGKILL)
         assert forked.wait() == -signal.SIGKILL
 
