@@ -19,11 +19,6 @@ DAYS_S = 2 * 86400.0
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(tmp_path)
-
-
-@pytest.fixture
 def entry(repository: Repository) -> Path:
     """One whose only attempt has failed."""
     folder = repository.jobs / "sft/abc-001"

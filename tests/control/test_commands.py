@@ -14,10 +14,9 @@ from pipelines.base.repository import Repository
 from pipelines.commands.cli import GROUPS, main
 from pipelines.config.reference import params_reference, profiles_reference
 from pipelines.doctor import checks
-from pipelines.ledger.entry import Ledger
+from pipelines.ledger.entry import Entry
 from pipelines.slurm import logs
-from tests.control.made_up import SPEC
-from tests.ledger_values import ORIGIN, launch
+from tests.ledger_values import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -151,8 +150,7 @@ def test_doctor_shows_no_error_that_is_none_of_this_profile(clone: Any) -> None:
     assert "sinfo: fatal: no configuration" in said
 
 
-def test_the_name_of_a_log_is_written_once_also_while_it_is_empty(tmp_path: Path) -> None:
-    entry = Ledger(tmp_path).find_or_create(SPEC, ORIGIN)
+def test_the_name_of_a_log_is_written_once_also_while_it_is_empty(entry: Entry) -> None:
     attempt = entry.new_attempt(launch())
     log = attempt.folder / "job_0_log.out"
     log.touch()

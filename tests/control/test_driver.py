@@ -10,21 +10,18 @@ from pipelines.base.repository import Repository
 from pipelines.config.profiles import ExecutorKind
 from pipelines.driver.driver import Driver
 from pipelines.driver.executors import make_executor
-from pipelines.ledger.entry import Entry, Ledger
+from pipelines.ledger.entry import Entry
 from pipelines.ledger.invocation import current_invocation
 from pipelines.tracking.health import Health
-from tests.control.made_up import SPEC
-from tests.ledger_values import ORIGIN, launch, result
+from tests.control.made_up import SPEC, write_outputs
+from tests.ledger_values import launch, result
 
 
 @pytest.fixture
-def entry(tmp_path: Path) -> Entry:
+def entry(entry: Entry) -> Entry:
     """A stage whose job has ended well, with nobody waiting for it."""
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
     attempt = entry.new_attempt(launch(ExecutorKind.DEBUG))
-    (entry.out / "model").mkdir(parents=True)
-    (entry.out / "model/weights").write_text("w")
-    (entry.out / "metrics").write_text("{}")
+    write_outputs(entry)
     attempt.write(result(outs={}, metrics={}))
     return entry
 

@@ -6,11 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,43 +26,39 @@ from pipelines.ledger.publish import drop_recorded, publish
 from pipelines.ledger.state import State
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
+from tests.control.made_up import SPEC, write_outputs
 from tests.ledger_values import ORIGIN, launch, record, result, worker
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def spec(**changes: object) -> Spec:
-    values = {
-        "stage": "sft",
-        "name": "sft",
-        "key": None,
-        "config": {"seed": 1},
-        "code": "abc",
-        "inputs": {"base": Artifact("artifacts/base", "h")},
-        "outs": {"model": "artifacts/model"},
-        "metrics": "metrics/sft.json",
-    }
-    return Spec(**{**values, **changes})  # type: ignore[arg-type]
+@pytest.fixture
+def finished(entry: Entry) -> Entry:
+    """As a worker leaves it: complete outputs and a result."""
+    attempt = entry.new_attempt(launch())
+    write_outputs(entry)
+    attempt.write(result(outs={"artifacts/model": "m.dir"}, metrics={}))
+    return entry
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / ".lockstep/jobs")
+def model(tmp_path: Path) -> Path:
+    """What an earlier job has published."""
+    folder = tmp_path / "artifacts/model"
+    folder.mkdir(parents=True)
+    (folder / "stale").write_text("old")
+    return folder
 
 
-def finish(entry: Entry) -> None:
-    """As a worker leaves it: complete outputs and a result."""
-    attempt = entry.new_attempt(launch())
-    (entry.out / "model").mkdir(parents=True)
-    (entry.out / "model" / "weights").write_text("w")
-    (entry.out / "metrics").write_text('{"loss": 1}')
-    attempt.write(result(outs={"artifacts/model": "m.dir"}, metrics={}))
+def let_dvc_record(root: Path, md5: str) -> None:
+    lock = {"stages": {"sft": {"outs": [{"path": "artifacts/model", "md5": md5}]}}}
+    (root / "dvc.lock").write_text(json.dumps(lock) + "\n")
 
 
 def test_a_spec_survives_its_file(tmp_path: Path) -> None:
-    spec().write(tmp_path / "spec.json")
-    assert Spec.read(tmp_path / "spec.json") == spec()
+    SPEC.write(tmp_path / "spec.json")
+    assert Spec.read(tmp_path / "spec.json") == SPEC
 
 
 @pytest.mark.parametrize(
@@ -75,8 +70,8 @@ def test_a_spec_survives_its_file(tmp_path: Path) -> None:
         {"stage": "reward_model"},
     ],
 )
-def test_whatever_bears_identity_changes_the_fingerprint(change: dict[str, object]) -> None:
-    assert spec(**change).fingerprint != spec().fingerprint
+def test_whatever_bears_identity_changes_the_fingerprint(change: dict[str, Any]) -> None:
+    assert replace(SPEC, **change).fingerprint != SPEC.fingerprint
 
 
 def test_a_spec_follows_the_stages_code_and_inputs(tmp_path: Path) -> None:
@@ -105,32 +100,33 @@ def test_a_spec_follows_the_stages_code_and_inputs(tmp_path: Path) -> None:
     assert fingerprint() not in (before, changed)
 
 
-def test_an_unfinished_entry_is_found_again(ledger: Ledger) -> None:
-    first = ledger.find_or_create(spec(), ORIGIN)
-    assert ledger.find_or_create(spec(), ORIGIN) == first
-    assert ledger.find_or_create(spec(code="other"), ORIGIN) != first
+def test_an_unfinished_entry_is_found_again(ledger: Ledger, entry: Entry) -> None:
+    assert ledger.find_or_create(SPEC, ORIGIN) == entry
+    assert ledger.find_or_create(replace(SPEC, code="other"), ORIGIN) != entry
 
 
-def test_the_latest_entry_is_the_one_last_asked_for(ledger: Ledger) -> None:
+@pytest.mark.parametrize("clock_off_by", [0, 86400], ids=["", "the clock was set back"])
+def test_the_latest_entry_is_the_one_last_asked_for(
+    ledger: Ledger, entry: Entry, clock_off_by: float
+) -> None:
     """Going back to old params makes their job the wanted one again."""
-    first = ledger.find_or_create(spec(), ORIGIN)
-    other = ledger.find_or_create(spec(code="other"), ORIGIN)
+    os.utime(entry.folder / "entry.json", (time.time() + clock_off_by,) * 2)
+    other = ledger.find_or_create(replace(SPEC, code="other"), ORIGIN)
     assert ledger.latest()["sft"] == other
-    ledger.find_or_create(spec(), ORIGIN)
-    assert ledger.latest()["sft"] == first
+    ledger.find_or_create(SPEC, ORIGIN)
+    assert ledger.latest()["sft"] == entry
 
 
 def test_an_entry_whose_maker_was_killed_half_way_is_made_anew(ledger: Ledger) -> None:
     (ledger.folder / "sft").mkdir(parents=True)
-    half = atomic.unique(ledger.folder / "sft" / f"{spec().fingerprint[:12]}-001")
+    half = atomic.unique(ledger.folder / "sft" / f"{SPEC.fingerprint[:12]}-001")
     half.mkdir()
     (half / "entry.json").write_text("{}")
-    assert ledger.find_or_create(spec(), ORIGIN).spec == spec()
+    assert ledger.find_or_create(SPEC, ORIGIN).spec == SPEC
     assert len(ledger.entries()) == 1
 
 
-def test_states_of_an_attempt(ledger: Ledger) -> None:
-    entry = ledger.find_or_create(spec(), ORIGIN)
+def test_states_of_an_attempt(entry: Entry) -> None:
     assert entry.state() is State.NEW
     attempt = entry.new_attempt(launch())
     assert entry.state() is State.STARTING
@@ -150,9 +146,9 @@ def test_states_of_an_attempt(ledger: Ledger) -> None:
 
 
 def test_a_submission_whose_driver_died_is_given_up_at_once_unless_its_job_is_there(
-    ledger: Ledger,
+    entry: Entry,
 ) -> None:
-    attempt = ledger.find_or_create(spec(), ORIGIN).new_attempt(launch())
+    attempt = entry.new_attempt(launch())
     assert attempt.state() is State.STARTING, "this process is about to submit it"
     attempt.write(launch(submitter=replace(this_process(), started="another")))
     assert attempt.state() is State.DIED
@@ -163,18 +159,6 @@ def test_a_submission_whose_driver_died_is_given_up_at_once_unless_its_job_is_th
         until(lambda: attempt.state() is State.STARTING, "the job is seen")
         job.communicate(b"\n")
     assert attempt.state() is State.DIED
-
-
-def test_the_entry_last_asked_for_is_the_newest_even_when_the_clock_was_set_back(
-    ledger: Ledger,
-) -> None:
-    before = ledger.find_or_create(spec(), ORIGIN)
-    tomorrow = time.time() + 86400
-    os.utime(before.folder / "entry.json", (tomorrow, tomorrow))
-    after = ledger.find_or_create(spec(code="other"), ORIGIN)
-    assert ledger.latest()[after.stage] == after
-    ledger.find_or_create(spec(), ORIGIN)
-    assert ledger.latest()[after.stage] == before
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
@@ -194,8 +178,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     assert not is_locked(path)
 
 
-def test_one_driver_at_a_time(ledger: Ledger) -> None:
-    entry = ledger.find_or_create(spec(), ORIGIN)
+def test_one_driver_at_a_time(entry: Entry) -> None:
     with (
         entry.lease(),
         pytest.raises(LockstepError, match="already waiting for this job"),
@@ -205,66 +188,44 @@ def test_one_driver_at_a_time(ledger: Ledger) -> None:
 
 
 def test_publishing_keeps_the_ledgers_copy_until_dvc_has_recorded_it(
-    ledger: Ledger, tmp_path: Path
+    ledger: Ledger, finished: Entry, tmp_path: Path
 ) -> None:
-    entry = ledger.find_or_create(spec(), ORIGIN)
-    finish(entry)
-    assert entry.state() is State.COMPLETED
-    publish(tmp_path, entry)
+    assert finished.state() is State.COMPLETED
+    publish(tmp_path, finished)
     assert (tmp_path / "artifacts/model/weights").read_text() == "w"
-    assert entry.state() is State.PUBLISHED
+    assert finished.state() is State.PUBLISHED
     drop_recorded(tmp_path, ledger)
-    assert ledger.find_or_create(spec(), ORIGIN) == entry, (
-        "DVC has not recorded it: still to be had"
-    )
-    lock = {"stages": {"sft": {"outs": [{"path": "artifacts/model", "md5": "m.dir"}]}}}
-    (tmp_path / "dvc.lock").write_text(json.dumps(lock) + "\n")
+    assert ledger.find_or_create(SPEC, ORIGIN) == finished, "DVC has not recorded it"
+    let_dvc_record(tmp_path, "m.dir")
     drop_recorded(tmp_path, ledger)
-    assert not entry.out.exists()
-    assert ledger.find_or_create(spec(), ORIGIN) != entry, "recorded: a forced run computes again"
+    assert not finished.out.exists()
+    assert ledger.find_or_create(SPEC, ORIGIN) != finished, "recorded: a forced run computes again"
 
 
 def test_a_lock_that_names_older_outputs_does_not_take_the_ledgers_copy(
-    ledger: Ledger, tmp_path: Path
+    ledger: Ledger, finished: Entry, tmp_path: Path
 ) -> None:
-    entry = ledger.find_or_create(spec(), ORIGIN)
-    finish(entry)
-    publish(tmp_path, entry)
-    lock = {"stages": {"sft": {"outs": [{"path": "artifacts/model", "md5": "older.dir"}]}}}
-    (tmp_path / "dvc.lock").write_text(json.dumps(lock) + "\n")
+    publish(tmp_path, finished)
+    let_dvc_record(tmp_path, "older.dir")
     drop_recorded(tmp_path, ledger)
-    assert (entry.out / "model/weights").read_text() == "w"
+    assert (finished.out / "model/weights").read_text() == "w"
 
 
-def test_publishing_twice_replaces_what_was_there(ledger: Ledger, tmp_path: Path) -> None:
-    (tmp_path / "artifacts/model").mkdir(parents=True)
-    (tmp_path / "artifacts/model/stale").write_text("old")
-    entry = ledger.find_or_create(spec(), ORIGIN)
-    finish(entry)
+def test_publishing_twice_replaces_what_was_there(
+    finished: Entry, tmp_path: Path, model: Path
+) -> None:
     for _ in range(2):
-        publish(tmp_path, entry)
-        assert [p.name for p in (tmp_path / "artifacts/model").iterdir()] == ["weights"]
-
-
-@pytest.fixture
-def other_disk(tmp_path: Path) -> Iterator[Path]:
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("needs a second file system")
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
+        publish(tmp_path, finished)
+        assert [path.name for path in model.iterdir()] == ["weights"]
 
 
 def test_outputs_on_another_disk_are_never_half_there_under_their_name(
-    ledger: Ledger, tmp_path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Entry, tmp_path: Path, model: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "artifacts").symlink_to(other_disk)
-    model = tmp_path / "artifacts/model"
-    model.mkdir()
-    (model / "stale").write_text("old")
-    entry = ledger.find_or_create(spec(), ORIGIN)
-    finish(entry)
-    (entry.out / "model/tokenizer").write_text("t")
+    shutil.move(model, other_disk)
+    model.parent.rmdir()
+    model.parent.symlink_to(other_disk)
+    (finished.out / "model/tokenizer").write_text("t")
     copied: list[str] = []
     really_copy = shutil.copyfile
 
@@ -277,53 +238,38 @@ def test_outputs_on_another_disk_are_never_half_there_under_their_name(
     killed = os.fork()
     if not killed:
         monkeypatch.setattr(shutil, "copyfile", killed_in_the_middle)
-        publish(tmp_path, entry)
+        publish(tmp_path, finished)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == 9
     assert [path.name for path in model.iterdir()] == ["stale"], "what was there is whole"
-    publish(tmp_path, entry)
+    publish(tmp_path, finished)
     assert sorted(path.name for path in model.iterdir()) == ["tokenizer", "weights"]
     assert [path.name for path in other_disk.iterdir()] == ["model"]
-    assert not (entry.folder / "publishing").exists()
+    assert not (finished.folder / "publishing").exists()
 
 
 def test_a_failed_publication_leaves_what_was_there(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Entry, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "artifacts/model").mkdir(parents=True)
-    (tmp_path / "artifacts/model/stale").write_text("old")
-    entry = ledger.find_or_create(spec(), ORIGIN)
-    finish(entry)
-
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "broken")
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", fails)
         with pytest.raises(OSError, match="broken"):
-            publish(tmp_path, entry)
-    assert (tmp_path / "artifacts/model/stale").read_text() == "old"
+            publish(tmp_path, finished)
+    assert (model / "stale").read_text() == "old"
 
 
-def test_a_worker_killed_after_its_last_rename_is_harvested(ledger: Ledger, tmp_path: Path) -> None:
-    entry = ledger.find_or_create(spec(), ORIGIN)
-    finish(entry)
-    (entry.attempts()[-1].folder / "result.json").unlink()
-    entry.attempts()[-1].write(worker(time=5.0))
-    assert entry.state() is State.COMPLETED
-    assert publish(tmp_path, entry).outs["artifacts/model"].endswith(".dir")
-
-
-def test_a_worker_that_died_after_its_outputs_leaves_what_made_them(
-    tmp_path: Path, ledger: Ledger
+def test_a_worker_killed_after_its_last_rename_is_harvested_with_what_made_its_outputs(
+    finished: Entry, tmp_path: Path
 ) -> None:
-    entry = ledger.find_or_create(spec(), ORIGIN)
-    finish(entry)
-    attempt = entry.attempts()[-1]
+    attempt = finished.attempts()[-1]
     (attempt.folder / "result.json").unlink()
     made_by = {"host": "node1", "packages": {"torch": "2"}}
     attempt.write(worker(time=5.0, environment=made_by))
-    made = publish(tmp_path, entry)
+    assert finished.state() is State.COMPLETED
+    made = publish(tmp_path, finished)
     assert (made.environment, made.started) == (made_by, 5.0)
     assert made.outs["artifacts/model"].endswith(".dir")
 

@@ -4,9 +4,7 @@ A rename may reach the disk before what was written. So each file that is rename
 folder, has to have been synced since it was last written.
 """
 
-import json
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +26,7 @@ from stages.context import Context
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
 from stages.engines.processes.parts import Pass, fill
-from tests.control.made_up import SPEC
+from tests.control.made_up import SPEC, write_outputs
 from tests.ledger_values import ORIGIN, launch, result
 
 
@@ -55,7 +53,8 @@ class Renames:
 
 
 @pytest.fixture
-def renames(monkeypatch: pytest.MonkeyPatch) -> Renames:
+def renames(monkeypatch: pytest.MonkeyPatch) -> Iterator[Renames]:
+    """At its end no file was renamed too early."""
     seen = Renames()
     really_sync = os.fsync
 
@@ -74,36 +73,33 @@ def renames(monkeypatch: pytest.MonkeyPatch) -> Renames:
     monkeypatch.setattr(os, "fsync", sync)
     for name in ("rename", "replace"):
         monkeypatch.setattr(os, name, watched(getattr(os, name)))
-    return seen
+    yield seen
+    assert seen.too_early == []
 
 
 def test_a_file_of_the_ledger(tmp_path: Path, renames: Renames) -> None:
     atomic.write_json(tmp_path / "record.json", {"outs": {}})
     assert renames.targets == ["record.json"]
-    assert renames.too_early == []
 
 
 def test_a_checkpoint(tmp_path: Path, renames: Renames) -> None:
     save_checkpoint(tmp_path, Checkpoint(3, {"weight": torch.ones(2)}, {"history": []}))
     assert renames.targets == ["checkpoint-00000003"]
-    assert renames.too_early == []
 
 
 def test_a_part(tmp_path: Path, renames: Renames) -> None:
     ctx = Context(stage="score", key=None, seed=1, folder=tmp_path)
     fill(ctx, Pass("rewards", 2, 2, lambda: lambda unit: list(unit)))
     assert "00000000-00000002.json" in renames.targets
-    assert renames.too_early == []
 
 
 def test_the_metrics_of_a_resumed_stage(tmp_path: Path, renames: Renames) -> None:
     Context(stage="sft", key=None, seed=1, folder=tmp_path).resume_at(1, [{"loss": 1.0}])
     assert renames.targets == ["metrics.jsonl"]
-    assert renames.too_early == []
 
 
 def test_the_outputs_of_a_stage(
-    tmp_path: Path, renames: Renames, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ledger: Ledger, renames: Renames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(_config: Any, _inputs: Any, out: dict[str, Path], _ctx: Context) -> dict[str, float]:
         out["report"].mkdir()
@@ -114,44 +110,25 @@ def test_the_outputs_of_a_stage(
     bound = bind("report", Params())
     spec = replace(SPEC, stage="report", name="report", inputs={}, outs=bound.outs)
     spec = replace(spec, config=bound.config.values(None), metrics=bound.metrics)
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(spec, ORIGIN)
+    entry = ledger.find_or_create(spec, ORIGIN)
     attempt = entry.new_attempt(
         launch(root=tmp_path, code=CODE, resources=Resources(deterministic=False))
     )
     assert run_attempt(str(attempt.folder)) == "completed", attempt.result
     assert "out" in renames.targets
-    assert renames.too_early == []
-
-
-@pytest.fixture
-def finished(tmp_path: Path) -> Entry:
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
-    attempt = entry.new_attempt(launch())
-    (entry.out / "model").mkdir(parents=True)
-    (entry.out / "model/weights").write_text("w")
-    (entry.out / "metrics").write_text(json.dumps({"loss": 1}))
-    attempt.write(result(outs={}, metrics={}))
-    return entry
-
-
-@pytest.fixture
-def other_disk(tmp_path: Path) -> Iterator[Path]:
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("needs a second file system")
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
 
 
 def test_outputs_that_are_copied_to_another_disk(
-    tmp_path: Path, finished: Entry, other_disk: Path, renames: Renames
+    tmp_path: Path, entry: Entry, other_disk: Path, renames: Renames
 ) -> None:
+    attempt = entry.new_attempt(launch())
+    write_outputs(entry)
+    attempt.write(result(outs={}, metrics={}))
     for name in ("artifacts", "metrics"):
         (other_disk / name).mkdir()
         (tmp_path / name).symlink_to(other_disk / name)
-    publish(tmp_path, finished)
+    publish(tmp_path, entry)
     assert {"model", "sft.json"} <= set(renames.targets)
-    assert renames.too_early == []
 
 
 def test_two_threads_that_write_one_file_do_not_share_what_lies_beside_it(tmp_path: Path) -> None:

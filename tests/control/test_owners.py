@@ -13,7 +13,7 @@ from pipelines.base.owners import explain, user_name
 from pipelines.base.repository import Repository
 from pipelines.commands.cli import main
 from pipelines.ledger import entry as ledger
-from pipelines.ledger.entry import Attempt, Ledger
+from pipelines.ledger.entry import Entry, Ledger
 from pipelines.ledger.state import State
 from pipelines.runs.cancel import cancel_stages
 from tests.control.made_up import SPEC
@@ -53,18 +53,14 @@ def test_what_is_not_permitted_is_named_with_its_owner(
     assert f"{folder} belongs to {ME}" in capsys.readouterr().err
 
 
-def submitted(repository: Repository, user: int) -> Attempt:
-    """A job in Slurm's queue, as a driver leaves it."""
-    attempt = Ledger(repository.jobs).find_or_create(SPEC, ORIGIN).new_attempt(launch())
-    attempt.write(launch(SLURM, user=user, jobs=("7",), job="7", time=time.time()))
-    return attempt
-
-
-def test_another_users_job_is_neither_ended_nor_marked(tmp_path: Path) -> None:
-    (tmp_path / "params.yaml").write_text("seed: 17\n")
-    attempt = submitted(Repository(tmp_path), ANOTHER)
+def test_another_users_job_is_neither_ended_nor_marked(
+    repository: Repository, entry: Entry
+) -> None:
+    (repository.root / "params.yaml").write_text("seed: 17\n")
+    attempt = entry.new_attempt(launch())
+    attempt.write(launch(SLURM, user=ANOTHER, jobs=("7",), job="7", time=time.time()))
     for stages in ([SPEC.stage], []):
         with pytest.raises(LockstepError, match=f"these go on: sft, job 7 of {ANOTHER}"):
-            cancel_stages(Repository(tmp_path), stages, Console())
+            cancel_stages(repository, stages, Console())
     assert not attempt.was_cancelled
     assert attempt.state() is State.QUEUED

@@ -15,7 +15,7 @@ from pipelines.base.repository import Repository
 from pipelines.config.profiles import load_profile
 from pipelines.driver.activity import activity
 from pipelines.ledger import files
-from pipelines.ledger.entry import Entry, Ledger
+from pipelines.ledger.entry import Entry
 from pipelines.ledger.scheduler_view import SchedulerView, SlurmJob
 from pipelines.ledger.state import State
 from pipelines.runs.run import PipelineRun, _Running
@@ -24,7 +24,7 @@ from stages.engines.forward.inference import logprobs_by, response_pass
 from stages.progress import LINES, REPORT_S, Pace, describe
 from tests.clock import Clock
 from tests.control.made_up import SPEC
-from tests.ledger_values import ORIGIN, SLURM, launch, record, result, worker
+from tests.ledger_values import SLURM, launch, record, result, worker
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -122,20 +122,18 @@ def test_other_ranks_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not (tmp_path / "progress.json").exists()
 
 
-def queued(repository: Repository, reason: str) -> Entry:
-    entry = Ledger(repository.jobs).find_or_create(SPEC, ORIGIN)
+def queue(entry: Entry, reason: str) -> None:
     attempt = entry.new_attempt(launch(SLURM))
     attempt.write(SchedulerView(jobs={"7": SlurmJob("7", "PENDING", reason)}))
-    return entry
 
 
-def test_a_held_job_says_what_it_waits_for(tmp_path: Path) -> None:
-    entry = queued(Repository(tmp_path), "JobHeldUser")
+def test_a_held_job_says_what_it_waits_for(entry: Entry) -> None:
+    queue(entry, "JobHeldUser")
     assert activity(entry, entry.state()) == "queued (JobHeldUser; scontrol release 7)"
 
 
-def test_a_suspended_job_does_not_read_running(tmp_path: Path) -> None:
-    entry = queued(Repository(tmp_path), "None")
+def test_a_suspended_job_does_not_read_running(entry: Entry) -> None:
+    queue(entry, "None")
     attempt = entry.attempts()[-1]
     attempt.write(worker())
     attempt.write(SchedulerView(jobs={"7": SlurmJob("7", "SUSPENDED", nodes="n1")}))
@@ -145,9 +143,8 @@ def test_a_suspended_job_does_not_read_running(tmp_path: Path) -> None:
     assert activity(entry, entry.state()) == "suspended by Slurm  steps 3/9"
 
 
-def test_the_line_of_a_run_follows_a_stage_to_its_end(tmp_path: Path) -> None:
-    repository = Repository(tmp_path)
-    entry = queued(repository, "Priority")
+def test_the_line_of_a_run_follows_a_stage_to_its_end(repository: Repository, entry: Entry) -> None:
+    queue(entry, "Priority")
     run = PipelineRun(repository, "local", load_profile(ROOT, "local"), Console(Terminal()), -1)
     before: set[float] = set()
 

@@ -20,7 +20,7 @@ from pipelines.base.repository import Repository
 from pipelines.config.profiles import ExecutorKind, Profile, Resources, load_profile
 from pipelines.driver.session_watch import HANG_S, SessionWatch
 from pipelines.ledger import mailbox
-from pipelines.ledger.entry import Attempt, Ledger
+from pipelines.ledger.entry import Attempt, Entry
 from pipelines.ledger.task import Task
 from pipelines.runs.sessions import choose_resources
 from pipelines.slurm.outcome import outcome_in_session
@@ -28,18 +28,12 @@ from pipelines.slurm.restarts import stop_or_requeue
 from pipelines.worker.session import STALE_S, Heartbeat, Session, new_session, serving, sessions
 from pipelines.worker.session_host import memory_to_keep
 from tests.clock import Clock
-from tests.control.made_up import SPEC
-from tests.ledger_values import ORIGIN, launch, result, worker
+from tests.ledger_values import launch, result, worker
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = ProcessMark(2**22 + 1, "never", os.uname().nodename)
 CODE = Path("code")
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(tmp_path)
 
 
 @pytest.fixture
@@ -51,8 +45,7 @@ def session(repository: Repository) -> Session:
 
 
 @pytest.fixture
-def attempt(repository: Repository, session: Session) -> Attempt:
-    entry = Ledger(repository.jobs).find_or_create(SPEC, ORIGIN)
+def attempt(entry: Entry, session: Session) -> Attempt:
     attempt = entry.new_attempt(launch(ExecutorKind.SESSION, session=session.folder))
     attempt.write(replace(attempt.launched, submitter=NOBODY))
     return attempt

@@ -20,20 +20,18 @@ from pipelines.slurm.restarts import stop_or_requeue
 from pipelines.worker.worker import CODE, run_attempt
 from stages.context import StageError
 from stages.progress import Pace
-from tests.control.made_up import SPEC
+from tests.control.made_up import SPEC, write_outputs
 from tests.ledger_values import ORIGIN, SLURM, launch, result, worker
 from tests.waiting import PATIENCE_S
 
 MADE_BY = {"host": "node1", "cpu": "A"}
+REPORT = replace(SPEC, stage="report", name="report")
 
 
 @pytest.fixture
-def entry(tmp_path: Path) -> Entry:
-    """A stage on Slurm, its outputs complete."""
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
-    (entry.out / "model").mkdir(parents=True)
-    (entry.out / "model/weights").write_text("w")
-    (entry.out / "metrics").write_text("{}")
+def done(entry: Entry) -> Entry:
+    """A stage whose outputs are complete."""
+    write_outputs(entry)
     return entry
 
 
@@ -50,9 +48,9 @@ def new_attempt(entry: Entry) -> Attempt:
 
 
 def test_a_finished_job_that_slurm_starts_again_keeps_its_record(
-    entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt = new_attempt(entry)
+    attempt = new_attempt(done)
     me = worker(host="node1", environment=MADE_BY)
     end = result(outs={"artifacts/model": "m.dir"}, metrics={"loss": 1}, environment=MADE_BY)
     attempt.write(me)
@@ -60,56 +58,55 @@ def test_a_finished_job_that_slurm_starts_again_keeps_its_record(
     assert start(attempt, monkeypatch, restart=1) == "completed"
     assert (attempt.worker, attempt.result) == (me, end)
     assert attempt.restarts == 1
-    record = publish(tmp_path, entry)
+    record = publish(tmp_path, done)
     assert (record.outs, record.metrics) == (end.outs, end.metrics)
     assert (record.started, record.ended, record.environment) == (1.0, 2.0, MADE_BY)
 
 
 @pytest.mark.parametrize("dead_before_its_word", [False, True])
 def test_an_attempt_that_finds_all_done_says_nothing_about_who_made_it(
-    entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead_before_its_word: bool
+    done: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead_before_its_word: bool
 ) -> None:
-    made = new_attempt(entry)
+    made = new_attempt(done)
     made.write(worker(environment=MADE_BY))
     if not dead_before_its_word:
         made.write(result(outs={"artifacts/model": "m.dir"}, environment=MADE_BY))
-    again = new_attempt(entry)
+    again = new_attempt(done)
     assert start(again, monkeypatch) == "completed"
-    record = publish(tmp_path, entry)
+    record = publish(tmp_path, done)
     assert (record.environment, record.started) == (MADE_BY, 1.0)
     assert record.started < record.ended
     assert record.attempts == 2
 
 
 def test_the_record_names_every_kind_of_machine_that_had_a_hand_in_it(
-    entry: Entry, tmp_path: Path
+    done: Entry, tmp_path: Path
 ) -> None:
-    first, second = new_attempt(entry), new_attempt(entry)
+    first, second = new_attempt(done), new_attempt(done)
     note_environment(first, Task(), {"host": "node1", "cpu": "A"})
     note_environment(first, Task(restart=1), {"host": "node2", "cpu": "A"})
     note_environment(first, Task(restart=2), {"host": "node3", "cpu": "B"})
     note_environment(second, Task(), {"host": "node4", "cpu": "B"})
     made_by = {"host": "node4", "cpu": "B"}
     second.write(worker(environment=made_by))
-    record = publish(tmp_path, entry)
+    record = publish(tmp_path, done)
     assert record.environment == made_by
     assert record.earlier_environments == ({"host": "node1", "cpu": "A"},)
 
 
-def test_one_kind_of_machine_is_named_once(entry: Entry, tmp_path: Path) -> None:
-    attempt = new_attempt(entry)
+def test_one_kind_of_machine_is_named_once(done: Entry, tmp_path: Path) -> None:
+    attempt = new_attempt(done)
     for restart, host in enumerate(("node1", "node2")):
         note_environment(attempt, Task(restart=restart), {**MADE_BY, "host": host})
     attempt.write(worker(environment=MADE_BY))
-    assert publish(tmp_path, entry).earlier_environments == ()
+    assert publish(tmp_path, done).earlier_environments == ()
 
 
 def test_each_start_of_a_job_notes_its_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its input is gone, so each ends before it has begun to compute."""
-    report = replace(SPEC, stage="report", name="report")
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, ORIGIN)
+    entry = ledger.find_or_create(REPORT, ORIGIN)
     resources = Resources(deterministic=False)
     attempt = entry.new_attempt(launch(SLURM, root=tmp_path, code=CODE, resources=resources))
     for restart in range(2):
@@ -123,7 +120,10 @@ def test_each_start_of_a_job_notes_its_machine(
 
 
 def test_what_other_programs_of_a_stage_print_is_redacted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ledger: Ledger,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """In place of a stage, which needs inputs: what a job does first."""
 
@@ -133,9 +133,7 @@ def test_what_other_programs_of_a_stage_print_is_redacted(
 
     monkeypatch.setenv("MY_API_KEY", "nobody's business")
     monkeypatch.setattr("pipelines.worker.worker.check_inputs", leak)
-    report = replace(SPEC, stage="report", name="report")
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(report, ORIGIN)
-    attempt = entry.new_attempt(launch(root=tmp_path, code=CODE))
+    attempt = ledger.find_or_create(REPORT, ORIGIN).new_attempt(launch(root=tmp_path, code=CODE))
     assert run_attempt(str(attempt.folder)) == "failed"
     written = capfd.readouterr()
     assert "mine is ***\n" in written.out
@@ -143,11 +141,11 @@ def test_what_other_programs_of_a_stage_print_is_redacted(
 
 
 def test_two_attempts_at_a_stage_do_not_work_at_once(
-    entry: Entry, monkeypatch: pytest.MonkeyPatch
+    done: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt, ended = new_attempt(entry), list[str]()
+    attempt, ended = new_attempt(done), list[str]()
     second = Thread(target=lambda: ended.append(start(attempt, monkeypatch)))
-    with hold_lock(entry.folder / "working.00000"):
+    with hold_lock(done.folder / "working.00000"):
         second.start()
         second.join(0.5)
         assert not attempt.tasks, "it says nothing before the other one has ended"
@@ -157,9 +155,9 @@ def test_two_attempts_at_a_stage_do_not_work_at_once(
 
 
 def test_a_cancelled_job_that_slurm_brings_back_computes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entry: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt = new_attempt(Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN))
+    attempt = new_attempt(entry)
     attempt.mark_cancelled()
     assert start(attempt, monkeypatch, restart=1) == "cancelled"
     assert attempt.result is not None
@@ -167,9 +165,8 @@ def test_a_cancelled_job_that_slurm_brings_back_computes_nothing(
 
 
 def test_how_far_an_earlier_start_was_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entry: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
     attempt = new_attempt(entry)
     attempt.mark_cancelled()  # so that it ends as soon as it has started
     atomic.write_json(entry.folder / "progress.json", Pace().report(274, 376, "steps", {}))
@@ -179,9 +176,8 @@ def test_how_far_an_earlier_start_was_is_forgotten(
 
 
 def test_a_job_that_is_told_to_stop_asks_for_as_many_restarts_as_its_profile_allows(
-    tmp_path: Path,
+    entry: Entry,
 ) -> None:
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
     resources = Resources(requeues=2, time_minutes=30)
     attempt = entry.new_attempt(launch(SLURM, resources=resources, restarts_before=1))
     ends = [stop_or_requeue(attempt, Task(job="7", restart=n)) for n in (0, 1)]
@@ -190,9 +186,10 @@ def test_a_job_that_is_told_to_stop_asks_for_as_many_restarts_as_its_profile_all
     assert [path.name for path in attempt.folder.glob("requeue.*")] == ["requeue.7.0"]
 
 
-def test_a_job_with_other_code_than_was_copied_for_it_makes_nothing(tmp_path: Path) -> None:
+def test_a_job_with_other_code_than_was_copied_for_it_makes_nothing(
+    entry: Entry, tmp_path: Path
+) -> None:
     """As where a wrapper around Python, or a container, sets a PYTHONPATH of its own."""
-    entry = Ledger(tmp_path / ".lockstep/jobs").find_or_create(SPEC, ORIGIN)
     code = tmp_path / ".lockstep/code/0123456789abcdef"
     attempt = entry.new_attempt(launch(root=tmp_path, code=code))
     assert run_attempt(str(attempt.folder)) == "failed"
