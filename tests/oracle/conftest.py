@@ -10,6 +10,10 @@ from tests.oracle.harness import Difference
 Record = Callable[[str, str, Difference], None]
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.oracle)
+
+
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's trainers report their use; the variable against that is only read at import."""
@@ -23,5 +27,16 @@ def record(record_property: Callable[[str, object], None]) -> Record:
 
     def note(family: str, setting: str, apart: Difference) -> None:
         record_property("numerics", {"family": family, "setting": setting, **asdict(apart)})
+
+    return note
+
+
+@pytest.fixture
+def equal(record: Record) -> Record:
+    """Note a comparison, whose sides must be equal."""
+
+    def note(family: str, setting: str, apart: Difference) -> None:
+        record(family, setting, apart)
+        apart.check()
 
     return note

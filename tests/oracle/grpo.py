@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -18,7 +17,8 @@ from stages.algorithms.loss import Counts, Loss, LossAggregation
 from stages.algorithms.mismatch import mismatch_weights
 from stages.algorithms.policy_loss import Objective, policy_loss
 from stages.contracts.objectives import Aggregation, KlEstimator, Mismatch, PolicyObjective
-from tests.oracle.harness import REASON, Difference, difference, settings, tokenizer
+from tests.oracle import trainers
+from tests.oracle.harness import Difference, difference, tokenizer
 from tests.oracle.rollouts import (
     GROUP,
     LENGTHS,
@@ -32,9 +32,7 @@ from tests.oracle.rollouts import (
     sampler_logprobs,
     sampling_policy,
 )
-
-trl = pytest.importorskip("trl", reason=REASON)
-datasets = pytest.importorskip("datasets", reason=REASON)
+from tests.oracle.trainers import settings, trl
 
 PPO = Objective(
     PolicyObjective.CLIP,
@@ -74,12 +72,12 @@ def a_trainer(folder: Path, *, micro_batches: int = 1, **config: Any) -> Any:
         "epsilon_high": PPO.clip_high,
         "beta": 0.0,
     }
-    trainer = trl.GRPOTrainer(
-        model=sampling_policy(folder / "reference"),
-        args=trl.GRPOConfig(**{**given, **config}),
+    trainer = trainers.a_trainer(
+        trl.GRPOTrainer,
+        sampling_policy(folder / "reference"),
+        trl.GRPOConfig(**{**given, **config}),
+        PROMPTS,
         reward_funcs=lambda **_: REWARDS,
-        train_dataset=datasets.Dataset.from_list(PROMPTS),
-        processing_class=tokenizer(),
         rollout_func=rollout,
     )
     trainer.current_gradient_accumulation_steps = micro_batches

@@ -9,7 +9,6 @@ Float32, as TRL's fused head computes in nothing else.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-REASON = "pip install '.[oracle]'"
 TOLERANCE = 1e-5
 WORDS = [f"w{n}" for n in range(36)]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
@@ -116,22 +114,6 @@ def pairs() -> list[dict[str, str]]:
         }
         for row, (prompt, chosen, rejected) in enumerate(shapes)
     ]
-
-
-def settings(folder: Path, rows: int) -> dict[str, Any]:
-    """What every TRL configuration needs to work offline, on the CPU, with one batch."""
-    return {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": rows,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "max_steps": 1,
-        "save_strategy": "no",
-        "logging_strategy": "no",
-        "disable_tqdm": True,
-    }
 
 
 def label_logprobs(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -12,8 +12,6 @@ from tests.oracle.grpo import a_trainer
 from tests.oracle.harness import of_values
 from tests.oracle.rollouts import GROUP, REWARDS
 
-pytestmark = pytest.mark.oracle
-
 TRL_EPSILON = 1e-4
 """What TRL adds to a group's standard deviation."""
 GROUPS = torch.arange(len(REWARDS)) // GROUP
@@ -28,14 +26,13 @@ def trls(folder: Path, scale_rewards: str) -> Tensor:
 
 @pytest.mark.parametrize(("scale_rewards", "normalise"), [("group", True), ("none", False)])
 def test_advantages_within_groups(
-    tmp_path: Path, record: Record, scale_rewards: str, normalise: bool
+    tmp_path: Path, equal: Record, scale_rewards: str, normalise: bool
 ) -> None:
     ours = group_relative(
         torch.tensor(REWARDS), GROUPS, normalise_by_std=normalise, epsilon=TRL_EPSILON
     )
     apart = of_values(ours, trls(tmp_path, scale_rewards))
-    record("advantages", f"GRPO, scale_rewards {scale_rewards}", apart)
-    apart.check()
+    equal("advantages", f"GRPO, scale_rewards {scale_rewards}", apart)
 
 
 def test_the_epsilon_of_a_groups_deviation_is_smaller_here(tmp_path: Path, record: Record) -> None:

@@ -3,44 +3,27 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from stages.algorithms.loss import Counts, Tokens
 from stages.algorithms.preference import KtoObjective, kto_baseline, kto_loss
 from tests.oracle.conftest import Record
-from tests.oracle.harness import (
-    REASON,
-    Difference,
-    difference,
-    label_logprobs,
-    pairs,
-    policy,
-    settings,
-    tokenizer,
-)
-
-trl = pytest.importorskip("trl", reason=REASON)
-datasets = pytest.importorskip("datasets", reason=REASON)
-pytestmark = pytest.mark.oracle
+from tests.oracle.harness import Difference, difference, label_logprobs, pairs, policy
+from tests.oracle.trainers import a_trainer, settings, trl
 
 WEIGHTS = {"desirable_weight": 1.3, "undesirable_weight": 0.8}
 
 
-def a_trainer(folder: Path, rows: int, *, noise: float, ref_noise: float) -> Any:
+def a_kto_trainer(folder: Path, rows: int, *, noise: float, ref_noise: float) -> Any:
     sides = ["chosen", "rejected", "chosen", "chosen"]
     responses = [
         {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
         for row, side in zip(pairs(), sides, strict=True)
     ]
-    return trl.KTOTrainer(
-        model=policy(noise=noise),
-        ref_model=policy(noise=ref_noise),
-        args=trl.KTOConfig(**settings(folder, rows), beta=0.3, **WEIGHTS),
-        train_dataset=datasets.Dataset.from_list(responses),
-        processing_class=tokenizer(),
-    )
+    args = trl.KTOConfig(**settings(folder, rows), beta=0.3, **WEIGHTS)
+    models = policy(noise=noise), policy(noise=ref_noise)
+    return a_trainer(trl.KTOTrainer, models[0], args, responses, ref_model=models[1])
 
 
 def of_responses(model: nn.Module, batch: dict[str, Tensor], others: str = "") -> Tensor:
@@ -82,21 +65,19 @@ def beside(trainer: Any) -> tuple[Difference, float]:
     return apart, baseline
 
 
-def test_kto_above_a_baseline(tmp_path: Path, record: Record) -> None:
-    apart, baseline = beside(a_trainer(tmp_path, 4, noise=0.0, ref_noise=0.1))
-    record("KTO", f"baseline {baseline:.2f}, one batch", apart)
-    apart.check()
+def test_kto_above_a_baseline(tmp_path: Path, equal: Record) -> None:
+    apart, baseline = beside(a_kto_trainer(tmp_path, 4, noise=0.0, ref_noise=0.1))
+    equal("KTO", f"baseline {baseline:.2f}, one batch", apart)
     assert baseline > 0
 
 
-def test_kto_whose_baseline_is_held_at_zero(tmp_path: Path, record: Record) -> None:
-    apart, baseline = beside(a_trainer(tmp_path, 4, noise=0.1, ref_noise=0.0))
-    record("KTO", "baseline held at 0, one batch", apart)
-    apart.check()
+def test_kto_whose_baseline_is_held_at_zero(tmp_path: Path, equal: Record) -> None:
+    apart, baseline = beside(a_kto_trainer(tmp_path, 4, noise=0.1, ref_noise=0.0))
+    equal("KTO", "baseline held at 0, one batch", apart)
     assert baseline == 0
 
 
 def test_trls_baseline_is_that_of_the_micro_batch(tmp_path: Path, record: Record) -> None:
-    apart, _ = beside(a_trainer(tmp_path, 2, noise=0.0, ref_noise=0.1))
+    apart, _ = beside(a_kto_trainer(tmp_path, 2, noise=0.0, ref_noise=0.1))
     record("different", "KTO, two micro-batches", apart)
     assert apart.loss > 1e-3

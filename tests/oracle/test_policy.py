@@ -10,32 +10,28 @@ from stages.contracts.objectives import KlEstimator, Mismatch, PolicyObjective
 from tests.oracle.conftest import Record
 from tests.oracle.grpo import AGGREGATION, PPO, Ours, a_trainer, beside
 
-pytestmark = pytest.mark.oracle
-
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo"])
 def test_the_clipped_surrogate(
-    tmp_path: Path, record: Record, loss_type: str, kl_coef: float
+    tmp_path: Path, equal: Record, loss_type: str, kl_coef: float
 ) -> None:
     trainer = a_trainer(tmp_path, loss_type=loss_type, beta=kl_coef, use_bias_correction_kl=False)
     objective = replace(PPO, aggregation=AGGREGATION[loss_type])
     apart, metric = beside(trainer, Ours(objective, kl_coef))
-    record("GRPO", f"{loss_type}, {f'k3 {kl_coef}' if kl_coef else 'no KL'}", apart)
-    apart.check()
+    equal("GRPO", f"{loss_type}, {f'k3 {kl_coef}' if kl_coef else 'no KL'}", apart)
     assert metric("clip_fraction_low") > 0
     assert metric("clip_fraction_high") > 0
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_a_step_of_two_micro_batches(tmp_path: Path, record: Record, loss_type: str) -> None:
+def test_a_step_of_two_micro_batches(tmp_path: Path, equal: Record, loss_type: str) -> None:
     trainer = a_trainer(
         tmp_path, micro_batches=2, loss_type=loss_type, beta=0.1, use_bias_correction_kl=False
     )
     objective = replace(PPO, aggregation=AGGREGATION[loss_type])
     apart, _ = beside(trainer, Ours(objective, 0.1))
-    record("GRPO", f"{loss_type}, k3 0.1, two micro-batches", apart)
-    apart.check()
+    equal("GRPO", f"{loss_type}, k3 0.1, two micro-batches", apart)
 
 
 def test_trls_bnpo_changes_with_the_split_and_ours_does_not(tmp_path: Path, record: Record) -> None:
@@ -45,37 +41,34 @@ def test_trls_bnpo_changes_with_the_split_and_ours_does_not(tmp_path: Path, reco
     assert apart.gradient > 0.01
 
 
-def test_the_dual_clip(tmp_path: Path, record: Record) -> None:
+def test_the_dual_clip(tmp_path: Path, equal: Record) -> None:
     trainer = a_trainer(tmp_path, loss_type="dapo", delta=1.5)
     apart, metric = beside(trainer, Ours(replace(PPO, dual_clip=1.5)))
-    record("GRPO", "dapo, dual clip 1.5 (TRL: delta)", apart)
-    apart.check()
+    equal("GRPO", "dapo, dual clip 1.5 (TRL: delta)", apart)
     assert metric("clip_fraction_dual") > 0
 
 
-def test_the_unbiased_kl(tmp_path: Path, record: Record) -> None:
+def test_the_unbiased_kl(tmp_path: Path, equal: Record) -> None:
     trainer = a_trainer(tmp_path, loss_type="dapo", beta=0.1, use_bias_correction_kl=True)
     apart, _ = beside(trainer, Ours(PPO, 0.1, KlEstimator.K3_UNBIASED))
-    record("GRPO", "dapo, k3_unbiased 0.1 (TRL: use_bias_correction_kl)", apart)
-    apart.check()
+    equal("GRPO", "dapo, k3_unbiased 0.1 (TRL: use_bias_correction_kl)", apart)
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
-def test_cispo(tmp_path: Path, record: Record, kl_coef: float) -> None:
+def test_cispo(tmp_path: Path, equal: Record, kl_coef: float) -> None:
     """TRL's bound is the ratio itself, and from above only."""
     trainer = a_trainer(
         tmp_path, loss_type="cispo", epsilon_high=1.2, beta=kl_coef, use_bias_correction_kl=False
     )
     objective = replace(PPO, kind=PolicyObjective.CISPO, clip_low=1.0, clip_high=0.2)
     apart, metric = beside(trainer, Ours(objective, kl_coef))
-    record("CISPO", f"ratio at most 1.2, {f'k3 {kl_coef}' if kl_coef else 'no KL'}", apart)
-    apart.check()
+    equal("CISPO", f"ratio at most 1.2, {f'k3 {kl_coef}' if kl_coef else 'no KL'}", apart)
     assert metric("clip_fraction_high") > 0
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_gspo(tmp_path: Path, record: Record, loss_type: str, kl_coef: float) -> None:
+def test_gspo(tmp_path: Path, equal: Record, loss_type: str, kl_coef: float) -> None:
     trainer = a_trainer(
         tmp_path,
         loss_type=loss_type,
@@ -93,8 +86,7 @@ def test_gspo(tmp_path: Path, record: Record, loss_type: str, kl_coef: float) ->
         aggregation=AGGREGATION[loss_type],
     )
     apart, metric = beside(trainer, Ours(objective, kl_coef))
-    record("GSPO", f"{loss_type}, {f'k3 {kl_coef}' if kl_coef else 'no KL'}", apart)
-    apart.check()
+    equal("GSPO", f"{loss_type}, {f'k3 {kl_coef}' if kl_coef else 'no KL'}", apart)
     assert metric("clip_fraction_low") + metric("clip_fraction_high") > 0
 
 
@@ -107,7 +99,7 @@ def with_a_sampler_of_its_own(trainer: Any) -> Any:
 
 @pytest.mark.parametrize("mode", [mode for mode in Mismatch if mode is not Mismatch.NONE])
 def test_weights_against_the_samplers_mismatch(
-    tmp_path: Path, record: Record, mode: Mismatch
+    tmp_path: Path, equal: Record, mode: Mismatch
 ) -> None:
     masks = mode in (Mismatch.TOKEN_MASK, Mismatch.SEQUENCE_MASK)
     trainer = a_trainer(
@@ -121,8 +113,7 @@ def test_weights_against_the_samplers_mismatch(
     )
     ours = Ours(PPO, 0.1, mismatch=mode, cap=2.0, floor=0.5)
     apart, _ = beside(with_a_sampler_of_its_own(trainer), ours)
-    record("mismatch", f"{mode}, dapo, k3 0.1", apart)
-    apart.check()
+    equal("mismatch", f"{mode}, dapo, k3 0.1", apart)
     weights = trainer._buffered_inputs[0]["importance_sampling_ratio"]
     assert (weights == (0.0 if masks else 2.0)).any()
     assert ((weights > 0.0) & (weights < 2.0)).any()

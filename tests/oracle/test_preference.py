@@ -11,34 +11,18 @@ from stages.algorithms.loss import Counts, Tokens
 from stages.algorithms.preference import PairLogprobs, PreferenceObjective, preference_loss
 from stages.contracts.objectives import PreferenceLoss
 from tests.oracle.conftest import Record
-from tests.oracle.harness import (
-    REASON,
-    Difference,
-    difference,
-    label_logprobs,
-    pairs,
-    policy,
-    settings,
-    tokenizer,
-)
+from tests.oracle.harness import Difference, difference, label_logprobs, pairs, policy
+from tests.oracle.trainers import REASON, a_trainer, settings, trl
 
-trl = pytest.importorskip("trl", reason=REASON)
-datasets = pytest.importorskip("datasets", reason=REASON)
 cpo = pytest.importorskip("trl.experimental.cpo", reason=REASON)
 orpo = pytest.importorskip("trl.experimental.orpo", reason=REASON)
-pytestmark = pytest.mark.oracle
 
 Batch = dict[str, Tensor]
 
 
 def a_dpo_trainer(folder: Path, rows: int, **config: Any) -> Any:
-    return trl.DPOTrainer(
-        model=policy(noise=0.1),
-        ref_model=policy(),
-        args=trl.DPOConfig(**settings(folder, rows), **config),
-        train_dataset=datasets.Dataset.from_list(pairs()),
-        processing_class=tokenizer(),
-    )
+    args = trl.DPOConfig(**settings(folder, rows), **config)
+    return a_trainer(trl.DPOTrainer, policy(noise=0.1), args, pairs(), ref_model=policy())
 
 
 def of_responses(model: nn.Module, batch: Batch) -> PairLogprobs:
@@ -82,31 +66,28 @@ def beside_dpo(trainer: Any, ours: PreferenceObjective) -> Difference:
 )
 @pytest.mark.parametrize("rows", [4, 2])
 def test_losses_against_a_reference(
-    tmp_path: Path, record: Record, kind: PreferenceLoss, label_smoothing: float, rows: int
+    tmp_path: Path, equal: Record, kind: PreferenceLoss, label_smoothing: float, rows: int
 ) -> None:
     trainer = a_dpo_trainer(
         tmp_path, rows, loss_type=[kind.value], beta=0.3, label_smoothing=label_smoothing
     )
     apart = beside_dpo(trainer, PreferenceObjective(kind, 0.3, label_smoothing))
-    record("DPO", f"{kind}, {'one batch' if rows == 4 else 'two micro-batches'}", apart)
-    apart.check()
+    equal("DPO", f"{kind}, {'one batch' if rows == 4 else 'two micro-batches'}", apart)
 
 
-def test_smoothed_labels_are_trls_aot_of_single_pairs(tmp_path: Path, record: Record) -> None:
+def test_smoothed_labels_are_trls_aot_of_single_pairs(tmp_path: Path, equal: Record) -> None:
     """TRL has no cDPO by name; what `aot` adds to it, sorting, does nothing to one pair."""
     trainer = a_dpo_trainer(tmp_path, 1, loss_type=["aot"], beta=0.3, label_smoothing=0.2)
     apart = beside_dpo(trainer, PreferenceObjective(PreferenceLoss.SIGMOID, 0.3, 0.2))
-    record("DPO", "sigmoid, label_smoothing 0.2 (TRL: aot, one pair a micro-batch)", apart)
-    apart.check()
+    equal("DPO", "sigmoid, label_smoothing 0.2 (TRL: aot, one pair a micro-batch)", apart)
 
 
-def test_the_nll_of_chosen_responses_beside_dpo(tmp_path: Path, record: Record) -> None:
+def test_the_nll_of_chosen_responses_beside_dpo(tmp_path: Path, equal: Record) -> None:
     trainer = a_dpo_trainer(
         tmp_path, 4, loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.5], beta=0.3
     )
     apart = beside_dpo(trainer, PreferenceObjective(PreferenceLoss.SIGMOID, 0.3, nll_coef=0.5))
-    record("DPO", "sigmoid with nll_coef 0.5, one batch", apart)
-    apart.check()
+    equal("DPO", "sigmoid with nll_coef 0.5, one batch", apart)
 
 
 def test_trls_nll_is_a_mean_over_the_micro_batch(tmp_path: Path, record: Record) -> None:
@@ -142,7 +123,7 @@ def beside_reference_free(trainer: Any, ours: PreferenceObjective) -> Difference
 
 
 @pytest.mark.parametrize(("margin", "nll_coef"), [(0.0, 0.0), (0.5, 0.0), (0.5, 0.3)])
-def test_simpo(tmp_path: Path, record: Record, margin: float, nll_coef: float) -> None:
+def test_simpo(tmp_path: Path, equal: Record, margin: float, nll_coef: float) -> None:
     config = cpo.CPOConfig(
         **settings(tmp_path, 4),
         loss_type="simpo",
@@ -151,35 +132,24 @@ def test_simpo(tmp_path: Path, record: Record, margin: float, nll_coef: float) -
         cpo_alpha=nll_coef,
         max_length=64,
     )
-    trainer = cpo.CPOTrainer(
-        model=policy(noise=0.1),
-        args=config,
-        train_dataset=datasets.Dataset.from_list(pairs()),
-        processing_class=tokenizer(),
-    )
+    trainer = a_trainer(cpo.CPOTrainer, policy(noise=0.1), config, pairs())
     objective = PreferenceObjective(
         PreferenceLoss.SIMPO, beta=2.0, margin=margin, nll_coef=nll_coef
     )
     apart = beside_reference_free(trainer, objective)
-    record("SimPO", f"margin {margin}, nll_coef {nll_coef}", apart)
-    apart.check()
+    equal("SimPO", f"margin {margin}, nll_coef {nll_coef}", apart)
 
 
 def an_orpo_trainer(folder: Path, rows: list[dict[str, str]]) -> Any:
-    return orpo.ORPOTrainer(
-        model=policy(noise=0.1),
-        args=orpo.ORPOConfig(**settings(folder, 4), beta=0.3, max_length=64),
-        train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=tokenizer(),
-    )
+    args = orpo.ORPOConfig(**settings(folder, 4), beta=0.3, max_length=64)
+    return a_trainer(orpo.ORPOTrainer, policy(noise=0.1), args, rows)
 
 
-def test_orpo_of_bare_responses(tmp_path: Path, record: Record) -> None:
+def test_orpo_of_bare_responses(tmp_path: Path, equal: Record) -> None:
     """With no prompt, TRL's negative log-likelihood too is of the response alone."""
     trainer = an_orpo_trainer(tmp_path, [{**row, "prompt": ""} for row in pairs()])
     apart = beside_reference_free(trainer, PreferenceObjective(PreferenceLoss.ORPO, 0.3))
-    record("ORPO", "empty prompts", apart)
-    apart.check()
+    equal("ORPO", "empty prompts", apart)
 
 
 def test_the_nll_of_orpo_is_of_responses_here(tmp_path: Path, record: Record) -> None:

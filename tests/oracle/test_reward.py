@@ -9,11 +9,8 @@ from torch import Tensor
 from stages.algorithms.loss import Counts
 from stages.algorithms.reward_loss import bradley_terry_loss
 from tests.oracle.conftest import Record
-from tests.oracle.harness import REASON, difference, pairs, reward_model, settings, tokenizer
-
-trl = pytest.importorskip("trl", reason=REASON)
-datasets = pytest.importorskip("datasets", reason=REASON)
-pytestmark = pytest.mark.oracle
+from tests.oracle.harness import difference, pairs, reward_model
+from tests.oracle.trainers import a_trainer, settings, trl
 
 MARGINS = [0.0, 0.4, 1.0, 0.2]
 
@@ -21,18 +18,14 @@ MARGINS = [0.0, 0.4, 1.0, 0.2]
 @pytest.mark.parametrize(
     ("centre", "margins"), [(0.0, False), (0.1, False), (0.0, True), (0.1, True)]
 )
-def test_bradley_terry(tmp_path: Path, record: Record, centre: float, margins: bool) -> None:
+def test_bradley_terry(tmp_path: Path, equal: Record, centre: float, margins: bool) -> None:
     rows = [
         {"chosen": row["prompt"] + row["chosen"], "rejected": row["prompt"] + row["rejected"]}
         | ({"margin": margin} if margins else {})
         for row, margin in zip(pairs(), MARGINS, strict=True)
     ]
-    trainer = trl.RewardTrainer(
-        model=reward_model(),
-        args=trl.RewardConfig(**settings(tmp_path, 4), center_rewards_coefficient=centre or None),
-        train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=tokenizer(),
-    )
+    args = trl.RewardConfig(**settings(tmp_path, 4), center_rewards_coefficient=centre or None)
+    trainer = a_trainer(trl.RewardTrainer, reward_model(), args, rows)
     (batch,) = trainer.get_train_dataloader()
 
     def our_loss() -> Tensor:
@@ -52,5 +45,4 @@ def test_bradley_terry(tmp_path: Path, record: Record, centre: float, margins: b
     apart = difference(
         trainer.model, our_loss, lambda: trainer.compute_loss(trainer.model, dict(batch))
     )
-    record("reward model", f"centre {centre}, {'margins' if margins else 'no margins'}", apart)
-    apart.check()
+    equal("reward model", f"centre {centre}, {'margins' if margins else 'no margins'}", apart)

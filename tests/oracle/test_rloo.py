@@ -14,7 +14,7 @@ from stages.algorithms.loss import LossAggregation
 from stages.algorithms.policy_loss import Objective, policy_loss
 from stages.contracts.objectives import Aggregation, PolicyObjective
 from tests.oracle.conftest import Record
-from tests.oracle.harness import REASON, difference, of_values, settings, tokenizer
+from tests.oracle.harness import difference, of_values
 from tests.oracle.rollouts import (
     GROUP,
     LENGTHS,
@@ -25,10 +25,7 @@ from tests.oracle.rollouts import (
     responses,
     sampling_policy,
 )
-
-trl = pytest.importorskip("trl", reason=REASON)
-datasets = pytest.importorskip("datasets", reason=REASON)
-pytestmark = pytest.mark.oracle
+from tests.oracle.trainers import a_trainer, settings, trl
 
 REINFORCE = Objective(
     PolicyObjective.GRADIENT,
@@ -41,25 +38,21 @@ REINFORCE = Objective(
 
 def sampled(folder: Path, kl_coef: float) -> tuple[Any, dict[str, Tensor]]:
     """The trainer and its batch of our responses, scored."""
-    trainer = trl.RLOOTrainer(
-        model=sampling_policy(folder / "reference"),
-        args=trl.RLOOConfig(
-            **settings(folder, len(LENGTHS)),
-            num_generations=GROUP,
-            max_completion_length=MAX_LENGTH,
-            beta=kl_coef,
-        ),
-        reward_funcs=lambda **_: REWARDS,
-        train_dataset=datasets.Dataset.from_list(PROMPTS),
-        processing_class=tokenizer(),
+    args = trl.RLOOConfig(
+        **settings(folder, len(LENGTHS)),
+        num_generations=GROUP,
+        max_completion_length=MAX_LENGTH,
+        beta=kl_coef,
     )
+    model = sampling_policy(folder / "reference")
+    trainer = a_trainer(trl.RLOOTrainer, model, args, PROMPTS, reward_funcs=lambda **_: REWARDS)
     trainer._generate_single_turn = lambda *_: responses()
     rows = next(iter(trainer.get_train_dataloader()))
     return trainer, trainer._generate_and_score_completions(rows)
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.2])
-def test_advantages_against_the_others(tmp_path: Path, record: Record, kl_coef: float) -> None:
+def test_advantages_against_the_others(tmp_path: Path, equal: Record, kl_coef: float) -> None:
     """TRL takes the summed k1 off the reward before it compares."""
     trainer, batch = sampled(tmp_path, kl_coef)
     row = Responses.of(batch)
@@ -70,11 +63,10 @@ def test_advantages_against_the_others(tmp_path: Path, record: Record, kl_coef: 
         rewards = rewards - kl_coef * row.tokens.by_sequence(kl)
     ours = leave_one_out(rewards, torch.arange(len(REWARDS)) // GROUP)
     apart = of_values(ours, batch["advantages"])
-    record("advantages", f"RLOO, {f'k1 {kl_coef} in the reward' if kl_coef else 'no KL'}", apart)
-    apart.check()
+    equal("advantages", f"RLOO, {f'k1 {kl_coef} in the reward' if kl_coef else 'no KL'}", apart)
 
 
-def test_the_gradient_of_the_policy_that_sampled(tmp_path: Path, record: Record) -> None:
+def test_the_gradient_of_the_policy_that_sampled(tmp_path: Path, equal: Record) -> None:
     """At a ratio of 1 TRL's clipped ratio of responses has REINFORCE's gradient, not its value."""
     trainer, batch = sampled(tmp_path, 0.2)
     row = Responses.of(batch)
@@ -88,5 +80,4 @@ def test_the_gradient_of_the_policy_that_sampled(tmp_path: Path, record: Record)
 
     apart = difference(trainer.model, our_loss, lambda: trainer.compute_loss(trainer.model, batch))
     apart = replace(apart, loss=None)
-    record("RLOO", "gradient, where the policy has not moved", apart)
-    apart.check()
+    equal("RLOO", "gradient, where the policy has not moved", apart)

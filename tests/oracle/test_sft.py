@@ -1,7 +1,6 @@
 """Supervised fine-tuning beside TRL's SFTTrainer."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import Tensor
@@ -9,34 +8,15 @@ from torch import Tensor
 from stages.algorithms.loss import Counts, Tokens
 from stages.algorithms.nll import nll_loss
 from tests.oracle.conftest import Record
-from tests.oracle.harness import (
-    REASON,
-    difference,
-    label_logprobs,
-    pairs,
-    policy,
-    settings,
-    tokenizer,
-)
-
-trl = pytest.importorskip("trl", reason=REASON)
-datasets = pytest.importorskip("datasets", reason=REASON)
-pytestmark = pytest.mark.oracle
-
-
-def a_trainer(folder: Path, rows: int) -> Any:
-    demonstrations = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs()]
-    return trl.SFTTrainer(
-        model=policy(),
-        args=trl.SFTConfig(**settings(folder, rows)),
-        train_dataset=datasets.Dataset.from_list(demonstrations),
-        processing_class=tokenizer(),
-    )
+from tests.oracle.harness import difference, label_logprobs, pairs, policy
+from tests.oracle.trainers import a_trainer, settings, trl
 
 
 @pytest.mark.parametrize(("rows", "setting"), [(4, "one batch"), (2, "two micro-batches")])
-def test_the_nll_of_responses(tmp_path: Path, record: Record, rows: int, setting: str) -> None:
-    trainer = a_trainer(tmp_path, rows)
+def test_the_nll_of_responses(tmp_path: Path, equal: Record, rows: int, setting: str) -> None:
+    demonstrations = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs()]
+    args = trl.SFTConfig(**settings(tmp_path, rows))
+    trainer = a_trainer(trl.SFTTrainer, policy(), args, demonstrations)
     batches = list(trainer.get_train_dataloader())
     num_tokens = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
 
@@ -57,5 +37,4 @@ def test_the_nll_of_responses(tmp_path: Path, record: Record, rows: int, setting
         lambda: sum(map(share, batches)),
         lambda: sum(map(trl_share, batches)),
     )
-    record("SFT", setting, apart)
-    apart.check()
+    equal("SFT", setting, apart)

@@ -29,7 +29,8 @@ from stages.learning.policy_gradient import ascend, response_batch
 from stages.learning.update import Update, continued_learner
 from stages.reward_model import _WORK
 from tests.oracle.conftest import Record
-from tests.oracle.harness import REASON, Difference, policy, reward_model, tokenizer
+from tests.oracle.harness import Difference, policy, reward_model
+from tests.oracle.trainers import a_trainer, trl
 from tests.oracle.updates import (
     MOST_APART,
     Batch,
@@ -41,10 +42,6 @@ from tests.oracle.updates import (
     token_ids,
     trl_update,
 )
-
-trl = pytest.importorskip("trl", reason=REASON)
-datasets = pytest.importorskip("datasets", reason=REASON)
-pytestmark = pytest.mark.oracle
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
 """So that weight decay has biases to spare, beside norms."""
@@ -100,14 +97,9 @@ def test_sft(tmp_path: Path, record: Record, seed: int) -> None:
     drawn = Drawn.by(seed)
     rows = [(drawn.words(1, 6), f" {drawn.words(1, 9)} </s>") for _ in range(drawn.num_rows)]
     start = policy(seed, **BIASED).double()
-    trainer = trl.SFTTrainer(
-        model=copy.deepcopy(start),
-        args=trl.SFTConfig(**drawn.trl(tmp_path)),
-        train_dataset=datasets.Dataset.from_list(
-            [{"prompt": prompt, "completion": completion} for prompt, completion in rows]
-        ),
-        processing_class=tokenizer(),
-    )
+    shown = [{"prompt": prompt, "completion": completion} for prompt, completion in rows]
+    args = trl.SFTConfig(**drawn.trl(tmp_path))
+    trainer = a_trainer(trl.SFTTrainer, copy.deepcopy(start), args, shown)
     batches = trl_update(trainer)
     known = {
         (*token_ids(prompt), *token_ids(completion)): (token_ids(prompt), token_ids(completion))
@@ -169,12 +161,12 @@ def test_dpo(tmp_path: Path, record: Record, seed: int, kind: str) -> None:
     pairs, beta = drawn_pairs(drawn), drawn.dice.uniform(0.1, 0.5)
     reference = policy(seed, **BIASED).double()
     start = policy(seed, noise=0.1, **BIASED).double()
-    trainer = trl.DPOTrainer(
-        model=copy.deepcopy(start),
+    trainer = a_trainer(
+        trl.DPOTrainer,
+        copy.deepcopy(start),
+        trl.DPOConfig(**drawn.trl(tmp_path), loss_type=[kind], beta=beta),
+        [pair["text"] for pair in pairs],
         ref_model=copy.deepcopy(reference),
-        args=trl.DPOConfig(**drawn.trl(tmp_path), loss_type=[kind], beta=beta),
-        train_dataset=datasets.Dataset.from_list([pair["text"] for pair in pairs]),
-        processing_class=tokenizer(),
     )
     taken = taken_pairs(pairs, trl_update(trainer))
     ours = copy.deepcopy(start)
@@ -198,12 +190,8 @@ def test_reward_model(tmp_path: Path, record: Record, seed: int) -> None:
         }
         for pair in pairs
     ]
-    trainer = trl.RewardTrainer(
-        model=copy.deepcopy(start),
-        args=trl.RewardConfig(**drawn.trl(tmp_path), center_rewards_coefficient=centre or None),
-        train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=tokenizer(),
-    )
+    args = trl.RewardConfig(**drawn.trl(tmp_path), center_rewards_coefficient=centre or None)
+    trainer = a_trainer(trl.RewardTrainer, copy.deepcopy(start), args, rows)
     taken = taken_pairs(pairs, trl_update(trainer))
     ours = copy.deepcopy(start)
     params = RewardModelParams(compared=Compared.LAST_TOKEN, centre=centre)
@@ -326,9 +314,10 @@ def grpo_update(
             "env_mask": own,
         }
 
-    trainer = trl.GRPOTrainer(
-        model=theirs,
-        args=trl.GRPOConfig(
+    trainer = a_trainer(
+        trl.GRPOTrainer,
+        theirs,
+        trl.GRPOConfig(
             **{**drawn.trl(folder), "max_steps": num_steps},
             num_generations=size,
             steps_per_generation=drawn.accumulated * drawn.steps,
@@ -342,9 +331,8 @@ def grpo_update(
             loss_type=setting.loss_type,
             importance_sampling_level=setting.level,
         ),
+        [{"prompt": prompt} for prompt in prompts],
         reward_funcs=lambda **_: rewards,
-        train_dataset=datasets.Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-        processing_class=tokenizer(),
         rollout_func=rollout,
     )
     rows = taken_responses(trl_update(trainer))

@@ -26,6 +26,7 @@ from stages.contracts.optimizer import Schedule
 from stages.engines.training.loop import Plan
 from stages.engines.training.schedules import scheduled
 from tests.oracle.harness import text, tokenizer
+from tests.oracle.trainers import settings
 
 MOST_APART = 1e-10
 """Of a parameter's change over the update, in the 2-norm."""
@@ -87,8 +88,7 @@ class Drawn:
     def trl(self, folder: Path) -> dict[str, Any]:
         """As transformers names it."""
         return {
-            "output_dir": str(folder),
-            "per_device_train_batch_size": self.rows,
+            **settings(folder, self.rows),
             "gradient_accumulation_steps": self.accumulated,
             "max_steps": self.steps,
             "learning_rate": self.learning_rate,
@@ -98,13 +98,6 @@ class Drawn:
             "adam_beta2": self.beta2,
             "adam_epsilon": self.adam_epsilon,
             "max_grad_norm": self.max_grad_norm,
-            "report_to": "none",
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "save_strategy": "no",
-            "logging_strategy": "no",
-            "disable_tqdm": True,
         }
 
 
