@@ -1,12 +1,9 @@
 """Policies that know how a game is played and not yet how it is won, and how often they win."""
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import pyarrow.parquet as pq
 
 from stages.contracts.precision import Precision
 from stages.data.artifacts import read_parquet
@@ -17,7 +14,7 @@ from stages.engines.generation.sampling import sample_seed
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.environments.episodes import open_arena, play
 from tests.convergence.conftest import SORTING
-from tests.convergence.runs import continued
+from tests.convergence.runs import continued, write_data
 from tests.stages.conftest import Runner
 
 SAMPLES = 4
@@ -47,21 +44,17 @@ def shown(
         "held_out": held_out,
         "held_out_preferences": [{**pair, "prompt": held_out[0]["prompt"]}],
     }
-    for name, rows in files.items():
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (root / f"data/{name}.jsonl").write_text(lines)
+    write_data(runner, files)
     runner.run("prepare")
     decoder = Decoder(root / "artifacts/base")
-    path = root / "artifacts/data/demonstrations.parquet"
-    table = pq.read_table(path)
-    rewritten = []
     by_text = {(row["prompt"], text_of(of)): of for row, of in episodes}
-    for row in table.to_pylist():
+
+    def with_mask(row: dict[str, Any]) -> dict[str, Any]:
         of = by_text[row["prompt"], row["completion"]]
         ids = [(i, said) for text, said in of for i in decoder.ids(text)]
-        row |= {"completion_ids": [i for i, _ in ids], "loss_mask": [int(s) for _, s in ids]}
-        rewritten.append(row)
-    pq.write_table(table.from_pylist(rewritten, schema=table.schema), path)
+        return {"completion_ids": [i for i, _ in ids], "loss_mask": [int(s) for _, s in ids]}
+
+    runner.rewrite("data/demonstrations", with_mask)
     runner.run("sft")
     return runner
 

@@ -41,12 +41,16 @@ def typical(quality: Callable[[int], float], bar: float) -> float:
 def prepared(root: Path, files: Mapping[str, Sequence[Row]], **params: dict[str, Any]) -> Runner:
     """A run from JSON lines up to its SFT policy."""
     runner = Runner(root, prepare={"source": "files", "duplicates": "keep"}, **params)
-    for name, rows in files.items():
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (root / f"data/{name}.jsonl").write_text(lines)
+    write_data(runner, files)
     runner.run("prepare")
     runner.run("sft")
     return runner
+
+
+def write_data(runner: Runner, files: Mapping[str, Sequence[Row]]) -> None:
+    for name, rows in files.items():
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (runner.root / f"data/{name}.jsonl").write_text(lines)
 
 
 def continued(start: Runner, root: Path, **params: Any) -> Runner:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.convergence.runs import (
     START,
+    Reward,
     Row,
     before_and_after,
     continued,
@@ -63,32 +64,40 @@ def distillation(
     )
 
 
-def learn_the_word(student: Runner, teacher: Runner, root: Path, seed: int) -> Runner:
+def learnt_word(student: Runner, teacher: Runner, root: Path, bar: float) -> float:
+    """The share of letters that the last student of a typical run has right."""
     update = {"distill_top_k": 0, "learning_rate": 1e-2, "batch_size": 96}
-    runner = distillation(
-        student, teacher.root / START, root, seed, 12, update, prompts=12, samples=32
-    )
-    assert iterate(runner, no_reward) <= 50
-    return runner
+    folder = teacher.root / START
+
+    def quality(seed: int) -> float:
+        runner = distillation(student, folder, root, seed, 12, update, prompts=12, samples=32)
+        return after_learning(runner, letters_right)
+
+    return typical(quality, bar)
 
 
-def learn_to_sort(student: Runner, teacher: Path, root: Path, seed: int) -> Runner:
+def learnt_sorting(student: Runner, teacher: Path, root: Path, bar: float) -> float:
+    """The share of digits that the last student of a typical run has sorted."""
     update = {"distill_top_k": WHOLE_VOCABULARY, "learning_rate": 5e-3, "batch_size": 48}
-    runner = distillation(student, teacher, root, seed, 6, update, prompts=60, samples=6)
+
+    def quality(seed: int) -> float:
+        runner = distillation(student, teacher, root, seed, 6, update, prompts=60, samples=6)
+        return after_learning(runner, is_sorted)
+
+    return typical(quality, bar)
+
+
+def after_learning(runner: Runner, quality: Reward) -> float:
     assert iterate(runner, no_reward) <= 50
-    return runner
+    before, after = before_and_after(runner, quality)
+    assert before < UNSOLVED
+    return after
 
 
 def test_the_word_is_learnt_from_log_probs_of_samples(
     any_word: Runner, the_word: Runner, tmp_path: Path
 ) -> None:
-    def learnt(seed: int) -> float:
-        runner = learn_the_word(any_word, the_word, tmp_path, seed)
-        before, after = before_and_after(runner, letters_right)
-        assert before < UNSOLVED
-        return after
-
-    assert typical(learnt, bar=SOLVED) > SOLVED
+    assert learnt_word(any_word, the_word, tmp_path, SOLVED) > SOLVED
 
 
 def test_the_word_is_not_learnt_from_what_the_teacher_likes_less(
@@ -97,32 +106,18 @@ def test_the_word_is_not_learnt_from_what_the_teacher_likes_less(
     def reversed_sign(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
         return logprobs - teacher_logprobs
 
-    def learnt(seed: int) -> float:
-        runner = learn_the_word(any_word, the_word, tmp_path, seed)
-        return before_and_after(runner, letters_right)[1]
-
     monkeypatch.setattr("stages.learning.distillation.sampled_advantages", reversed_sign)
-    assert typical(learnt, bar=UNSOLVED) < UNSOLVED
+    assert learnt_word(any_word, the_word, tmp_path, UNSOLVED) < UNSOLVED
 
 
 def test_sorting_is_learnt_from_distributions(
     shuffler: Runner, sorter: Runner, tmp_path: Path
 ) -> None:
-    def learnt(seed: int) -> float:
-        runner = learn_to_sort(shuffler, sorter.root / START, tmp_path, seed)
-        before, after = before_and_after(runner, is_sorted)
-        assert before < UNSOLVED
-        return after
-
-    assert typical(learnt, bar=SOLVED) > SOLVED
+    assert learnt_sorting(shuffler, sorter.root / START, tmp_path, SOLVED) > SOLVED
 
 
 def test_sorting_is_not_learnt_from_a_teacher_that_has_learnt_nothing(
     shuffler: Runner, sorter: Runner, tmp_path: Path
 ) -> None:
     untaught = sorter.root / "artifacts/base"
-
-    def learnt(seed: int) -> float:
-        return before_and_after(learn_to_sort(shuffler, untaught, tmp_path, seed), is_sorted)[1]
-
-    assert typical(learnt, bar=UNSOLVED) < UNSOLVED
+    assert learnt_sorting(shuffler, untaught, tmp_path, UNSOLVED) < UNSOLVED

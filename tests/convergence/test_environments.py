@@ -100,41 +100,41 @@ def _rewards_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PaidScorer, "score", shuffled)
 
 
-def wins_with_the_calculator(start: Runner, root: Path, seed: int) -> float:
-    run = learnt(start, root, seed, 8, CALCULATOR, rate=2e-3)
-    assert wins(run, "sft") < HALF_OF_THE_TIME
-    return wins(run, "fast")
+def wins_with_the_calculator(start: Runner, root: Path) -> float:
+    """Of a typical policy after it has learnt."""
+
+    def share(seed: int) -> float:
+        run = learnt(start, root, seed, 8, CALCULATOR, rate=2e-3)
+        assert wins(run, "sft") < HALF_OF_THE_TIME
+        return wins(run, "fast")
+
+    return typical(share, HALF_OF_THE_TIME)
 
 
-def wins_at_guessing(start: Runner, root: Path, seed: int, steps: int) -> float:
-    run = learnt(start, root, seed, steps, GUESS, rate=7e-3)
-    assert wins(run, "sft") < WITHOUT_HINTS
-    return wins(run, "fast")
+def wins_at_guessing(start: Runner, root: Path, steps: int) -> float:
+    def share(seed: int) -> float:
+        run = learnt(start, root, seed, steps, GUESS, rate=7e-3)
+        assert wins(run, "sft") < WITHOUT_HINTS
+        return wins(run, "fast")
+
+    return typical(share, WITHOUT_HINTS)
 
 
 def test_a_policy_learns_to_call_the_calculator(tool_user: Runner, tmp_path: Path) -> None:
-    share = typical(
-        lambda seed: wins_with_the_calculator(tool_user, tmp_path, seed), HALF_OF_THE_TIME
-    )
-    assert share > HALF_OF_THE_TIME
+    assert wins_with_the_calculator(tool_user, tmp_path) > HALF_OF_THE_TIME
 
 
 @pytest.mark.usefixtures("_rewards_of_others")
 def test_the_calculator_is_not_learnt_from_the_rewards_of_others(
     tool_user: Runner, tmp_path: Path
 ) -> None:
-    share = typical(
-        lambda seed: wins_with_the_calculator(tool_user, tmp_path, seed), HALF_OF_THE_TIME
-    )
-    assert share < HALF_OF_THE_TIME
+    assert wins_with_the_calculator(tool_user, tmp_path) < HALF_OF_THE_TIME
 
 
 def test_a_policy_learns_to_guess_by_what_it_is_told(guesser: Runner, tmp_path: Path) -> None:
-    share = typical(lambda seed: wins_at_guessing(guesser, tmp_path, seed, 12), WITHOUT_HINTS)
-    assert share > WITHOUT_HINTS
+    assert wins_at_guessing(guesser, tmp_path, steps=12) > WITHOUT_HINTS
 
 
 @pytest.mark.usefixtures("_rewards_of_others")
 def test_guessing_is_not_learnt_from_the_rewards_of_others(guesser: Runner, tmp_path: Path) -> None:
-    share = typical(lambda seed: wins_at_guessing(guesser, tmp_path, seed, 8), WITHOUT_HINTS)
-    assert share < WITHOUT_HINTS
+    assert wins_at_guessing(guesser, tmp_path, steps=8) < WITHOUT_HINTS

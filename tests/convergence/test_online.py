@@ -1,6 +1,5 @@
 """Fused steps find the word, too, from samples of the policy of one step before."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,9 @@ def test_the_word_is_found_by_samples_that_are_one_step_late(
     monkeypatch.setattr(online, "score", score)
 
     def learnt(seed: int) -> float:
-        root = tmp_path / str(seed)
         runner = continued(
             any_word,
-            root,
+            tmp_path / str(seed),
             seed=seed,
             rl={
                 "algorithm": "grpo",
@@ -59,8 +57,7 @@ def test_the_word_is_found_by_samples_that_are_one_step_late(
             online={"overlap": True},
         )
         runner.run("online@fast")
-        lines = (root / "jobs/online@fast/metrics.jsonl").read_text().splitlines()
-        steps = [json.loads(line)["metrics"] for line in lines]
+        steps = runner.steps("online@fast")
         rewards = [step["reward_mean"] for step in steps]
         gaps = [step["logprob_gap_mean"] for step in steps]
         assert rewards[0] < UNSOLVED

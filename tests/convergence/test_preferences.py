@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from stages.data import schema
-from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Request, Sampling
 from stages.engines.generation.padded import generate
@@ -80,7 +78,7 @@ def share_of_style(runner: Runner, policy: str) -> float:
     seeds = random.Random(0)
     requests = [
         Request(row["prompt_ids"], seeds.getrandbits(62))
-        for row in read_parquet(runner.root / "artifacts/data/held_out.parquet", schema.PromptRow)
+        for row in runner.rows("data/held_out")
         for _ in range(NUM_SAMPLES)
     ]
     sampled = generate(load_policy(folder), requests, max_new_tokens=6, sampling=Sampling())
@@ -90,9 +88,7 @@ def share_of_style(runner: Runner, policy: str) -> float:
 
 def share_ranked_right(runner: Runner) -> float:
     """How many held-out pairs the learnt policy's log-ratios to the start rank as they should."""
-    pairs = read_parquet(
-        runner.root / "artifacts/data/held_out_preferences.parquet", schema.PreferenceRow
-    )
+    pairs = runner.rows("data/held_out_preferences")
     chosen, rejected = (_log_ratios(runner, pairs, side) for side in ("chosen", "rejected"))
     return sum(c > r for c, r in zip(chosen, rejected, strict=True)) / len(pairs)
 
@@ -105,16 +101,11 @@ def _log_ratios(runner: Runner, pairs: Sequence[Any], side: str) -> list[float]:
 
 def swap_preferences(runner: Runner) -> None:
     """Make the data say the opposite, after they were prepared."""
-    data = runner.root / "artifacts/data"
-    pairs = read_parquet(data / "preferences.parquet", schema.PreferenceRow)
-    swapped = [
-        {**pair, "chosen_ids": pair["rejected_ids"], "rejected_ids": pair["chosen_ids"]}
-        for pair in pairs
-    ]
-    write_parquet(data / "preferences.parquet", swapped, schema.PreferenceRow)
-    feedback = read_parquet(data / "feedback.parquet", schema.FeedbackRow)
-    inverted = [{**row, "rating": 1.0 - row["rating"]} for row in feedback]
-    write_parquet(data / "feedback.parquet", inverted, schema.FeedbackRow)
+    runner.rewrite(
+        "data/preferences",
+        lambda pair: {"chosen_ids": pair["rejected_ids"], "rejected_ids": pair["chosen_ids"]},
+    )
+    runner.rewrite("data/feedback", lambda row: {"rating": 1.0 - row["rating"]})
 
 
 @BY_LOSS

@@ -1,10 +1,12 @@
 """Tiny inputs that the stages' tests share: little data, and a model of a few thousand weights."""
 
 import importlib
+import json
 import shutil
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -33,6 +35,17 @@ TINY = {
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)
+
+
+class Interrupted(Context):
+    """Asks itself to stop after so many steps, as a signal would."""
+
+    stop_after = 10**9
+
+    def log(self, step, metrics):
+        super().log(step, metrics)
+        if step >= self.stop_after:
+            self.request_stop()
 
 
 class Runner:
@@ -71,6 +84,29 @@ class Runner:
         shutil.rmtree(ctx.scratch)
         return metrics
 
+    def run_iterations(self, *names: str) -> dict:
+        """Rollout, score and update of each; what the last update said."""
+        for name in names:
+            for stage in ("rollout", "score", "policy_update"):
+                metrics = self.run(f"{stage}@{name}")
+        return metrics
+
+    def rows(self, name: str) -> list[dict]:
+        """Of an artifact in Parquet."""
+        return pq.read_table(self.root / f"artifacts/{name}.parquet").to_pylist()
+
+    def rewrite(self, name: str, change) -> None:
+        """Change columns of every row of an artifact."""
+        path = self.root / f"artifacts/{name}.parquet"
+        table = pq.read_table(path)
+        changed = [row | change(row) for row in table.to_pylist()]
+        pq.write_table(table.from_pylist(changed, schema=table.schema), path)
+
+    def steps(self, address: str) -> list[dict]:
+        """The metrics of each step of a stage."""
+        lines = (self.root / "jobs" / address / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["metrics"] for line in lines]
+
     @staticmethod
     def contents(path: Path) -> dict[str, bytes]:
         """Every file under a folder, or the file itself, by name."""
@@ -94,13 +130,24 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def go_on(trained, runner):
+def copied(trained, tmp_path):
+    """A factory of copies of the trained run, under other params where asked, to go on from."""
+
+    def copy(name="copy", **changes):
+        made = Runner(tmp_path / name, **changes)
+        shutil.copytree(trained.root, made.root, dirs_exist_ok=True)
+        return made
+
+    return copy
+
+
+@pytest.fixture
+def go_on(copied):
     """A copy of the trained run, under other params, with these stages run again."""
 
     def run(name, addresses, changes, micro_tokens=8192):
         changes = {**changes, "rl": {"teacher": "artifacts/base", **changes.get("rl", {})}}
-        copy = runner(name, **changes)
-        shutil.copytree(trained.root, copy.root, dirs_exist_ok=True)
+        copy = copied(name, **changes)
         metrics = {}
         for address in addresses:
             for path in (*copy.paths(address)[1].values(), copy.root / "jobs" / address):

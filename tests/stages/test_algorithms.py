@@ -81,6 +81,8 @@ STAGES = {
     },
     "robust": (PREFERENCE, preferring("robust", label_smoothing=0.2)),
     "dpo with nll": (PREFERENCE, preferring("sigmoid", nll_coef=0.5)),
+    "sft": (["sft"], {}),
+    "bradley-terry": (["reward_model"], {}),
     "regression": (["reward_model"], {"reward_model": {"objective": "regression"}}),
     "process": (["reward_model"], {"reward_model": {"objective": "process"}}),
     "last token": (["reward_model"], {"reward_model": {"compared": "last_token"}}),
@@ -127,7 +129,7 @@ def test_rejected_responses_are_found_by_each_reward_model(go_on):
 def test_the_reward_of_a_process_model_is_a_probability(go_on):
     changes = {"reward_model": {"objective": "process"}, "score": {"missing_eos_penalty": 0.0}}
     run, _ = go_on("run", ["reward_model", SCORE], changes)
-    rewards = [row["reward"] for row in rows(run, "scores/iter_001")]
+    rewards = [row["reward"] for row in run.rows("scores/iter_001")]
     assert all(0 <= reward <= 1 for reward in rewards)
     assert len(set(rewards)) > 1
 
@@ -136,18 +138,6 @@ def test_steps_that_do_not_end_with_the_separator_are_refused(go_on):
     changes = {"reward_model": {"objective": "process", "step_separator": "="}}
     with pytest.raises(StageError, match=r"reward_model\.step_separator stands"):
         go_on("run", ["reward_model"], changes)
-
-
-def rows(run, name):
-    return pq.read_table(run.root / f"artifacts/{name}.parquet").to_pylist()
-
-
-def rewrite(run, name, change):
-    """Change columns of every row of an artifact."""
-    path = run.root / f"artifacts/{name}.parquet"
-    table = pq.read_table(path)
-    changed = [row | change(row) for row in table.to_pylist()]
-    pq.write_table(table.from_pylist(changed, schema=table.schema), path)
 
 
 def test_rewards_are_the_weighted_sum_of_sources_with_what_each_said(go_on):
@@ -159,7 +149,7 @@ def test_rewards_are_the_weighted_sum_of_sources_with_what_each_said(go_on):
         "overlong_penalty": 0.5,
     }
     run, metrics = go_on("run", [SCORE], {"score": score})
-    pairs = zip(rows(run, "rollouts/iter_001"), rows(run, "scores/iter_001"), strict=True)
+    pairs = zip(run.rows("rollouts/iter_001"), run.rows("scores/iter_001"), strict=True)
     for rollout, row in pairs:
         said = dict(row["by_source"])
         expected = max(-1.0, min(1.0, 0.5 * said["reward_model"] + 2.0 * said["verifier"]))
@@ -177,7 +167,7 @@ def test_whitened_rewards_have_mean_zero_and_spread_one(go_on):
 
 def test_the_greedy_response_is_compared_with_and_not_learnt_from(go_on):
     run, metrics = go_on("run", [ROLLOUT, SCORE, UPDATE], by("remax", {"greedy_baseline": True}))
-    sampled = rows(run, "rollouts/iter_001")
+    sampled = run.rows("rollouts/iter_001")
     greedy = [row for row in sampled if row["greedy"]]
     assert [row["sample_index"] for row in greedy] == [3] * 6
     assert metrics["num_responses"] == len(sampled) - len(greedy) == 18
@@ -186,11 +176,10 @@ def test_the_greedy_response_is_compared_with_and_not_learnt_from(go_on):
 def test_flat_groups_are_dropped_and_others_stand_in_for_them(go_on):
     changes = by("grpo", {"prompts": 3, "reserve": 5})
     run, _ = go_on("run", [ROLLOUT, SCORE], changes)
-    sampled = rows(run, "rollouts/iter_001")
+    sampled = run.rows("rollouts/iter_001")
     assert len({row["prompt_id"] for row in sampled}) == 8
     varied = sorted({row["prompt_id"] for row in sampled})[2:6]
-    rewrite(
-        run,
+    run.rewrite(
         "scores/iter_001",
         lambda row: {"reward": float(row["prompt_id"] in varied and row["sample_index"] == 0)},
     )
@@ -198,7 +187,7 @@ def test_flat_groups_are_dropped_and_others_stand_in_for_them(go_on):
     assert (metrics["num_prompts"], metrics["num_responses"]) == (3, 3 * 3)
     assert metrics["zero_variance_share"] == 0.5  # of all that were sampled
 
-    rewrite(run, "scores/iter_001", lambda _: {"reward": 1.0})
+    run.rewrite("scores/iter_001", lambda _: {"reward": 1.0})
     with pytest.raises(StageError, match="all have the same reward"):
         run.run(UPDATE)
 
@@ -206,10 +195,10 @@ def test_flat_groups_are_dropped_and_others_stand_in_for_them(go_on):
 def test_truncated_responses_can_be_left_out(go_on):
     run, whole = go_on("run", [UPDATE], by("grpo", overlong_filter=False))
     assert whole["num_steps"] == 2
-    cut = {row["prompt_id"] for row in rows(run, "rollouts/iter_001")[:9]}
+    cut = {row["prompt_id"] for row in run.rows("rollouts/iter_001")[:9]}
     for leave_out, steps in ((cut, 1), (None, None)):
         run, _ = go_on(f"filtered {steps}", [], by("grpo", overlong_filter=True))
-        rewrite(run, "rollouts/iter_001", lambda row, some=leave_out: {
+        run.rewrite("rollouts/iter_001", lambda row, some=leave_out: {
             "finish_reason": "length" if some is None or row["prompt_id"] in some else "stop"
         })  # fmt: skip
         if steps:
@@ -226,9 +215,7 @@ def test_an_adaptive_kl_coefficient_goes_on_in_the_next_iteration(go_on):
     assert metrics["kl_coef"] == 0.3
     # The first rollouts are the SFT policy's own: at no distance, below any target.
     assert state["kl_coef"] == pytest.approx(0.3 * (1 - 0.2 * 18 / 100))
-    for stage in ("rollout", "score", "policy_update"):
-        metrics = run.run(f"{stage}@iter_002")
-    assert metrics["kl_coef"] == state["kl_coef"]
+    assert run.run_iterations("iter_002")["kl_coef"] == state["kl_coef"]
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "best_of_n", "dpo", "distill"])
@@ -236,24 +223,18 @@ def test_without_a_reference_nothing_is_said_of_a_kl(go_on, algorithm):
     changes = {**by(algorithm, kl_coef=0.0), "score": {"reference": False}}
     run, metrics = go_on("run", [SCORE, UPDATE], changes)
     assert not any("kl_to_reference" in name for name in metrics)
-    rows = pq.read_table(run.root / "artifacts/scores/iter_001.parquet").to_pylist()
-    assert {row["ref_logprobs"] for row in rows} == {None}
+    assert {row["ref_logprobs"] for row in run.rows("scores/iter_001")} == {None}
 
 
-def test_a_reference_that_belongs_to_other_preferences_is_refused(go_on):
-    run, _ = go_on("run", PREFERENCE, preferring("sigmoid"))
-    path = run.root / "artifacts/reference_logprobs/tuned.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.slice(1), path)
-    with pytest.raises(StageError, match="run reference_logprobs again"):
-        run.run("preference@tuned")
-
-
-def test_a_reference_of_the_same_rows_in_another_order_is_refused(go_on):
+@pytest.mark.parametrize(
+    "change",
+    [lambda table: table.slice(1), lambda table: table.take(list(reversed(range(len(table)))))],
+    ids=["other rows", "another order"],
+)
+def test_a_reference_that_belongs_to_other_preferences_is_refused(go_on, change):
     run, _ = go_on("run", PREFERENCE[:1], preferring("sigmoid"))
     path = run.root / "artifacts/reference_logprobs/tuned.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.take(list(reversed(range(len(table))))), path)
+    pq.write_table(change(pq.read_table(path)), path)
     with pytest.raises(StageError, match="run reference_logprobs again"):
         run.run("preference@tuned")
 
@@ -261,11 +242,9 @@ def test_a_reference_of_the_same_rows_in_another_order_is_refused(go_on):
 def test_the_reference_is_the_policy_that_the_run_starts_from(go_on):
     """Before its first step the policy is its own reference, so DPO's margin starts at zero."""
     run, _ = go_on("run", PREFERENCE, preferring("sigmoid"))
-    first = json.loads(
-        (run.root / "jobs/preference@tuned/metrics.jsonl").read_text().split("\n")[0]
-    )
-    assert first["metrics"]["reward_margin"] == pytest.approx(0, abs=1e-5)
-    assert first["metrics"]["loss"] == pytest.approx(0.6931, abs=1e-4)
+    first, *_ = run.steps("preference@tuned")
+    assert first["reward_margin"] == pytest.approx(0, abs=1e-5)
+    assert first["loss"] == pytest.approx(0.6931, abs=1e-4)
 
 
 def test_feedback_of_one_kind_is_refused_for_kto(go_on):
@@ -321,8 +300,7 @@ def test_nothing_is_dropped_where_log_probs_are_compared(go_on):
 def test_a_correction_that_masks_nearly_all_is_refused(go_on):
     changes = by("grpo", mismatch="sequence_mask", mismatch_cap=1.05, max_logprob_gap=1.0)
     run, _ = go_on("run", [], changes)
-    rewrite(
-        run,
+    run.rewrite(
         "rollouts/iter_001",
         lambda row: {"logprobs": [value - 0.2 for value in row["logprobs"]]},
     )
@@ -332,8 +310,7 @@ def test_a_correction_that_masks_nearly_all_is_refused(go_on):
 
 def test_a_separator_inside_a_step_is_refused(go_on):
     run, _ = go_on("run", [], {"reward_model": {"objective": "process"}})
-    rewrite(
-        run,
+    run.rewrite(
         "data/steps",
         lambda row: {"step_ends": row["step_ends"][1:], "step_labels": row["step_labels"][1:]},
     )
@@ -345,8 +322,7 @@ def test_a_distilled_policy_is_nearer_to_its_teacher(go_on):
     for name, top_k in (("samples", 0), ("likeliest", 8)):
         changes = by("distill", distill_top_k=top_k, epochs=4, learning_rate=2e-3, kl_coef=0.0)
         run, _ = go_on(name, [UPDATE], changes)
-        log = (run.root / f"jobs/{UPDATE}/metrics.jsonl").read_text().splitlines()
-        steps = [json.loads(line)["metrics"] for line in log]
+        steps = run.steps(UPDATE)
         if top_k:
             assert steps[-1]["distillation_kl"] < 0.9 * steps[0]["distillation_kl"]
         else:
@@ -366,16 +342,10 @@ def test_every_training_stage_learns_through_an_adapter(go_on, save):
         assert (path / "adapter_model.safetensors").exists() == (save == "adapter")
         assert (path / "tokenizer.json").exists()
     # A kept adapter goes on with its moments in the next iteration; a merged one starts afresh.
-    for stage in ("rollout", "score", "policy_update"):
-        run.run(f"{stage}@iter_002")
+    run.run_iterations("iter_002")
     moments = load_file(run.root / "artifacts/policies/iter_002/state/optimizer.safetensors")
     steps = {float(value) for name, value in moments.items() if name.startswith("policy/step")}
     assert steps == {4.0 if save == "adapter" else 2.0}
-
-
-def steps_of(run, address):
-    lines = (run.root / f"jobs/{address}/metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["metrics"] for line in lines]
 
 
 def test_an_entropy_bonus_keeps_the_policy_open(go_on):
@@ -383,7 +353,7 @@ def test_an_entropy_bonus_keeps_the_policy_open(go_on):
     for coef in (0.0, 3.0):
         changes = by("grpo", entropy_coef=coef, epochs=4, learning_rate=3e-3, kl_coef=0.0)
         run, _ = go_on(f"bonus {coef}", [UPDATE], changes)
-        ends[coef] = steps_of(run, UPDATE)[-1]["entropy"]
+        ends[coef] = run.steps(UPDATE)[-1]["entropy"]
     assert ends[3.0] > ends[0.0]
 
 
@@ -395,10 +365,10 @@ def test_a_kl_term_in_the_loss_holds_the_policy_back(go_on):
                      epochs=4, learning_rate=2e-3)  # fmt: skip
         run, _ = go_on(f"coefficient {coef}", [], changes)
         apart = lambda row: {"ref_logprobs": [x - 0.3 for x in row["ref_logprobs"]]}  # noqa: E731
-        rewrite(run, "scores/iter_001", apart)
-        rewrite(run, "scores/iter_001", lambda _: {"reward": 1.0})
+        run.rewrite("scores/iter_001", apart)
+        run.rewrite("scores/iter_001", lambda _: {"reward": 1.0})
         run.run(UPDATE)
-        distances[coef] = steps_of(run, UPDATE)[-1]["kl_to_reference"]
+        distances[coef] = run.steps(UPDATE)[-1]["kl_to_reference"]
     assert distances[5.0] < 0.8 * distances[0.0]
 
 
@@ -415,15 +385,15 @@ def test_a_fitted_critic_foresees_more(go_on):
 def test_margins_are_what_the_reward_model_is_asked_for(go_on):
     """A head of zeros says 0 for both responses, so the first loss is softplus of the margin."""
     run, _ = go_on("run", [], {"reward_model": {"centre": 0.0}})
-    rewrite(run, "data/preferences", lambda _: {"margin": 2.0})
+    run.rewrite("data/preferences", lambda _: {"margin": 2.0})
     shutil.rmtree(run.root / "artifacts/rewards/reward_model")
     run.run("reward_model")
-    assert steps_of(run, "reward_model")[0]["loss"] == pytest.approx(2.126928, abs=1e-5)
+    assert run.steps("reward_model")[0]["loss"] == pytest.approx(2.126928, abs=1e-5)
 
 
 def test_iterated_dpo_moves_the_best_away_from_the_worst(go_on):
     run, _ = go_on("run", [UPDATE], by("dpo", epochs=8, learning_rate=3e-3))
-    first, *_, last = steps_of(run, UPDATE)
+    first, *_, last = run.steps(UPDATE)
     assert first["reward_margin"] == pytest.approx(0, abs=1e-4)
     assert last["reward_margin"] > 0.01
     assert last["preference_accuracy"] == 1.0
@@ -432,7 +402,7 @@ def test_iterated_dpo_moves_the_best_away_from_the_worst(go_on):
 def test_the_baseline_of_kto_starts_at_no_distance_from_the_reference(go_on):
     """The sum is looked at, because the baseline itself is never below zero."""
     run, _ = go_on("run", PREFERENCE, preferring("kto"))
-    feedback, reference = rows(run, "data/feedback"), rows(run, "reference_logprobs/tuned")
+    feedback, reference = run.rows("data/feedback"), run.rows("reference_logprobs/tuned")
     data = [
         {**row, "desirable": True, "ref": said["completion"], "other_ref": said["other"]}
         for row, said in zip(feedback, reference, strict=True)

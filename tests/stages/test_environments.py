@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 
-import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
@@ -25,8 +24,6 @@ from stages.environments.guess import Guess
 from stages.environments.turns import around_observation, read_turns
 from stages.rewards.named import NamedSource, named_pass
 from tests.data.test_rendering import words_tokenizer
-from tests.stages.conftest import Runner
-from tests.stages.test_algorithms import rows
 from tests.waiting import must_not_wait
 
 ROLLOUT, SCORE, UPDATE = (f"{stage}@iter_001" for stage in ("rollout", "score", "policy_update"))
@@ -102,14 +99,13 @@ PLAYING = {
 
 
 @pytest.fixture
-def playing(trained, tmp_path):
+def playing(copied):
     """A copy of the trained run, with an environment of the user's."""
 
     def copy(name="run", rollout=None, rl=None, **changes):
         rl = {"reward": "game", "algorithm": "grpo", **(rl or {})}
         changes = {"rl": rl, "rewards": {"game": {"kind": "environment"}}, **changes}
-        run = Runner(tmp_path / name, rollout={**PLAYING, **(rollout or {})}, **changes)
-        shutil.copytree(trained.root, run.root, dirs_exist_ok=True)
+        run = copied(name, rollout={**PLAYING, **(rollout or {})}, **changes)
         for path in ("artifacts/rollouts", "jobs"):
             shutil.rmtree(run.root / path)
         (run.root / "environments/echo.py").write_text(ECHO)
@@ -129,7 +125,7 @@ def test_every_turn_is_what_the_policy_says_after_all_before_it(playing):
     generator.load(policy)
     module: dict = {}
     exec(ECHO, module)
-    played = rows(run, "rollouts/iter_001")
+    played = run.rows("rollouts/iter_001")
     eos, stop = decoder.vocabulary()["<eos>"], decoder.vocabulary()[";"]
     endings, all_turns = set(), []
     for row in played:
@@ -189,7 +185,7 @@ def test_an_episode_of_one_turn_is_the_response_without_an_environment(playing):
     game = playing("game", {"max_turns": 1})
     alone.run(ROLLOUT)
     game.run(ROLLOUT)
-    first, second = (rows(run, "rollouts/iter_001") for run in (alone, game))
+    first, second = (run.rows("rollouts/iter_001") for run in (alone, game))
     stop = Decoder(game.root / "artifacts/policies/sft/model").vocabulary()[";"]
     for plain, played in zip(first, second, strict=True):
         assert plain["loss_mask"] is None
@@ -205,7 +201,7 @@ def test_an_episode_does_not_depend_on_its_neighbours(playing):
     few, many = playing("few", {"batch_size": 1}), playing("many", {"batch_size": 32})
     for run in (few, many):
         run.run(ROLLOUT)
-    for one, other in zip(*(rows(run, "rollouts/iter_001") for run in (few, many)), strict=True):
+    for one, other in zip(*(run.rows("rollouts/iter_001") for run in (few, many)), strict=True):
         for name in ("response_ids", "loss_mask", "finish_reason", "environment_reward"):
             assert one[name] == other[name]
         assert one["logprobs"] == pytest.approx(other["logprobs"], abs=1e-5)
@@ -267,11 +263,11 @@ def test_what_was_sampled_is_what_is_trained_on(playing, algorithm):
     run.run(ROLLOUT)
     of_score = run.run(SCORE)
     metrics = run.run(UPDATE)
-    played = rows(run, "rollouts/iter_001")
+    played = run.rows("rollouts/iter_001")
     assert metrics["logprob_gap_max"] < 1e-4
     assert abs(of_score["kl_to_reference"]) < 1e-6
     assert metrics["response_length"] == sum(sum(row["loss_mask"]) for row in played) / len(played)
-    for score, row in zip(rows(run, "scores/iter_001"), played, strict=True):
+    for score, row in zip(run.rows("scores/iter_001"), played, strict=True):
         assert score["ref_logprobs"] == pytest.approx(row["logprobs"], abs=1e-4)
         assert score["reward"] == row["environment_reward"]
         assert score["by_source"] == [("game", row["environment_reward"])]
@@ -281,7 +277,7 @@ def test_supports_of_cut_off_sampling_go_with_the_tokens(playing):
     run = playing(rollout={"top_k": 4})
     run.run(ROLLOUT)
     run.run(SCORE)
-    for row in rows(run, "rollouts/iter_001"):
+    for row in run.rows("rollouts/iter_001"):
         assert [len(kept) > 0 for kept in row["support"]] == [bool(m) for m in row["loss_mask"]]
     assert run.run(UPDATE)["logprob_gap_max"] < 1e-4
 
@@ -294,15 +290,13 @@ def test_fused_steps_play_what_chained_iterations_play(playing):
         "online": {"fast": {"policy": "sft", "steps": 2}},
     }  # fmt: skip
     run = playing(rl=rl)
-    for name in names:
-        for stage in ("rollout", "score", "policy_update"):
-            run.run(f"{stage}@{name}")
+    run.run_iterations(*names)
     run.run("online@fast")
     last = run.root / "artifacts/policies" / names[-1] / "model"
     assert run.contents(last.parents[1] / "fast/model") == run.contents(last)
-    together = rows(run, "rollouts/fast")
+    together = run.rows("rollouts/fast")
     for step, name in enumerate(names, 1):
-        alone = rows(run, f"rollouts/{name}")
+        alone = run.rows(f"rollouts/{name}")
         assert any(0 in row["loss_mask"] for row in alone)
         assert [row for row in together if row["step"] == step] == [
             {"step": step, **row} for row in alone
@@ -371,7 +365,7 @@ def test_a_reward_that_no_environment_pays_is_refused(playing):
     run = playing(rollout={"environment": None}, rl={"reward": "verifier"})
     run.run(ROLLOUT)
     source = NamedSource("game", run.params.rewards["game"], run.root / "rewards")
-    work = named_pass(run.context(SCORE), "rewards", source, rows(run, "rollouts/iter_001"))
+    work = named_pass(run.context(SCORE), "rewards", source, run.rows("rollouts/iter_001"))
     with pytest.raises(StageError, match=r"rewards.game: no environment has paid for prompt \w+"):
         fill(run.context(SCORE), work)
 
@@ -520,7 +514,7 @@ def test_the_game_is_the_same_for_all_samples_of_a_prompt(playing):
     run = playing(rollout={"environment": "guess", "samples": 8, "max_turns": 1})
     run.run(ROLLOUT)
     numbers = {}
-    for row in rows(run, "rollouts/iter_001"):
+    for row in run.rows("rollouts/iter_001"):
         if row["environment_reward"] == 1.0:
             numbers.setdefault(row["prompt_id"], set()).add(
                 [c for c in row["response"] if c.isdigit()][-1]
@@ -534,7 +528,7 @@ def test_a_policy_is_evaluated_in_its_environment(playing):
     evaluate = {"correct": "game", "correct_at": 1.5, "samples": 2, "pass_at": [1, 2]}
     run = playing(evaluate=evaluate)
     metrics = run.run("evaluate_sft")
-    shown = pq.read_table(run.root / "artifacts/evaluations/sft/samples.parquet").to_pylist()
+    shown = run.rows("evaluations/sft/samples")
     assert {row["correct"] for row in shown} == {True, False}
     assert all(row["correct"] is (row["reward"] >= 1.5) for row in shown)
     assert metrics["environment_reward"] == pytest.approx(metrics["reward_mean"])
@@ -553,7 +547,7 @@ def test_the_template_stands_around_what_follows_an_end_token_alone(playing):
     arena = replace(arena, turns=replace(arena.turns, before=before, after=after))
     generator = TorchGenerator("cpu", Precision.FLOAT32, 64)
     generator.load(policy)
-    asked = [{**row, "sample_index": 0} for row in rows(run, "data/prompts")]
+    asked = [{**row, "sample_index": 0} for row in run.rows("data/prompts")]
     requests = [Request(row["prompt_ids"], seed) for seed, row in enumerate(asked)]
     how = {"max_new_tokens": 14, "sampling": Sampling(1.5)}
     endings = set()
@@ -585,7 +579,7 @@ def test_no_sequence_is_longer_than_was_said_before_any_began(playing):
     run = playing(rollout={"environment": "echo:Talks", "max_observation_tokens": 9})
     policy = run.root / "artifacts/policies/sft/model"
     arena = open_arena(run.params.rollout, run.root / "environments", policy, run.params.seed)
-    asked = [{**row, "sample_index": 0} for row in rows(run, "data/prompts")]
+    asked = [{**row, "sample_index": 0} for row in run.rows("data/prompts")]
     requests = [Request(row["prompt_ids"], seed=1) for row in asked]
     generator = Terse(arena.decoder.vocabulary()[";"])
     episodes = play(arena, generator, asked, requests, max_new_tokens=14, sampling=Sampling())

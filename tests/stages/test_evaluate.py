@@ -17,25 +17,13 @@ from stages.evaluation.estimates import pass_at_k
 SFT, ITERATION = "evaluate_sft", "evaluate@iter_001"
 
 
-@pytest.fixture
-def run(trained, runner):
-    """A copy of the trained run, under other params."""
-
-    def copy(name="copy", **changes):
-        made = runner(name, **changes)
-        shutil.copytree(trained.root, made.root, dirs_exist_ok=True)
-        return made
-
-    return copy
-
-
 def by_prompt(values):
     """Means of the two samples of each prompt."""
     return [(one + other) / 2 for one, other in zip(values[::2], values[1::2], strict=True)]
 
 
 def table(runner, policy, name="samples"):
-    return pq.read_table(runner.root / f"artifacts/evaluations/{policy}/{name}.parquet").to_pylist()
+    return runner.rows(f"evaluations/{policy}/{name}")
 
 
 def change_held_out(runner, change):
@@ -67,8 +55,8 @@ def give_policy(runner, source):
 
 
 @pytest.mark.parametrize("reward", ["reward_model", "verifier"])
-def test_the_numbers_are_those_of_the_tables(run, reward):
-    runner = run(rl={"reward": reward}, rollout={"max_new_tokens": 28})
+def test_the_numbers_are_those_of_the_tables(copied, reward):
+    runner = copied(rl={"reward": reward}, rollout={"max_new_tokens": 28})
     expect_what_it_says(runner)
     metrics = runner.run(SFT)
     assert 0 < metrics["accuracy"] < 1
@@ -94,15 +82,15 @@ def test_the_numbers_are_those_of_the_tables(run, reward):
     assert metrics["num_prompts"] == metrics["num_judged"] == 16
 
 
-def test_the_reference_is_compared_with_nobody(run):
-    runner = run()
+def test_the_reference_is_compared_with_nobody(copied):
+    runner = copied()
     metrics = runner.run(SFT)
     assert not [name for name in metrics if name.startswith("win_rate")]
     assert {(row["reference_reward"], row["won"]) for row in table(runner, "sft")} == {(None, None)}
 
 
-def test_a_policy_that_is_the_reference_ties_with_it(run):
-    runner = run()
+def test_a_policy_that_is_the_reference_ties_with_it(copied):
+    runner = copied()
     give_policy(runner, "artifacts/policies/sft/model")
     sft, same = runner.run(SFT), runner.run(ITERATION)
     assert same["win_rate"] == same["win_rate_sampled"] == same["win_rate_similar_length"] == 0.5
@@ -112,8 +100,8 @@ def test_a_policy_that_is_the_reference_ties_with_it(run):
     assert {name: same[name] for name in sft} == sft
 
 
-def test_a_policy_is_compared_with_the_references_responses(run):
-    runner = run()
+def test_a_policy_is_compared_with_the_references_responses(copied):
+    runner = copied()
     give_policy(runner, "artifacts/base")
     runner.run(SFT)
     metrics = runner.run(ITERATION)
@@ -138,8 +126,8 @@ def test_a_policy_is_compared_with_the_references_responses(run):
     assert [row["reference_response"] for row in shown] == [row["response"] for row in theirs]
 
 
-def test_prompts_without_an_answer_leave_rewards_to_compare(run):
-    runner = run()
+def test_prompts_without_an_answer_leave_rewards_to_compare(copied):
+    runner = copied()
     change_held_out(runner, lambda _: {"answer": None})
     give_policy(runner, "artifacts/base")
     runner.run(SFT)
@@ -152,8 +140,8 @@ def test_prompts_without_an_answer_leave_rewards_to_compare(run):
     }
 
 
-def test_some_prompts_without_an_answer_do_not_count_as_wrong(run):
-    runner = run(rollout={"max_new_tokens": 28})
+def test_some_prompts_without_an_answer_do_not_count_as_wrong(copied):
+    runner = copied(rollout={"max_new_tokens": 28})
     expect_what_it_says(runner)
     whole = runner.run(SFT)
     before = table(runner, "sft")
@@ -168,8 +156,8 @@ def test_some_prompts_without_an_answer_do_not_count_as_wrong(run):
 
 
 @pytest.mark.parametrize("source", ["verifier", "sums"])
-def test_a_reward_that_compares_needs_every_answer_and_says_so_at_once(run, source):
-    runner = run(rl={"reward": source}, rewards={"sums": {"kind": "maths"}})
+def test_a_reward_that_compares_needs_every_answer_and_says_so_at_once(copied, source):
+    runner = copied(rl={"reward": source}, rewards={"sums": {"kind": "maths"}})
     runner.run("reward_source@sums")
     change_held_out(runner, lambda index: {"answer": None} if index in (3, 4) else {})
     shutil.rmtree(runner.root / "artifacts/policies/sft/model")  # nothing is generated
@@ -178,10 +166,10 @@ def test_a_reward_that_compares_needs_every_answer_and_says_so_at_once(run, sour
         runner.run(SFT)
 
 
-def test_another_source_may_say_what_is_right(run):
+def test_another_source_may_say_what_is_right(copied):
     """By a pattern that needs no answer: right is what has a digit after the last semicolon."""
     ends_with_digit = {"kind": "pattern", "pattern": "[0-9]$", "must_end": False}
-    runner = run(
+    runner = copied(
         rewards={"digit": ends_with_digit}, evaluate={"correct": "digit", "correct_at": 1.0}
     )
     runner.run("reward_source@digit")
@@ -196,8 +184,8 @@ def test_another_source_may_say_what_is_right(run):
     assert {row["vote"] for row in sampled} == {None}
 
 
-def test_a_source_that_compares_leaves_prompts_without_an_answer_out(run):
-    runner = run(rewards={"sums": {"kind": "maths"}}, evaluate={"correct": "sums"})
+def test_a_source_that_compares_leaves_prompts_without_an_answer_out(copied):
+    runner = copied(rewards={"sums": {"kind": "maths"}}, evaluate={"correct": "sums"})
     runner.run("reward_source@sums")
     change_held_out(runner, lambda index: {"answer": None} if index % 2 else {})
     assert runner.run(SFT)["num_judged"] == 8
@@ -205,8 +193,8 @@ def test_a_source_that_compares_leaves_prompts_without_an_answer_out(run):
     assert [right is None for right in rights] == [index % 2 == 1 for index in range(16)]
 
 
-def test_what_is_right_may_be_a_reward_that_is_high_enough(run):
-    runner = run(evaluate={"correct": "reward_model", "correct_at": -4.0})
+def test_what_is_right_may_be_a_reward_that_is_high_enough(copied):
+    runner = copied(evaluate={"correct": "reward_model", "correct_at": -4.0})
     ctx = runner.context(SFT, parts={})
     metrics = runner.run(SFT, ctx)
     greedy = table(runner, "sft")
@@ -217,8 +205,8 @@ def test_what_is_right_may_be_a_reward_that_is_high_enough(run):
     assert "correctness" not in passes, "the reward model is asked once"
 
 
-def test_tasks_have_rows_and_the_largest_have_metrics(run):
-    runner = run(evaluate={"task_metrics": 1}, rollout={"max_new_tokens": 28})
+def test_tasks_have_rows_and_the_largest_have_metrics(copied):
+    runner = copied(evaluate={"task_metrics": 1}, rollout={"max_new_tokens": 28})
     expect_what_it_says(runner)
     names = ["small"] * 4 + ["large"] * 12
     change_held_out(runner, lambda i: {"extra": json.dumps({"task": names[i]})})
@@ -234,15 +222,15 @@ def test_tasks_have_rows_and_the_largest_have_metrics(run):
     assert small["win_rate"] is None
 
 
-def test_a_task_that_is_no_text_is_refused(run):
-    runner = run()
+def test_a_task_that_is_no_text_is_refused(copied):
+    runner = copied()
     change_held_out(runner, lambda i: {"extra": '{"task": 7}'} if i == 5 else {})
     with pytest.raises(StageError, match="has the task 7: make `task`"):
         runner.run(SFT)
 
 
-def test_an_evaluation_of_other_prompts_is_no_reference(run):
-    runner = run()
+def test_an_evaluation_of_other_prompts_is_no_reference(copied):
+    runner = copied()
     give_policy(runner, "artifacts/base")
     runner.run(SFT)
     path = runner.root / "artifacts/evaluations/sft" / folder.GREEDY
@@ -265,9 +253,9 @@ class Twice(Environment):
 """
 
 
-def test_a_policy_that_acts_in_turns_is_evaluated_in_turns(run):
+def test_a_policy_that_acts_in_turns_is_evaluated_in_turns(copied):
     """Two turns, four tokens observed between them: they are no part of what was said."""
-    runner = run(
+    runner = copied(
         rollout={
             "environment": "twice:Twice",
             "max_turns": 2,
@@ -291,16 +279,17 @@ def test_a_policy_that_acts_in_turns_is_evaluated_in_turns(run):
     assert same["kl_to_reference"] == pytest.approx(0, abs=1e-5)
 
 
-def test_the_demo_reports_additions_with_a_carry_apart(run):
-    runner = run()
+def test_the_demo_reports_additions_with_a_carry_apart(copied):
+    runner = copied()
     metrics = runner.run(SFT)
     for row in table(runner, "sft"):
         left, right = (int(number) for number in row["prompt"][:-1].split("+"))
         carries = max(left, right) >= 10 and left % 10 + right % 10 >= 10
         assert row["task"] == ("carry" if carries else "no_carry")
     assert {"accuracy/carry", "accuracy/no_carry"} <= metrics.keys()
-    rows = read_parquet(runner.root / "artifacts/data/prompts.parquet", schema.PromptRow)
-    assert {row["extra"] for row in rows} == {"{}"}, "what is trained on is as it was"
+    assert {row["extra"] for row in runner.rows("data/prompts")} == {"{}"}, (
+        "what is trained on is as it was"
+    )
 
 
 def test_texts_of_many_are_those_of_each(trained):

@@ -1,7 +1,7 @@
 """What every generator keeps to, whatever decodes: the same tests for each engine.
 
 An engine is a factory: `open_engine(folder, slots)` gives a generator with the weights of a folder.
-`logprob_bound` is how far its log-probs may be from the trainer's.
+`LOGPROB_BOUND` is how far its log-probs may be from the trainer's.
 """
 
 import os
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from stages.contracts.precision import Precision
 from stages.contracts.rollout import Engine
@@ -19,9 +19,11 @@ from stages.engines.generation.generator import GeneratorSettings, Request, Samp
 from stages.engines.generation.generators import open_generator
 from stages.engines.models.folders import content_hash, load_policy
 
-LOGPROB_BOUND = {"torch": 1e-5, "vllm": 1e-5}
-ENGINE = os.environ.get("LOCKSTEP_TESTED_ENGINE", "torch")
+LOGPROB_BOUND = 1e-5
+ENGINES = os.environ.get("LOCKSTEP_TESTED_ENGINE", "torch padded").split()
 """vLLM changes the process that it is in, so test_vllm.py runs these tests for it in another."""
+FORM = {"torch": {}, "padded": {"sliding_window": 8}, "vllm": {}}
+"""What the torch generator's own decoding does not know is decoded in padded batches."""
 ENDS = [2, 3]
 PROMPTS = ([1, 5, 6], [1, 7, 8, 9, 10, 11], [1], [1, 4, 4, 4], [1, *range(4, 24), *range(4, 24)])
 REQUESTS = [Request(PROMPTS[i % len(PROMPTS)], seed=1000 + i) for i in range(15)]
@@ -40,35 +42,41 @@ class Setting:
     def open(self, slots=4):
         if self.engine == "vllm":
             return self.one_vllm(self.folder)
-        return open_generator(
-            self.folder, Engine(self.engine), GeneratorSettings("cpu", Precision.FLOAT32, slots)
-        )
+        settings = GeneratorSettings("cpu", Precision.FLOAT32, slots)
+        return open_generator(self.folder, Engine.TORCH, settings)
 
 
 def tiny_llama(folder, seed=0, **changes):
+    """Of the Llama family; with a sliding window, a Mistral."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=24,
-        hidden_size=64,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        bos_token_id=1,
-        pad_token_id=0,
-        eos_token_id=ENDS,
-        initializer_range=0.2,
+    sizes = {
+        "vocab_size": 24,
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 512,
+        "bos_token_id": 1,
+        "pad_token_id": 0,
+        "eos_token_id": ENDS,
+        "initializer_range": 0.2,
         **changes,
+    }
+    windowed = "sliding_window" in changes
+    model = (
+        MistralForCausalLM(MistralConfig(**sizes))
+        if windowed
+        else LlamaForCausalLM(LlamaConfig(**sizes))
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model.save_pretrained(folder)
     return folder
 
 
-@pytest.fixture(scope="module", params=[ENGINE])
+@pytest.fixture(scope="module", params=ENGINES)
 def setting(request, tmp_path_factory):
-    folder = tiny_llama(tmp_path_factory.mktemp("policy"))
+    folder = tiny_llama(tmp_path_factory.mktemp("policy"), **FORM[request.param])
     one_vllm = request.getfixturevalue("one_vllm") if request.param == "vllm" else None
     return Setting(request.param, folder, load_policy(folder), one_vllm)
 
@@ -95,7 +103,6 @@ def test_greedy_answers_are_those_of_plain_generate(setting, generator):
 def test_log_probs_and_entropies_are_the_trainers(setting, generator, sampling):
     if setting.engine == "vllm" and sampling.cuts:
         pytest.skip("vLLM tells no supports")
-    bound = LOGPROB_BOUND[setting.engine]
     completions = generator.generate(REQUESTS, max_new_tokens=24, sampling=sampling)
     for request, completion in zip(REQUESTS, completions, strict=True):
         batch = collate(
@@ -103,10 +110,13 @@ def test_log_probs_and_entropies_are_the_trainers(setting, generator, sampling):
         )
         with torch.no_grad():
             expected = response_logprobs(setting.policy, batch, sampling.temperature)
-        assert completion.logprobs == pytest.approx(expected.logprobs[0].tolist(), abs=bound)
+        assert completion.logprobs == pytest.approx(
+            expected.logprobs[0].tolist(), abs=LOGPROB_BOUND
+        )
         # vLLM only estimates it.
-        entropy = -sum(completion.logprobs) if ENGINE == "vllm" else float(expected.entropies.sum())
-        assert completion.entropy == pytest.approx(entropy, abs=24 * bound)
+        estimated = setting.engine == "vllm"
+        entropy = -sum(completion.logprobs) if estimated else float(expected.entropies.sum())
+        assert completion.entropy == pytest.approx(entropy, abs=24 * LOGPROB_BOUND)
 
 
 def test_an_answer_depends_on_its_seed_and_not_on_its_neighbours(setting, generator):
@@ -164,7 +174,7 @@ def test_short_and_long_calls_follow_each_other(setting, generator):
 
 
 def test_other_weights_give_other_answers_under_another_hash(setting, tmp_path):
-    other = tiny_llama(tmp_path / "other", seed=1)
+    other = tiny_llama(tmp_path / "other", seed=1, **FORM[setting.engine])
     generator = setting.open()
     before = generator.generate(REQUESTS, max_new_tokens=12, sampling=WARM)
     assert generator.policy_hash == content_hash(setting.policy)

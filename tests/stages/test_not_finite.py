@@ -9,8 +9,6 @@ from safetensors.torch import load_file, save_file
 from stages.algorithms.loss import Counts, Loss
 from stages.context import Context, StageError
 from stages.contracts.catalog import bind
-from stages.data.artifacts import read_parquet
-from stages.data.schema import PreferenceRow, RolloutRow
 from stages.engines.models.folders import load_policy
 from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
@@ -81,17 +79,15 @@ def test_the_row_that_spoils_a_number_of_the_whole_step_is_named(tmp_path):
 
 
 @pytest.fixture
-def run(trained, runner):
+def run(copied):
     """A factory of copies of the trained run."""
 
-    def copied(**changes):
-        copy = runner("copy", rl={"preferences": {"tuned": {"policy": "sft"}}}, **changes)
-        shutil.rmtree(copy.root)
-        shutil.copytree(trained.root, copy.root)
-        shutil.rmtree(copy.root / "jobs")
-        return copy
+    def copy(**changes):
+        made = copied(rl={"preferences": {"tuned": {"policy": "sft"}}}, **changes)
+        shutil.rmtree(made.root / "jobs")
+        return made
 
-    return copied
+    return copy
 
 
 def blow_up(folder, name):
@@ -103,7 +99,7 @@ def blow_up(folder, name):
 
 
 def first_sample(runner):
-    row = read_parquet(runner.root / "artifacts/rollouts/iter_001.parquet", RolloutRow)[0]
+    row = runner.rows("rollouts/iter_001")[0]
     return f"prompt {row['prompt_id']}, sample {row['sample_index']}"
 
 
@@ -115,9 +111,7 @@ def test_log_probs_are_refused_where_they_are_made(run):
     for address, whose in ((ROLLOUT, "sampler"), (SCORE, "reference")):
         with pytest.raises(StageError, match=f"the {whose}'s {said} {sample}"):
             runner.run(address)
-    prompt = read_parquet(runner.root / "artifacts/data/preferences.parquet", PreferenceRow)[0][
-        "prompt_id"
-    ]
+    prompt = runner.rows("data/preferences")[0]["prompt_id"]
     with pytest.raises(StageError, match=rf"{said} chosen 0 \(prompt {prompt}"):
         runner.run("reference_logprobs@tuned")
 
@@ -126,7 +120,7 @@ def test_the_trainers_log_probs_are_checked_before_it_learns(run):
     runner = run()
     policy = load_policy(runner.root / "artifacts/policies/sft/model")
     policy.lm_head.weight.data.fill_(HUGE)
-    rollouts = read_parquet(runner.root / "artifacts/rollouts/iter_001.parquet", RolloutRow)
+    rollouts = runner.rows("rollouts/iter_001")
     config = bind(UPDATE, runner.params).config
     with pytest.raises(StageError, match=rf"trainer's log-prob is nan .*{first_sample(runner)}"):
         measure(runner.context(UPDATE), policy, rollouts, config)

@@ -3,8 +3,6 @@
 import pytest
 
 from stages.context import StageError
-from stages.data import schema
-from stages.data.artifacts import read_parquet, write_parquet
 
 UPDATE = "policy_update@iter_001"
 ONE_STEP = {
@@ -58,11 +56,7 @@ def test_what_needs_the_log_probs_earlier_has_them_measured(go_on, monkeypatch, 
 
 def test_a_sampler_that_differs_stops_the_update_before_it_is_saved(go_on):
     copy, _ = go_on("copy", [], ONE_STEP)
-    path = copy.root / "artifacts/rollouts/iter_001.parquet"
-    rows = read_parquet(path, schema.RolloutRow)
-    for row in rows:
-        row["logprobs"] = [value - 0.2 for value in row["logprobs"]]
-    write_parquet(path, rows, schema.RolloutRow)
+    copy.rewrite("rollouts/iter_001", lambda row: {"logprobs": [x - 0.2 for x in row["logprobs"]]})
     with pytest.raises(StageError, match=r"log-probs differ by 0\.2"):
         copy.run(UPDATE)
     assert not copy.paths(UPDATE)[1]["model"].exists()

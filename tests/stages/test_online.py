@@ -7,7 +7,6 @@ import signal
 from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -34,11 +33,7 @@ OVERLAP = {
     "online": {"overlap": True},
     "policy_update": {"mismatch": "token_truncate", "max_logprob_gap": 1.0},
 }
-ROWS = (
-    "artifacts/rollouts/{}.parquet",
-    "artifacts/scores/{}.parquet",
-    "artifacts/policies/{}/experience.parquet",
-)
+ROWS = ("rollouts/{}", "scores/{}", "policies/{}/experience")
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch", "pytest", "stages.online"])
 
@@ -63,7 +58,7 @@ def fused(trained, tmp_path):
 def contents(runner):
     """All that the stage has made, and what it said of each step."""
     paths = [f"artifacts/policies/fast/{part}" for part in ("model", "state")]
-    paths += [path.format("fast") for path in ROWS]
+    paths += [f"artifacts/{path.format('fast')}.parquet" for path in ROWS]
     lines = (runner.root / "jobs/online@fast/metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     said = [(row["step"], row["metrics"]["reward_mean"], row["metrics"]["loss"]) for row in rows]
@@ -80,18 +75,16 @@ WITHOUT_KL = {"score": {"reference": False}, "policy_update": {"kl_coef": 0.0}}
 )
 def test_fused_steps_end_with_the_bytes_of_chained_iterations(fused, rl, changes):
     runner = fused("run", rl, **changes)
-    for name in NAMES:
-        for stage in ("rollout", "score", "policy_update"):
-            staged = runner.run(f"{stage}@{name}")
+    staged = runner.run_iterations(*NAMES)
     metrics = runner.run("online@fast")
     for part in ("model", "state"):
         last = runner.root / "artifacts/policies" / NAMES[-1] / part
         assert runner.contents(last.parents[1] / "fast" / part) == runner.contents(last)
     for path in ROWS:
-        together = pq.read_table(runner.root / path.format("fast")).to_pylist()
+        together = runner.rows(path.format("fast"))
         for step, name in enumerate(NAMES, 1):
             own = [{**row} for row in together if row["step"] == step]
-            alone = pq.read_table(runner.root / path.format(name)).to_pylist()
+            alone = runner.rows(path.format(name))
             assert own == [{"step": step, **row} for row in alone]
     assert metrics["num_steps"] == 3 * staged.pop("num_steps")
     assert {name: metrics[name] for name in staged} == staged
@@ -195,7 +188,7 @@ def test_overlapping_in_threads_is_the_same_schedule_one_after_the_other(fused, 
     monkeypatch.setattr(online, "ThreadPoolExecutor", OneAfterTheOther)
     serial.run("online@fast")
     assert contents(threads) == contents(serial)
-    rows = pq.read_table(threads.root / ROWS[0].format("fast")).to_pylist()
+    rows = threads.rows(ROWS[0].format("fast"))
     by = {step: {row["policy_hash"] for row in rows if row["step"] == step} for step in (1, 2, 3)}
     assert by[1] == by[2] != by[3], "the second step has samples of the policy before the first"
     assert all(len(hashes) == 1 for hashes in by.values())
@@ -268,23 +261,17 @@ def test_a_reward_model_that_a_user_gives_is_read_once_and_stays(fused, monkeypa
     assert read == []  # a stage by itself reads it for itself
     runner.run("online@fast")
     assert read == ["rm"]
-    staged, together = (
-        pq.read_table(runner.root / f"artifacts/scores/{name}.parquet").to_pylist()
-        for name in ("fast_001", "fast")
-    )
+    staged, together = (runner.rows(f"scores/{name}") for name in ("fast_001", "fast"))
     said = [dict(row["by_source"])["taste"] for row in staged]
     assert said == [dict(row["by_source"])["taste"] for row in together if row["step"] == 1]
     assert len(set(said)) > 1
 
 
-def test_an_adapter_learns_in_fused_steps_as_in_iterations(trained, runner):
+def test_an_adapter_learns_in_fused_steps_as_in_iterations(copied):
     lora = {"rank": 4, "save": "adapter", "targets": ["q_proj", "v_proj"]}
     rl = {**GRPO, "iterations": CHAINED, "online": {"fast": {"policy": "sft", "steps": 2}}}
-    made = runner("run", rl={**rl, "teacher": "artifacts/base"}, lora=lora)
-    shutil.copytree(trained.root, made.root, dirs_exist_ok=True)
-    for name in NAMES[:2]:
-        for stage in ("rollout", "score", "policy_update"):
-            made.run(f"{stage}@{name}")
+    made = copied("run", rl={**rl, "teacher": "artifacts/base"}, lora=lora)
+    made.run_iterations(*NAMES[:2])
     made.run("online@fast")
     policies = made.root / "artifacts/policies"
     for part in ("model", "state"):

@@ -20,7 +20,6 @@ from stages.data.artifacts import read_parquet
 from stages.data.schema import RolloutRow
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.processes import parts
-from tests.stages.conftest import Runner
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLLOUT, SCORE = "rollout@iter_001", "score@iter_001"
@@ -36,11 +35,9 @@ def _small_units(monkeypatch):
 
 
 @pytest.fixture
-def runner(trained, tmp_path):
+def runner(copied):
     """A copy of the trained run, with many small units."""
-    copy = Runner(tmp_path / "copy", rollout=SMALL_BATCHES)
-    shutil.copytree(trained.root, copy.root, dirs_exist_ok=True)
-    return copy
+    return copied(rollout=SMALL_BATCHES)
 
 
 @pytest.fixture

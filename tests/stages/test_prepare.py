@@ -2,7 +2,6 @@
 
 import json
 
-import pyarrow.parquet as pq
 import pytest
 
 from stages.context import StageError
@@ -23,10 +22,6 @@ def write_files(folder, **replaced):
     for name, rows in {**FILES, **replaced}.items():
         text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(text)
-
-
-def rows_of(runner, name):
-    return pq.read_table(runner.root / f"artifacts/data/{name}.parquet").to_pylist()
 
 
 def test_the_working_of_an_addition_is_written_out_column_by_column():
@@ -52,7 +47,7 @@ def test_held_out_problems_are_in_no_training_set_in_either_order(runner):
     run.run("prepare")
 
     def problems(name):
-        return {frozenset(row["prompt"][:-1].split("+")) for row in rows_of(run, name)}
+        return {frozenset(row["prompt"][:-1].split("+")) for row in run.rows(f"data/{name}")}
 
     held_out = problems("held_out") | problems("held_out_preferences")
     assert len(held_out) == 12
@@ -63,7 +58,7 @@ def test_held_out_problems_are_in_no_training_set_in_either_order(runner):
 
 def test_token_ids_decode_to_the_text_they_came_from(trained):
     decoder = Decoder(trained.root / "artifacts/base")
-    for row in rows_of(trained, "demonstrations")[:10]:
+    for row in trained.rows("data/demonstrations")[:10]:
         assert decoder.text(row["prompt_ids"]) == row["prompt"]
         assert decoder.text(row["completion_ids"]) == row["completion"]
 
@@ -84,8 +79,8 @@ def test_a_users_files_become_the_same_artifacts(runner):
     write_files(run.root / "data")
     metrics = run.run("prepare")
     assert metrics["num_demonstrations"] == 2
-    assert [row["answer"] for row in rows_of(run, "held_out")] == ["ji"]
-    assert {row["prompt"]: row["answer"] for row in rows_of(run, "prompts")} == {
+    assert [row["answer"] for row in run.rows("data/held_out")] == ["ji"]
+    assert {row["prompt"]: row["answer"] for row in run.rows("data/prompts")} == {
         "ef": "fe",
         "gh": None,
     }
@@ -99,11 +94,10 @@ def test_other_columns_are_kept_as_one_json_object_and_rollouts_carry_them(runne
     run.run("prepare")
     text = '{"answer_type":null,"cases":[{"in":"é","out":1}],"task":"turn round"}'
     expected = {"ef": text, "gh": "{}"}
-    assert {row["prompt"]: row["extra"] for row in rows_of(run, "prompts")} == expected
+    assert {row["prompt"]: row["extra"] for row in run.rows("data/prompts")} == expected
     for stage in ("sft", "rollout@iter_001"):
         run.run(stage)
-    rollouts = pq.read_table(run.root / "artifacts/rollouts/iter_001.parquet").to_pylist()
-    assert {row["prompt"]: row["extra"] for row in rollouts} == expected
+    assert {row["prompt"]: row["extra"] for row in run.rows("rollouts/iter_001")} == expected
 
 
 @pytest.mark.parametrize(
@@ -192,7 +186,7 @@ def test_a_base_model_folder_is_taken_with_its_tokenizer(trained, runner):
     for path in (trained.root / "artifacts/base").iterdir():
         (run.root / "models" / path.name).write_bytes(path.read_bytes())
     run.run("prepare")
-    assert rows_of(run, "prompts") == rows_of(trained, "prompts")
+    assert run.rows("data/prompts") == trained.rows("data/prompts")
 
 
 def test_more_prompts_than_problems_are_refused(runner):
@@ -205,9 +199,9 @@ def test_pairs_are_feedback_too_and_a_file_of_feedback_stands_in_for_them(runner
     run = runner(prepare={"source": "files"})
     write_files(run.root / "data")
     run.run("prepare")
-    rated = [(row["completion"], row["rating"]) for row in rows_of(run, "feedback")]
+    rated = [(row["completion"], row["rating"]) for row in run.rows("data/feedback")]
     assert rated == [("ba", 1.0), ("ab", 0.0)]
-    assert rows_of(run, "steps") == []
+    assert run.rows("data/steps") == []
 
     other = runner("other", prepare={"source": "files"})
     feedback = [
@@ -216,7 +210,7 @@ def test_pairs_are_feedback_too_and_a_file_of_feedback_stands_in_for_them(runner
     ]
     write_files(other.root / "data", feedback=feedback)
     other.run("prepare")
-    assert [row["rating"] for row in rows_of(other, "feedback")] == [1.0, -0.5]
+    assert [row["rating"] for row in other.rows("data/feedback")] == [1.0, -0.5]
 
 
 def test_steps_end_where_their_last_token_is(runner):
@@ -226,7 +220,7 @@ def test_steps_end_where_their_last_token_is(runner):
         steps=[{"prompt": "ab", "steps": ["a;", "bb;", "a"], "labels": [1, False, 0.5]}],
     )
     run.run("prepare")
-    [row] = rows_of(run, "steps")
+    [row] = run.rows("data/steps")
     assert row["step_ends"] == [1, 4, 6]  # the last step ends with the response, at its end token
     assert len(row["completion_ids"]) == 7
     assert row["step_labels"] == [1.0, 0.0, 0.5]
@@ -237,7 +231,7 @@ def test_steps_end_where_their_last_token_is(runner):
 def test_the_steps_of_a_slip_are_wrong_from_where_it_shows(runner):
     run = runner()
     run.run("prepare")
-    rows = rows_of(run, "steps")
+    rows = run.rows("data/steps")
     right = [row for row in rows if all(row["step_labels"])]
     assert len(rows) == 2 * 64
     assert len(right) == 64

@@ -28,22 +28,12 @@ from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
 from tests.ports import free_port
+from tests.stages.conftest import Interrupted, Runner
 from tests.waiting import FOR_EVER_S, PATIENCE_S, until
 
 NUM_ROWS = 23
 HOST = socket.gethostname()
 RANK = "one_rank"
-
-
-class Interrupted(Context):
-    """Asks itself to stop after so many steps, as a signal would."""
-
-    stop_after = 10**9
-
-    def log(self, step, metrics):
-        super().log(step, metrics)
-        if step >= self.stop_after:
-            self.request_stop()
 
 
 class Uneven(torch.nn.Module):
@@ -152,9 +142,6 @@ def rank_fit(folder, rank, world, options):
 
 
 def rank_stage(folder, rank, world, options):
-    sys.path.insert(0, str(Path(__file__).parent))
-    from conftest import Runner
-
     runner, address = Runner(folder), options["address"]
     ctx = runner.context(address, rank=rank, world=world, heartbeats=Path(options["signs"]))
     metrics = runner.run(address, ctx)
@@ -448,13 +435,11 @@ def test_the_row_at_fault_is_named_by_every_rank_whoever_has_it(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["sft", "reward_model", "policy_update@iter_001"])
-def test_a_stage_on_two_ranks_writes_what_one_rank_writes(trained, tmp_path, address):
+def test_a_stage_on_two_ranks_writes_what_one_rank_writes(copied, tmp_path, address):
     runners = {}
     for name in ("one", "two"):
-        shutil.copytree(trained.root, tmp_path / name)
-        runners[name] = type(trained)(tmp_path / name)
-        shutil.rmtree(tmp_path / name / "jobs")
-        for path in runners[name].paths(address)[1].values():
+        runners[name] = copied(name)
+        for path in (tmp_path / name / "jobs", *runners[name].paths(address)[1].values()):
             shutil.rmtree(path, ignore_errors=True)
     alone = runners["one"].run(address)
     said = run_all("stage", tmp_path / "two", 2, address=address)

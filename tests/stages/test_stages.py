@@ -20,57 +20,32 @@ from stages.data.seeds import stable_hash
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.scalars import sequence_rewards
 from stages.engines.models.folders import content_hash, load_policy, load_scalar_model
+from tests.stages.test_algorithms import EVERY_UPDATE, POLICY_GRADIENT
 
 ROOT = Path(__file__).resolve().parents[2]
-ROLLOUTS = "artifacts/rollouts/iter_001.parquet"
-SCORES = "artifacts/scores/iter_001.parquet"
+ROLLOUTS, SCORES = "rollouts/iter_001", "scores/iter_001"
 UPDATE = "policy_update@iter_001"
-SHARED_METRICS = {
-    "policy_loss", "entropy", "kl_to_reference", "approx_kl", "clip_fraction_low",
-    "clip_fraction_high", "ratio_min", "ratio_max", "advantage_std", "grad_norm",
-    "logprob_gap_mean", "logprob_gap_max", "effective_samples", "zero_variance_share",
-    "response_length",
-    "truncation_rate", "reward_mean", "reward_std", "num_steps",
-}  # fmt: skip
 
 
-@pytest.fixture
-def run(trained, tmp_path):
-    """A copy of the trained run, under other params where asked, to go on from."""
-
-    def copy(**changes):
-        runner = type(trained)(tmp_path / "copy", **changes)
-        shutil.copytree(trained.root, runner.root, dirs_exist_ok=True)
-        return runner
-
-    return copy
-
-
-def read(runner, path):
-    return pq.read_table(runner.root / path).to_pylist()
-
-
-def rewrite(runner, path, change):
-    table = pq.read_table(runner.root / path)
+def rewrite(runner, name, change):
+    path = runner.root / f"artifacts/{name}.parquet"
+    table = pq.read_table(path)
     rows = table.to_pylist()
     change(rows)
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), runner.root / path)
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
 
 
 def test_sft_learns_and_leaves_a_model_with_its_tokenizer(trained):
-    steps = [
-        json.loads(line)["metrics"]["loss"]
-        for line in (trained.root / "jobs/sft/metrics.jsonl").read_text().splitlines()
-    ]
-    assert steps[-1] < steps[0]
+    first, *_, last = trained.steps("sft")
+    assert last["loss"] < first["loss"]
     folder = trained.root / "artifacts/policies/sft"
     names = {path.name for path in (folder / "model").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     assert json.loads((folder / "state/state.json").read_text()) == {"steps": 0, "kl_coef": None}
 
 
-def test_without_epochs_the_policy_is_the_base_model_as_it_is(run):
-    runner = run(sft={"epochs": 0})
+def test_without_epochs_the_policy_is_the_base_model_as_it_is(copied):
+    runner = copied(sft={"epochs": 0})
     shutil.rmtree(runner.root / "artifacts/policies/sft")
     (runner.root / "artifacts/data/demonstrations.parquet").unlink()
     assert runner.run("sft") == {"num_steps": 0, "num_tokens": 0}
@@ -80,9 +55,9 @@ def test_without_epochs_the_policy_is_the_base_model_as_it_is(run):
     assert runner.run("rollout@iter_001")["num_sequences"] == 18
 
 
-def test_the_loss_of_sft_is_that_of_a_model_whose_prompt_labels_are_masked(run):
-    runner = run()
-    rows = read(runner, "artifacts/data/demonstrations.parquet")
+def test_the_loss_of_sft_is_that_of_a_model_whose_prompt_labels_are_masked(copied):
+    runner = copied()
+    rows = runner.rows("data/demonstrations")
     model = load_policy(runner.root / "artifacts/base")
     row = rows[0]
     batch = collate([row["prompt_ids"]], [row["completion_ids"]], pad_id=0)
@@ -102,7 +77,7 @@ def test_weights_are_readable_by_others(trained):
 
 def test_the_reward_model_is_an_ordinary_sequence_classifier(trained):
     folder = trained.root / "artifacts/rewards/reward_model"
-    pair = read(trained, "artifacts/data/held_out_preferences.parquet")[0]
+    pair = trained.rows("data/held_out_preferences")[0]
     model = load_scalar_model(folder)
     batch = collate([pair["prompt_ids"]] * 2, [pair["chosen_ids"], pair["rejected_ids"]], pad_id=0)
     with torch.no_grad():
@@ -114,7 +89,7 @@ def test_the_reward_model_is_an_ordinary_sequence_classifier(trained):
 
 def test_rewards_of_training_responses_have_a_deviation_of_one(trained):
     """A KL coefficient then means the same for every reward model."""
-    pairs = read(trained, "artifacts/data/preferences.parquet")
+    pairs = trained.rows("data/preferences")
     prompts = [pair["prompt_ids"] for pair in pairs]
     responses = [pair[side] for side in ("chosen_ids", "rejected_ids") for pair in pairs]
     model = load_scalar_model(trained.root / "artifacts/rewards/reward_model")
@@ -124,7 +99,7 @@ def test_rewards_of_training_responses_have_a_deviation_of_one(trained):
 
 
 def test_rollouts_are_sorted_seeded_by_content_and_named_by_their_policy(trained):
-    rows = read(trained, ROLLOUTS)
+    rows = trained.rows(ROLLOUTS)
     keys = [(row["prompt_id"], row["sample_index"]) for row in rows]
     assert keys == sorted(keys)
     assert len(rows) == 6 * 3
@@ -136,45 +111,46 @@ def test_rollouts_are_sorted_seeded_by_content_and_named_by_their_policy(trained
         assert len(row["logprobs"]) == len(row["response_ids"])
 
 
-def test_iterations_draw_different_prompts(run):
-    runner = run(rl={"iterations": {"iter_001": {"policy": "sft"}, "other": {"policy": "sft"}}})
+def test_iterations_draw_different_prompts(copied):
+    runner = copied(rl={"iterations": {"iter_001": {"policy": "sft"}, "other": {"policy": "sft"}}})
     runner.run("rollout@other")
     drawn = [
-        {row["prompt_id"] for row in read(runner, f"artifacts/rollouts/{name}.parquet")}
+        {row["prompt_id"] for row in runner.rows(f"rollouts/{name}")}
         for name in ("iter_001", "other")
     ]
     assert drawn[0] != drawn[1]
 
 
-def test_a_stopped_rollout_goes_on_and_ends_with_the_same_bytes(run, trained):
-    runner = run()
-    (runner.root / ROLLOUTS).unlink()
+def test_a_stopped_rollout_goes_on_and_ends_with_the_same_bytes(copied, trained):
+    runner = copied()
+    path = runner.paths("rollout@iter_001")[1]["rollouts"]
+    path.unlink()
     ctx = runner.context("rollout@iter_001")
     progress = ctx.progress
     ctx.progress = lambda *a, **k: (progress(*a, **k), ctx.request_stop())
     with pytest.raises(Stopped):
         runner.run("rollout@iter_001", ctx)
-    assert not (runner.root / ROLLOUTS).exists()
+    assert not path.exists()
     runner.run("rollout@iter_001")
-    assert runner.contents(runner.root / ROLLOUTS) == runner.contents(trained.root / ROLLOUTS)
+    assert runner.contents(path) == runner.contents(trained.root / path.relative_to(runner.root))
 
 
-def test_a_prompt_that_leaves_no_room_for_a_response_is_refused(run):
-    runner = run(rollout={"max_new_tokens": 46})
+def test_a_prompt_that_leaves_no_room_for_a_response_is_refused(copied):
+    runner = copied(rollout={"max_new_tokens": 46})
     with pytest.raises(StageError, match=r"rollout\.max_new_tokens 46 do not fit .* 48"):
         runner.run("rollout@iter_001")
 
 
 def test_scores_stand_row_by_row_beside_the_rollouts(trained):
-    rollouts, scores = read(trained, ROLLOUTS), read(trained, SCORES)
+    rollouts, scores = trained.rows(ROLLOUTS), trained.rows(SCORES)
     for rollout, score in zip(rollouts, scores, strict=True):
         assert rollout["prompt_id"] == score["prompt_id"]
         # The reference is the policy that sampled, in the first iteration.
         assert score["ref_logprobs"] == pytest.approx(rollout["logprobs"], abs=1e-5)
 
 
-def test_a_response_that_did_not_end_pays_for_it(run):
-    runner = run(rl={"reward": "verifier"}, score={"missing_eos_penalty": 0.5})
+def test_a_response_that_did_not_end_pays_for_it(copied):
+    runner = copied(rl={"reward": "verifier"}, score={"missing_eos_penalty": 0.5})
     right = {"response": "1;85", "answer": "85"}
     rewrite(
         runner,
@@ -186,11 +162,11 @@ def test_a_response_that_did_not_end_pays_for_it(run):
         ],
     )
     runner.run("score@iter_001")
-    assert [row["reward"] for row in read(runner, SCORES)[:3]] == [1.0, -0.5, 0.0]
+    assert [row["reward"] for row in runner.rows(SCORES)[:3]] == [1.0, -0.5, 0.0]
 
 
-def test_a_verifier_without_an_answer_to_compare_with_says_so(run):
-    runner = run(rl={"reward": "verifier"})
+def test_a_verifier_without_an_answer_to_compare_with_says_so(copied):
+    runner = copied(rl={"reward": "verifier"})
     rewrite(runner, ROLLOUTS, lambda rows: rows[0].update(answer=None))
     with pytest.raises(StageError, match="has no 'answer'"):
         runner.run("score@iter_001")
@@ -205,11 +181,11 @@ def test_a_verifier_without_an_answer_to_compare_with_says_so(run):
         ("grpo", "verifier", set()),
     ],
 )
-def test_an_iteration_changes_the_policy_and_leaves_its_state(run, algorithm, reward, own):
-    runner = run(rl={"algorithm": algorithm, "reward": reward})
+def test_an_iteration_changes_the_policy_and_leaves_its_state(copied, algorithm, reward, own):
+    runner = copied(rl={"algorithm": algorithm, "reward": reward})
     runner.run("score@iter_001")
     metrics = runner.run(UPDATE)
-    assert metrics.keys() >= SHARED_METRICS | own
+    assert metrics.keys() >= EVERY_UPDATE | POLICY_GRADIENT | own
     assert metrics["logprob_gap_mean"] < 1e-5
     before = load_policy(runner.root / "artifacts/policies/sft/model")
     after = load_policy(runner.root / "artifacts/policies/iter_001/model")
@@ -222,11 +198,10 @@ def test_an_iteration_changes_the_policy_and_leaves_its_state(run, algorithm, re
     assert learners == ({"policy", "critic"} if algorithm == "ppo" else {"policy"})
 
 
-def test_the_next_iteration_goes_on_from_the_moments_and_the_critic(run):
-    runner = run()
-    for address in ("iter_001", "iter_002"):
-        for stage in ("rollout", "score", "policy_update") if address != "iter_001" else [UPDATE]:
-            runner.run(stage if "@" in stage else f"{stage}@{address}")
+def test_the_next_iteration_goes_on_from_the_moments_and_the_critic(copied):
+    runner = copied()
+    runner.run(UPDATE)
+    runner.run_iterations("iter_002")
     states = [runner.root / f"artifacts/policies/iter_00{i}/state" for i in (1, 2)]
     moments = [load_file(state / "optimizer.safetensors") for state in states]
     name = next(name for name in moments[0] if name.startswith("policy/step"))
@@ -235,48 +210,47 @@ def test_the_next_iteration_goes_on_from_the_moments_and_the_critic(run):
     assert runner.contents(states[0] / "critic") != runner.contents(states[1] / "critic")
 
 
-def test_rollouts_of_another_policy_are_refused(run):
-    runner = run()
-    rewrite(runner, ROLLOUTS, lambda rows: rows[3].update(policy_hash="0" * 64))
-    with pytest.raises(StageError, match="sampled by policy"):
+def shifted(column, by):
+    return lambda rows: [row.update({column: [x - by for x in row[column]]}) for row in rows]
+
+
+REFUSED = {
+    "rollouts of another policy": (
+        ROLLOUTS,
+        lambda rows: rows[3].update(policy_hash="0" * 64),
+        "sampled by policy",
+    ),
+    "scores of other rollouts": (SCORES, lambda rows: rows.reverse(), "does not belong to"),
+    "sampler log-probs far from the trainer's": (
+        ROLLOUTS,
+        shifted("logprobs", 0.2),
+        r"differ by 0\.2 .*max_logprob_gap is 0\.05",
+    ),
+    "a policy far from the reference": (
+        SCORES,
+        shifted("ref_logprobs", 9),
+        r"policy_update\.max_kl",
+    ),
+    "a reward that is not a number": (
+        SCORES,
+        lambda rows: rows[1].update(reward=float("nan")),
+        "reward is nan for prompt {prompt}, sample 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_an_update_must_not_learn_from_is_refused(copied, name):
+    artifact, change, said = REFUSED[name]
+    runner = copied()
+    rewrite(runner, artifact, change)
+    prompt = runner.rows(SCORES)[1]["prompt_id"]
+    with pytest.raises(StageError, match=said.format(prompt=prompt)):
         runner.run(UPDATE)
 
 
-def test_scores_of_other_rollouts_are_refused(run):
-    runner = run()
-    rewrite(runner, SCORES, lambda rows: rows.reverse())
-    with pytest.raises(StageError, match="does not belong to"):
-        runner.run(UPDATE)
-
-
-def test_sampler_log_probs_far_from_the_trainers_are_refused(run):
-    runner = run()
-    shift = lambda rows: [row.update(logprobs=[x - 0.2 for x in row["logprobs"]]) for row in rows]  # noqa: E731
-    rewrite(runner, ROLLOUTS, shift)
-    with pytest.raises(StageError, match=r"differ by 0\.2 .*max_logprob_gap is 0\.05"):
-        runner.run(UPDATE)
-
-
-def test_a_policy_far_from_the_reference_is_refused(run):
-    runner = run()
-    shift = lambda rows: [  # noqa: E731
-        row.update(ref_logprobs=[x - 9 for x in row["ref_logprobs"]]) for row in rows
-    ]
-    rewrite(runner, SCORES, shift)
-    with pytest.raises(StageError, match=r"policy_update\.max_kl"):
-        runner.run(UPDATE)
-
-
-def test_a_reward_that_is_not_a_number_is_refused(run):
-    runner = run()
-    rewrite(runner, SCORES, lambda rows: rows[1].update(reward=float("nan")))
-    prompt = read(runner, SCORES)[1]["prompt_id"]
-    with pytest.raises(StageError, match=f"reward is nan for prompt {prompt}, sample 1"):
-        runner.run(UPDATE)
-
-
-def test_weights_that_are_not_numbers_are_refused(run):
-    runner = run()
+def test_weights_that_are_not_numbers_are_refused(copied):
+    runner = copied()
     path = runner.root / "artifacts/base/model.safetensors"
     tensors = load_file(path)
     tensors["model.norm.weight"][0] = float("nan")
@@ -286,8 +260,8 @@ def test_weights_that_are_not_numbers_are_refused(run):
 
 
 @pytest.mark.parametrize("address", ["sft", "reward_model", UPDATE])
-def test_a_stopped_and_resumed_stage_ends_with_the_same_bytes(run, address):
-    runner = run()
+def test_a_stopped_and_resumed_stage_ends_with_the_same_bytes(copied, address):
+    runner = copied()
     _, outs = runner.paths(address)
 
     def clear():
@@ -318,12 +292,12 @@ def test_two_clean_runs_leave_the_same_bytes(trained, runner):
 
 
 @pytest.mark.parametrize("reward", ["reward_model", "verifier"])
-def test_the_evaluation_of_the_reference_is_at_no_distance_from_it(run, reward):
-    runner = run(rl={"reward": reward})
+def test_the_evaluation_of_the_reference_is_at_no_distance_from_it(copied, reward):
+    runner = copied(rl={"reward": reward})
     metrics = runner.run("evaluate_sft")
     assert metrics["kl_to_reference"] == pytest.approx(0, abs=1e-5)
     assert metrics["num_prompts"] == 16
-    rows = read(runner, "artifacts/evaluations/sft/samples.parquet")
+    rows = runner.rows("evaluations/sft/samples")
     assert sum(row["correct"] for row in rows) / 16 == metrics["accuracy"]
     assert {"accuracy_sampled", "reward_mean", "reward_std", "entropy"} <= metrics.keys()
     table = json.loads((runner.root / "jobs/evaluate_sft/tables/samples.json").read_text())
@@ -341,17 +315,3 @@ def test_nothing_in_an_artifact_depends_on_the_hash_seed(trained, tmp_path):
         assert trained.contents(tmp_path / "artifacts" / name) == trained.contents(
             trained.root / "artifacts" / name
         )
-
-
-@pytest.mark.parametrize("stage", ["sft", "reward_model", "policy_update@iter_001"])
-def test_a_stage_learns_the_same_however_its_steps_are_split(trained, runner, stage):
-    results = []
-    for micro_tokens in (8192, 150):
-        run = runner(f"micro_{micro_tokens}")
-        shutil.copytree(trained.root, run.root, dirs_exist_ok=True)
-        for path in (*run.paths(stage)[1].values(), run.root / "jobs" / stage):
-            shutil.rmtree(path, ignore_errors=True)
-        results.append(run.run(stage, run.context(stage, micro_tokens=micro_tokens)))
-    whole, split = results
-    for name in {"loss", "grad_norm"} & whole.keys():
-        assert split[name] == pytest.approx(whole[name], rel=1e-3), name

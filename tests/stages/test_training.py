@@ -5,23 +5,13 @@ import torch
 
 from stages.algorithms.loss import Counts, Loss, MetricPart, Per
 from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from stages.context import Context, StageError, Stopped
+from stages.context import StageError, Stopped
 from stages.contracts.optimizer import Schedule
 from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, last_epoch_means, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import scheduled, warmup_then_cosine
-
-
-class Interrupted(Context):
-    """Asks itself to stop after so many steps, as a signal would."""
-
-    stop_after = 10**9
-
-    def log(self, step, metrics):
-        super().log(step, metrics)
-        if step >= self.stop_after:
-            self.request_stop()
+from tests.stages.conftest import Interrupted
 
 
 def context(folder, **options):

@@ -29,10 +29,10 @@ from pathlib import Path
 from stages.contracts.precision import Precision
 from stages.engines.generation.generator import GeneratorSettings, Request, Sampling
 from stages.engines.generation.vllm_generator import VllmGenerator
-from tests.stages.vllm_cases import llama
+from tests.stages.test_generators import tiny_llama
 
 if __name__ == "__main__":  # what vLLM starts reads this file, too
-    folder = llama(Path(sys.argv[1]))
+    folder = tiny_llama(Path(sys.argv[1]))
     generator = VllmGenerator(folder, GeneratorSettings("cpu", Precision.FLOAT32, slots=4))
     asked = [Request([1, 5, 6], seed=1)]
     [answer] = generator.generate(asked, max_new_tokens=3, sampling=Sampling(1.0))

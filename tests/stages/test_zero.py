@@ -1,7 +1,7 @@
 """A learner that is spread over ranks by DeepSpeed ZeRO: real processes over loopback.
 
 Two ranks are started once and go through all jobs, since DeepSpeed takes long to import; each test
-looks at what some of the jobs left. This file, run as a script, is one of the two.
+looks at what some of the jobs left. This module, run by its name, is one of the two.
 """
 
 import json
@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stages.algorithms.loss import Loss
-from stages.context import Context, ShareDone, StageError, Stopped
+from stages.context import ShareDone, StageError, Stopped
 from stages.contracts.lora import LoraParams
 from stages.contracts.precision import Precision
 from stages.contracts.sharding import Offload, Sharding
@@ -31,9 +31,12 @@ from stages.engines.training.learners import open_learner
 from stages.engines.training.loop import Plan, train
 from stages.engines.training.schedules import warmup_then_cosine
 from stages.learning.imitation import imitation
+from tests.ports import free_port
+from tests.stages.conftest import Interrupted, Runner
 
 pytest.importorskip("deepspeed")
 
+RANK = "tests.stages.test_zero"
 WORLD = 2
 NUM_ROWS = 11  # of which five a step, and one in the last: a rank has fewer turns, or none
 ZEROS = ("zero1", "zero2", "zero3")
@@ -45,17 +48,6 @@ STAGES = {
     "reward_lora": ("reward_model", {**REWARD, "lora": LORA}),
 }
 """Those with scalar heads, each run in one process and by the ranks: its address and params."""
-
-
-class Interrupted(Context):
-    """Asks itself to stop after so many steps, as a signal would."""
-
-    stop_after = 10**9
-
-    def log(self, step, metrics):
-        super().log(step, metrics)
-        if step >= self.stop_after:
-            self.request_stop()
 
 
 def rows():
@@ -109,9 +101,6 @@ def fit(
 
 
 def run_stage(root, address, changes, **how):
-    sys.path.insert(0, str(Path(__file__).parent))
-    from conftest import Runner
-
     runner = Runner(Path(root), **changes)
     ctx = runner.context(address, **how)
     metrics = runner.run(address, ctx)
@@ -151,9 +140,6 @@ def main(jobs, rank):
 
 def run_jobs(jobs, root):
     """Two ranks go through them; each job needs a free port of its own."""
-    # Not on top: a rank, which is this file as a script, does not find it.
-    from tests.ports import free_port
-
     for job in jobs:
         job["port"] = free_port()
     (root / "jobs.json").write_text(json.dumps(jobs))
@@ -164,7 +150,8 @@ def run_jobs(jobs, root):
             with log.open("w") as output:
                 ranks.append(
                     subprocess.Popen(
-                        [sys.executable, __file__, root / "jobs.json", str(rank)],
+                        [sys.executable, "-m", RANK, root / "jobs.json", str(rank)],
+                        cwd=Path(__file__).parents[2],
                         stdout=output,
                         stderr=subprocess.STDOUT,
                         env=os.environ | {"DS_ACCELERATOR": "cpu"},

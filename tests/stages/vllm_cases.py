@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.context import StageError
 from stages.contracts.lora import LoraParams, LoraSave
@@ -20,38 +19,16 @@ from stages.engines.generation.generator import GeneratorSettings, Request, Samp
 from stages.engines.generation.vllm_generator import VllmGenerator
 from stages.engines.models.folders import content_hash, folder_hash, load_policy, save_model
 from stages.engines.models.lora import open_for_training
+from tests.stages.test_generators import tiny_llama
 
 # Longer than the blocks that vLLM caches, so that a stale cache would be used.
 LONG = [1, *(4 + i % 20 for i in range(300))]
 REQUESTS = [Request(prompt, seed=i) for i in range(3) for prompt in (LONG, [1, 5, 6])]
 
 
-def llama(folder, seed=0, **changes):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        **{
-            "vocab_size": 24,
-            "hidden_size": 64,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-            "max_position_embeddings": 512,
-            "bos_token_id": 1,
-            "pad_token_id": 0,
-            "eos_token_id": [2, 3],
-            "initializer_range": 0.2,
-            **changes,
-        }
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return llama(tmp_path_factory.mktemp("policy"))
+    return tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture
@@ -74,7 +51,7 @@ def answers_as(generator, policy, temperature=1.5):
 
 
 def test_nothing_of_the_old_weights_is_in_an_answer_of_the_new(generator, folder, tmp_path):
-    other = llama(tmp_path, seed=1)
+    other = tiny_llama(tmp_path, seed=1)
     assert answers_as(generator, load_policy(folder))
     generator.load(other)
     assert answers_as(generator, load_policy(other))
@@ -142,7 +119,7 @@ def test_what_it_cannot_do_is_refused(generator, folder):
 
 
 def test_the_hash_of_a_folder_is_that_of_what_is_loaded(folder, tmp_path):
-    tied = llama(tmp_path, tie_word_embeddings=True)
+    tied = tiny_llama(tmp_path, tie_word_embeddings=True)
     for path in (folder, tied):
         for precision in Precision:
             loaded = load_policy(path, "cpu", precision)
@@ -150,7 +127,7 @@ def test_the_hash_of_a_folder_is_that_of_what_is_loaded(folder, tmp_path):
 
 
 def test_a_model_of_another_shape_takes_its_place(generator, tmp_path):
-    other = llama(
+    other = tiny_llama(
         tmp_path, num_hidden_layers=1, tie_word_embeddings=True, rope_parameters={"rope_theta": 500}
     )
     generator.load(other)
@@ -160,7 +137,7 @@ def test_a_model_of_another_shape_takes_its_place(generator, tmp_path):
 def test_of_a_context_only_what_is_asked_for_has_to_fit_the_cache(one_vllm, folder, tmp_path):
     """The cache has a GiB (SETTINGS): half of what the whole context of this model takes."""
     one_vllm.close()
-    large = llama(
+    large = tiny_llama(
         tmp_path,
         num_attention_heads=8,
         num_key_value_heads=8,

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
@@ -11,6 +10,7 @@ from stages.engines.generation.generator import GeneratorSettings, Request, Samp
 from stages.engines.generation.vllm_generator import VllmGenerator
 from stages.engines.models.folders import content_hash, load_policy
 from stages.engines.processes import determinism
+from tests.stages.test_generators import tiny_llama
 
 LONG = [1, *(4 + i % 400 for i in range(200))]
 REQUESTS = [Request(prompt, seed=i) for i in range(32) for prompt in (LONG, [1, 5, 6])]
@@ -20,28 +20,21 @@ ROUNDING = 0.15
 """In bfloat16, of a mean over the tokens of an answer; seen on an H200: 0.07."""
 
 
-def llama(folder, seed):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=1024,
-        intermediate_size=2048,
-        num_hidden_layers=8,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
-        bos_token_id=1,
-        pad_token_id=0,
-        eos_token_id=2,
-        initializer_range=0.05,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "eos_token_id": 2,
+    "initializer_range": 0.05,
+}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return [llama(tmp_path_factory.mktemp(f"policy{seed}"), seed) for seed in (0, 1)]
+    return [tiny_llama(tmp_path_factory.mktemp(f"policy{seed}"), seed, **SIZES) for seed in (0, 1)]
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from stages.contracts.precision import Precision
 from stages.engines.generation.generator import GeneratorSettings
 from stages.engines.generation.vllm_generator import ENGINE_APART, VllmGenerator
 from stages.engines.processes import determinism
+from tests.stages.test_generators import tiny_llama
 from tests.stages.test_online import OVERLAP
-from tests.stages.vllm_cases import llama
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,4 +69,4 @@ def test_a_learner_is_deterministic_also_while_vllm_answers(runner):
 def test_an_engine_that_would_compute_in_this_process_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv(ENGINE_APART, "0")
     with pytest.raises(StageError, match=f"{ENGINE_APART}=0 .* unset the variable"):
-        VllmGenerator(llama(tmp_path), GeneratorSettings("cpu", Precision.FLOAT32, 4))
+        VllmGenerator(tiny_llama(tmp_path), GeneratorSettings("cpu", Precision.FLOAT32, 4))
