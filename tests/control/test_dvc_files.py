@@ -44,6 +44,7 @@ MORE = """\
     - path: page
       md5: b2
 """
+CONFLICT = f"<<<<<<< HEAD\n{WHOLE}=======\n{WHOLE}>>>>>>> other\n"
 
 
 @pytest.fixture
@@ -53,13 +54,20 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path)
 
 
+@pytest.fixture
+def lock(repository: Repository) -> Path:
+    """A dvc.lock that was seen when it was whole."""
+    path = repository.root / "dvc.lock"
+    path.write_text(WHOLE)
+    keep_lock(repository)
+    return path
+
+
 @pytest.mark.parametrize("length", [0, 7, 23, 29, 41, 52, 64, 66])
 def test_a_torn_lock_becomes_what_it_was_when_it_was_last_whole(
-    repository: Repository, length: int
+    repository: Repository, lock: Path, length: int
 ) -> None:
-    lock, said = repository.root / "dvc.lock", list[str]()
-    lock.write_text(WHOLE)
-    keep_lock(repository)
+    said: list[str] = []
     repair_dvc_files(repository, said.append)
     assert (lock.read_text(), said) == (WHOLE, [])
     lock.write_text(WHOLE[:length])
@@ -96,8 +104,9 @@ def test_a_lock_that_dvc_is_writing_is_read_when_it_is_whole(
     assert (repository.home / "dvc.lock.whole").read_text() == lock.read_text()
 
 
-def test_a_lock_that_was_cut_while_an_early_stage_changed_is_torn(repository: Repository) -> None:
-    lock = repository.root / "dvc.lock"
+def test_a_lock_that_was_cut_while_an_early_stage_changed_is_torn(
+    repository: Repository, lock: Path
+) -> None:
     lock.write_text(WHOLE + MORE)
     keep_lock(repository)
     lock.write_text(WHOLE.replace("a1", "c3").rstrip("\n"))
@@ -115,24 +124,21 @@ def test_a_lock_that_was_cut_while_an_early_stage_changed_is_torn(repository: Re
         "schema: '2.0'\nstages: {}\n",
         "schema: '2.0'\ndatasets:\n- name: prompts\n  type: url\n",
         f"# by hand\n{WHOLE}",
+        CONFLICT,  # is left to people
     ],
 )
 def test_a_whole_lock_is_left_alone_however_it_was_written(
-    repository: Repository, text: str
+    repository: Repository, lock: Path, text: str
 ) -> None:
-    lock = repository.root / "dvc.lock"
-    lock.write_text(WHOLE)
-    keep_lock(repository)
     lock.write_text(text)
     repair_dvc_files(repository, print)
     assert lock.read_text() == text
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["in the index", "in the last commit"])
-def test_a_lock_that_git_has_is_not_torn(repository: Repository, committed: bool) -> None:
-    lock = repository.root / "dvc.lock"
-    lock.write_text(WHOLE)
-    keep_lock(repository)
+def test_a_lock_that_git_has_is_not_torn(
+    repository: Repository, lock: Path, committed: bool
+) -> None:
     lock.write_text("stages: [")
     git = ["git", "-C", str(repository.root), "-c", "user.name=x", "-c", "user.email=x@example.com"]
     subprocess.run([*git, "init", "-q"], check=True)
@@ -191,16 +197,6 @@ def test_a_lock_that_stays_empty_is_not_read_as_one_without_stages(
         recorded_outs(repository.root)
 
 
-def test_a_conflict_in_the_lock_is_left_to_people(repository: Repository) -> None:
-    lock = repository.root / "dvc.lock"
-    lock.write_text(WHOLE)
-    keep_lock(repository)
-    conflict = f"<<<<<<< HEAD\n{WHOLE}=======\n{WHOLE}>>>>>>> other\n"
-    lock.write_text(conflict)
-    repair_dvc_files(repository, print)
-    assert lock.read_text() == conflict
-
-
 @pytest.mark.parametrize("hardlink", [False, True], ids=["usual locks", "hard links"])
 def test_locks_are_those_that_dvc_takes(repository: Repository, hardlink: bool) -> None:
     from dvc.lock import LockError, make_lock
@@ -234,16 +230,13 @@ def test_who_waits_for_dvc_says_so_and_who_does_not_goes_on(repository: Reposito
         assert lock.exists()
         assert ".dvc/tmp/lock" in said[0]
     waiting.join(PATIENCE_S)
-    assert not lock.exists()
+    assert not lock.exists(), "it was never whole"
 
 
 def test_what_another_node_is_writing_is_not_torn(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.dvc_repo.repair.SETTLE_S", 1.0)
-    lock = repository.root / "dvc.lock"
-    lock.write_text(WHOLE)
-    keep_lock(repository)
     lock.write_text("")
     writer = threading.Timer(0.1, lock.write_text, [WHOLE + MORE])
     writer.start()
@@ -253,9 +246,10 @@ def test_what_another_node_is_writing_is_not_torn(
     assert not (repository.home / "dvc.lock.torn").exists()
 
 
-def test_a_process_that_runs_anyway_repairs_what_it_sees_torn_twice(repository: Repository) -> None:
-    lock, busy = repository.root / "dvc.lock", repository.root / ".dvc/tmp/rwlock"
-    watch = Watch(repository)
+def test_a_process_that_runs_anyway_repairs_what_it_sees_torn_twice(
+    repository: Repository, busy: Path
+) -> None:
+    lock, watch = repository.root / "dvc.lock", Watch(repository)
     watch.repair()
     lock.write_text(WHOLE)
     keep_lock(repository)
@@ -341,11 +335,17 @@ def _age(paths: list[Path], seconds: float) -> None:
         os.utime(path, (time.time() - seconds,) * 2)
 
 
-def test_a_torn_lock_that_was_never_whole_goes(repository: Repository) -> None:
-    lock = repository.root / "dvc.lock"
-    lock.write_text("")
+@pytest.fixture
+def busy(repository: Repository) -> Path:
+    """DVC's list of busy paths."""
+    return repository.root / ".dvc/tmp/rwlock"
+
+
+def repaired(repository: Repository, busy: Path, listed: dict[str, Any]) -> dict[str, Any]:
+    """What is left of a list."""
+    busy.write_text(json.dumps(listed))
     repair_dvc_files(repository, print)
-    assert not lock.exists()
+    return dict(json.loads(busy.read_text()))
 
 
 @contextmanager
@@ -359,8 +359,7 @@ def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_busy_paths_are_freed_unless_who_has_them_lives(repository: Repository) -> None:
-    busy = repository.root / ".dvc/tmp/rwlock"
+def test_busy_paths_are_freed_unless_who_has_them_lives(repository: Repository, busy: Path) -> None:
     repair_dvc_files(repository, print)
     with running("repro", "-s", "sft") as dvc, running("plan") as plan, running("ls") as other:
         with subprocess.Popen(["true"]) as ended:
@@ -377,25 +376,18 @@ def test_busy_paths_are_freed_unless_who_has_them_lives(repository: Repository) 
             "write": {"/a": theirs[0], "/b": dead, "/c": gone},
             "read": {"/d": [dead], "/e": [dead, *theirs]},
         }
-        busy.write_text(json.dumps(listed))
-        repair_dvc_files(repository, print)
         wanted = {"write": {"/a": theirs[0]}, "read": {"/e": theirs}}
-        assert json.loads(busy.read_text()) == wanted
+        assert repaired(repository, busy, listed) == wanted
         os.kill(dvc.pid, signal.SIGKILL)
-        _wait_for_zombie(dvc.pid)
-        repair_dvc_files(repository, print)
-        assert json.loads(busy.read_text()) == {"write": {}, "read": {"/e": [theirs[2]]}}
+        until(lambda: psutil.Process(dvc.pid).status() == psutil.STATUS_ZOMBIE, "it is dead")
+        assert repaired(repository, busy, wanted) == {"write": {}, "read": {"/e": [theirs[2]]}}
     busy.write_text("")
     repair_dvc_files(repository, print)
     assert not busy.exists()
 
 
-def _wait_for_zombie(pid: int) -> None:
-    until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it is dead")
-
-
 def test_a_process_that_may_not_be_looked_at_lives(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, busy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(process: psutil.Process) -> list[str]:
         raise psutil.AccessDenied(process.pid)
@@ -403,35 +395,25 @@ def test_a_process_that_may_not_be_looked_at_lives(
     repair_dvc_files(repository, print)
     monkeypatch.setattr(psutil.Process, "cmdline", refuse)
     listed = {"write": {"/a": {"pid": os.getpid(), "cmd": "dvc repro"}}, "read": {}}
-    busy = repository.root / ".dvc/tmp/rwlock"
-    busy.write_text(json.dumps(listed))
-    repair_dvc_files(repository, print)
-    assert json.loads(busy.read_text()) == listed
+    assert repaired(repository, busy, listed) == listed
 
 
 def test_nothing_is_concluded_about_processes_of_another_host(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, busy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    busy, here = repository.root / ".dvc/tmp/rwlock", socket.gethostname()
+    here = socket.gethostname()
     with subprocess.Popen(["true"]) as ended:
         pass
     listed = {"write": {"/a": {"pid": ended.pid, "cmd": "dvc repro"}}, "read": {}}
-    busy.write_text(json.dumps(listed))
     for _ in range(2):  # nobody has taken notes yet
-        repair_dvc_files(repository, print)
-        assert json.loads(busy.read_text()) == listed
+        assert repaired(repository, busy, listed) == listed
     busy.unlink()
     repair_dvc_files(repository, print)
-    busy.write_text(json.dumps(listed))
     for host in ("another", "another", here):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        repair_dvc_files(repository, print)
-        assert json.loads(busy.read_text()) == listed, "processes of either may be in it"
-    busy.write_text("{}")
-    repair_dvc_files(repository, print)
-    busy.write_text(json.dumps(listed))
-    repair_dvc_files(repository, print)
-    assert json.loads(busy.read_text()) == {"write": {}, "read": {}}
+        assert repaired(repository, busy, listed) == listed, "processes of either may be in it"
+    repaired(repository, busy, {})
+    assert repaired(repository, busy, listed) == {"write": {}, "read": {}}
 
 
 def test_a_stage_repairs_what_it_is_about_to_read(clone: Clone) -> None:

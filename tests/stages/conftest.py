@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from stages.context import Context
 from stages.contracts.catalog import bind
@@ -35,6 +36,13 @@ TINY = {
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)
+
+
+def rewrite_weights(path: Path, change) -> None:
+    """Change the tensors of a file in place."""
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 class Interrupted(Context):

@@ -93,28 +93,32 @@ def close(ours, expected, rounding=1e-10):
     torch.testing.assert_close(ours, expected, rtol=rounding, atol=rounding)
 
 
+def assert_same(policy, batch, support=None, rounding=lambda _: 1e-10):
+    """Values, and gradients parameter by parameter, are those of the model's own logits."""
+    ours = response_logprobs(policy, batch, TEMPERATURE)
+    expected = naive_response(policy, batch, support)
+    close((ours.logprobs, ours.entropies), expected)
+    both = gradients(policy, ours.logprobs, ours.entropies), gradients(policy, *expected)
+    names = [name for name, p in policy.named_parameters() if p.requires_grad]
+    for name, one, other in zip(names, *both, strict=True):
+        close(one, other, rounding(name))
+    return ours
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_and_gradients_equal_those_of_the_models_own_logits(family, batch, monkeypatch):
     policy = build(family)
     monkeypatch.setattr(head, "CHUNK_TOKENS", 3)
-    ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
-    close((ours.logprobs, ours.entropies), expected)
-    of_ours = gradients(policy, ours.logprobs, ours.entropies)
-    of_expected = gradients(policy, *expected)
     # Twenty terms in float32: 20 * 2^-24 of the largest, and some room.
     of_norm = 1e-5 if family in SUMMED_IN_FLOAT32 else 1e-10
-    names = [name for name, _ in policy.named_parameters()]
-    for name, one, other in zip(names, of_ours, of_expected, strict=True):
-        close(one, other, of_norm if "norm" in name else 1e-10)
+    assert_same(policy, batch, rounding=lambda name: of_norm if "norm" in name else 1e-10)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 8, 9, 512])
 def test_the_size_of_a_chunk_changes_nothing(chunk, batch, monkeypatch):
     policy = build("llama")
     monkeypatch.setattr(head, "CHUNK_TOKENS", chunk)
-    ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
-    close((ours.logprobs, ours.entropies), expected)
-    close(gradients(policy, ours.logprobs, ours.entropies), gradients(policy, *expected))
+    assert_same(policy, batch)
 
 
 def test_a_support_renormalises_values_and_gradients(monkeypatch):
@@ -130,10 +134,7 @@ def test_a_support_renormalises_values_and_gradients(monkeypatch):
     batch = collate(PROMPTS, RESPONSES, pad_id=0, supports=support)
     for chunk in (2, 512):
         monkeypatch.setattr(head, "CHUNK_TOKENS", chunk)
-        ours = response_logprobs(policy, batch, TEMPERATURE)
-        expected = naive_response(policy, batch, support)
-        close((ours.logprobs, ours.entropies), expected)
-        close(gradients(policy, ours.logprobs, ours.entropies), gradients(policy, *expected))
+        ours = assert_same(policy, batch, support)
     # A support of one token leaves no choice: it is certain, whatever the weights.
     assert len(support[0][0]) == 1
     assert ours.logprobs[0, 0] == ours.entropies[0, 0] == 0
@@ -156,10 +157,7 @@ def test_rows_without_a_support_have_none():
 def test_an_empty_response_takes_no_gradient():
     policy = build("llama")
     batch = collate(PROMPTS, ([12, 13], [], [19]), pad_id=0)
-    ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
-    close((ours.logprobs, ours.entropies), expected)
-    assert not ours.logprobs[1].any()
-    close(gradients(policy, ours.logprobs), gradients(policy, expected[0]))
+    assert not assert_same(policy, batch).logprobs[1].any()
     nothing = response_logprobs(policy, collate(PROMPTS, ([], [], []), 0), TEMPERATURE)
     assert nothing.logprobs.shape == (3, 0)
     assert not any(grad.any() for grad in gradients(policy, nothing.logprobs))
@@ -192,9 +190,7 @@ def test_under_an_adapter_the_log_probs_are_those_of_the_wrapped_model(batch):
         if "lora_B" in name:
             parameter.data.normal_()
     policy = policy.double()
-    ours, expected = response_logprobs(policy, batch, TEMPERATURE), naive_response(policy, batch)
-    close((ours.logprobs, ours.entropies), expected)
-    close(gradients(policy, ours.logprobs), gradients(policy, expected[0]))
+    assert_same(policy, batch)
 
 
 def test_a_model_that_does_something_unknown_to_its_logits_is_refused(batch):

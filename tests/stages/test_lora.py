@@ -71,6 +71,18 @@ def base(tmp_path):
     return write_base(tmp_path / "policy")
 
 
+def opened(base, lora=ADAPTER, load=load_policy, seed=1):
+    return open_for_training(load, base, "cpu", lora, seed=seed)
+
+
+def learnt_adapter(base, folder):
+    """A policy with an adapter that has learnt, and is saved as one in the folder."""
+    policy = opened(base)
+    learn(policy)
+    save_model(policy, folder, tokenizer_from=base, lora=ADAPTER)
+    return policy
+
+
 def learn(model, learner=None, *, steps=2, scalar=False):
     """A few steps towards likelier responses, or towards values of one."""
     learner = learner or Learner(model, Optimization(learning_rate=0.05, max_grad_norm=1.0))
@@ -100,7 +112,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_only_the_adapter_learns(base):
     before = load_file(base / "model.safetensors")
-    policy = open_for_training(load_policy, base, "cpu", MERGED, seed=1)
+    policy = opened(base, MERGED)
     start = {name: value.clone() for name, value in policy.named_parameters()}
     learner = learn(policy)
     changed = {n for n, value in policy.named_parameters() if not torch.equal(value, start[n])}
@@ -114,7 +126,7 @@ def test_only_the_adapter_learns(base):
 
 
 def test_a_scalar_model_learns_its_head_too(base):
-    critic = open_for_training(start_scalar_model, base, "cpu", MERGED, seed=1)
+    critic = opened(base, MERGED, start_scalar_model)
     start = {name: value.clone() for name, value in critic.named_parameters()}
     # From a head of zeros: the head learns first, then B, then A.
     learn(critic, scalar=True, steps=3)
@@ -125,7 +137,7 @@ def test_a_scalar_model_learns_its_head_too(base):
 
 def test_a_fresh_adapter_changes_no_bit_of_the_model(base):
     plain = load_policy(base)
-    policy = open_for_training(load_policy, base, "cpu", MERGED, seed=1)
+    policy = opened(base, MERGED)
     assert content_hash(policy) == content_hash(plain)
     assert torch.equal(logits(policy), logits(plain))
     assert not policy.training
@@ -136,7 +148,7 @@ def test_a_fresh_adapter_changes_no_bit_of_the_model(base):
 
 
 def test_without_a_rank_all_weights_learn(base):
-    policy = open_for_training(load_policy, base, "cpu", LoraParams(), seed=1)
+    policy = opened(base, LoraParams())
     assert type(policy) is type(load_policy(base))
     assert all(parameter.requires_grad for parameter in policy.parameters())
 
@@ -144,7 +156,7 @@ def test_without_a_rank_all_weights_learn(base):
 @pytest.mark.parametrize("tied", [False, True])
 def test_merged_weights_are_the_base_and_the_scaled_product(tmp_path, tied):
     base = write_base(tmp_path / "policy", tied=tied)
-    policy = open_for_training(load_policy, base, "cpu", MERGED, seed=1)
+    policy = opened(base, MERGED)
     learn(policy)
     save_model(policy, tmp_path / "merged", tokenizer_from=base)
     assert set(contents(tmp_path / "merged")) == set(contents(base))
@@ -174,10 +186,8 @@ def test_merged_weights_are_the_base_and_the_scaled_product(tmp_path, tied):
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_adapter_folder_loads_merged(tmp_path, tied):
     base = write_base(tmp_path / "policy", tied=tied)
-    policy = open_for_training(load_policy, base, "cpu", ADAPTER, seed=1)
-    learn(policy)
     folder = tmp_path / "adapter"
-    save_model(policy, folder, tokenizer_from=base, lora=ADAPTER)
+    policy = learnt_adapter(base, folder)
     assert is_adapter_folder(folder)
     assert (folder / "tokenizer.json").exists()
     of_base = {name: data for name, data in contents(base).items() if name != "tokenizer.json"}
@@ -193,9 +203,7 @@ def test_an_adapter_folder_loads_merged(tmp_path, tied):
 def test_peft_itself_loads_an_adapter_folder_anywhere(base, tmp_path, monkeypatch):
     from peft import PeftModel
 
-    policy = open_for_training(load_policy, base, "cpu", ADAPTER, seed=1)
-    learn(policy)
-    save_model(policy, tmp_path / "adapter", tokenizer_from=base, lora=ADAPTER)
+    policy = learnt_adapter(base, tmp_path / "adapter")
     folder = (tmp_path / "adapter").rename(tmp_path / "moved")
     monkeypatch.chdir("/")
     theirs = PeftModel.from_pretrained(
@@ -210,7 +218,7 @@ def test_peft_itself_loads_an_adapter_folder_anywhere(base, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("lora", [MERGED, ADAPTER], ids=["merged", "adapter"])
 def test_a_scalar_model_keeps_its_head(base, tmp_path, lora):
-    critic = open_for_training(start_scalar_model, base, "cpu", lora, seed=1)
+    critic = opened(base, lora, start_scalar_model)
     learn(critic, scalar=True)
     folder = tmp_path / "critic"
     save_model(critic, folder, tokenizer_from=base, lora=lora)
@@ -229,7 +237,7 @@ def test_a_scalar_model_keeps_its_head(base, tmp_path, lora):
 def test_going_on_from_an_adapter_folder_equals_not_having_stopped(base, tmp_path, scalar):
     lora = LoraParams(rank=3, alpha=6.0, dropout=0.2, save=LoraSave.ADAPTER)
     load, start = (load_scalar_model, start_scalar_model) if scalar else (load_policy, load_policy)
-    model = open_for_training(start, base, "cpu", lora, seed=1)
+    model = opened(base, lora, start)
     learner = learn(model, scalar=scalar)
     save_model(model, tmp_path / "half", tokenizer_from=base, lora=lora)
     moments = {name: value.clone() for name, value in learner.moments().items()}
@@ -237,7 +245,7 @@ def test_going_on_from_an_adapter_folder_equals_not_having_stopped(base, tmp_pat
     save_model(model, tmp_path / "whole", tokenizer_from=base, lora=lora)
 
     assert carries_moments(lora, tmp_path / "half")
-    again = open_for_training(load, tmp_path / "half", "cpu", lora, seed=99)
+    again = opened(tmp_path / "half", lora, load, seed=99)
     learner = Learner(again, Optimization(learning_rate=0.05, max_grad_norm=1.0))
     learner.load_moments(moments)
     learn(again, learner, scalar=scalar)
@@ -246,18 +254,16 @@ def test_going_on_from_an_adapter_folder_equals_not_having_stopped(base, tmp_pat
 
 
 def test_an_adapter_folder_may_be_the_base_of_a_fresh_adapter_or_of_none(base, tmp_path):
-    policy = open_for_training(load_policy, base, "cpu", ADAPTER, seed=1)
-    learn(policy)
-    save_model(policy, tmp_path / "adapter", tokenizer_from=base, lora=ADAPTER)
+    policy = learnt_adapter(base, tmp_path / "adapter")
     merged = content_hash(policy)
 
-    fresh = open_for_training(load_policy, tmp_path / "adapter", "cpu", MERGED, seed=1)
+    fresh = opened(tmp_path / "adapter", MERGED)
     assert content_hash(fresh) == merged
     assert not any(value.any() for name, value in fresh.named_parameters() if "lora_B" in name)
-    full = open_for_training(load_policy, tmp_path / "adapter", "cpu", LoraParams(), seed=1)
+    full = opened(tmp_path / "adapter", LoraParams())
     assert content_hash(full) == merged
     # A critic that starts from the policy: the merged backbone, an adapter and a head of its own.
-    critic = open_for_training(start_scalar_model, tmp_path / "adapter", "cpu", ADAPTER, seed=1)
+    critic = opened(tmp_path / "adapter", ADAPTER, start_scalar_model)
     backbone = load_policy(tmp_path / "adapter").model
     assert content_hash(start_scalar_model(tmp_path / "adapter")) == content_hash(critic)
     torch.testing.assert_close(
@@ -268,7 +274,7 @@ def test_an_adapter_folder_may_be_the_base_of_a_fresh_adapter_or_of_none(base, t
 
 
 def test_moments_are_carried_only_where_the_same_weights_learn(base, tmp_path):
-    policy = open_for_training(load_policy, base, "cpu", ADAPTER, seed=1)
+    policy = opened(base)
     save_model(policy, tmp_path / "adapter", tokenizer_from=base, lora=ADAPTER)
     assert carries_moments(LoraParams(), base)
     assert not carries_moments(MERGED, base)
@@ -280,16 +286,16 @@ def test_moments_are_carried_only_where_the_same_weights_learn(base, tmp_path):
 
 @pytest.mark.parametrize("change", [{"rank": 2}, {"alpha": 7.0}, {"targets": ["q_proj"]}])
 def test_another_adapter_than_the_folders_is_refused(base, tmp_path, change):
-    policy = open_for_training(load_policy, base, "cpu", ADAPTER, seed=1)
+    policy = opened(base)
     save_model(policy, tmp_path / "adapter", tokenizer_from=base, lora=ADAPTER)
     other = ADAPTER.model_copy(update=change)
     with pytest.raises(StageError, match=r"rank 3, alpha 6\.0"):
-        open_for_training(load_policy, tmp_path / "adapter", "cpu", other, seed=1)
+        opened(tmp_path / "adapter", other)
 
 
 def test_named_layers_alone_get_an_adapter(base):
     lora = LoraParams(rank=2, targets=["q_proj", "v_proj"])
-    policy = open_for_training(load_policy, base, "cpu", lora, seed=1)
+    policy = opened(base, lora)
     learning = {name.split(".")[-4] for name, p in policy.named_parameters() if p.requires_grad}
     assert learning == {"q_proj", "v_proj"}
 
@@ -298,7 +304,7 @@ def test_named_layers_alone_get_an_adapter(base):
 def test_a_target_that_can_take_no_adapter_is_refused(base, target):
     lora = LoraParams(rank=2, targets=["q_proj", target] if target != "no_such_layer" else [target])
     with pytest.raises(StageError, match=f"lora.targets.*{target}"):
-        open_for_training(load_policy, base, "cpu", lora, seed=1)
+        opened(base, lora)
 
 
 def test_a_layer_that_keeps_its_weight_transposed_is_merged_right(tmp_path):
@@ -333,7 +339,7 @@ save_model(policy, out, tokenizer_from=base, lora=lora)
 def test_an_adapter_folder_has_the_same_bytes_in_every_process_and_place(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     torch.rand(5)  # where this process's own random numbers are does not matter
-    policy = open_for_training(load_policy, write_base(here / "base"), "cpu", ADAPTER, seed=1)
+    policy = opened(write_base(here / "base"))
     save_model(policy, here / "out", tokenizer_from=here / "base", lora=ADAPTER)
 
     command = [sys.executable, "-c", SCRIPT, str(write_base(there / "base")), str(there / "out")]
@@ -350,7 +356,7 @@ def test_a_seed_draws_the_adapter_and_leaves_other_random_numbers_alone(base):
     drawn = []
     for seed in (1, 1, 2):
         torch.manual_seed(5)
-        policy = open_for_training(load_policy, base, "cpu", MERGED, seed=seed)
+        policy = opened(base, MERGED, seed=seed)
         drawn.append([v.clone() for n, v in policy.named_parameters() if "lora_A" in n])
         after = torch.rand(3)
         torch.manual_seed(5)

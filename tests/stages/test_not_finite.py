@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from stages.algorithms.loss import Counts, Loss
 from stages.context import Context, StageError
@@ -16,6 +15,7 @@ from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
 from stages.learning.experience import measure
 from stages.rewards.verifier import Verifier
+from tests.stages.conftest import rewrite_weights
 
 ROLLOUT, SCORE, UPDATE = "rollout@iter_001", "score@iter_001", "policy_update@iter_001"
 PLAN = Plan(23, 8, 2, seed=5, learning_rate=warmup_then_cosine(0.1))
@@ -92,10 +92,7 @@ def run(copied):
 
 def blow_up(folder, name):
     """Weights that are numbers themselves, of a model that does not say numbers."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    tensors[name].fill_(HUGE)
-    save_file(tensors, path, metadata={"format": "pt"})
+    rewrite_weights(folder / "model.safetensors", lambda tensors: tensors[name].fill_(HUGE))
 
 
 def first_sample(runner):

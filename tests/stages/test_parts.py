@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 import stages.engines.models.folders
 import stages.rewards.model
@@ -20,6 +19,7 @@ from stages.data.artifacts import read_parquet
 from stages.data.schema import RolloutRow
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.processes import parts
+from tests.stages.conftest import rewrite_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLLOUT, SCORE = "rollout@iter_001", "score@iter_001"
@@ -288,9 +288,7 @@ def test_parts_of_another_budget_of_tokens_are_not_used(runner, expected, tmp_pa
 
 def change_weights(runner):
     path = runner.root / "artifacts/policies/sft/model/model.safetensors"
-    tensors = load_file(path)
-    tensors["model.norm.weight"][0] += 0.5
-    save_file(tensors, path, metadata={"format": "pt"})
+    rewrite_weights(path, lambda tensors: tensors["model.norm.weight"][0].add_(0.5))
 
 
 def test_parts_that_other_weights_sampled_are_not_used(runner, expected, tmp_path):

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "policy"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _switched_on() -> Iterator[None]:
     resident.switch_on()
     yield
@@ -46,13 +46,21 @@ def stage(
         yield lambda: resident.keep(outs or {})
 
 
+def kept(folder: Path, content: str, change: Callable[[Any], None] = lambda _: None) -> Any:
+    """The model of a stage that loads one, changes it and ends well."""
+    with stage({folder: content}) as end:
+        model = load_policy(folder)
+        change(model)
+        end()
+    return model
+
+
 def train(model: Any) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.25
 
 
-@pytest.mark.usefixtures("_switched_on")
 def test_a_model_that_nobody_changed_is_handed_to_the_next_stage(folder: Path) -> None:
     with stage({folder: "a"}) as end:
         first = load_policy(folder)
@@ -66,14 +74,9 @@ def test_a_model_that_nobody_changed_is_handed_to_the_next_stage(folder: Path) -
         assert load_policy(folder) is not first
 
 
-@pytest.mark.usefixtures("_switched_on")
 def test_the_hash_decides_and_not_the_place(folder: Path) -> None:
-    with stage({folder: "a"}) as end:
-        first = load_policy(folder)
-        end()
-    with stage({folder: "b"}) as end:
-        assert load_policy(folder) is not first
-        end()
+    first = kept(folder, "a")
+    assert kept(folder, "b") is not first
     elsewhere = folder.rename(folder.with_name("elsewhere"))
     with stage({elsewhere.parent: "c"}) as end:
         assert load_policy(elsewhere) is not first, "another place in another artifact"
@@ -82,7 +85,6 @@ def test_the_hash_decides_and_not_the_place(folder: Path) -> None:
         assert load_policy(elsewhere) is first
 
 
-@pytest.mark.usefixtures("_switched_on")
 def test_a_trained_model_is_kept_only_as_what_it_was_saved_as(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with stage({folder: "a"}, {out: "b"}) as end:
@@ -100,7 +102,6 @@ def test_a_trained_model_is_kept_only_as_what_it_was_saved_as(folder: Path, tmp_
         assert load_policy(out) is not model, "trained and not saved: it equals nothing"
 
 
-@pytest.mark.usefixtures("_switched_on")
 def test_a_model_that_is_not_what_was_saved_is_not_kept(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with stage({folder: "a"}, {out: "b"}) as end:
@@ -112,7 +113,6 @@ def test_a_model_that_is_not_what_was_saved_is_not_kept(folder: Path, tmp_path: 
     assert resident.names() == []
 
 
-@pytest.mark.usefixtures("_switched_on")
 @pytest.mark.parametrize(
     "settings",
     [ForwardSettings(checkpoint_activations=True), ForwardSettings(compile=True, micro_tokens=64)],
@@ -122,97 +122,74 @@ def test_a_model_is_kept_however_it_was_run(
     folder: Path, settings: ForwardSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    with stage({folder: "a"}) as end:
-        model = load_policy(folder)
+
+    def run(model: Any) -> None:
         configure_forward(model, settings)
         hidden_states(model, collate([[3, 4]], [[5, 6]], 0)).sum().backward()
-        end()
+
+    model = kept(folder, "a", run)
     with stage({folder: "a"}):
         assert load_policy(folder) is model
 
 
-def _hook(model: Any) -> None:
-    model.model.register_forward_hook(lambda *_: None)
-
-
-def _hook_on_a_weight(model: Any) -> None:
-    model.lm_head.weight.register_post_accumulate_grad_hook(lambda _: None)
-
-
-def _freeze(model: Any) -> None:
-    model.lm_head.weight.requires_grad_(False)
-
-
-def _set(model: Any) -> None:
-    model.config.use_cache = False
-
-
-def _one_bit(model: Any) -> None:
+def flip_one_bit(model: Any) -> None:
     raw = model.lm_head.weight.data.view(-1).view(torch.int32)
     raw[7] ^= 1
 
 
-def _buffer(model: Any) -> None:
-    model.model.rotary_emb.inv_freq.mul_(2)
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "a hook": lambda model: model.model.register_forward_hook(lambda *_: None),
+    "a hook on a weight": lambda model: model.lm_head.weight.register_post_accumulate_grad_hook(
+        lambda _: None
+    ),
+    "a frozen weight": lambda model: model.lm_head.weight.requires_grad_(False),
+    "a setting": lambda model: setattr(model.config, "use_cache", False),
+    "one bit": flip_one_bit,
+    "a buffer": lambda model: model.model.rotary_emb.inv_freq.mul_(2),
+}
 
 
-@pytest.mark.usefixtures("_switched_on")
-@pytest.mark.parametrize(
-    "change",
-    [_hook, _hook_on_a_weight, _freeze, _set, _one_bit, _buffer],
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_model_that_differs_in_anything_is_not_handed_out(folder: Path, change: Any) -> None:
-    for changed_in_the_stage in (True, False):
-        with stage({folder: "a"}) as end:
-            model = load_policy(folder)
-            if changed_in_the_stage:
-                change(model)
-            end()
-        if not changed_in_the_stage:
-            change(model)
-        with stage({folder: "a"}):
-            assert load_policy(folder) is not model
+    changed_in_its_stage, changed_later = kept(folder, "a", change), kept(folder, "b")
+    change(changed_later)
+    with stage({folder: "a"}):
+        assert load_policy(folder) is not changed_in_its_stage
+    with stage({folder: "b"}):
+        assert load_policy(folder) is not changed_later
 
 
-@pytest.mark.usefixtures("_switched_on")
+def join_with_another(weight: torch.Tensor) -> None:
+    weight.data = torch.cat([weight.data, weight.data])[: len(weight)]
+
+
 def test_weights_that_decoding_joined_are_apart_again(folder: Path) -> None:
-    with stage({folder: "a"}) as end:
-        model = load_policy(folder)
-        weight = model.lm_head.weight
-        weight.data = torch.cat([weight.data, weight.data])[: len(weight)]
-        end()
+    model = kept(folder, "a", lambda model: join_with_another(model.lm_head.weight))
+    weight = model.lm_head.weight
     assert weight.untyped_storage().nbytes() == weight.nbytes
     with stage({folder: "a"}):
         assert load_policy(folder) is model
-        weight.data = torch.cat([weight.data, weight.data])[: len(weight)]
+        join_with_another(weight)
         resident.keep({})
-        weight.data = torch.cat([weight.data, weight.data])[: len(weight)]
+        join_with_another(weight)
     with stage({folder: "a"}):
         assert load_policy(folder) is not model, "changed while it was kept"
 
 
 def test_what_is_kept_stays_within_its_budget(folder: Path) -> None:
     size = folder.joinpath("model.safetensors").stat().st_size
-    try:
-        resident.switch_on(budget=int(2.5 * size))
-        for content in "abc":
-            with stage({folder: content}) as end:
-                load_policy(folder)
-                end()
-        assert [name[-3] for name in resident.names()] == ["b", "c"]
-        resident.switch_on(budget=size // 2)
-        with stage({folder: "a"}) as end:
-            load_policy(folder)
-            end()
-        assert resident.names() == []
-    finally:
-        resident.switch_off()
+    resident.switch_on(budget=int(2.5 * size))
+    for content in "abc":
+        kept(folder, content)
+    assert [name[-3] for name in resident.names()] == ["b", "c"]
+    resident.switch_on(budget=size // 2)
+    kept(folder, "a")
+    assert resident.names() == []
 
 
 def test_elsewhere_nothing_is_kept(folder: Path) -> None:
-    with stage({folder: "a"}) as end:
-        first = load_policy(folder)
-        end()
+    resident.switch_off()
+    first = kept(folder, "a")
     with stage({folder: "a"}):
         assert load_policy(folder) is not first
 

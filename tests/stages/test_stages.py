@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from stages.context import StageError, Stopped
 from stages.data.batching import collate
@@ -20,6 +20,7 @@ from stages.data.seeds import stable_hash
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.scalars import sequence_rewards
 from stages.engines.models.folders import content_hash, load_policy, load_scalar_model
+from tests.stages.conftest import rewrite_weights
 from tests.stages.test_algorithms import EVERY_UPDATE, POLICY_GRADIENT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -252,9 +253,7 @@ def test_what_an_update_must_not_learn_from_is_refused(copied, name):
 def test_weights_that_are_not_numbers_are_refused(copied):
     runner = copied()
     path = runner.root / "artifacts/base/model.safetensors"
-    tensors = load_file(path)
-    tensors["model.norm.weight"][0] = float("nan")
-    save_file(tensors, path, metadata={"format": "pt"})
+    rewrite_weights(path, lambda tensors: tensors["model.norm.weight"][0].fill_(float("nan")))
     with pytest.raises(StageError, match=r"model\.norm\.weight has numbers that are not finite"):
         runner.run("sft")
 

@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 from stages.context import StageError
@@ -13,12 +12,11 @@ from stages.engines.models import folders
 from stages.engines.models.folders import (
     load_policy,
     load_scalar_model,
-    save_model,
     start_scalar_model,
 )
-from stages.engines.models.lora import open_for_training
 from stages.engines.models.weights import check_weights
-from tests.stages.test_lora import ADAPTER, learn, write_base
+from tests.stages.conftest import rewrite_weights
+from tests.stages.test_lora import learnt_adapter, opened, write_base
 
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -31,10 +29,7 @@ def folder(request, tmp_path):
     if request.param in ("plain", "tied"):
         return write_base(path, tied=request.param == "tied")
     if request.param == "adapter":
-        base = write_base(tmp_path / "base")
-        model = open_for_training(load_policy, base, "cpu", ADAPTER, seed=1)
-        learn(model)
-        save_model(model, path, tokenizer_from=base, lora=ADAPTER)
+        learnt_adapter(write_base(tmp_path / "base"), path)
         assert not (path / "model.safetensors").exists()
         return path
     if request.param == "gpt2":
@@ -72,10 +67,8 @@ def test_what_older_libraries_stored_and_newer_ones_compute_may_be_in_the_file(
         GPT2LMHeadModel(config).save_pretrained(path)
     else:
         write_base(path)
-    tensors = load_file(path / "model.safetensors")
-    save_file(
-        {**tensors, name: torch.ones(1, 1, 4, 4)}, path / "model.safetensors", {"format": "pt"}
-    )
+    stored = {name: torch.ones(1, 1, 4, 4)}
+    rewrite_weights(path / "model.safetensors", lambda tensors: tensors.update(stored))
     load_policy(path)
 
 
@@ -92,17 +85,21 @@ def test_a_folder_of_any_form_is_loaded_and_one_changed_bit_is_seen(folder):
     check_weights(model, folder)
 
 
-def rewrite(folder, change):
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path, metadata={"format": "pt"})
+@pytest.fixture
+def changed(tmp_path):
+    """A policy whose file was changed since it was saved."""
+
+    def write(change):
+        folder = write_base(tmp_path / "policy")
+        rewrite_weights(folder / "model.safetensors", change)
+        return folder
+
+    return write
 
 
 @pytest.mark.parametrize("load", [load_policy, start_scalar_model])
-def test_a_tensor_that_is_missing_from_the_file_is_not_made_up(tmp_path, load):
-    folder = write_base(tmp_path / "policy")
-    rewrite(folder, lambda tensors: tensors.pop(UP))
+def test_a_tensor_that_is_missing_from_the_file_is_not_made_up(changed, load):
+    folder = changed(lambda tensors: tensors.pop(UP))
     with pytest.raises(StageError, match=rf"has no tensor {UP}, so .* at random"):
         load(folder)
 
@@ -114,24 +111,20 @@ def test_a_missing_tensor_of_one_shard_is_named(tmp_path):
     told = json.loads(index.read_text())
     shard = tmp_path / "policy" / told["weight_map"].pop(UP)
     index.write_text(json.dumps(told))
-    tensors = load_file(shard)
-    del tensors[UP]
-    save_file(tensors, shard, metadata={"format": "pt"})
+    rewrite_weights(shard, lambda tensors: tensors.pop(UP))
     with pytest.raises(StageError, match=UP):
         load_policy(tmp_path / "policy")
 
 
-def test_a_head_that_is_not_tied_must_be_in_the_file(tmp_path):
+def test_a_head_that_is_not_tied_must_be_in_the_file(changed, tmp_path):
     load_policy(write_base(tmp_path / "tied", tied=True))
-    folder = write_base(tmp_path / "policy")
-    rewrite(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    folder = changed(lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(StageError, match=r"has no tensor lm_head\.weight"):
         load_policy(folder)
 
 
-def test_a_tensor_that_fits_nowhere_is_refused(tmp_path):
-    folder = write_base(tmp_path / "policy")
-    rewrite(folder, lambda tensors: tensors.update({"model.layers.9.extra": torch.zeros(2)}))
+def test_a_tensor_that_fits_nowhere_is_refused(changed):
+    folder = changed(lambda tensors: tensors.update({"model.layers.9.extra": torch.zeros(2)}))
     with pytest.raises(StageError, match=r"model\.layers\.9\.extra that the model has no place"):
         load_policy(folder)
     with pytest.raises(StageError, match=r"model\.layers\.9\.extra"):
@@ -147,24 +140,18 @@ def test_a_policy_is_not_a_reward_model(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused(tmp_path, bad):
-    folder = write_base(tmp_path / "policy")
-    rewrite(folder, lambda tensors: tensors[UP][1].fill_(bad))
+def test_weights_that_are_not_finite_are_refused(changed, bad):
+    folder = changed(lambda tensors: tensors[UP][1].fill_(bad))
     with pytest.raises(StageError, match=rf"tensor {UP} has numbers that are not finite"):
         load_policy(folder)
 
 
 def test_an_adapter_that_goes_on_is_the_one_in_the_file(tmp_path):
-    base = write_base(tmp_path / "base")
-    model = open_for_training(load_policy, base, "cpu", ADAPTER, seed=1)
-    learn(model)
-    save_model(model, tmp_path / "policy", tokenizer_from=base, lora=ADAPTER)
+    learnt_adapter(write_base(tmp_path / "base"), tmp_path / "policy")
     path = tmp_path / "policy/adapter_model.safetensors"
-    tensors = load_file(path)
-    next(iter(tensors.values()))[0, 0] = float("nan")
-    save_file(tensors, path, metadata={"format": "pt"})
+    rewrite_weights(path, lambda tensors: next(iter(tensors.values()))[0].fill_(float("nan")))
     with pytest.raises(StageError, match=r"adapter_model\.safetensors: tensor .* is not finite"):
-        open_for_training(load_policy, tmp_path / "policy", "cpu", ADAPTER, seed=1)
+        opened(tmp_path / "policy")
 
 
 @pytest.mark.parametrize("hashers", [1, 3, 16])
