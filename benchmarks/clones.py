@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def make_clone(folder: Path, revision: str | None = None) -> Path:
     """The working tree, or a revision, as a repository of its own, without results."""
     if revision is None:
-        _copy_working_tree(folder)
+        copy_working_tree(folder)
     else:
         packed = subprocess.run(
             ["git", "archive", revision], cwd=ROOT, check=True, capture_output=True
@@ -28,8 +28,8 @@ def make_clone(folder: Path, revision: str | None = None) -> Path:
     return folder
 
 
-def _copy_working_tree(folder: Path) -> None:
-    """Every file that git tracks or would track."""
+def copy_working_tree(folder: Path) -> None:
+    """Every file that git tracks or would track, without results."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

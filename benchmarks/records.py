@@ -39,7 +39,7 @@ def recorded(path: Path) -> dict[str, Any]:
 
 def write(path: Path, values: Mapping[str, Any]) -> None:
     """Whole or not at all: a script may be killed when its time is over."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     draft.replace(path)

@@ -1,7 +1,6 @@
 """Throwaway clones of this repository, small enough to run whole pipelines in."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from ruamel.yaml import YAML
 
+from benchmarks.clones import copy_working_tree
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import Resources
 from pipelines.identity.map_files import write_maps
@@ -31,7 +31,6 @@ settings.register_profile(
 )
 settings.load_profile("usual")
 
-ROOT = Path(__file__).resolve().parents[1]
 if not HAS_GPU:
     # Read when Triton is imported, by whomever.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -306,17 +305,7 @@ TINY = {
 
 def copy_tree(target: Path) -> Clone:
     """Every file that git tracks or would track, committed afresh."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in listed.stdout.decode().split("\0"):
-        source = ROOT / name
-        if name and source.is_file() and not name.startswith(("metrics/", "dvc.lock")):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target / name)
+    copy_working_tree(target)
     clone = Clone(target)
     clone.run("git", "init", "-q", "-b", "main")
     clone.run("git", "config", "user.name", "Test")

@@ -18,7 +18,6 @@ tests/breaks.yaml holds the list. A break replaces one text of one file. Always 
 import argparse
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -32,12 +31,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from break_list import LIST, TIMEOUT_S, Break, broken, load, problems, select
+
+from benchmarks import records
 
 ROOT = Path(__file__).resolve().parents[1]
 GRACE_S = 60.0
@@ -191,29 +194,15 @@ def describe(root: Path) -> dict[str, Any]:
     )
     return {
         "commit": done.stdout.strip() or None,
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "pytest") if _is_there(name)},
-        },
+        "hardware": records.machine(),
+        "versions": records.versions("torch", "pytest"),
     }
-
-
-def _is_there(package: str) -> bool:
-    with suppress(metadata.PackageNotFoundError):
-        return bool(metadata.version(package))
-    return False
 
 
 def record(path: Path, root: Path, name: str, result: Result) -> None:
     """Put a result among those that a file has; whole or not at all."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    breaks = {**known.get("breaks", {}), name: result.as_json()}
-    values = {**describe(root), "breaks": dict(sorted(breaks.items()))}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    breaks = {**records.recorded(path).get("breaks", {}), name: result.as_json()}
+    records.write(path, {**describe(root), "breaks": dict(sorted(breaks.items()))})
 
 
 def run_all(

@@ -104,23 +104,16 @@ def test_a_python_without_the_packages_is_told_what_to_do() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_stage_that_does_not_exist_is_named(clone: Any) -> None:
-    done = clone.run("lockstep", "stage", "stf", check=False)
-    assert "no stage is called 'stf'" in done.stdout
-    done = clone.run("lockstep", "stage", "rollout@iter_9", check=False)
-    assert "rl.iterations has no 'iter_9'; it has iter_001" in done.stdout
-
-
-def test_a_stage_without_its_inputs_says_what_to_run(clone: Any) -> None:
-    done = clone.run("lockstep", "stage", "sft", check=False)
-    assert done.returncode == 2
-    assert "`base` at artifacts/base does not exist; run `dvc repro`" in done.stdout
-
-
-def test_logs_of_a_stage_that_never_ran_name_the_known_ones(clone: Any) -> None:
-    done = clone.run("lockstep", "logs", "sft", check=False)
-    assert done.returncode == 2
-    assert "no job of 'sft' is known here" in done.stdout
+def test_what_a_command_cannot_do_is_explained(clone: Any) -> None:
+    for words, said in (
+        (("stage", "stf"), "no stage is called 'stf'"),
+        (("stage", "rollout@iter_9"), "rl.iterations has no 'iter_9'; it has iter_001"),
+        (("stage", "sft"), "`base` at artifacts/base does not exist; run `dvc repro`"),
+        (("logs", "sft"), "no job of 'sft' is known here"),
+    ):
+        done = clone.run("lockstep", *words, check=False)
+        assert done.returncode == 2, words
+        assert said in done.stdout
 
 
 def test_doctor_is_content_here_and_names_what_is_wrong(clone: Any) -> None:

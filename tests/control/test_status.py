@@ -65,9 +65,8 @@ def publish(entry: Entry) -> None:
     end(entry, "completed")
     root, hashes = entry.folder.parents[3], HashCache()
     outs = {path: hashes.of(root / path) for path in entry.spec.outs.values()}
-    metrics = {} if entry.stage not in ("evaluate_sft", "evaluate@iter_001") else None
-    if metrics is None:
-        metrics = json.loads((root / entry.spec.metrics).read_text())
+    evaluates = entry.spec.metrics in METRICS
+    metrics = json.loads((root / entry.spec.metrics).read_text()) if evaluates else {}
     made = record(outs=outs, metrics=metrics, fingerprint=entry.spec.fingerprint)
     files.write(entry.folder / "record.json", made)
 
@@ -152,11 +151,7 @@ def test_a_job_of_inputs_that_are_not_there_yet_counts_while_it_lives(clone: Clo
     """As in a chain, whose jobs make their own inputs: DVC records them at the end."""
     clone.set_params(rollout__temperature=0.7)
     rollout = job(clone.root, "rollout@iter_001")
-    bound = bind("score@iter_001", load_params(clone.root))
-    code = code_version(clone.root, bound.stage.module)
-    spec = make_spec(clone.root, bound, HashCache(), code)
-    score = Ledger(Repository(clone.root).jobs).find_or_create(spec, ORIGIN)
-    score.new_attempt(launch(time=time.time()))
+    score = job(clone.root, "score@iter_001")
     with alive(rollout), alive(score):
         found = states(clone)
         assert (found["rollout@iter_001"], found["score@iter_001"]) == ("running", "running")

@@ -1,7 +1,7 @@
 """The recipe of SFT, reward model and PPO on real preferences: what is held out stays held out."""
 
-import importlib.util
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,7 @@ REAL = ROOT.parent / "shared/data"
 
 @pytest.fixture(scope="module")
 def split():
-    path = ROOT / "recipes/smollm2-rlhf/split.py"
-    spec = importlib.util.spec_from_file_location("split", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.split
+    return runpy.run_path(ROOT / "recipes/smollm2-rlhf/split.py")["split"]
 
 
 def read(folder: Path, name: str) -> list[dict]:

@@ -15,6 +15,7 @@ from stages.context import Context
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
 from stages.contracts.precision import Precision
+from stages.data import batching
 
 TINY = {
     "model": {"hidden_size": 32, "intermediate_size": 32, "num_layers": 1, "num_heads": 2},
@@ -164,6 +165,15 @@ def go_on(copied):
         return copy, metrics
 
     return run
+
+
+@pytest.fixture
+def in_double(monkeypatch):
+    """What is padded, and what is made anew, is in float64."""
+    monkeypatch.setattr(batching.pad, "__defaults__", (torch.float64,))
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 class OneVllm:

@@ -538,16 +538,20 @@ def test_a_policy_is_evaluated_in_its_environment(playing):
     assert metrics["kl_to_reference"] < 1e-6
 
 
-def test_the_template_stands_around_what_follows_an_end_token_alone(playing):
-    run = playing()
+def arena_of(run):
+    """The policy's folder, where it plays, and the rows that it is asked for."""
     policy = run.root / "artifacts/policies/sft/model"
-    limits = run.params.rollout.model_copy(update={"max_observation_tokens": 9})
-    arena = open_arena(limits, run.root / "environments", policy, run.params.seed)
+    arena = open_arena(run.params.rollout, run.root / "environments", policy, run.params.seed)
+    return policy, arena, [{**row, "sample_index": 0} for row in run.rows("data/prompts")]
+
+
+def test_the_template_stands_around_what_follows_an_end_token_alone(playing):
+    run = playing(rollout={"max_observation_tokens": 9})
+    policy, arena, asked = arena_of(run)
     before, after = arena.decoder.ids("++"), arena.decoder.ids("==")
     arena = replace(arena, turns=replace(arena.turns, before=before, after=after))
     generator = TorchGenerator("cpu", Precision.FLOAT32, 64)
     generator.load(policy)
-    asked = [{**row, "sample_index": 0} for row in run.rows("data/prompts")]
     requests = [Request(row["prompt_ids"], seed) for seed, row in enumerate(asked)]
     how = {"max_new_tokens": 14, "sampling": Sampling(1.5)}
     endings = set()
@@ -577,9 +581,7 @@ class Terse:
 
 def test_no_sequence_is_longer_than_was_said_before_any_began(playing):
     run = playing(rollout={"environment": "echo:Talks", "max_observation_tokens": 9})
-    policy = run.root / "artifacts/policies/sft/model"
-    arena = open_arena(run.params.rollout, run.root / "environments", policy, run.params.seed)
-    asked = [{**row, "sample_index": 0} for row in run.rows("data/prompts")]
+    _, arena, asked = arena_of(run)
     requests = [Request(row["prompt_ids"], seed=1) for row in asked]
     generator = Terse(arena.decoder.vocabulary()[";"])
     episodes = play(arena, generator, asked, requests, max_new_tokens=14, sampling=Sampling())

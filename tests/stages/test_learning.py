@@ -68,35 +68,33 @@ def advantages(algorithm: str, values: Any = None, **settings: Any) -> Any:
     return experience_of(update, measured, 0.5, values)
 
 
-def by_response(*numbers: float) -> torch.Tensor:
-    return torch.tensor(numbers)[:, None] * MASK
-
-
-def test_rloo_compares_what_is_left_of_the_reward_after_the_penalties() -> None:
-    gap = PAID[0] - PAID[1], PAID[2] - PAID[3]
-    expected = by_response(gap[0], -gap[0], gap[1], -gap[1])
-    torch.testing.assert_close(advantages("rloo").advantages, expected)
-
-
-def test_grpo_compares_with_the_mean_of_the_group() -> None:
-    gap = PAID[0] - PAID[1], PAID[2] - PAID[3]
-    expected = by_response(gap[0] / 2, -gap[0] / 2, gap[1] / 2, -gap[1] / 2)
-    found = advantages("grpo", normalise_by_std=False).advantages
-    torch.testing.assert_close(found, expected)
+GAPS = PAID[0] - PAID[1], PAID[2] - PAID[3]
+ROOT_HALF = 0.5**0.5
+IN_LOSS = {"kl_in": "loss", "kl_estimator": "k3"}
+BY_RESPONSE = {
+    "rloo, after the penalties": ("rloo", {}, [GAPS[0], -GAPS[0], GAPS[1], -GAPS[1]]),
+    "rloo, with penalties in the loss": ("rloo", IN_LOSS, [1.0, -1.0, 2.0, -2.0]),
+    "grpo, by the mean of the group": (
+        "grpo",
+        {"normalise_by_std": False},
+        [GAPS[0] / 2, -GAPS[0] / 2, GAPS[1] / 2, -GAPS[1] / 2],
+    ),
     # The deviation of two numbers is their distance over the square root of two.
-    scaled = advantages("grpo").advantages
-    root = 0.5**0.5
-    torch.testing.assert_close(scaled, by_response(root, -root, root, -root), atol=1e-5, rtol=1e-5)
+    "grpo": ("grpo", {}, [ROOT_HALF, -ROOT_HALF, ROOT_HALF, -ROOT_HALF]),
+    "remax, by the greedy response": (
+        "remax",
+        {},
+        [PAID[0] - 0.5, PAID[1] - 0.5, PAID[2] - 2.0, PAID[3] - 2.0],
+    ),
+}
 
 
-def test_remax_compares_with_the_greedy_response() -> None:
-    expected = by_response(PAID[0] - 0.5, PAID[1] - 0.5, PAID[2] - 2.0, PAID[3] - 2.0)
-    torch.testing.assert_close(advantages("remax").advantages, expected)
-
-
-def test_a_penalty_in_the_loss_is_none_in_the_reward() -> None:
-    found = advantages("rloo", kl_in="loss", kl_estimator="k3").advantages
-    torch.testing.assert_close(found, by_response(1.0, -1.0, 2.0, -2.0))
+@pytest.mark.parametrize("name", BY_RESPONSE)
+def test_a_response_is_compared_with_others(name: str) -> None:
+    algorithm, settings, expected = BY_RESPONSE[name]
+    found = advantages(algorithm, **settings).advantages
+    bound = {"atol": 1e-5, "rtol": 1e-5} if name == "grpo" else {}
+    torch.testing.assert_close(found, torch.tensor(expected)[:, None] * MASK, **bound)
 
 
 def test_reinforce_gives_each_token_what_it_and_those_after_it_are_paid() -> None:

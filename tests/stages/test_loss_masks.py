@@ -14,7 +14,6 @@ import torch
 from stages.context import Context, StageError
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
-from stages.data import batching
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.processes.ranks import ALONE
@@ -26,8 +25,16 @@ from stages.learning.imitation import imitation
 from stages.learning.update import Update
 from stages.policy_update import UPDATES, learn_by_policy_gradient
 from stages.score import _summary
-from tests.stages.test_ppo_by_hand import assert_close, gradients, kept, models, said_by
+from tests.stages.test_ppo_by_hand import (
+    assert_close,
+    gradients,
+    kept,
+    models,
+    said_by,
+    watched,
+)
 
+pytestmark = pytest.mark.usefixtures("in_double")
 PROMPTS = {"p0": [3, 4, 5], "p1": [6], "p2": [7, 8]}
 SAMPLES = [
     ("p0", [9, 2, 7, 8, 3, 1], [1, 1, 0, 0, 1, 1], 1.0),
@@ -61,14 +68,6 @@ def rollouts():
     ]
 
 
-@pytest.fixture(autouse=True)
-def _in_double(monkeypatch):
-    monkeypatch.setattr(batching.pad, "__defaults__", (torch.float64,))
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.fixture
 def gradient_of(tmp_path):
     """The gradient of the only step of an update, and its outcome."""
@@ -92,21 +91,14 @@ def gradient_of(tmp_path):
         config = bind("policy_update@iter_001", params).config
         policy = models()[0]
         learner = Learner(policy, Optimization(1e-3, 1e9))
-        seen = []
-        clip = learner.clip_gradients
-
-        def watched():
-            seen.append({name: p.grad.clone() for name, p in policy.named_parameters()})
-            return clip()
-
-        learner.clip_gradients = watched
+        seen = watched(learner, policy)
         ctx = Context("update", "iter_001", seed=3, folder=tmp_path, micro_tokens=micro_tokens)
         state = RlState(0, None, {})
         greedy_of = GREEDY if algorithm == "remax" else {}
         learners = {"policy": learner}
         one = Update(config, {}, ctx, ALONE, state, learners, rollouts(), greedy_of)
         outcome = UPDATES.get(config.algorithm, learn_by_policy_gradient)(one)
-        (gradient,) = seen
+        ((_, gradient),) = seen
         return gradient, outcome
 
     return run

@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from stages.context import Context
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
-from stages.data import batching
 from stages.engines.processes.ranks import ALONE
 from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
@@ -24,6 +23,7 @@ from stages.engines.training.rl_state import RlState
 from stages.learning import experience, policy_gradient
 from stages.learning.update import Update
 
+pytestmark = pytest.mark.usefixtures("in_double")
 END = 1
 LENGTHS = [(2, 5), (1, 1), (4, 3), (3, 7), (2, 1), (5, 6), (1, 4), (2, 2), (3, 5), (1, 7), (6, 3)]
 """Tokens of each prompt and of its response."""
@@ -117,27 +117,29 @@ def models():
     return [kind.from_config(shape).double() for kind in kinds]
 
 
+def watched(learner, model):
+    """Weights and gradients of a model, as they are at every step of its learner."""
+    seen, clip = [], learner.clip_gradients
+
+    def look_and_clip():
+        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        seen.append((weights, {name: p.grad.clone() for name, p in model.named_parameters()}))
+        return clip()
+
+    learner.clip_gradients = look_and_clip
+    return seen
+
+
 @pytest.fixture
 def update_of(tmp_path, monkeypatch):
     """Runs an update; what it learnt from, and weights and gradients at every step, by learner."""
-    monkeypatch.setattr(batching.pad, "__defaults__", (torch.float64,))
-    torch.set_default_dtype(torch.float64)
 
     def run(rows, micro_tokens):
-        seen = {"policy": [], "critic": []}
-        learners = {}
-        for who, model in zip(seen, models(), strict=True):
+        learners, seen = {}, {}
+        for who, model in zip(("policy", "critic"), models(), strict=True):
             rate = PPO["learning_rate" if who == "policy" else "critic_learning_rate"]
-            learner = Learner(model, Optimization(rate, PPO["max_grad_norm"]))
-
-            def clip(who=who, model=model, clip=learner.clip_gradients):
-                weights = {k: v.detach().clone() for k, v in model.named_parameters()}
-                gradients = {k: v.grad.clone() for k, v in model.named_parameters()}
-                seen[who].append((weights, gradients))
-                return clip()
-
-            learner.clip_gradients = clip
-            learners[who] = learner
+            learners[who] = Learner(model, Optimization(rate, PPO["max_grad_norm"]))
+            seen[who] = watched(learners[who], model)
         learnt_from = []
         build = experience.experience_of
         monkeypatch.setattr(
@@ -150,8 +152,7 @@ def update_of(tmp_path, monkeypatch):
         outcome = policy_gradient.learn_by_policy_gradient(update)
         return update, learnt_from[0], seen, outcome.history
 
-    yield run
-    torch.set_default_dtype(torch.float32)
+    return run
 
 
 def said_by(model, row, temperature):
