@@ -94,7 +94,8 @@ def share_ranked_right(runner: Runner) -> float:
 
 
 def _log_ratios(runner: Runner, pairs: Sequence[Any], side: str) -> list[float]:
-    rows = [{**pair, "response_ids": pair[f"{side}_ids"]} for pair in pairs]
+    whole = {"support": None, "loss_mask": None}
+    rows = [{**pair, "response_ids": pair[f"{side}_ids"], **whole} for pair in pairs]
     learnt, start = (logprobs_by(runner, runner.root / name, rows) for name in (LEARNT, START))
     return [sum(now) - sum(before) for now, before in zip(learnt, start, strict=True)]
 

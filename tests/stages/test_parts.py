@@ -12,11 +12,11 @@ import pytest
 import stages.engines.models.folders
 import stages.rewards.model
 import stages.rollout
-import stages.score
 from stages.context import Context, ShareDone, Stopped
 from stages.contracts.catalog import bind
 from stages.data.artifacts import read_parquet
 from stages.data.schema import RolloutRow
+from stages.engines.forward import inference
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.processes import parts
 from tests.stages.conftest import rewrite_weights
@@ -78,7 +78,7 @@ def computed(monkeypatch):
     """The rows whose results are computed, as (pass, what identifies the row)."""
     rows: list = []
     generate = TorchGenerator.generate
-    rewards, logprobs = stages.rewards.model.sequence_rewards, stages.score.response_logprobs
+    rewards, logprobs = stages.rewards.model.sequence_rewards, inference.response_logprobs
 
     def sampling(generator, requests, **options):
         rows.extend(("responses", request.seed) for request in requests)
@@ -93,7 +93,7 @@ def computed(monkeypatch):
 
     monkeypatch.setattr(TorchGenerator, "generate", sampling)
     monkeypatch.setattr("stages.rewards.model.sequence_rewards", of_batch("rewards", rewards))
-    monkeypatch.setattr("stages.score.response_logprobs", of_batch("reference", logprobs))
+    monkeypatch.setattr(inference, "response_logprobs", of_batch("reference", logprobs))
     return rows
 
 
