@@ -94,9 +94,10 @@ def of_lockstep(folder: Path, model: Path) -> dict[str, Any]:
     from stages.contracts.sources import Role
     from stages.data.parquet_stream import streaming
     from stages.data.rendering import Rendered, render
+    from stages.data.schema import DemonstrationRow, columns_of
     from stages.data.selection import FilesCorpus
     from stages.data.tokenizer import Renderer
-    from stages.prepare import ROWS_AT_A_TIME, SCHEMAS
+    from stages.prepare import ROWS_AT_A_TIME
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     params = PrepareParams(source="files", held_out=0)
@@ -105,7 +106,7 @@ def of_lockstep(folder: Path, model: Path) -> dict[str, Any]:
     corpus = FilesCorpus(params, folder / "data", seed=1)
     renderer = Renderer(tokenizer)
     num_rows = num_tokens = 0
-    with streaming(out, SCHEMAS[Role.DEMONSTRATIONS], None, folder) as stream:
+    with streaming(out, columns_of(DemonstrationRow), None, folder) as stream:
         for batch in batches(corpus.rows(Role.DEMONSTRATIONS), ROWS_AT_A_TIME):
             rows = [row for _, row in render(batch, renderer, MAX_LENGTH)]
             values = [row.values for row in rows if isinstance(row, Rendered)]

@@ -12,7 +12,7 @@ import pytest
 from fake_clone import FakeClone
 from fake_policy import write_policy
 
-from pipelines.export.registry import put
+from pipelines.export.registry import register_version
 from pipelines.tracking.cursor import unshipped
 from pipelines.tracking.rounds import ship_all
 from pipelines.tracking.shipper import problem
@@ -115,9 +115,9 @@ def test_an_evaluation_that_comes_later_is_sent_to_the_registered_policy(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     start_server()
     found = write_policy(clone.root / "policy")
-    put(Store(clone.repository), clone.repository, found)
+    register_version(Store(clone.repository), clone.repository, found)
     known = replace(found, evaluation={"accuracy": 0.5})
-    version = put(Store(clone.repository), clone.repository, known).version
+    version = register_version(Store(clone.repository), clone.repository, known).version
     tags = clone.client.get_model_version("lockstep", version).tags
     assert tags["lockstep.metric.accuracy"] == "0.5"
     folder = mlflow.artifacts.download_artifacts(
