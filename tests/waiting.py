@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-PATIENCE_S = 900
+TIMEOUT_S = 900
 """For anything that ends by itself where the code is right: a machine may starve for minutes."""
 
 
-must_not_wait = pytest.mark.timeout(PATIENCE_S)
+must_not_wait = pytest.mark.timeout(TIMEOUT_S)
 """For a test where something waits for much longer than that, unless the code is right."""
-FOR_EVER_S = 4 * PATIENCE_S
+FOR_EVER_S = 4 * TIMEOUT_S
 LOOK_S = 2.0
 """Between two looks at who is at work: some are costly."""
 LAST_S = 5.0
@@ -38,7 +38,7 @@ def until(
     if isinstance(at_work, subprocess.Popen):
         process = at_work
         at_work, otherwise = lambda: process.poll() is None, lambda: said_by(process)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     looks, left = time.monotonic() + LOOK_S, False
     while (now := time.monotonic()) < deadline:
         value = condition()
@@ -49,7 +49,7 @@ def until(
             if not at_work():
                 left, deadline = True, min(deadline, time.monotonic() + LAST_S)
         time.sleep(pause_s)
-    why = "nobody is at work on it any more" if left else f"not within {PATIENCE_S} s"
+    why = "nobody is at work on it any more" if left else f"not within {TIMEOUT_S} s"
     pytest.fail(f"{why}: {what}{otherwise()}")
 
 
@@ -57,7 +57,7 @@ def until_said(process: subprocess.Popen[str], words: str) -> str:
     """What a process has printed, up to the line with these words."""
     assert process.stdout
     lines = []
-    limit = threading.Timer(PATIENCE_S, process.kill)
+    limit = threading.Timer(TIMEOUT_S, process.kill)
     limit.start()
     try:
         for line in process.stdout:
@@ -71,7 +71,7 @@ def until_said(process: subprocess.Popen[str], words: str) -> str:
 
 def ended(process: subprocess.Popen[str]) -> str:
     """What a process has printed, once it has ended."""
-    output, _ = process.communicate(timeout=PATIENCE_S)
+    output, _ = process.communicate(timeout=TIMEOUT_S)
     return output
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 SEED_VARIABLE, KILLS_VARIABLE = "LOCKSTEP_CHAOS_SEED", "LOCKSTEP_CHAOS_KILLS"
 AFTER_EVENT_S = 0.04
@@ -183,7 +183,7 @@ class Monkey:
 
     def _wait_for_the_dead(self) -> None:
         """DVC's locks count a process as living until the system has forgotten it."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while any(psutil.pid_exists(pid) for pid in self.killed) and time.monotonic() < deadline:
             time.sleep(0.02)
         self.killed.clear()
@@ -350,7 +350,7 @@ def leftovers(root: Path) -> list[str]:
 
 def wait_for_quiet(clone: Any) -> list[str]:
     """Until no process works in the clone: the shipper ends by itself. What is left at the end."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while (left := clone.command_lines()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return [" ".join(words) for words in left.values()]

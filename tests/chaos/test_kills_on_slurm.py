@@ -25,7 +25,7 @@ from tests.chaos.monkey import (
     wait_for_quiet,
 )
 from tests.slurm.conftest import _why_not, cluster, on_slurm
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 __all__ = ["cluster"]
 
@@ -130,7 +130,7 @@ def left_in_the_queue(clone: Any) -> list[str]:
 
     A node that is back before it is missed has up to two minutes until Slurm asks for its jobs.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     jobs: list[str] = []
     while (jobs := clone.jobs()) and time.monotonic() < deadline:
         time.sleep(0.5)

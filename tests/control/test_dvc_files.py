@@ -26,7 +26,7 @@ from pipelines.dvc_repo.locks import Wait, hold
 from pipelines.dvc_repo.repair import Watch, repair_dvc_files
 from pipelines.ledger.publish import recorded_outs
 from tests.conftest import Clone
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 WHOLE = """\
 schema: '2.0'
@@ -171,7 +171,7 @@ def test_hashes_are_read_from_a_whole_lock_alone(
     repository: Repository, cut: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SETTLED_S", "READ_TIMEOUT_S"):
-        monkeypatch.setattr(f"pipelines.dvc_repo.lock_file.{name}", PATIENCE_S)
+        monkeypatch.setattr(f"pipelines.dvc_repo.lock_file.{name}", TIMEOUT_S)
     lock = repository.root / "dvc.lock"
     lock.write_text(cut)
     writer = threading.Timer(0.5, lock.write_text, [WHOLE])
@@ -229,7 +229,7 @@ def test_who_waits_for_dvc_says_so_and_who_does_not_goes_on(repository: Reposito
         assert waiting.is_alive()
         assert lock.exists()
         assert ".dvc/tmp/lock" in said[0]
-    waiting.join(PATIENCE_S)
+    waiting.join(TIMEOUT_S)
     assert not lock.exists(), "it was never whole"
 
 

@@ -33,6 +33,6 @@ def test_a_process_that_died_is_not_waited_for_and_its_last_words_are_told() -> 
 
 
 def test_one_that_lives_is_waited_for_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(waiting, "TIMEOUT_S", 0.5)
     with pytest.raises(pytest.fail.Exception, match=r"not within 0.5 s: it answers; try again"):
         until(lambda: False, "it answers", otherwise=lambda: "; try again")

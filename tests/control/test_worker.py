@@ -22,7 +22,7 @@ from stages.context import StageError
 from stages.progress import Pace
 from tests.control.made_up import SPEC, write_outputs
 from tests.ledger_values import ORIGIN, SLURM, launch, result, worker
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 MADE_BY = {"host": "node1", "cpu": "A"}
 REPORT = replace(SPEC, stage="report", name="report")
@@ -149,7 +149,7 @@ def test_two_attempts_at_a_stage_do_not_work_at_once(
         second.start()
         second.join(0.5)
         assert not attempt.tasks, "it says nothing before the other one has ended"
-    second.join(PATIENCE_S)
+    second.join(TIMEOUT_S)
     assert ended == ["completed"]
     assert [task.state for task in attempt.tasks] == ["completed"]
 

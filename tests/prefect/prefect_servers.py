@@ -17,7 +17,7 @@ from pipelines.servers import servers
 from pipelines.servers.password import password_of
 from pipelines.servers.prefect_api import Api
 from tests.ports import free_port
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 T = TypeVar("T")
 ASK_S = 0.5
@@ -111,7 +111,7 @@ class LocalServers:
     def _request(self, method: str, path: str, body: Any = None) -> Any:
         url, headers = self.api.url + path, self.api.headers
         for _ in range(30):
-            answer = httpx.request(method, url, json=body, headers=headers, timeout=PATIENCE_S)
+            answer = httpx.request(method, url, json=body, headers=headers, timeout=TIMEOUT_S)
             # On a busy machine: another writer has the database.
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 answer.raise_for_status()

@@ -10,7 +10,7 @@ from prefect_servers import ASK_S, LocalServers, serving
 from pipelines.ledger.entry import Ledger
 from pipelines.ledger.state import State
 from pipelines.servers import servers
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ BESIDE_SFT = "prepare,reward_model,evaluate_sft"
 def mlflow_runs(local: LocalServers) -> list[dict[str, Any]]:
     """Every run that MLflow's server shows."""
     address = servers.running(local.repository)["mlflow"].url + "/api/2.0/mlflow"
-    with httpx.Client(auth=("lockstep", local.password), timeout=PATIENCE_S) as client:
+    with httpx.Client(auth=("lockstep", local.password), timeout=TIMEOUT_S) as client:
         found = client.get(f"{address}/experiments/search?max_results=100").raise_for_status()
         ids = [one["experiment_id"] for one in found.json()["experiments"]]
         runs = client.post(f"{address}/runs/search", json={"experiment_ids": ids})

@@ -11,7 +11,7 @@ import pytest
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.runs.exclusive import only_pipeline
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 # A pipeline that starts a dvc-like child, hands it the lock, and waits to be killed.
 PIPELINE = """
@@ -51,7 +51,7 @@ def test_a_second_pipeline_is_refused_by_name_of_the_first(tmp_path: Path) -> No
 
 
 def test_after_a_kill_the_next_pipeline_waits_for_what_was_left_running(tmp_path: Path) -> None:
-    first, child = start_pipeline(tmp_path, PATIENCE_S)
+    first, child = start_pipeline(tmp_path, TIMEOUT_S)
     first.kill()
     first.wait()
     said: list[str] = []

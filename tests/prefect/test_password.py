@@ -26,7 +26,7 @@ from pipelines.base.repository import Repository
 from pipelines.servers import prefect_api, servers
 from pipelines.servers.password import password_file, password_of
 from pipelines.servers.prefect_api import Api
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 ANOTHER_USER = """
 import encodings.idna, json, os, sys, urllib.error, urllib.request
@@ -60,7 +60,7 @@ def as_another_user(urls: list[tuple[str, Any]], files: list[str | Path]) -> tup
         env={},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=True,
     )
     statuses, texts = json.loads(done.stdout)
@@ -69,7 +69,7 @@ def as_another_user(urls: list[tuple[str, Any]], files: list[str | Path]) -> tup
 
 def ask(url: str, password: str | None = None, **headers: str) -> httpx.Response:
     auth = None if password is None else ("lockstep", password)
-    return httpx.get(url, auth=auth, headers=headers, timeout=PATIENCE_S)
+    return httpx.get(url, auth=auth, headers=headers, timeout=TIMEOUT_S)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 pytestmark = pytest.mark.browser
 
@@ -65,7 +65,7 @@ def browse(tmp_path: Path) -> Callable[..., str]:
             ],
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             check=True,
         )
         complaints = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]

@@ -8,12 +8,12 @@ from stages.context import Context, StageError, Stopped
 from stages.engines.processes.beside import Beside
 from stages.engines.processes.parts import Pass, collect, fill
 from stages.rewards.side_by_side import side_by_side
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 def test_both_sides_are_under_way_at_once(ctx: Context) -> None:
     """Each waits for the other to have begun: one after the other, they would wait for ever."""
-    begun = threading.Barrier(2, timeout=PATIENCE_S)
+    begun = threading.Barrier(2, timeout=TIMEOUT_S)
 
     def meet(unit: range) -> list[int]:
         begun.wait()
@@ -42,12 +42,12 @@ def test_a_failure_here_ends_what_is_aside(ctx: Context) -> None:
 
     def slow(unit: range) -> list[None]:
         under_way.set()
-        work = lambda: waited.append(enough.wait(PATIENCE_S))  # noqa: E731
+        work = lambda: waited.append(enough.wait(TIMEOUT_S))  # noqa: E731
         return side_by_side(beside.ctx, [work] * len(unit), 1)
 
     def body() -> None:
         with beside.fill(Pass("aside", 1, 1, lambda: slow, close=closed.set)):
-            under_way.wait(PATIENCE_S)
+            under_way.wait(TIMEOUT_S)
             raise StageError("here")
 
     with pytest.raises(StageError, match="here"):

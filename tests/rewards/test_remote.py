@@ -12,7 +12,7 @@ import pytest
 from stages.context import Context, StageError, Stopped
 from stages.rewards import remote
 from tests.rewards.conftest import row
-from tests.waiting import FOR_EVER_S, PATIENCE_S, must_not_wait
+from tests.waiting import FOR_EVER_S, TIMEOUT_S, must_not_wait
 
 ROWS = [row(str(number), index=number, level=number * 10) for number in range(5)]
 
@@ -157,7 +157,7 @@ def test_a_redirection_does_not_get_the_token(score, server, monkeypatch) -> Non
 
 def test_a_server_that_is_too_slow_is_named(score, server) -> None:
     enough, waited = threading.Event(), []
-    server.answer = lambda *_: (waited.append(enough.wait(PATIENCE_S)), (200, {}, {}))[1]
+    server.answer = lambda *_: (waited.append(enough.wait(TIMEOUT_S)), (200, {}, {}))[1]
     assert "did not answer within 0.3 s" in failure(score, server, timeout=0.3, retries=1)
     assert not waited
     enough.set()
@@ -198,7 +198,7 @@ def test_a_server_that_dribbles_is_too_slow(score, begin, drip) -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(StageError, match=r"did not answer within 0\.3 s|it answered 503 Busy"):
         score(ROWS, kind="http", url=url, timeout=0.3, retries=0)
-    assert given_up.wait(PATIENCE_S), "the connection is closed"
+    assert given_up.wait(TIMEOUT_S), "the connection is closed"
     listener.close()
 
 

@@ -18,7 +18,7 @@ from stages.rewards.given import given
 from stages.rewards.sandbox.isolation import isolation
 from stages.rewards.sandbox.values import IsolationKind, Limits
 from tests.rewards.conftest import row, scored
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 HUMANEVAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "humaneval.jsonl"
 pytestmark = pytest.mark.skipif(isolation().kind is IsolationKind.NONE, reason=isolation().detail)
@@ -62,7 +62,7 @@ def test_programs_that_read_and_print(tmp_path: Path) -> None:
         a_row("not python at all", tests=DOUBLE),
         a_row("", tests=DOUBLE),
     ]
-    assert score(tmp_path, *rows, cpu_s=5, wall_s=PATIENCE_S) == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert score(tmp_path, *rows, cpu_s=5, wall_s=TIMEOUT_S) == [1, 1, 0, 0, 0, 0, 0, 0]
     assert score(tmp_path, *rows[:3], counted="share") == [1, 1, 0.5]
 
 

@@ -32,7 +32,7 @@ from stages.rewards.sandbox.values import (
     Status,
 )
 from tests.sandbox.attack import below, survivors
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND = isolation().kind
@@ -164,7 +164,7 @@ def test_a_sandbox_that_is_killed_is_an_error_and_no_outcome() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with pytest.raises(SandboxBroken, match="without reporting a result"):
-            running.result(timeout=PATIENCE_S)
+            running.result(timeout=TIMEOUT_S)
 
 
 # Refuses this process, and all it starts, what sandboxes are made of: unshare, and clone with
@@ -230,7 +230,7 @@ def test_without_isolation_code_runs_if_the_user_says_so_in_so_many_words(tmp_pa
 
 
 def test_without_isolation_limits_still_hold() -> None:
-    limits = Limits(cpu_s=5, wall_s=PATIENCE_S, memory_mb=128, output_kb=16)
+    limits = Limits(cpu_s=5, wall_s=TIMEOUT_S, memory_mb=128, output_kb=16)
     ends = [
         run_program(program, limits=limits, kind=IsolationKind.NONE).status
         for program in ("while True: pass", "while True: print('x' * 999)", "print(1)")

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.slurm.conftest import let_the_controller_save
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 
 def submit(cluster: Any, *words: str, command: str = "sleep 3000") -> str:
@@ -43,7 +43,7 @@ def test_a_second_up_changes_nothing(cluster: Any) -> None:
 def test_a_job_runs_and_sees_its_fake_gpus(cluster: Any, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     words = ("sbatch", "--wait", "--partition=gpu", "--gpus-per-node=2", "--output=/dev/null")
-    cluster.run(*words, f"--wrap=echo $CUDA_VISIBLE_DEVICES > {seen}", timeout=PATIENCE_S)
+    cluster.run(*words, f"--wrap=echo $CUDA_VISIBLE_DEVICES > {seen}", timeout=TIMEOUT_S)
     assert seen.read_text() == "0,1\n"
 
 
@@ -67,7 +67,7 @@ def test_up_brings_a_lost_node_back(cluster: Any) -> None:
     cluster.up()
     changed = {file for file, pid in pids(cluster).items() if before[file] != pid}
     assert changed == {f"slurmd.{name}.pid"}
-    cluster.run("srun", "--partition=gpu", f"--nodelist={name}", "true", timeout=PATIENCE_S)
+    cluster.run("srun", "--partition=gpu", f"--nodelist={name}", "true", timeout=TIMEOUT_S)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from stages.engines.training.journal import Journal
 from tests.models.test_reward_folders import write_classifier
 from tests.stages import conftest
 from tests.stages.conftest import Runner
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 NAMES = ["fast_001", "fast_002", "fast_003"]
 CHAINED = {name: {"policy": parent} for name, parent in zip(NAMES, ["sft", *NAMES], strict=False)}
@@ -152,13 +152,13 @@ def live(begun, root, rl, changes):
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(fused, changes):
     undisturbed, killed = fused("undisturbed", **changes), fused("killed", **changes)
     undisturbed.run("online@fast")
-    for patience_s in [0.1, 0.4, 0.7, PATIENCE_S]:
+    for timeout_s in [0.1, 0.4, 0.7, TIMEOUT_S]:
         shutil.rmtree(killed.root / "artifacts/policies/fast", ignore_errors=True)
         begun = FORKS.Event()
         process = FORKS.Process(target=live, args=(begun, killed.root, GRPO, changes))
         process.start()
         until(begun.is_set, "a life to begin", at_work=process.is_alive)
-        process.join(patience_s)
+        process.join(timeout_s)
         process.kill()
         process.join()
         assert process.exitcode in (0, -signal.SIGKILL)

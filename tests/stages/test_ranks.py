@@ -29,7 +29,7 @@ from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
 from tests.ports import free_port
 from tests.stages.conftest import Interrupted, Runner
-from tests.waiting import FOR_EVER_S, PATIENCE_S, until
+from tests.waiting import FOR_EVER_S, TIMEOUT_S, until
 
 NUM_ROWS = 23
 HOST = socket.gethostname()
@@ -204,7 +204,7 @@ class Processes:
     def ends(self, *ranks):
         """By rank: the exit status, and all that it printed."""
         for rank in ranks or self.ranks:
-            self.ranks[rank].join(PATIENCE_S)
+            self.ranks[rank].join(TIMEOUT_S)
             assert self.ranks[rank].exitcode is not None, f"rank {rank} hangs"
         return {
             rank: (self.ranks[rank].exitcode, (self.signs / f"log-{rank}").read_text())

@@ -13,7 +13,7 @@ import pytest
 from pipelines.base.processes import lives
 from tests.conftest import kill_each
 from tests.hardware import HAS_GPU
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 ASIDE = Path(sys.prefix) / "vllm"
 """Where `make test` installs vLLM for the CPU."""
@@ -101,7 +101,7 @@ def test_an_engine_in_a_process_of_its_own_ends_with_the_one_that_started_it(tmp
         assert [line for line in lines if line and "resource_tracker" not in line]
     finally:
         process.kill()
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
     try:
         until(lambda: not any(map(lives, started)), "the engine's end")
     finally:

@@ -11,7 +11,7 @@ from pipelines.ledger.entry import Entry
 from pipelines.tracking.metrics import START, rows_after
 from pipelines.tracking.rounds import ship_all
 from pipelines.tracking.shipper import start_shipper
-from tests.waiting import PATIENCE_S
+from tests.waiting import TIMEOUT_S
 
 
 def rewind(entry: Entry, **changes: object) -> None:
@@ -122,7 +122,7 @@ def test_a_shipper_killed_again_and_again_repeats_nothing(clone: FakeClone) -> N
     reached = 0
     for _ in range(2):
         start_shipper(clone.repository)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             cursor = clone.cursor(entry)
             if cursor.get("state") or (cursor.get("step") or 0) > reached:
@@ -131,7 +131,7 @@ def test_a_shipper_killed_again_and_again_repeats_nothing(clone: FakeClone) -> N
         reached = clone.cursor(entry).get("step") or 0
         clone.kill_shipper()
     assert reached > 0
-    assert ship_all(clone.repository, PATIENCE_S) == []
+    assert ship_all(clone.repository, TIMEOUT_S) == []
     assert clone.steps(clone.run_of("sft"), "step/kl") == list(range(1, steps + 1))
     assert len(clone.runs()) == 2
 

@@ -18,7 +18,7 @@ from pipelines.tracking.rounds import ship_all
 from pipelines.tracking.shipper import problem
 from pipelines.tracking.store import Store
 from tests.ports import free_port
-from tests.waiting import PATIENCE_S, answers, until
+from tests.waiting import TIMEOUT_S, answers, until
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_what_a_server_missed_is_shipped_when_it_is_back(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://someone:pa55word@127.0.0.1:{port}")
     entry = clone.run("rollout@iter_001")
-    waiting = ship_all(clone.repository, PATIENCE_S)
+    waiting = ship_all(clone.repository, TIMEOUT_S)
     assert waiting == [entry] == unshipped(clone.repository)
     said = problem(clone.repository)
     assert said is not None
@@ -75,7 +75,7 @@ def test_what_a_server_missed_is_shipped_when_it_is_back(
     clone.kill_shipper()
     start_server()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-    assert ship_all(clone.repository, PATIENCE_S) == []
+    assert ship_all(clone.repository, TIMEOUT_S) == []
     assert problem(clone.repository) is None
     run = clone.run_of("rollout@iter_001")
     assert run.info.status == "FINISHED"
@@ -97,10 +97,10 @@ def test_another_address_takes_over_at_once(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     clone.run("sft")
-    assert ship_all(clone.repository, PATIENCE_S)
+    assert ship_all(clone.repository, TIMEOUT_S)
     assert len(clone.shippers()) == 1
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert ship_all(clone.repository, PATIENCE_S) == []
+    assert ship_all(clone.repository, TIMEOUT_S) == []
     assert clone.run_of("sft").info.status == "FINISHED"
 
 

@@ -17,7 +17,7 @@ from pipelines.tracking import rounds as tracking
 from pipelines.tracking.cursor import Scanner, unshipped
 from pipelines.tracking.rounds import ship_all
 from pipelines.tracking.shipper import problem, shipper_process, start_shipper
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import TIMEOUT_S, until
 
 SOURCE = Path(__file__).parents[2]
 
@@ -99,10 +99,10 @@ def test_a_command_does_not_wait_for_a_shipper_that_never_comes(
 def test_one_that_pauses_makes_room_at_once(clone: FakeClone) -> None:
     """As a shipper does whose MLflow does not answer."""
     process = replace(shipper_process(clone.repository), address="http://127.0.0.1:9")
-    pause = threading.Thread(target=process.pause, args=(10 * PATIENCE_S,), daemon=True)
+    pause = threading.Thread(target=process.pause, args=(10 * TIMEOUT_S,), daemon=True)
     pause.start()
     atomic.write_json(clone.repository.home / "shipper.json", {"address": "http://127.0.0.1:10"})
-    pause.join(PATIENCE_S)
+    pause.join(TIMEOUT_S)
     assert not pause.is_alive()
 
 
@@ -112,7 +112,7 @@ def test_a_command_is_not_stopped_by_what_is_in_the_way_of_another_mlflow(clone:
     other = replace(shipper_process(clone.repository), address="http://127.0.0.1:9")
     last_word = threading.Timer(0.2, other.note_problem, ("MLflow does not answer",))
     last_word.start()
-    assert ship_all(clone.repository, PATIENCE_S) == []
+    assert ship_all(clone.repository, TIMEOUT_S) == []
     assert clone.run_of("sft").info.status == "FINISHED"
     last_word.join()
 
@@ -132,7 +132,7 @@ def test_mlflow_is_imported_only_when_there_is_something_to_ship(clone: FakeClon
 def test_it_makes_its_own_database(clone: FakeClone) -> None:
     (clone.repository.home / "mlflow.db").unlink()
     clone.run("sft")
-    assert ship_all(clone.repository, PATIENCE_S) == []
+    assert ship_all(clone.repository, TIMEOUT_S) == []
     assert clone.run_of("sft").info.status == "FINISHED"
     assert sorted(path.name for path in clone.repository.home.glob("*mlflow*")) == ["mlflow.db"]
 
