@@ -34,7 +34,7 @@ def samples(
     ] = None,
     sampled: Annotated[bool, typer.Option("--sampled", help="the sampled responses, too")] = False,
     limit: Annotated[
-        int, typer.Option("-n", metavar="N", help="maximum number of prompts; 0: all")
+        int, typer.Option("-n", "--limit", metavar="N", help="maximum number of prompts; 0: all")
     ] = 10,
     as_json: Json = False,
 ) -> None:

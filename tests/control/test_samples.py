@@ -85,7 +85,7 @@ def test_the_last_policy_is_shown_beside_sft(capsys):
         (["--task", "sums"], "abc"),
         (["--wrong", "--task", "words"], "d"),
         (["-n", "2"], "ab"),
-        (["-n", "0"], "abcdef"),
+        (["--limit", "0"], "abcdef"),
     ],
 )
 def test_what_is_asked_for_is_shown(capsys, words, expected):
