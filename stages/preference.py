@@ -20,7 +20,7 @@ from stages.engines.processes.ranks import join
 from stages.engines.training.loop import cosine_plan, fresh_learner, last_epoch_means, train
 from stages.engines.training.rl_state import start_state
 from stages.learning.pairs import Pair, preference
-from stages.learning.unpaired import Rated, kto, other_completions
+from stages.learning.unpaired import KtoRow, kto, other_completions
 
 
 def run(
@@ -78,7 +78,7 @@ def _pairs(inputs: Mapping[str, Path], params: PreferenceParams) -> list[Pair]:
     ]
 
 
-def _rated(inputs: Mapping[str, Path], params: PreferenceParams) -> list[Rated]:
+def _rated(inputs: Mapping[str, Path], params: PreferenceParams) -> list[KtoRow]:
     reader = f"preference.loss {params.loss}"
     rows = read_role(inputs["feedback"], FeedbackRow, "feedback", reader)
     reference = read_parquet(inputs["reference"], FeedbackLogprobsRow)

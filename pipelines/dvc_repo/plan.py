@@ -20,7 +20,7 @@ from pipelines.dvc_repo.graph import (
     restrict,
     stages_in_order,
 )
-from pipelines.dvc_repo.staleness import Stage, Workspace, name_of
+from pipelines.dvc_repo.staleness import StageStatus, Workspace, name_of
 from pipelines.identity.code import CODE_STAGE
 from stages.contracts.params import Params
 
@@ -100,7 +100,7 @@ def _plan(
     for address, node in nodes.items():
         upstream = code.without(node.upstream)
         waits_for = [up for up in upstream if planned[up].stale]
-        stage = Stage(definitions[address], workspace)
+        stage = StageStatus(definitions[address], workspace)
         reasons = stage.reasons() or [f"after {up}" for up in waits_for]
         known = all(planned[up].cached for up in waits_for)
         cached = bool(reasons) and known and stage.restore()

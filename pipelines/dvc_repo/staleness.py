@@ -86,7 +86,7 @@ class Workspace:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageStatus:
     definition: Definition
     workspace: Workspace
 

@@ -47,10 +47,10 @@ def columns_of(kind: type[Any]) -> pa.Schema:
         _, column = get_args(get_args(hint)[0] if nullable else hint)
         fields.append(pa.field(name, column, nullable=nullable))
     # Where a row comes from is what it ends with.
-    return pa.schema(sorted(fields, key=lambda field: field.name in Origin.__annotations__))
+    return pa.schema(sorted(fields, key=lambda field: field.name in RowOrigin.__annotations__))
 
 
-class Origin(TypedDict):
+class RowOrigin(TypedDict):
     """Where a row of the data comes from."""
 
     row_id: Text | None
@@ -59,7 +59,7 @@ class Origin(TypedDict):
     template: Text | None
 
 
-class PromptRow(Origin):
+class PromptRow(RowOrigin):
     """prompts.parquet and held_out.parquet, sorted by prompt_id."""
 
     prompt_id: Text
@@ -69,7 +69,7 @@ class PromptRow(Origin):
     extra: Text
 
 
-class DemonstrationRow(Origin):
+class DemonstrationRow(RowOrigin):
     """demonstrations.parquet, in the order of the source.
 
     `loss_mask` has 1 where the assistant speaks and 0 where a user or a tool does, for each of
@@ -86,7 +86,7 @@ class DemonstrationRow(Origin):
     loss_mask: Mask | None
 
 
-class PreferenceRow(Origin):
+class PreferenceRow(RowOrigin):
     """preferences.parquet and held_out_preferences.parquet, in the order of the source.
 
     `margin` is by how much the chosen response is better, where the source says so.
@@ -103,7 +103,7 @@ class PreferenceRow(Origin):
     rejected_ids: Tokens
 
 
-class FeedbackRow(Origin):
+class FeedbackRow(RowOrigin):
     """feedback.parquet, in the order of the source: single responses, each with a rating."""
 
     prompt_id: Text
@@ -114,7 +114,7 @@ class FeedbackRow(Origin):
     completion_ids: Tokens
 
 
-class StepsRow(Origin):
+class StepsRow(RowOrigin):
     """steps.parquet, in the order of the source: responses whose steps are right (1) or wrong (0).
 
     `step_ends` are the positions in `completion_ids` of each step's last token.

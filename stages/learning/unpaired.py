@@ -22,7 +22,7 @@ from stages.engines.models.folders import pad_id
 from stages.engines.training.loop import Rows, Step, Work, counted
 
 
-class Rated(FeedbackRow):
+class KtoRow(FeedbackRow):
     """Feedback, and the sums of the reference's log-probs."""
 
     desirable: bool
@@ -32,7 +32,7 @@ class Rated(FeedbackRow):
     """Of the other row's completion after this row's prompt."""
 
 
-def other_completions(rows: Sequence[FeedbackRow] | Sequence[Rated]) -> list[list[int]]:
+def other_completions(rows: Sequence[FeedbackRow] | Sequence[KtoRow]) -> list[list[int]]:
     """For each row, the completion of the next row (around the end) that has another prompt.
 
     It is cut where, after this row's prompt, it would be longer than any row is.
@@ -60,7 +60,7 @@ def other_completions(rows: Sequence[FeedbackRow] | Sequence[Rated]) -> list[lis
 
 def kto(
     policy: Any,
-    data: Sequence[Rated],
+    data: Sequence[KtoRow],
     others: Sequence[Sequence[int]],
     device: str,
     objective: KtoObjective,
