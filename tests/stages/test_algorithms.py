@@ -112,7 +112,10 @@ def test_a_stage_learns_the_same_however_its_steps_are_split(go_on, name):
     _, split = go_on("split", addresses, changes, micro_tokens=100)
     assert split.keys() == whole.keys()
     for key in whole:
-        assert split[key] == pytest.approx(whole[key], rel=2e-3, abs=2e-5), key
+        tolerance = {"rel": 2e-3, "abs": 2e-5}
+        if key in ("loss", "grad_norm") and name in ("sft", "bradley-terry", "ppo"):
+            tolerance = {"rel": 1e-3}
+        assert split[key] == pytest.approx(whole[key], **tolerance), key
 
 
 def test_rejected_responses_are_found_by_each_reward_model(go_on):
