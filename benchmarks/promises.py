@@ -63,9 +63,10 @@ def time_checkpoints(folder: Path, rounds: int) -> dict[str, Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+    from stages.checkpoint import load_checkpoint, save_checkpoint
     from stages.engines.training.learner import Optimization
     from stages.engines.training.optimizer import Learner
+    from stages.engines.training.resume import tensors_of
 
     interval = checkpoint_seconds()
     found: dict[str, Any] = {"checkpoint_seconds": interval}
@@ -86,14 +87,14 @@ def time_checkpoints(folder: Path, rounds: int) -> dict[str, Any]:
         learner.step(1.0)
         scratch = folder / f"scratch-{size}"
         scratch.mkdir()
-        tensors, values = learner.tensors(), {"history": [{"loss": 1.0}] * 1000}
+        (forms, fetch), values = tensors_of({"model": learner}), {"history": [{"loss": 1.0}] * 1000}
         steps = iter(range(rounds + 1))
         write = median_seconds(
-            lambda: save_checkpoint(scratch, Checkpoint(next(steps), tensors, values)),  # noqa: B023
+            lambda: save_checkpoint(scratch, next(steps), forms, fetch, values),  # noqa: B023
             rounds,
         )
         read = median_seconds(lambda: load_checkpoint(scratch), rounds)  # noqa: B023
-        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        num_bytes = sum(form.nbytes for form in forms.values())
         found[size] = {
             "parameters": sum(parameter.numel() for parameter in learner.parameters()),
             "gigabytes": round(num_bytes / GB, 3),

@@ -55,7 +55,7 @@ def run(
     longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
     state = load_state(inputs["state"], config.lora, inputs["policy"])
     learners = open_learners(config, inputs, ctx, ALONE, state)
-    state = replace(state, tensors={})  # the learners have them
+    state = replace(state, moments={})  # the learners have them
     with (
         ThreadPoolExecutor(1) as aside,
         ThreadPoolExecutor(1) as hasher,
@@ -69,7 +69,7 @@ def run(
             config, inputs, ctx, prompts, arena, state, learners, sampler, workers, ahead, aside
         )
         steps.take_all()
-    save(config, inputs, out, steps.optimizer_steps, learners, steps.kl_coef)
+    save(config, inputs, out, steps.optimizer_steps, learners, steps.kl_coef, ALONE)
     for kind in ("rollouts", "scores", "experience"):
         steps.journal.publish(kind, config.steps, out[kind])
     return {**steps.journal.history[-1], "num_steps": steps.optimizer_steps - state.steps}

@@ -25,11 +25,12 @@ from stages.data.batching import loss_mask
 from stages.data.finite import check_finite, sample_name
 from stages.data.schema import ExperienceRow, RolloutRow, ScoredRollout, ScoreRow
 from stages.data.seeds import draw_order
-from stages.engines.models.folders import content_hash, load_policy, save_model
+from stages.engines.models.folders import load_policy
 from stages.engines.models.lora import open_for_training
-from stages.engines.processes.ranks import ALONE, Ranks, join
+from stages.engines.processes.ranks import Ranks, join
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.rl_state import RlState, load_state, save_state
+from stages.engines.training.saving import sampling_hash, save_learner
 from stages.learning.best_of_n import learn_from_the_best
 from stages.learning.critic import load_critic
 from stages.learning.distillation import learn_from_a_teacher
@@ -60,7 +61,8 @@ def run(
         check_sampled_by(sampling_hash(learners["policy"], ranks), scored)
         update = Update(config, inputs, ctx, ranks, state, learners, scored)
         outcome, metrics = learn(update)
-    save(config, inputs, out, state.steps + len(outcome.history), learners, outcome.kl_coef)
+        steps = state.steps + len(outcome.history)
+        save(config, inputs, out, steps, learners, outcome.kl_coef, ranks)
     write_parquet(out["experience"], outcome.experience, ExperienceRow)
     return metrics
 
@@ -110,10 +112,16 @@ def save(
     steps: int,
     learners: Mapping[str, AnyLearner],
     kl_coef: float | None,
+    ranks: Ranks,
 ) -> None:
-    """The policy, and what the next iteration needs beside it."""
-    with learners["policy"].full_precision() as whole:
-        save_model(whole, out["model"], tokenizer_from=inputs["policy"], lora=config.lora)
+    """The policy, and what the next iteration needs beside it; all ranks."""
+    save_learner(
+        learners["policy"],
+        out["model"],
+        tokenizer_from=inputs["policy"],
+        lora=config.lora,
+        ranks=ranks,
+    )
     save_state(
         out["state"],
         steps,
@@ -121,6 +129,7 @@ def save(
         kl_coef=kl_coef,
         lora=config.lora,
         tokenizer_from=inputs["policy"],
+        ranks=ranks,
     )
 
 
@@ -162,14 +171,6 @@ def scored_rollouts(
         check_finite("the reward", sample_name(row), row["reward"], "run score again")
         check_finite("the reference's log-prob", sample_name(row), row["ref_logprobs"] or [])
     return [{**row, **score} for row, score in zip(rollouts, scores, strict=True)]
-
-
-def sampling_hash(policy: AnyLearner, ranks: Ranks = ALONE) -> str:
-    """The hash under which a sampler answers that loads the policy as it is now."""
-    with policy.full_precision() as whole:
-        own_hash = "" if ranks.rank else content_hash(whole, policy.precision)
-    policy_hash: str = ranks.from_first(own_hash, {})[0]
-    return policy_hash
 
 
 def check_sampled_by(expected: str, rollouts: Rollouts) -> None:

@@ -14,11 +14,12 @@ from stages.contracts.objectives import PreferenceLoss
 from stages.contracts.preference import PreferenceConfig, PreferenceParams
 from stages.data.artifacts import read_parquet, read_role
 from stages.data.schema import FeedbackLogprobsRow, FeedbackRow, PairLogprobsRow, PreferenceRow
-from stages.engines.models.folders import load_policy, save_model
+from stages.engines.models.folders import load_policy
 from stages.engines.models.lora import open_for_training
 from stages.engines.processes.ranks import join
 from stages.engines.training.loop import cosine_plan, fresh_learner, last_epoch_means, train
 from stages.engines.training.rl_state import start_state
+from stages.engines.training.saving import save_learner
 from stages.learning.pairs import Pair, preference
 from stages.learning.unpaired import KtoRow, kto, other_completions
 
@@ -56,9 +57,9 @@ def run(
         learner = fresh_learner(ctx, ranks, policy, params, config.precision)
         shown = ["loss", "label_accuracy" if unpaired else "preference_accuracy"]
         history = train(ctx, {"policy": learner}, plan, work, shown=shown, ranks=ranks)
-
-    with learner.full_precision() as whole:
-        save_model(whole, out["model"], tokenizer_from=inputs["policy"], lora=config.lora)
+        save_learner(
+            learner, out["model"], tokenizer_from=inputs["policy"], lora=config.lora, ranks=ranks
+        )
     start_state(out["state"])
     return {
         **last_epoch_means(history, plan),

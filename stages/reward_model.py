@@ -13,6 +13,7 @@ reward.json in the model's folder says how a response's reward is read off the m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from stages.engines.models.folders import pad_id, save_model, start_scalar_model
 from stages.engines.models.lora import open_for_training, unwrapped
 from stages.engines.models.precision import round_weights
 from stages.engines.models.scalar_start import Start, is_classifier, start_of
-from stages.engines.processes.ranks import join
+from stages.engines.processes.ranks import ALONE, Ranks, join
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.loop import (
     Rows,
@@ -57,6 +58,7 @@ from stages.engines.training.loop import (
     last_epoch_means,
     train,
 )
+from stages.engines.training.saving import save_learner
 from stages.learning.pairs import pair_length, paired_batch
 from stages.rewards.model import RewardRule
 from stages.rewards.verifier import pairwise_accuracy
@@ -96,13 +98,12 @@ def run(
         shown = ["loss", "grad_norm"]
         work = replace(work, dropout=True)
         history = train(ctx, {"reward_model": learner}, plan, work, shown=shown, ranks=ranks)
-
-    model.to(ctx.device)  # one that was spread over the ranks is on the CPU now
-    if params.objective is RewardObjective.BRADLEY_TERRY:
-        _scale_rewards(learner, rows[:SCALED_BY], ctx)
-    rewards = _all_pair_rewards(model, rule, held_out, ctx)
-    with learner.full_precision() as whole:
-        save_model(whole, out["model"], tokenizer_from=inputs["base"], lora=config.lora)
+        if params.objective is RewardObjective.BRADLEY_TERRY:
+            _scale_rewards(learner, rows[:SCALED_BY], ctx, ranks)
+        rewards = _all_pair_rewards(model, rule, held_out, ctx, ranks)
+        save_learner(
+            learner, out["model"], tokenizer_from=inputs["base"], lora=config.lora, ranks=ranks
+        )
     quality = _measured(rewards, rule, held_out, out["model"], ctx)
     means = last_epoch_means(history, plan)
     return {
@@ -279,36 +280,52 @@ def _scores_along(model: Any, batch: Batch) -> torch.Tensor:
     return token_scores(model, batch).gather(1, at)
 
 
-def _scale_rewards(learner: AnyLearner, pairs: Data, ctx: Context) -> None:
+def _scale_rewards(learner: AnyLearner, pairs: Data, ctx: Context, ranks: Ranks) -> None:
     """Divide the head by the standard deviation of the rewards of training responses."""
-    rewards = torch.cat(_all_pair_rewards(learner.model, RewardRule(), pairs, ctx))
+    rewards = torch.cat(_all_pair_rewards(learner.model, RewardRule(), pairs, ctx, ranks))
     scale = float(rewards.std(correction=0))
     if scale > 0:
-        with learner.full_precision() as whole:
-            for parameter in unwrapped(whole).score.parameters():
-                parameter.data.div_(scale)
+        of_head = {id(parameter) for parameter in unwrapped(learner.model).score.parameters()}
+        named = learner.model.named_parameters()
+        names = [f"weight.{name}" for name, one in named if id(one) in of_head]
+        learning = [name for name in names if name in learner.held()]
+        learner.load({name: _whole(learner, name, ranks) / scale for name in learning})
+
+
+def _whole(learner: AnyLearner, name: str, ranks: Ranks) -> torch.Tensor:
+    """A small tensor, on every rank."""
+    whole = learner.whole(name)
+    tensor = ranks.same(whole if whole is None else whole.cpu())
+    assert tensor is not None
+    return tensor
 
 
 @torch.no_grad()
 def _all_pair_rewards(
-    model: Any, rule: RewardRule, pairs: Data, ctx: Context
+    model: Any, rule: RewardRule, pairs: Data, ctx: Context, ranks: Ranks = ALONE
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N] rewards of the chosen and of the rejected responses.
+    """[N] rewards of the chosen and of the rejected responses; the ranks share the pairs.
 
     A kill costs this pass again, and the training since the last checkpoint: it is forward only,
     over pairs that are few beside those of training.
     """
     sides = {side: torch.empty(len(pairs)) for side in ("chosen", "rejected")}
-    num_done = 0
-    for group in pack([pair_length(pair) for pair in pairs], ctx.micro_tokens):
-        if ctx.should_stop():
-            raise Stopped(f"stopped after rating {num_done} of {len(pairs)} pairs")
+    groups = pack([pair_length(pair) for pair in pairs], ctx.micro_tokens)
+    share = ranks.share(groups)
+    found: list[tuple[list[int], Any]] = []
+    # All ranks make as many passes, the last ones for nothing: each may need all of them.
+    for turn in range(len(ranks.share(groups, of=0))):
+        if any(ranks.agree(f"pair {turn}", ctx.should_stop())):
+            raise Stopped(f"stopped after rating {turn} of {len(groups)} batches of pairs")
+        group = (share or groups)[min(turn, len(share) - 1)]
         batch = paired_batch(model, [pairs[i] for i in group], ctx.device)
         rewards = rule.rewards(model, batch).cpu().chunk(2)
+        if turn < len(share):
+            found.append((group, rewards))
+    for group, rewards in chain.from_iterable(ranks.gather_shares(found)):
         for (side, of_side), values in zip(sides.items(), rewards, strict=True):
             for index, value in zip(group, values.tolist(), strict=True):
                 name = row_name("preference", index, pairs[index])
                 check_finite(f"the reward of the {side} response", name, value)
             of_side[group] = values
-        num_done += len(group)
     return sides["chosen"], sides["rejected"]

@@ -18,11 +18,12 @@ from stages.data.artifacts import read_role
 from stages.data.batching import loss_mask
 from stages.data.finite import row_name
 from stages.data.schema import DemonstrationRow
-from stages.engines.models.folders import load_policy, save_model
+from stages.engines.models.folders import load_policy
 from stages.engines.models.lora import open_for_training
 from stages.engines.processes.ranks import join
 from stages.engines.training.loop import cosine_plan, fresh_learner, last_epoch_means, train
 from stages.engines.training.rl_state import start_state
+from stages.engines.training.saving import save_learner
 from stages.learning.imitation import imitation
 
 
@@ -51,9 +52,9 @@ def run(
         shown = ["loss", "grad_norm"]
         work = replace(work, dropout=True)
         history = train(ctx, {"policy": learner}, plan, work, shown=shown, ranks=ranks)
-
-    with learner.full_precision() as whole:
-        save_model(whole, out["model"], tokenizer_from=inputs["base"], lora=config.lora)
+        save_learner(
+            learner, out["model"], tokenizer_from=inputs["base"], lora=config.lora, ranks=ranks
+        )
     start_state(out["state"])
     means = last_epoch_means(history, plan)
     return {

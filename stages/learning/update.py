@@ -88,7 +88,7 @@ def continued_learner(
         precision=config.precision,
     )
     learner = open_learner(ctx, ranks, model, how)
-    learner.load_moments(state.moments(name))
+    learner.load(state.of(name))
     return learner
 
 

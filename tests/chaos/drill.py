@@ -101,16 +101,16 @@ def checkpoints(root: Path) -> None:
     """Checkpoints at three steps, each with what makes the next one."""
     import torch
 
-    from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+    from stages.checkpoint import load_checkpoint, save_tensors
 
     root.mkdir(exist_ok=True)
     scratch = root / "scratch"
     scratch.mkdir(exist_ok=True)
     found = load_checkpoint(scratch)
-    step, weights = (found.step, found.tensors["w"]) if found else (0, torch.zeros(4000))
+    step, weights = (found.step, found.tensors["w"].whole()) if found else (0, torch.zeros(4000))
     while step < STEPS:
         step, weights = step + 1, weights * 1.5 + 1
-        save_checkpoint(scratch, Checkpoint(step, {"w": weights}, {"step": step}))
+        save_tensors(scratch, step, {"w": weights}, {"step": step})
         (root / "saved").write_text(str(step))
     (root / "artifacts").mkdir(exist_ok=True)
     (root / "artifacts/weights").write_bytes(weights.numpy().tobytes())

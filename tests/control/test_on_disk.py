@@ -21,7 +21,7 @@ from pipelines.ledger.entry import Entry, Ledger
 from pipelines.ledger.publish import publish
 from pipelines.worker.worker import CODE, run_attempt
 from stages import report
-from stages.checkpoint import Checkpoint, save_checkpoint
+from stages.checkpoint import save_tensors
 from stages.context import Context
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
@@ -83,7 +83,7 @@ def test_a_file_of_the_ledger(tmp_path: Path, renames: Renames) -> None:
 
 
 def test_a_checkpoint(tmp_path: Path, renames: Renames) -> None:
-    save_checkpoint(tmp_path, Checkpoint(3, {"weight": torch.ones(2)}, {"history": []}))
+    save_tensors(tmp_path, 3, {"weight": torch.ones(2)}, {"history": []})
     assert renames.targets == ["checkpoint-00000003"]
 
 

@@ -46,6 +46,11 @@ def rewrite_weights(path: Path, change) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def everything(learner) -> dict[str, torch.Tensor]:
+    """All that a learner holds, of which it alone has all."""
+    return {name: learner.whole(name).clone() for name in learner.held()}
+
+
 class Interrupted(Context):
     """Asks itself to stop after so many steps, as a signal would."""
 

@@ -37,6 +37,7 @@ from stages.engines.models.folders import (
 from stages.engines.models.lora import carries_moments, is_adapter_folder, open_for_training
 from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
+from tests.stages.conftest import everything
 
 MERGED = LoraParams(rank=3, alpha=6.0)
 ADAPTER = LoraParams(rank=3, alpha=6.0, save=LoraSave.ADAPTER)
@@ -118,9 +119,9 @@ def test_only_the_adapter_learns(base):
     changed = {n for n, value in policy.named_parameters() if not torch.equal(value, start[n])}
     assert changed == {name for name in start if ".lora_" in name}
     assert len(changed) == 2 * 2 * 7  # A and B of each linear layer but the head
-    assert {name.split(".", 1)[1] for name in learner.moments()} == changed
-    assert set(learner.tensors()) >= {f"weight.{name}" for name in changed}
-    assert len(learner.tensors()) == 4 * len(changed)
+    moments = ("exp_avg", "exp_avg_sq", "step")
+    kinds = ["weight", *(f"moment.{moment}" for moment in moments)]
+    assert set(learner.held()) == {f"{kind}.{name}" for kind in kinds for name in changed}
     frozen = {n: v for n, v in policy.named_parameters() if ".lora_" not in n}
     assert len(frozen) == len(before)
 
@@ -240,14 +241,14 @@ def test_going_on_from_an_adapter_folder_equals_not_having_stopped(base, tmp_pat
     model = opened(base, lora, start)
     learner = learn(model, scalar=scalar)
     save_model(model, tmp_path / "half", tokenizer_from=base, lora=lora)
-    moments = {name: value.clone() for name, value in learner.moments().items()}
+    moments = {n: one for n, one in everything(learner).items() if n.startswith("moment.")}
     learn(model, learner, scalar=scalar)
     save_model(model, tmp_path / "whole", tokenizer_from=base, lora=lora)
 
     assert carries_moments(lora, tmp_path / "half")
     again = opened(tmp_path / "half", lora, load, seed=99)
     learner = Learner(again, Optimization(learning_rate=0.05, max_grad_norm=1.0))
-    learner.load_moments(moments)
+    learner.load(moments)
     learn(again, learner, scalar=scalar)
     save_model(again, tmp_path / "again", tokenizer_from=tmp_path / "half", lora=lora)
     assert contents(tmp_path / "again") == contents(tmp_path / "whole")

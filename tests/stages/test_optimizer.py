@@ -17,6 +17,7 @@ from stages.engines.training.loop import fresh_learner
 from stages.engines.training.optimizer import Learner
 from stages.learning.update import continued_learner
 from tests.models.families import FAMILIES, SIZES
+from tests.stages.conftest import everything
 
 RATE, DECAY, BETAS, EPSILON = 0.01, 0.3, (0.8, 0.9), 1e-8
 GRADIENTS = [[0.5, -2.0, 0.0], [0.25, 1.0, -3.0]]
@@ -64,8 +65,7 @@ def test_weights_decay_apart_from_the_moments():
             spread = math.sqrt(squares[i] / (1 - BETAS[1] ** step)) + EPSILON
             expected[i] -= rate * DECAY * expected[i] + rate * mean / spread
         assert numbers(found) == pytest.approx(expected, rel=1e-12)
-    moments = found.moments()
-    kept = [float(x) for name in ("one", "two") for x in moments[f"exp_avg.{name}"]]
+    kept = [float(x) for name in ("one", "two") for x in found.whole(f"moment.exp_avg.{name}")]
     assert kept == pytest.approx(means, rel=1e-12)
 
 
@@ -135,9 +135,10 @@ def test_moments_are_those_of_their_parameters_whatever_the_groups():
     for number, parameter in enumerate(first.parameters()):
         parameter.grad = torch.full_like(parameter, float(number))
     first.step(1.0)
-    second.load_tensors(first.tensors().items())
-    for name, tensor in second.tensors().items():
-        assert torch.equal(tensor, first.tensors()[name]), name
+    second.load(everything(first))
+    assert second.held() == first.held()
+    for name, tensor in everything(second).items():
+        assert torch.equal(tensor, first.whole(name)), name
 
 
 def test_a_gradient_of_zero_leaves_decay_alone():
@@ -163,7 +164,7 @@ def test_what_params_say_reaches_the_optimizer(tmp_path):
     params = OptimizerParams(epochs=1, batch_size=1, **how)
     fresh = fresh_learner(ctx, Ranks(), Two(), params, Precision.FLOAT32)
     config = SimpleNamespace(policy_update=PolicyUpdateParams(**how), precision=Precision.FLOAT32)
-    state = SimpleNamespace(moments=lambda _: {})
+    state = SimpleNamespace(of=lambda _: {})
     going_on = continued_learner(ctx, Ranks(), Two(), "policy", 0.02, config, state)
     assert (
         fresh.how

@@ -18,6 +18,7 @@ from stages.engines.training.learner import Optimization
 from stages.engines.training.learners import open_learner
 from stages.engines.training.loop import Plan, Work, counted, train
 from stages.engines.training.optimizer import Learner
+from tests.stages.conftest import everything
 from tests.stages.test_lora import write_base
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")
@@ -163,7 +164,7 @@ def test_training_goes_on_with_the_same_bits(base, tmp_path, lora):
     with pytest.raises(Stopped):
         fit(base, tmp_path / "stopped", stop_after=2, lora=lora, ema_decay=0.5)
     again = fit(base, tmp_path / "stopped", lora=lora, ema_decay=0.5)
-    one, two = whole.tensors(), again.tensors()
+    one, two = everything(whole), everything(again)
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
     for (name, a), b in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):

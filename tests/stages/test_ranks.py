@@ -3,9 +3,11 @@
 This file, run under the name RANK, is one such rank.
 """
 
+import hashlib
 import json
 import multiprocessing
 import os
+import resource
 import runpy
 import shutil
 import signal
@@ -21,14 +23,20 @@ from safetensors.torch import load_file, save_file
 
 from stages.algorithms.loss import Counts, Loss, MetricPart, Per
 from stages.context import Context, ShareDone, StageError, Stopped
+from stages.contracts.lora import ALL_WEIGHTS
 from stages.contracts.sharding import Sharding
+from stages.engines.models import tensor_files
+from stages.engines.models.folders import load_policy
 from stages.engines.processes.ranks import join
 from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
+from stages.engines.training.resume import resume, save_if_possible
+from stages.engines.training.rl_state import save_state
+from stages.engines.training.saving import sampling_hash, save_learner
 from stages.engines.training.schedules import warmup_then_cosine
 from tests.ports import free_port
-from tests.stages.conftest import Interrupted, Runner
+from tests.stages.conftest import Interrupted, Runner, everything
 from tests.waiting import FOR_EVER_S, TIMEOUT_S, until
 
 NUM_ROWS = 23
@@ -111,7 +119,7 @@ def fit(
             (ctx.folder / "begun").touch()
         work = Work(counts, micro_loss, survey)
         history = train(ctx, {"model": learner}, plan, work, shown=["loss"], ranks=ranks)
-        own = {name: tensor.clone() for name, tensor in learner.tensors().items()}
+        own = everything(learner)
         save_file(own, ctx.folder / f"weights-{ctx.rank}.safetensors")
     return history
 
@@ -148,6 +156,30 @@ def rank_stage(folder, rank, world, options):
     (folder / f"metrics-{rank}.json").write_text(json.dumps(metrics))
 
 
+def rank_save(folder, rank, world, options):
+    """A model and its moments after a step, in many files; what is in them is the same for all."""
+    tensor_files.FILE_BYTES = 4_000
+    base = Path(options["base"])
+    model = load_policy(base)
+    learner = Learner(model, Optimization(learning_rate=0.05, max_grad_norm=0.5))
+    for parameter in learner.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    learner.step(1.0)
+    learners = {"policy": learner}
+    ctx = context(folder, rank=rank, world=world, heartbeats=Path(options["signs"]))
+    if options.get("full") == rank:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
+    own = ctx.folder / f"out-{rank}"
+    with join(ctx) as ranks:
+        save_learner(learner, own, tokenizer_from=base, ranks=ranks)
+        state = {"kl_coef": None, "lora": ALL_WEIGHTS, "tokenizer_from": base, "ranks": ranks}
+        save_state(own / "state", 1, learners, **state)
+        assert save_if_possible(ctx.scratch, learners, [{"loss": 1.0}], ranks=ranks)
+        assert resume(ctx.scratch, learners, ranks)[0] == [{"loss": 1.0}]
+        hashed = sampling_hash(learner, ranks)
+    (own / "hash").write_text(hashed)
+
+
 def main(options):
     """One rank, in a process of its own."""
     log = os.open(Path(options["signs"]) / f"log-{options['rank']}", os.O_CREAT | os.O_WRONLY)
@@ -160,7 +192,7 @@ def main(options):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(options["port"]),
     }
-    run = {"fit": rank_fit, "stage": rank_stage}[options["mode"]]
+    run = {"fit": rank_fit, "stage": rank_stage, "save": rank_save}[options["mode"]]
     try:
         run(Path(options["folder"]), options["rank"], options["world"], options)
     except (ShareDone, Stopped, StageError) as error:
@@ -338,6 +370,35 @@ def test_ranks_resume_from_what_rank_0_finds_even_if_they_see_no_checkpoint(tmp_
     assert weights(tmp_path / "undisturbed") == weights(tmp_path / "stopped")
     left_by_1 = [path.name for path in (tmp_path / "stopped/elsewhere").rglob("*")]
     assert sorted(left_by_1) == ["scratch", "weights-1.safetensors"]
+
+
+def test_artifacts_have_the_same_bytes_whoever_writes_them(tmp_path, trained):
+    base = str(trained.paths("sft")[0]["base"])
+    for world in (1, 2, 4):
+        run_all("save", tmp_path / str(world), world, base=base)
+        assert not list((tmp_path / str(world)).glob("out-[1-9]"))
+    one = file_hashes(tmp_path / "1")
+    assert sum(name.startswith("out-0/model-0") for name in one) > 8
+    assert sum(name.startswith("out-0/state/optimizer-0") for name in one) > 8
+    assert sum("scratch/checkpoint-00000001/tensors-0" in name for name in one) > 8
+    assert file_hashes(tmp_path / "2") == one
+    assert file_hashes(tmp_path / "4") == one
+
+
+def file_hashes(folder):
+    """All that ranks left there, but what each says of itself."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.parent.name.startswith("signs")
+    }
+
+
+def test_a_rank_that_cannot_write_ends_all_with_its_error(tmp_path, trained):
+    base = str(trained.paths("sft")[0]["base"])
+    with Processes("save", tmp_path, 2, base=base, full=1) as processes:
+        ends = processes.ends()
+    assert all(status == 1 and "File too large" in said for status, said in ends.values()), ends
 
 
 def test_a_killed_rank_is_named_without_waiting_whatever_the_clocks_say(tmp_path):

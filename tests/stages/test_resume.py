@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from stages import checkpoint
 from stages.algorithms.loss import Counts, Loss
-from stages.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from stages.checkpoint import load_checkpoint, save_tensors
 from stages.context import Context, Stopped
 from stages.engines.forward import inference
 from stages.engines.training import journal
@@ -24,6 +24,7 @@ from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.schedules import warmup_then_cosine
+from tests.stages.conftest import everything
 from tests.stages.test_algorithms import by
 
 NUM_STEPS = 12
@@ -66,7 +67,7 @@ def fit(ctx, width=4, drawn=None, ema_decay=0.0):
     learner = Learner(model, how)
     work = Work(lambda rows: Counts(len(rows), len(rows)), loss)
     history = train(ctx, {"model": learner}, plan, work, shown=["loss"])
-    return {name: value.clone() for name, value in learner.tensors().items()}, history
+    return everything(learner), history
 
 
 def die(_, step):
@@ -115,7 +116,7 @@ def test_what_is_left_is_the_moving_average(tmp_path):
     def look(ctx, step):
         newest = load_checkpoint(ctx.scratch)
         if newest and newest.step == step - 1:
-            passed.append(newest.tensors["model/weight.weight"].clone())
+            passed.append(newest.tensors["model/weight.weight"].whole().clone())
 
     torch.manual_seed(0)
     average = torch.nn.Linear(4, 1, dtype=torch.float64).weight.detach()
@@ -198,10 +199,11 @@ def rewrite(folder, change):
     """A checkpoint that is whole by its hashes and still no good."""
     scratch = folder / "scratch"
     found = load_checkpoint(scratch)
-    tensors, values = dict(found.tensors), dict(found.values)
+    tensors = {name: tensor.whole() for name, tensor in found.tensors.items()}
+    values = dict(found.values)
     step = change(tensors, values) or found.step
     shutil.rmtree(newest(folder))
-    save_checkpoint(scratch, Checkpoint(step, tensors, values))
+    save_tensors(scratch, step, tensors, values)
 
 
 BREAKS = {
@@ -381,9 +383,10 @@ def test_a_checkpoint_is_an_ordinary_safetensors_file_of_any_tensors(tmp_path):
         "counts": torch.arange(3),
         "flags": torch.tensor([True, False]),
     }
-    save_checkpoint(tmp_path, Checkpoint(7, tensors, {}))
-    found = load_checkpoint(tmp_path)
-    for there in (found.tensors, load_file(tmp_path / "checkpoint-00000007/tensors.safetensors")):
+    save_tensors(tmp_path, 7, tensors, {})
+    found = load_checkpoint(tmp_path).tensors
+    read = {name: tensor.whole() for name, tensor in found.items()}
+    for there in (read, load_file(tmp_path / "checkpoint-00000007/tensors.safetensors")):
         assert there.keys() == tensors.keys()
         for name, tensor in tensors.items():
             assert there[name].dtype == tensor.dtype
@@ -392,23 +395,23 @@ def test_a_checkpoint_is_an_ordinary_safetensors_file_of_any_tensors(tmp_path):
 
 
 def test_going_on_from_a_checkpoint_does_not_change_it(tmp_path):
-    save_checkpoint(tmp_path, Checkpoint(7, {"moment": torch.zeros(1000)}, {}))
-    load_checkpoint(tmp_path).tensors["moment"].add_(1)
-    assert load_checkpoint(tmp_path).tensors["moment"].sum() == 0
+    save_tensors(tmp_path, 7, {"moment": torch.zeros(1000)}, {})
+    load_checkpoint(tmp_path).tensors["moment"].whole().add_(1)
+    assert load_checkpoint(tmp_path).tensors["moment"].whole().sum() == 0
 
 
 def test_a_checkpoint_is_written_without_a_second_copy_of_the_model(tmp_path):
     script = (
         "import sys, torch\n"
         "from pathlib import Path\n"
-        "from stages.checkpoint import Checkpoint, save_checkpoint\n"
+        "from stages.checkpoint import save_tensors\n"
         "tensors = {str(i): torch.ones(4_000_000) for i in range(16)}\n"
         # Not getrusage: a process starts there with the peak of the one that started it.
         "def peak():\n"
         "    said = Path('/proc/self/status').read_text()\n"
         "    return int(said.partition('VmHWM:')[2].split()[0])\n"
         "before = peak()\n"
-        "save_checkpoint(Path(sys.argv[1]), Checkpoint(1, tensors, {}))\n"
+        "save_tensors(Path(sys.argv[1]), 1, tensors, {})\n"
         "print(peak() - before)\n"
     )
     done = subprocess.run(

@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from stages.context import StageError
-from stages.engines.models.weights import compare_tensor, is_computed, open_tensors
+from stages.engines.models.tensor_files import StoredTensor, stored_tensors
+from stages.engines.models.weights import STEM, compare_tensor, is_computed
 
 QKV, ROWS, COLUMNS, VOCABULARY = (
     {"QKVParallelLinear"},
@@ -57,15 +58,14 @@ class Checked:
     def differs_from_files(self, folder: str) -> str:
         """What is wrong with the weights of this worker; empty if nothing is."""
         try:
-            with ExitStack() as files:
-                stored = open_tensors(files, Path(folder))
-                _compare(self.model_runner.get_model(), stored, Path(folder))  # type: ignore[attr-defined]
+            stored = stored_tensors(Path(folder), STEM)
+            _compare(self.model_runner.get_model(), stored, Path(folder))  # type: ignore[attr-defined]
         except StageError as error:
             return str(error)
         return ""
 
 
-def _compare(model: Any, stored: dict[str, Any], folder: Path) -> None:
+def _compare(model: Any, stored: dict[str, StoredTensor], folder: Path) -> None:
     left = set(stored)
     for name, parameter in model.named_parameters():
         module_name, _, kind = name.rpartition(".")
@@ -77,7 +77,7 @@ def _compare(model: Any, stored: dict[str, Any], folder: Path) -> None:
                 "whole model again, or set rollout.engine: torch"
             )
         left -= set(names)
-        parts = [stored[source].get_tensor(source) for source in names]
+        parts = [stored[source].whole() for source in names]
         if len(parts) == 1 and type(module).__name__ in FUSED and module.tp_size > 1:
             raise StageError(
                 f"{folder} stores {names[0]} fused, and how vLLM cuts it over GPUs cannot be "
@@ -141,8 +141,8 @@ def _unpacked(module: Any, width: int) -> Tensor:
 
 def _compare_tied(folder: Path, stored: dict[str, Any]) -> None:
     embedding = next(name for name in stored if name.endswith(EMBEDDING))
-    head = stored[HEAD].get_tensor(HEAD)
-    if not torch.equal(head, stored[embedding].get_tensor(embedding)):
+    head = stored[HEAD].whole()
+    if not torch.equal(head, stored[embedding].whole()):
         raise StageError(
             f"{folder}: {HEAD} and {embedding} differ, but config.json ties them: vLLM would "
             "answer with the embedding for both"

@@ -9,9 +9,8 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,12 +39,15 @@ from stages.engines.models.lora import (
 from stages.engines.models.own_code import copy_code, may_run
 from stages.engines.models.precision import is_rounded, round_weights, rounded
 from stages.engines.models.scalar_class import AutoScalarModel
+from stages.engines.models.tensor_files import FILE_BYTES
 from stages.engines.models.weights import ModelPart, check_weights, stored_weights
 
 HASHERS = min(
     16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 )
 """Threads that hash weights in parallel: one per core, each with one tensor in memory."""
+Cast = Callable[[str, Tensor], Tensor]
+"""(name, weight) to the weight as it is computed with."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -93,20 +95,39 @@ def save_model(
     """
     plain = unwrapped(model)
     plain.config.use_cache = True
+    files = {"max_shard_size": FILE_BYTES}
     # Transformers would import DeepSpeed here, for seconds, to ask whether this is its model.
     with hidden(("deepspeed",)):
         if not has_adapter(model):
-            plain.save_pretrained(folder)
+            plain.save_pretrained(folder, **files)
         elif lora.save is LoraSave.ADAPTER:
             save_adapter(model, folder)
         else:
-            plain.save_pretrained(folder, state_dict=dict(named_weights(model)))
+            plain.save_pretrained(folder, state_dict=dict(named_weights(model)), **files)
+    _save_tokenizer(folder, tokenizer_from)
+    resident.note_saved(model, folder)
+
+
+def save_beside_weights(model: Any, folder: Path, tokenizer_from: Path) -> None:
+    """All that `save_model` writes of float32 weights but these."""
+    config = model.config
+    config.use_cache = True
+    config.dtype = "float32"
+    # FSDP gives its models a class of its own.
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    _save_tokenizer(folder, tokenizer_from)
+
+
+def _save_tokenizer(folder: Path, tokenizer_from: Path) -> None:
+    """The tokenizer and, where there is such, the model's own code."""
     for name in TOKENIZER_FILES:
         if (tokenizer_from / name).exists():
             shutil.copyfile(tokenizer_from / name, folder / name)
     copy_code(_weights_folder(tokenizer_from), _weights_folder(folder))
     set_modes(folder)
-    resident.note_saved(model, folder)
 
 
 def content_hash(model: Any, precision: Precision = Precision.FLOAT32) -> str:
@@ -115,7 +136,7 @@ def content_hash(model: Any, precision: Precision = Precision.FLOAT32) -> str:
     With an adapter, of the merged weights: what the folder that it is saved to will load. Float32
     weights that another `precision` is made of are rounded to it first.
     """
-    return hash_of_weights(named_weights(model), _as_computed(model, precision))
+    return hash_of_weights(named_weights(model), as_computed(model, precision))
 
 
 def folder_hash(folder: Path, precision: Precision = Precision.FLOAT32) -> str:
@@ -131,16 +152,16 @@ def folder_hash(folder: Path, precision: Precision = Precision.FLOAT32) -> str:
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, trust_remote_code=trusted
         )
-    with ExitStack() as files:
-        stored = stored_weights(files, folder, model)
-        # The files of some models are arranged in another way, or lack what is computed.
-        if stored is None:
-            return content_hash(load_policy(folder), precision)
-        named = ((name, stored[name]().float()) for name in sorted(stored))
-        return hash_of_weights(named, _as_computed(model, precision))
+    stored = stored_weights(folder, model)
+    # The files of some models are arranged in another way, or lack what is computed.
+    if stored is None:
+        return content_hash(load_policy(folder), precision)
+    named = ((name, stored[name].whole().float()) for name in sorted(stored))
+    return hash_of_weights(named, as_computed(model, precision))
 
 
-def _as_computed(model: Any, precision: Precision) -> Callable[[str, Tensor], Tensor]:
+def as_computed(model: Any, precision: Precision) -> Cast:
+    """What rounds a float32 weight, by its name, to what the model computes with."""
     buffers = {name for name, _ in unwrapped(model).named_buffers()}
 
     def cast(name: str, tensor: Tensor) -> Tensor:
@@ -152,15 +173,18 @@ def _as_computed(model: Any, precision: Precision) -> Callable[[str, Tensor], Te
 
 
 def hash_of_weights(
-    named: Iterable[tuple[str, Tensor]],
-    as_computed: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
+    named: Iterable[tuple[str, Tensor]], cast: Cast = lambda _, tensor: tensor
 ) -> str:
     """Of weights in the order of their names, each as it is computed with."""
-    digest = hashlib.sha256()
+    return hash_of_lines(hash_lines(named, cast))
+
+
+def hash_lines(named: Iterable[tuple[str, Tensor]], cast: Cast) -> Iterator[bytes]:
+    """What the hash is made of: a line for each weight, in the same order."""
 
     def line(item: tuple[str, Tensor]) -> bytes:
         name = item[0]
-        tensor = as_computed(name, item[1].detach())
+        tensor = cast(name, item[1].detach())
         raw = tensor.cpu().contiguous().view(-1).view(torch.uint8)
         of_bytes = hashlib.sha256(raw.numpy().data).hexdigest()
         return f"{name} {tuple(tensor.shape)} {tensor.dtype} {of_bytes}\n".encode()
@@ -170,10 +194,16 @@ def hash_of_weights(
         for item in named:
             # A few at a time: merged weights are made as they are asked for.
             if len(hashing) == HASHERS:
-                digest.update(hashing.popleft().result())
+                yield hashing.popleft().result()
             hashing.append(hashers.submit(line, item))
         for hashed in hashing:
-            digest.update(hashed.result())
+            yield hashed.result()
+
+
+def hash_of_lines(lines: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line)
     return digest.hexdigest()
 
 

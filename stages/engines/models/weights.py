@@ -7,17 +7,13 @@ a time, so no second model is ever there. A tied weight may be stored once. Of a
 what must be in memory is the base with the adapter added.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from stages.context import StageError
@@ -30,8 +26,10 @@ from stages.engines.models.lora import (
     is_adapter_folder,
     with_adapter,
 )
+from stages.engines.models.tensor_files import StoredTensor, natural, stored_tensors
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+STEM = "model"
+"""What the files with a model's weights are called."""
 
 
 class ModelPart(StrEnum):
@@ -44,33 +42,29 @@ class ModelPart(StrEnum):
 
 def check_weights(model: Any, folder: Path, part: ModelPart = ModelPart.ALL) -> None:
     """StageError names the first tensor that is missing, left over, different or not finite."""
-    with ExitStack() as files:
-        stored = _Stored(files, folder, model)
-        _compare(stored, _in_files_names(model), model, part)
+    _compare(_Stored(folder, model), in_files_names(model), model, part)
 
 
-def stored_weights(
-    files: ExitStack, folder: Path, model: Any
-) -> dict[str, Callable[[], Tensor]] | None:
-    """How to read each tensor of a model's state, such as one without weights, from its files.
+def stored_weights(folder: Path, model: Any) -> dict[str, StoredTensor] | None:
+    """Each tensor of a model's state, such as one without weights, in the model's files.
 
     None where the files are not arranged as the state is, or lack some of it.
     """
-    if getattr(model, "_weight_conversions", None):
+    if is_rearranged(model):
         return None
-    opened = open_tensors(files, folder)
+    stored = stored_tensors(folder, STEM)
     held = model.state_dict(keep_vars=True)
     stored_as: dict[str, str] = {}
     for name in held:
         spellings = _spellings(name, f"{model.base_model_prefix}.")
-        if spelling := next((each for each in spellings if each in opened), None):
+        if spelling := next((each for each in spellings if each in stored), None):
             stored_as[name] = spelling
     for name in held.keys() - stored_as.keys():
         tied = (other for other in stored_as if held[other] is held[name])
         if (other := next(tied, None)) is None:
             return None
         stored_as[name] = stored_as[other]
-    return {name: partial(opened[each].get_tensor, each) for name, each in stored_as.items()}
+    return {name: stored[each] for name, each in stored_as.items()}
 
 
 def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: ModelPart) -> None:
@@ -139,10 +133,31 @@ def _spellings(name: str, backbone: str) -> Iterable[str]:
     return (name, name.removeprefix(backbone), backbone + name)
 
 
-def _in_files_names(model: Any) -> dict[str, Tensor]:
+def stored_names(model: Any) -> list[str]:
+    """The tensors of a model's state that its files hold, in their order: a tied one once.
+
+    Also of a model whose weights are spread over ranks.
+    """
+    state = model.state_dict(keep_vars=True)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    names: dict[int, str] = {}
+    for name in sorted(state.keys() - left_out, key=natural):
+        known = names.get(id(state[name]))
+        if known is None or (known in tied and name not in tied):
+            names[id(state[name])] = name
+    return sorted(names.values(), key=natural)
+
+
+def is_rearranged(model: Any) -> bool:
+    """Whether the model's files are arranged in another way than its state."""
+    return bool(getattr(model, "_weight_conversions", None))
+
+
+def in_files_names(model: Any) -> dict[str, Tensor]:
     """The model's tensors as they are named, and cut, in its files."""
     state: dict[str, Tensor] = model.state_dict()
-    if not getattr(model, "_weight_conversions", None):
+    if not is_rearranged(model):
         return state
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -153,17 +168,17 @@ def _in_files_names(model: Any) -> dict[str, Tensor]:
 class _Stored:
     """The tensors of a folder; with an adapter, those of its base with the adapter added."""
 
-    def __init__(self, files: ExitStack, folder: Path, model: Any) -> None:
+    def __init__(self, folder: Path, model: Any) -> None:
         self.folder = folder
-        self._adapter: dict[str, Any] = {}
+        self._adapter: dict[str, StoredTensor] = {}
         weights = folder
         if is_adapter_folder(folder):
             weights = folder / BASE
-            adapter = _opened(files, folder / WEIGHTS)
-            self._adapter = {name.removeprefix(PREFIX): adapter for name in _names(adapter)}
+            adapter = stored_tensors(folder, WEIGHTS.removesuffix(".safetensors"))
+            self._adapter = {name.removeprefix(PREFIX): each for name, each in adapter.items()}
             self._scaling = adapter_scaling(folder)
             self._transposed = conv_layers(model)
-        self._base = open_tensors(files, weights)
+        self._base = stored_tensors(weights, STEM)
 
     def names(self) -> Iterable[str]:
         heads = (name for name in self._adapter if ".lora_" not in name)
@@ -171,42 +186,16 @@ class _Stored:
 
     def read(self, name: str) -> Tensor:
         if name in self._adapter:
-            return self._of_adapter(name)
-        tensor: Tensor = self._base[name].get_tensor(name)
+            return self._adapter[name].whole()
+        tensor = self._base[name].whole()
         layer = name.removesuffix(".weight")
         if f"{layer}.lora_A.weight" not in self._adapter:
             return tensor
         # The base is loaded, and so cast, before the adapter is added to it.
         return with_adapter(
             tensor.float(),
-            self._of_adapter(f"{layer}.lora_A.weight"),
-            self._of_adapter(f"{layer}.lora_B.weight"),
+            self._adapter[f"{layer}.lora_A.weight"].whole(),
+            self._adapter[f"{layer}.lora_B.weight"].whole(),
             self._scaling,
             transposed=layer in self._transposed,
         )
-
-    def _of_adapter(self, name: str) -> Tensor:
-        tensor: Tensor = self._adapter[name].get_tensor(PREFIX + name)
-        return tensor
-
-
-def open_tensors(files: ExitStack, folder: Path) -> dict[str, Any]:
-    """The names of a folder's tensors, each with the opened file that has it."""
-    shards = [SINGLE]
-    if (folder / INDEX).is_file() and not (folder / SINGLE).is_file():
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        shards = sorted(set(index["weight_map"].values()))
-    opened = [_opened(files, folder / name) for name in shards]
-    return {name: file for file in opened for name in _names(file)}
-
-
-def _names(opened: Any) -> list[str]:
-    return list(opened.keys())
-
-
-def _opened(files: ExitStack, path: Path) -> Any:
-    if not path.is_file():
-        raise StageError(
-            f"{path} does not exist: a model's weights are read from safetensors files alone"
-        )
-    return files.enter_context(safe_open(path, framework="pt"))  # type: ignore[no-untyped-call]

@@ -10,10 +10,10 @@ The same number of ranks gives the same bytes again on the CPU. Another number a
 gradients up in another order, which differs by rounding.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch import Tensor
 from stages.context import Context, RankLost, ShareDone, Stopped
 from stages.engines.processes.heartbeats import Heartbeats
 
+T = TypeVar("T")
 BUCKET_ELEMENTS = 25_000_000
 """Size of a gradient bucket, in numbers."""
 
@@ -114,9 +115,10 @@ class Ranks:
             self._reduce(torch.zeros(1, device=self._device), dist.ReduceOp.SUM)
         dist.destroy_process_group()
 
-    def share(self, rows: Any) -> Any:
-        """This rank's rows of a step's. Rank 0 has some whenever there are any."""
-        return rows[self.rank // self.num_sharing :: self.world // self.num_sharing]
+    def share(self, rows: Any, of: int | None = None) -> Any:
+        """This rank's, or another's, rows of all. Rank 0 has some whenever there are any."""
+        rank = self.rank if of is None else of
+        return rows[rank // self.num_sharing :: self.world // self.num_sharing]
 
     def agree_to_stop(self, asked: bool, at: str) -> bool:
         """Whether any rank was asked to stop before it came to `at`; they part if so."""
@@ -135,28 +137,28 @@ class Ranks:
         with self._collective():
             return [bool(one) for one in self._reduce(flags, dist.ReduceOp.MAX)]
 
-    def from_first(
-        self, value: Any, tensors: Mapping[str, Tensor]
-    ) -> tuple[Any, Iterator[tuple[str, Tensor]]]:
-        """Rank 0's value, and its tensors as they come, on every rank."""
+    def same(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
         if self.world == 1:
-            return value, iter(tensors.items())
-        header = [(value, {name: (t.shape, t.dtype) for name, t in tensors.items()})]
+            return value
+        values = [value]
         with self._collective():
-            dist.broadcast_object_list(header, src=0)
-        value, forms = header[0]
-        return value, self._copies(forms, tensors)
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
-    def _copies(
-        self, forms: Mapping[str, Any], tensors: Mapping[str, Tensor]
-    ) -> Iterator[tuple[str, Tensor]]:
-        for name, (shape, dtype) in forms.items():
-            mine = torch.empty(shape, dtype=dtype) if self.rank else tensors[name]
-            copy = mine.to(self._device)
-            with self._collective():
-                dist.broadcast(copy, src=0)
-                copied = copy.cpu()
-            yield name, copied
+    def first_does(self, do: Callable[[], T]) -> T:
+        """What rank 0 does while the others wait: its result, or its OSError, on every rank."""
+        result: T | None = None
+        error: OSError | None = None
+        if not self.rank:
+            try:
+                result = do()
+            except OSError as own_error:
+                error = own_error
+        result, failed = self.same((result, error and (error.errno, str(error))))
+        if failed:
+            raise error or OSError(*failed)
+        return result  # type: ignore[return-value]
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Replace gradients by their sums over the ranks.

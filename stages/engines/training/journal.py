@@ -26,7 +26,7 @@ from stages.data.schema import ExperienceRow, RolloutRow, ScoreRow, columns_of
 from stages.engines.processes.ranks import ALONE
 from stages.engines.processes.step_context import StepContext, step_context
 from stages.engines.training.learner import AnyLearner
-from stages.engines.training.resume import Metrics, gather, resume, save_if_possible
+from stages.engines.training.resume import Metrics, resume, save_if_possible
 
 KINDS = {"rollouts": RolloutRow, "scores": ScoreRow, "experience": ExperienceRow}
 AHEAD = "-ahead"
@@ -104,7 +104,7 @@ class Journal:
         last = len(self.history) + is_ahead
         files = {name: digest for name, digest in self._files.items() if _step(name) <= last}
         kept = {**values, "files": files}
-        if save_if_possible(self._ctx.scratch, gather(self._learners), self.history, kept):
+        if save_if_possible(self._ctx.scratch, self._learners, self.history, kept):
             self._saved_step = len(self.history)
         # Also where it failed: a try costs as much, and a disk is hardly ever full for one step.
         self._tried_at = time.monotonic()

@@ -1,12 +1,13 @@
 """The protocol of a learner: a model with its optimizer, on one GPU or spread over many.
 
 optimizer.py has the learner of a process that holds all of it, zero.py the one that spreads it over
-the ranks. Both speak of weights and moments by parameter, whole and in float32: a checkpoint, or
-the state that an iteration leaves, fits either, on any number of ranks.
+the ranks. Each gives out weights and moments by parameter, whole and in float32, one at a time, to
+whichever rank writes it: a checkpoint, or the state that an iteration leaves, fits any learner, on
+any number of ranks.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.precision import Precision
+from stages.engines.models.tensor_files import Form, StoredTensor
 from stages.engines.processes.ranks import Ranks
 
 NORM_OR_BIAS = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
@@ -97,20 +99,27 @@ class AnyLearner(Protocol):
     def weights_not_finite(self) -> list[str]:
         """The names of weights, as far as this rank has them, with numbers that are not finite."""
 
-    def full_precision(self) -> AbstractContextManager[Any]:
-        """The model with its float32 weights in it, on rank 0; all ranks."""
+    def held(self) -> Mapping[str, Form]:
+        """The tensors that it has now, as they are when whole; the same on every rank.
 
-    def moments(self) -> Mapping[str, Tensor]:
-        """AdamW's state by parameter, on rank 0; all ranks."""
-
-    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
-        """Each rank takes its part of what `moments` gave."""
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """All that changes in training, on rank 0; all ranks."""
+        `weight.NAME` is a float32 weight that learns, `average.NAME` its moving average,
+        `moment.MOMENT.NAME` what AdamW keeps of it.
+        """
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Of all that `tensors` may have."""
+        """Of all tensors that it may ever have."""
 
-    def load_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Each rank takes its part of what `tensors` gave, in the order that it gave them in."""
+    def whole(self, name: str, to: int = 0) -> Tensor | None:
+        """One of the tensors, whole, on rank `to`; all ranks. Others may get None."""
+
+    def load(self, tensors: Mapping[str, StoredTensor | Tensor]) -> None:
+        """Each rank takes its part of tensors that it had, or another learner; all ranks."""
+
+    def computed_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights as the model computes with them, one by one, whole on every rank; all ranks.
+
+        A tensor is good until the next one is asked for.
+        """
+
+    def full_precision(self) -> AbstractContextManager[Any]:
+        """The model with its float32 weights in it, whole, on rank 0; all ranks."""

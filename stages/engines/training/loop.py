@@ -34,7 +34,7 @@ from stages.engines.processes.ranks import ALONE, Ranks
 from stages.engines.training.faults import explain
 from stages.engines.training.learner import AnyLearner, Optimization
 from stages.engines.training.learners import open_learner
-from stages.engines.training.resume import Metrics, gather, resume, save_if_possible
+from stages.engines.training.resume import Metrics, resume, save_if_possible
 from stages.engines.training.schedules import warmup_then_cosine
 
 Rows = Sequence[int]
@@ -149,14 +149,11 @@ def train(
         configure_forward(learner.model, settings_for(ctx))
     for step in range(len(history), plan.num_steps):
         stop, save = ranks.agree(f"step {step + 1}{name}", ctx.should_stop(), due)
-        tensors = gather(learners) if stop or save else {}
+        if stop or save:
+            save_if_possible(scratch, learners, history, ranks=ranks)
+            saved_at = time.monotonic()
         if stop:
             ranks.part()
-        if tensors and not ranks.rank:
-            save_if_possible(scratch, tensors, history)
-            saved_at = time.monotonic()
-        del tensors
-        if stop:
             raise Stopped(f"stopped after step {step} of {plan.num_steps}")
         started = time.monotonic()
         counts = work.counts(plan.rows(step))

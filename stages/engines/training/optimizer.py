@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stages.contracts.precision import Precision
 from stages.engines.models.precision import is_rounded, rounded
+from stages.engines.models.tensor_files import Form, StoredTensor, read_whole
 from stages.engines.processes.ranks import Ranks
 from stages.engines.training.learner import Optimization
 
@@ -120,26 +121,16 @@ class Learner:
             low, whole = zip(*((p.data, w.detach()) for p, w in pairs), strict=True)
             torch._foreach_copy_(low, whole)
 
-    def moments(self) -> dict[str, Tensor]:
-        return {
-            f"{moment}.{name}": self._optimizer.state[master][moment]
+    def held(self) -> dict[str, Form]:
+        tensors = {f"weight.{name}": value.data for name, value in self._masters.items()}
+        tensors |= {f"average.{name}": value for name, value in self._average.items()}
+        tensors |= {
+            f"moment.{moment}.{name}": self._optimizer.state[master][moment]
             for name, master in self._masters.items()
             for moment in _MOMENTS
             if moment in self._optimizer.state[master]
         }
-
-    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
-        for name, master in self._masters.items():
-            for moment in _MOMENTS:
-                if f"{moment}.{name}" in moments:
-                    value = moments[f"{moment}.{name}"].to(master.device)
-                    self._optimizer.state[master][moment] = value
-
-    def tensors(self) -> dict[str, Tensor]:
-        weights = {f"weight.{name}": value.data for name, value in self._masters.items()}
-        averages = {f"average.{name}": value for name, value in self._average.items()}
-        moments = {f"moment.{name}": value for name, value in self.moments().items()}
-        return weights | averages | moments
+        return {name: Form.of(tensor) for name, tensor in tensors.items()}
 
     def shapes(self) -> dict[str, torch.Size]:
         weights = {f"weight.{name}": value.shape for name, value in self._masters.items()}
@@ -151,17 +142,31 @@ class Learner:
         }
         return weights | averages | moments
 
-    def load_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        by_name = dict(tensors)
+    def whole(self, name: str, to: int = 0) -> Tensor:  # noqa: ARG002 every rank has all
+        kind, _, rest = name.partition(".")
+        if kind == "weight":
+            return self._masters[rest].data
+        if kind == "average":
+            return self._average[rest]
+        moment, _, parameter = rest.partition(".")
+        value: Tensor = self._optimizer.state[self._masters[parameter]][moment]
+        return value
+
+    def load(self, tensors: Mapping[str, StoredTensor | Tensor]) -> None:
         for name, master in self._masters.items():
-            master.data.copy_(by_name[f"weight.{name}"])
+            if (weight := tensors.get(f"weight.{name}")) is not None:
+                master.data.copy_(read_whole(weight))
+            if (average := tensors.get(f"average.{name}")) is not None:
+                self._average[name].copy_(read_whole(average))
+            for moment in _MOMENTS:
+                if (value := tensors.get(f"moment.{moment}.{name}")) is not None:
+                    state = self._optimizer.state[master]
+                    state[moment] = read_whole(value).to(master.device, copy=True)
         self._round(self._masters)
-        for name, average in self._average.items():
-            average.copy_(by_name[f"average.{name}"])
-        prefix = "moment."
-        self.load_moments(
-            {k.removeprefix(prefix): v for k, v in by_name.items() if k.startswith(prefix)}
-        )
+
+    def computed_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.data
 
 
 def _adding_to(master: Tensor) -> Any:

@@ -8,7 +8,6 @@ history is not as long as its step, counts as broken.
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +19,31 @@ from stages.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from stages.engines.processes.ranks import Ranks
+from stages.engines.models.tensor_files import Fetch, Form
+from stages.engines.processes.ranks import ALONE, Ranks
 from stages.engines.training.learner import AnyLearner
 
 Metrics = dict[str, float]
 
 
-def gather(learners: Mapping[str, AnyLearner]) -> dict[str, Tensor]:
-    """What a checkpoint of the learners holds, on rank 0; all ranks call it."""
-    return {
-        f"{name}/{key}": tensor
-        for name, learner in learners.items()
-        for key, tensor in learner.tensors().items()
-    }
-
-
 def save_if_possible(
     scratch: Path,
-    tensors: Mapping[str, Tensor],
+    learners: Mapping[str, AnyLearner],
     history: list[Metrics],
     more: Mapping[str, Any] | None = None,
+    ranks: Ranks = ALONE,
 ) -> bool:
     """A checkpoint that cannot be written is no reason to stop: the one before it still holds.
 
     `more` is JSON that whoever resumes gets back beside the history. Says whether it was written.
+    All ranks call it.
     """
     values: dict[str, Any] = {**(more or {}), "history": history}
     try:
-        save_checkpoint(scratch, Checkpoint(len(history), tensors, values))
+        save_checkpoint(scratch, len(history), *tensors_of(learners), values, ranks)
     except OSError as error:
+        if ranks.rank:
+            return False
         # The log may be on the same full disk.
         with suppress(OSError):
             print(
@@ -61,6 +56,22 @@ def save_if_possible(
     return True
 
 
+def tensors_of(learners: Mapping[str, AnyLearner], kind: str = "") -> tuple[dict[str, Form], Fetch]:
+    """The tensors of all learners as LEARNER/NAME, or those whose names begin with `kind`."""
+    forms = {
+        f"{learner}/{name.removeprefix(kind)}": form
+        for learner in learners
+        for name, form in learners[learner].held().items()
+        if name.startswith(kind)
+    }
+
+    def fetch(name: str, to: int) -> Tensor | None:
+        learner, _, rest = name.partition("/")
+        return learners[learner].whole(kind + rest, to)
+
+    return forms, fetch
+
+
 def resume(
     scratch: Path,
     learners: Mapping[str, AnyLearner],
@@ -71,20 +82,25 @@ def resume(
 
     The history up to there, and all values that were saved with it; none at a fresh start.
     """
-    saved = None
-    if not ranks.rank:
-        saved = load_checkpoint(
-            scratch, lambda checkpoint: _fits(checkpoint, learners) and fits(checkpoint.values)
-        )
-        drop_checkpoints_after(scratch, saved.step if saved else 0)
-    values: Mapping[str, Any]
-    values, tensors = ranks.from_first(
-        saved.values if saved else {}, dict(sorted(saved.tensors.items())) if saved else {}
+    saved = load_checkpoint(
+        scratch,
+        lambda checkpoint: _fits(checkpoint, learners) and fits(checkpoint.values),
+        ranks,
     )
-    # One tensor at a time: no rank has to have room for all that the ranks hold together.
-    for name, of_learner in groupby(tensors, lambda item: item[0].partition("/")[0]):
-        learners[name].load_tensors((key.partition("/")[2], value) for key, value in of_learner)
-    return list(values.get("history", [])), values
+    if not ranks.rank:
+        drop_checkpoints_after(scratch, saved.step if saved else 0)
+    if saved is None:
+        return [], {}
+    for name, learner in learners.items():
+        prefix = f"{name}/"
+        learner.load(
+            {
+                key.removeprefix(prefix): tensor
+                for key, tensor in saved.tensors.items()
+                if key.startswith(prefix)
+            }
+        )
+    return list(saved.values.get("history", [])), saved.values
 
 
 def _fits(checkpoint: Checkpoint, learners: Mapping[str, AnyLearner]) -> bool:

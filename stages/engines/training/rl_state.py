@@ -2,7 +2,7 @@
 
 state/state.json               {"steps": optimizer steps over all iterations so far,
                                 "kl_coef": what an adaptive KL coefficient has become, or null}
-state/optimizer.safetensors    moments as LEARNER/MOMENT.PARAMETER; absent after SFT
+state/optimizer*.safetensors   moments as LEARNER/MOMENT.PARAMETER; absent after SFT
 state/critic/                  a Hugging Face folder (PPO); absent after SFT
 """
 
@@ -11,14 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
 from stages.contracts.lora import LoraParams
 from stages.data.artifacts import set_modes, write_json
-from stages.engines.models.folders import save_model
 from stages.engines.models.lora import carries_moments
+from stages.engines.models.tensor_files import (
+    StoredTensor,
+    stored_tensors,
+    tensor_file_names,
+    write_tensor_files,
+)
+from stages.engines.processes.ranks import ALONE, Ranks
 from stages.engines.training.learner import AnyLearner
+from stages.engines.training.resume import tensors_of
+from stages.engines.training.saving import save_learner
+
+OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,17 @@ class RlState:
 
     steps: int
     kl_coef: float | None
-    tensors: Mapping[str, Tensor]
+    moments: Mapping[str, StoredTensor]
+    """As LEARNER/MOMENT.PARAMETER."""
 
-    def moments(self, learner: str) -> dict[str, Tensor]:
+    def of(self, learner: str) -> dict[str, StoredTensor]:
+        """What a learner takes of it."""
         prefix = f"{learner}/"
-        return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
+        return {
+            f"moment.{name.removeprefix(prefix)}": moment
+            for name, moment in self.moments.items()
+            if name.startswith(prefix)
+        }
 
 
 def start_state(folder: Path) -> None:
@@ -43,9 +56,10 @@ def start_state(folder: Path) -> None:
 def load_state(folder: Path, lora: LoraParams, policy: Path) -> RlState:
     """The state beside the policy folder; moments of an adapter that does not go on are dropped."""
     values = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    path = folder / "optimizer.safetensors"
-    fits = path.exists() and carries_moments(lora, policy)
-    return RlState(int(values["steps"]), values["kl_coef"], load_file(path) if fits else {})
+    there = any((folder / name).exists() for name in tensor_file_names(folder, OPTIMIZER))
+    fits = there and carries_moments(lora, policy)
+    moments = stored_tensors(folder, OPTIMIZER) if fits else {}
+    return RlState(int(values["steps"]), values["kl_coef"], moments)
 
 
 def save_state(
@@ -56,16 +70,17 @@ def save_state(
     kl_coef: float | None,
     lora: LoraParams,
     tokenizer_from: Path,
+    ranks: Ranks = ALONE,
 ) -> None:
-    folder.mkdir()
-    write_json(folder / "state.json", {"steps": steps, "kl_coef": kl_coef})
-    tensors = {
-        f"{name}/{key}": tensor.contiguous()
-        for name, learner in learners.items()
-        for key, tensor in learner.moments().items()
-    }
-    save_file(tensors, folder / "optimizer.safetensors")
+    """All ranks call it."""
+    folder = ranks.same(folder)
+    ranks.first_does(folder.mkdir)
+    write_tensor_files(folder, OPTIMIZER, *tensors_of(learners, "moment."), ranks)
     if "critic" in learners:
-        with learners["critic"].full_precision() as critic:
-            save_model(critic, folder / "critic", tokenizer_from=tokenizer_from, lora=lora)
-    set_modes(folder)
+        critic = learners["critic"]
+        save_learner(
+            critic, folder / "critic", tokenizer_from=tokenizer_from, lora=lora, ranks=ranks
+        )
+    if not ranks.rank:
+        write_json(folder / "state.json", {"steps": steps, "kl_coef": kl_coef})
+        set_modes(folder)

@@ -10,7 +10,6 @@ The ranks are those that were joined; DeepSpeed starts no process of its own. Al
   checkpoint of four ranks fits two, or a learner that is not spread.
 - Weights that learn are float32, whatever the model computes in; they start from the model's own
   float32 weights, not from what DeepSpeed makes of these after rounding.
-- When the ranks part, rank 0 has the model whole again, in float32 on the CPU, and its moments.
 
 Departure from the other learner: a parameter that no row used has a gradient of zero, not none, so
 its moments decay.
@@ -27,12 +26,15 @@ from torch import Tensor
 
 from stages.context import Context
 from stages.engines.models.lora import HEAD, unwrapped
+from stages.engines.models.tensor_files import Form, StoredTensor, read_whole
 from stages.engines.processes.deepspeed_engine import ZERO_STAGES, configured, open_engine
 from stages.engines.processes.ranks import Ranks
 from stages.engines.training.learner import Optimization
 
 _FLAT = ("exp_avg", "exp_avg_sq")
-"""AdamW's moments, laid out as the weights are; its step counter is one number."""
+"""AdamW's moments, laid out as the weights are."""
+_STEP = "step"
+"""Its step counter: one number."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,6 @@ class ZeroLearner:
         self._stage = ZERO_STAGES[ctx.sharding]
         self._shapes = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
         self._step_count = 0.0
-        self._whole: dict[str, Tensor] | None = None
-        self._whole_moments: dict[str, Tensor] = {}
         before = {name: parameter.data for name, parameter in model.named_parameters()}
         learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
         optimizer = how.adamw(model, learning, self._device)
@@ -85,7 +85,7 @@ class ZeroLearner:
             del before
             self._refresh()
         self._averages = [flat.clone() for flat in self._flats()] if how.ema_decay else []
-        ranks.at_end(self._become_whole)
+        ranks.at_end(self._end)
 
     def before_backward(self) -> float:
         self._zero.clear_backward_seen_flag()
@@ -140,9 +140,6 @@ class ZeroLearner:
 
     @contextmanager
     def full_precision(self) -> Iterator[Any]:
-        if self._whole is not None:
-            yield self.model
-            return
         whole = self._gather()
         computed_with = [parameter.data for parameter in self.model.parameters()]
         for name, parameter in self.model.named_parameters():
@@ -153,57 +150,66 @@ class ZeroLearner:
             for parameter, weight in zip(self.model.parameters(), computed_with, strict=True):
                 parameter.data = weight
 
-    def moments(self) -> dict[str, Tensor]:
-        if self._whole is not None:
-            return self._whole_moments
+    def held(self) -> dict[str, Form]:
+        kinds = self._kinds()
         if not self._step_count:
-            return {}
-        moments: dict[str, Tensor] = {}
-        for name in self._shapes:
-            for moment in _FLAT:
-                whole = self._get(self._moments(moment), name)
-                if whole is not None:
-                    moments[f"{moment}.{name}"] = whole
-            if not self._rank:
-                moments[f"step.{name}"] = torch.tensor(self._step_count)
-        return moments
-
-    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
-        self._load((f"moment.{name}", moments[name]) for name in moments)
-
-    def tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for kind, flats in (("weight", self._flats()), ("average", self._averages)):
-            for name in self._shapes if flats else ():
-                whole = self._get(flats, name)
-                if whole is not None:
-                    tensors[f"{kind}.{name}"] = whole
-        return tensors | {f"moment.{name}": value for name, value in self.moments().items()}
+            kinds = [kind for kind in kinds if not kind.startswith("moment.")]
+        named = self._named(kinds)
+        return {name: Form(torch.float32, tuple(shape)) for name, shape in named.items()}
 
     def shapes(self) -> dict[str, torch.Size]:
-        kinds = ["weight", *(["average"] if self._averages else [])]
-        kinds += [f"moment.{moment}" for moment in _FLAT]
-        shapes = {f"{kind}.{name}": shape for kind in kinds for name, shape in self._shapes.items()}
-        return shapes | {f"moment.step.{name}": torch.Size() for name in self._shapes}
+        return self._named(self._kinds())
 
-    def load_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        self._load(tensors)
+    def _kinds(self) -> list[str]:
+        averages = ["average"] if self._averages else []
+        return ["weight", *averages, *(f"moment.{moment}" for moment in (*_FLAT, _STEP))]
+
+    def _named(self, kinds: Iterable[str]) -> dict[str, torch.Size]:
+        return {
+            f"{kind}.{name}": torch.Size() if kind == f"moment.{_STEP}" else shape
+            for kind in kinds
+            for name, shape in self._shapes.items()
+        }
+
+    def whole(self, name: str, to: int = 0) -> Tensor | None:
+        kind, parameter = self._split(name)
+        if kind == f"moment.{_STEP}":
+            return torch.tensor(self._step_count)
+        return self._get(self._flats_of(kind), parameter, to)
+
+    def load(self, tensors: Mapping[str, StoredTensor | Tensor]) -> None:
+        for name, tensor in tensors.items():
+            kind, parameter = self._split(name)
+            if kind.startswith("moment."):
+                self._start_moments()
+            if kind == f"moment.{_STEP}":
+                self._count(max(self._step_count, float(read_whole(tensor))))
+            elif parameter in self._shapes:
+                self._put(self._flats_of(kind), parameter, tensor)
         self._refresh()
 
-    def _load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        for key, tensor in tensors:
-            kind, _, name = key.partition(".")
-            if kind == "weight":
-                self._put(self._flats(), name, tensor)
-            elif kind == "average":
-                self._put(self._averages, name, tensor)
-            else:
-                moment, _, name = name.partition(".")
-                self._start_moments()
-                if moment == "step":
-                    self._count(max(self._step_count, float(tensor)))
-                elif name in self._shapes:
-                    self._put(self._moments(moment), name, tensor)
+    def computed_weights(self) -> Iterator[tuple[str, Tensor]]:
+        from deepspeed.zero import GatheredParameters
+
+        for name, parameter in self.model.named_parameters():
+            with GatheredParameters([parameter], enabled=self._stage == 3):
+                yield name, parameter.data
+
+    def _split(self, name: str) -> tuple[str, str]:
+        """The kind of a tensor, and the parameter that it is of."""
+        kind, _, parameter = name.partition(".")
+        if kind == "moment":
+            moment, _, parameter = parameter.partition(".")
+            kind = f"moment.{moment}"
+        return kind, parameter
+
+    def _flats_of(self, kind: str) -> Sequence[Tensor]:
+        if kind == "weight":
+            return self._flats()
+        if kind == "average":
+            return self._averages
+        moment = kind.removeprefix("moment.")
+        return [self._zero.optimizer.state[flat][moment] for flat in self._flats()]
 
     def _flats(self) -> Sequence[Tensor]:
         """The float32 weights that this rank holds."""
@@ -212,9 +218,6 @@ class ZeroLearner:
         else:
             flats = self._zero.single_partition_of_fp32_groups
         return flats
-
-    def _moments(self, moment: str) -> list[Tensor]:
-        return [self._zero.optimizer.state[flat][moment] for flat in self._flats()]
 
     def _start_moments(self) -> None:
         """As AdamW itself does at its first step."""
@@ -251,25 +254,28 @@ class ZeroLearner:
                 parts[name] = FlatSlice(flat, there.start, inside.start, inside.numel)
         return parts
 
-    def _get(self, flats: Sequence[Tensor], name: str) -> Tensor | None:
-        """The whole tensor, on the CPU of rank 0; all ranks call it."""
+    def _get(self, flats: Sequence[Tensor], name: str, to: int = 0) -> Tensor | None:
+        """The whole tensor, on the CPU of rank `to`; all ranks call it."""
         whole = torch.zeros(self._shapes[name].numel(), device=self._device)
         if part := self._parts.get(name):
             own = flats[part.flat].detach()[part.at : part.at + part.size]
             whole[part.start : part.start + part.size] = own
         # As integers: nothing is rounded, and the sum with zeros leaves -0.0 what it is.
-        dist.reduce(whole.view(torch.int32), 0)
-        return None if self._rank else whole.view(self._shapes[name]).cpu()
+        dist.reduce(whole.view(torch.int32), to)
+        return whole.view(self._shapes[name]).cpu() if self._rank == to else None
 
     def _gather(self) -> dict[str, Tensor]:
         """All weights in float32, on the CPU of rank 0; all ranks call it."""
         trained = {name: self._get(self._flats(), name) for name in self._shapes}
         return {**self._frozen, **{name: w for name, w in trained.items() if w is not None}}
 
-    def _put(self, flats: Sequence[Tensor], name: str, whole: Tensor) -> None:
-        """Take this rank's part of a whole tensor."""
+    def _put(self, flats: Sequence[Tensor], name: str, whole: StoredTensor | Tensor) -> None:
+        """Take this rank's part of a whole tensor; of one in a file, no other row is read."""
         if part := self._parts.get(name):
-            own = whole.detach().reshape(-1)[part.start : part.start + part.size]
+            length = self._shapes[name][1:].numel()
+            first = part.start // length
+            rows = whole[first : -(-(part.start + part.size) // length)].detach().reshape(-1)
+            own = rows[part.start - first * length :][: part.size]
             flats[part.flat].data[part.at : part.at + part.size].copy_(own)
 
     def _refresh(self) -> None:
@@ -319,16 +325,10 @@ class ZeroLearner:
                 kept.append(parameter)
                 parameter.all_gather([parameter])
 
-    def _become_whole(self) -> None:
-        """Give the model back as an ordinary one, on rank 0; all ranks call it before they part."""
-        self._whole_moments, self._whole = self.moments(), self._gather()
+    def _end(self) -> None:
+        """Let go of what DeepSpeed keeps beyond the ranks' end; all ranks call it."""
         self._engine.destroy()
         self._engine.module_forward_pre_hook.remove()
         self._engine.module_forward_post_hook.remove()
         self._averages = []
         del self._engine, self._zero
-        if not self._rank:
-            for name, parameter in self.model.named_parameters():
-                parameter.data = self._whole[name]
-                parameter.grad = None
-            self.model.to("cpu")
