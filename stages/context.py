@@ -9,6 +9,7 @@ files that somebody else reads: a job opens no database.
 import errno
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import Any
 
 from stages.contracts.sharding import Offload, Sharding
 from stages.progress import Pace
+from stages.signature import Known, signature_of
 
 
 class Stopped(Exception):
@@ -83,6 +85,8 @@ class Context:
     """Keeps results of units of work in memory, not in the scratch: they end with the process."""
     graph: Sequence[Mapping[str, Any]] = ()
     """For a stage that wants it: the nodes upstream with the hashes of their outputs."""
+    written: dict[Path, Known] = field(default_factory=dict)
+    """Outputs whose hash is known to whoever wrote them; see `wrote`."""
     _stop: list[bool] = field(default_factory=lambda: [False])
     _unwritten: list[str] = field(default_factory=list)
     _pace: Pace = field(default_factory=Pace)
@@ -114,6 +118,25 @@ class Context:
         """
         together = self.sharding is not Sharding.NONE or self.sequence_parallel > 1
         return self.should_stop() and (self.world == 1 or not together)
+
+    def wrote(self, path: Path, md5: str) -> None:
+        """Say the md5 of an output file, hashed over its bytes as they were written.
+
+        Nobody reads the file again to hash it, unless it is touched after this call: it must have
+        its last bytes and its place below `out`. Only what rank 0 says counts; it may speak for
+        files that other ranks have written.
+        """
+        if not re.fullmatch("[0-9a-f]{32}", md5):
+            raise ValueError(f"{path}: {md5!r} is no md5")
+        signature = signature_of(path)
+        if signature is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self.written[path] = Known(signature, md5)
+
+    def wrote_all(self, hashes: Mapping[Path, str]) -> None:
+        """The same of several files."""
+        for path, md5 in hashes.items():
+            self.wrote(path, md5)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step's metrics, once per step; `resume_at` drops those past a checkpoint.

@@ -69,7 +69,7 @@ def run(
             config, inputs, ctx, prompts, arena, state, learners, sampler, workers, ahead, aside
         )
         steps.take_all()
-    save(config, inputs, out, steps.optimizer_steps, learners, steps.kl_coef, ALONE)
+    ctx.wrote_all(save(config, inputs, out, steps.optimizer_steps, learners, steps.kl_coef, ALONE))
     for kind in ("rollouts", "scores", "experience"):
         steps.journal.publish(kind, config.steps, out[kind])
     return {**steps.journal.history[-1], "num_steps": steps.optimizer_steps - state.steps}

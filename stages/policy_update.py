@@ -62,7 +62,7 @@ def run(
         update = Update(config, inputs, ctx, ranks, state, learners, scored)
         outcome, metrics = learn(update)
         steps = state.steps + len(outcome.history)
-        save(config, inputs, out, steps, learners, outcome.kl_coef, ranks)
+        ctx.wrote_all(save(config, inputs, out, steps, learners, outcome.kl_coef, ranks))
     write_parquet(out["experience"], outcome.experience, ExperienceRow)
     return metrics
 
@@ -113,16 +113,19 @@ def save(
     learners: Mapping[str, AnyLearner],
     kl_coef: float | None,
     ranks: Ranks,
-) -> None:
-    """The policy, and what the next iteration needs beside it; all ranks."""
-    save_learner(
+) -> dict[Path, str]:
+    """The policy, and what the next iteration needs beside it; all ranks.
+
+    Returns the md5 of the files that were hashed on the way.
+    """
+    of_policy = save_learner(
         learners["policy"],
         out["model"],
         tokenizer_from=inputs["policy"],
         lora=config.lora,
         ranks=ranks,
     )
-    save_state(
+    of_state = save_state(
         out["state"],
         steps,
         learners,
@@ -131,6 +134,7 @@ def save(
         tokenizer_from=inputs["policy"],
         ranks=ranks,
     )
+    return of_policy | of_state
 
 
 def with_variance(rollouts: Rollouts, wanted: int, ctx: Context) -> list[ScoredRollout]:

@@ -57,9 +57,10 @@ def run(
         learner = fresh_learner(ctx, ranks, policy, params, config.precision)
         shown = ["loss", "label_accuracy" if unpaired else "preference_accuracy"]
         history = train(ctx, {"policy": learner}, plan, work, shown=shown, ranks=ranks)
-        save_learner(
+        hashes = save_learner(
             learner, out["model"], tokenizer_from=inputs["policy"], lora=config.lora, ranks=ranks
         )
+        ctx.wrote_all(hashes)
     start_state(out["state"])
     return {
         **last_epoch_means(history, plan),

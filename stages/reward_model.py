@@ -101,9 +101,10 @@ def run(
         if params.objective is RewardObjective.BRADLEY_TERRY:
             _scale_rewards(learner, rows[:SCALED_BY], ctx, ranks)
         rewards = _all_pair_rewards(model, rule, held_out, ctx, ranks)
-        save_learner(
+        hashes = save_learner(
             learner, out["model"], tokenizer_from=inputs["base"], lora=config.lora, ranks=ranks
         )
+        ctx.wrote_all(hashes)
     quality = _measured(rewards, rule, held_out, out["model"], ctx)
     means = last_epoch_means(history, plan)
     return {

@@ -52,9 +52,10 @@ def run(
         shown = ["loss", "grad_norm"]
         work = replace(work, dropout=True)
         history = train(ctx, {"policy": learner}, plan, work, shown=shown, ranks=ranks)
-        save_learner(
+        hashes = save_learner(
             learner, out["model"], tokenizer_from=inputs["base"], lora=config.lora, ranks=ranks
         )
+        ctx.wrote_all(hashes)
     start_state(out["state"])
     means = last_epoch_means(history, plan)
     return {

@@ -313,6 +313,7 @@ def _compute(
     )
     atomic.sync_tree(aside)
     hashes = HashCache()
+    hashes.believe(context.written)
     digests = {path: hashes.of(aside / name) for name, path in spec.outs.items()}
     resident.keep({aside / name: digests[path] for name, path in spec.outs.items()})
     try:

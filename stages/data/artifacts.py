@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,8 +61,12 @@ def canonical_json(value: Any) -> str:
 
 
 def set_modes(folder: Path) -> None:
-    """Make a folder readable for others: transformers writes weights with mode 0600."""
+    """Make a folder readable for others: transformers writes weights with mode 0600.
+
+    What has its mode already is not touched: a hash that was said of it still holds.
+    """
     for root, _, files in os.walk(folder):
-        Path(root).chmod(FOLDER_MODE)
-        for name in files:
-            (Path(root) / name).chmod(FILE_MODE)
+        modes = {Path(root): FOLDER_MODE, **{Path(root) / name: FILE_MODE for name in files}}
+        for path, mode in modes.items():
+            if stat.S_IMODE(path.stat().st_mode) != mode:
+                path.chmod(mode)

@@ -1,8 +1,11 @@
 """Our hashes are DVC's hashes."""
 
+import hashlib
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from ruamel.yaml import YAML
 from pipelines.dvc_repo.contents import Content, Contents
 from pipelines.identity import digests
 from pipelines.identity.hashing import HashCache, Interrupted, hash_bytes, hash_listing
+from stages.context import Context
 
 
 def dvc(folder: Path, *words: str) -> None:
@@ -157,3 +161,68 @@ def test_what_goes_away_when_it_is_about_to_be_read_is_not_there(
 
     monkeypatch.setattr(digests, "_digest", read_too_late)
     assert set(HashCache().of_those_there([gone, kept])) == {kept}
+
+
+def context(tmp_path: Path) -> Context:
+    return Context(stage="sft", key=None, seed=1, folder=tmp_path)
+
+
+def test_what_a_stage_says_of_a_file_that_it_wrote_is_believed(tmp_path: Path) -> None:
+    path, ctx, hashes = tmp_path / "weights", context(tmp_path), HashCache()
+    path.write_text("one")
+    ctx.wrote(path, "0" * 32)  # not so, which shows that nobody looks
+    hashes.believe(ctx.written)
+    assert hashes.of(path) == "0" * 32
+
+
+def rewrite(path: Path) -> None:
+    path.write_text("two")
+
+
+def put_the_time_back(path: Path) -> None:
+    before = path.stat()
+    path.write_text("two")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def put_another_in_its_place(path: Path) -> None:
+    before, other = path.stat(), path.with_name("other")
+    other.write_text("two")
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(path)
+
+
+CHANGES = [rewrite, flip_a_byte, put_the_time_back, put_another_in_its_place]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_stage_said_of_a_file_that_was_touched_since_is_not_believed(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    path, ctx = tmp_path / "weights", context(tmp_path)
+    path.write_text("one")
+    ctx.wrote(path, HashCache().of(path))
+    time.sleep(0.02)  # the clock of a file system may tick a hundred times a second
+    change(path)
+    hashes = HashCache()
+    hashes.believe(ctx.written)
+    assert hashes.of(path) == hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def test_a_file_that_went_away_since_is_none(tmp_path: Path) -> None:
+    path, ctx, hashes = tmp_path / "weights", context(tmp_path), HashCache()
+    path.write_text("one")
+    ctx.wrote(path, "0" * 32)
+    path.unlink()
+    hashes.believe(ctx.written)
+    assert hashes.of_those_there([path]) == {}
+
+
+def test_only_an_md5_of_a_file_that_is_there_can_be_said(tmp_path: Path) -> None:
+    path, ctx = tmp_path / "weights", context(tmp_path)
+    with pytest.raises(FileNotFoundError, match="weights"):
+        ctx.wrote(path, "0" * 32)
+    path.write_text("one")
+    for wrong in ("0" * 31, "0" * 32 + ".dir", "F" * 32, ""):
+        with pytest.raises(ValueError, match="is no md5"):
+            ctx.wrote(path, wrong)

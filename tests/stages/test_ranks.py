@@ -171,9 +171,12 @@ def rank_save(folder, rank, world, options):
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
     own = ctx.folder / f"out-{rank}"
     with join(ctx) as ranks:
-        save_learner(learner, own, tokenizer_from=base, ranks=ranks)
+        hashes = save_learner(learner, own, tokenizer_from=base, ranks=ranks)
         state = {"kl_coef": None, "lora": ALL_WEIGHTS, "tokenizer_from": base, "ranks": ranks}
-        save_state(own / "state", 1, learners, **state)
+        hashes |= save_state(own / "state", 1, learners, **state)
+        assert len(hashes) > 16
+        for path, digest in hashes.items():
+            assert hashlib.md5(path.read_bytes()).hexdigest() == digest, path
         assert save_if_possible(ctx.scratch, learners, [{"loss": 1.0}], ranks=ranks)
         assert resume(ctx.scratch, learners, ranks)[0] == [{"loss": 1.0}]
         hashed = sampling_hash(learner, ranks)

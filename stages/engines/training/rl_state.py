@@ -23,7 +23,7 @@ from stages.engines.models.tensor_files import (
 from stages.engines.processes.ranks import ALONE, Ranks
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.resume import tensors_of
-from stages.engines.training.saving import save_learner
+from stages.engines.training.saving import md5, save_learner
 
 OPTIMIZER = "optimizer"
 
@@ -71,16 +71,19 @@ def save_state(
     lora: LoraParams,
     tokenizer_from: Path,
     ranks: Ranks = ALONE,
-) -> None:
-    """All ranks call it."""
+) -> dict[Path, str]:
+    """All ranks call it. Returns the md5 of the files that were hashed on the way."""
     folder = ranks.same(folder)
     ranks.first_does(folder.mkdir)
-    write_tensor_files(folder, OPTIMIZER, *tensors_of(learners, "moment."), ranks)
+    tensors = tensors_of(learners, "moment.")
+    hashes = write_tensor_files(folder, OPTIMIZER, *tensors, ranks, new_hash=md5)
+    known = {folder / name: digest for name, digest in hashes.items()}
     if "critic" in learners:
         critic = learners["critic"]
-        save_learner(
+        known |= save_learner(
             critic, folder / "critic", tokenizer_from=tokenizer_from, lora=lora, ranks=ranks
         )
     if not ranks.rank:
         write_json(folder / "state.json", {"steps": steps, "kl_coef": kl_coef})
         set_modes(folder)
+    return known

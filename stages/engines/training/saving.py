@@ -5,6 +5,7 @@ depends on the model alone (models/tensor_files.py). Models whose files are arra
 than their weights are in memory, and adapters, are put together and written by rank 0.
 """
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,10 @@ def save_learner(
     tokenizer_from: Path,
     lora: LoraParams = ALL_WEIGHTS,
     ranks: Ranks = ALONE,
-) -> None:
+) -> dict[Path, str]:
     """The folder that `save_model` would write of the float32 weights; all ranks call it.
 
-    It is written to where rank 0 says.
+    It is written to where rank 0 says. Returns the md5 of the files that were hashed on the way.
     """
     folder = ranks.same(folder)
     model = learner.model
@@ -47,12 +48,12 @@ def save_learner(
         with learner.full_precision() as whole:
             if not ranks.rank:
                 save_model(whole, folder, tokenizer_from=tokenizer_from, lora=lora)
-        return
+        return {}
     ranks.first_does(lambda: folder.mkdir(parents=True, exist_ok=True))
     weights = _Weights(learner)
     forms = {name: weights.form(name) for name in stored_names(model)}
     num_parameters = sum(torch.Size(form.shape).numel() for form in forms.values())
-    write_tensor_files(
+    hashes = write_tensor_files(
         folder,
         STEM,
         forms,
@@ -60,10 +61,17 @@ def save_learner(
         ranks,
         metadata={"format": "pt"},
         index_metadata={"total_parameters": num_parameters},
+        new_hash=md5,
     )
     if not ranks.rank:
         save_beside_weights(model, folder, tokenizer_from)
     resident.note_saved(model, folder)
+    return {folder / name: digest for name, digest in hashes.items()}
+
+
+def md5() -> Any:
+    """The hash that DVC names files by."""
+    return hashlib.md5(usedforsecurity=False)
 
 
 def sampling_hash(learner: AnyLearner, ranks: Ranks = ALONE) -> str:
