@@ -15,11 +15,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.contracts.sharding import Offload, Sharding
 from stages.progress import Pace
 from stages.signature import Known, signature_of
+
+if TYPE_CHECKING:
+    from stages.engines.processes.ranks import Ranks
 
 
 class Stopped(Exception):
@@ -78,6 +81,8 @@ class Context:
     """Timeout of a collective, in seconds."""
     heartbeats: Path | None = None
     """Folder of this start of the job, where ranks write heartbeats and how far they are."""
+    ranks: "Ranks | None" = None
+    """The ranks, while they are joined."""
     shard: int = 0
     """Number of this shard: shards share out a stage's units of work, each on its own."""
     num_shards: int = 1
@@ -112,12 +117,8 @@ class Context:
         return self._stop[0]
 
     def should_stop_alone(self) -> bool:
-        """The same where a rank may stop without the others, which computing together forbids.
-
-        The ranks then go on to the next step boundary and stop there together.
-        """
-        together = self.sharding is not Sharding.NONE or self.sequence_parallel > 1
-        return self.should_stop() and (self.world == 1 or not together)
+        """The same within a computation that ranks share: they stop together, at its end."""
+        return self.should_stop() and self.world == 1
 
     def wrote(self, path: Path, md5: str) -> None:
         """Say the md5 of an output file, hashed over its bytes as they were written.

@@ -1,8 +1,10 @@
-"""online: steps of rollout, score and policy update in one process, with everything resident.
+"""online: steps of rollout, score and policy update in one job, with everything resident.
 
 A step is an iteration of the staged loop: it calls the functions that rollout, score and
 policy_update are made of, on models that stay in memory. On the CPU, K steps of the policy `fast`
-end with the bytes of K chained iterations fast_001, fast_002, ..., and have the same rows.
+end with the bytes of K chained iterations fast_001, fast_002, ..., and have the same rows. So they
+do on several ranks: these share the requests, the rows to score and those to learn from, as shards
+and ranks of the staged stages do, and the policy may be spread over them.
 
 With `online.overlap` a step's responses are sampled while the step before learns, by the policy
 that the latter began with: the samples are off-policy by one step, always by the same schedule, so
@@ -19,19 +21,19 @@ step that was saved (engines/training/journal.py).
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stages.context import Context, Stopped
+from stages.context import Context, ShareDone, Stopped
 from stages.contracts.online import OnlineConfig, step_name
 from stages.data.artifacts import read_role
 from stages.data.schema import PromptRow, RolloutRow
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.resident_sampler import ResidentSampler
 from stages.engines.models.loaders import Loaders, resident
-from stages.engines.processes.ranks import ALONE
+from stages.engines.processes.ranks import ALONE, join
 from stages.engines.processes.step_context import StepContext
 from stages.engines.training.journal import AHEAD, Journal
 from stages.engines.training.learner import AnyLearner
@@ -54,25 +56,26 @@ def run(
     arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
     longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
     state = load_state(inputs["state"], config.lora, inputs["policy"])
-    learners = open_learners(config, inputs, ctx, ALONE, state)
-    state = replace(state, moments={})  # the learners have them
-    with (
-        ThreadPoolExecutor(1) as aside,
-        ThreadPoolExecutor(1) as hasher,
-        closing(
-            ResidentSampler(config, inputs["policy"], learners["policy"], ctx, hasher, longest)
-        ) as sampler,
-        ThreadPoolExecutor(1) as ahead,
-        closing(KeptWorkers()) as workers,
-    ):
-        steps = Steps(
-            config, inputs, ctx, prompts, arena, state, learners, sampler, workers, ahead, aside
-        )
-        steps.take_all()
-    ctx.wrote_all(save(config, inputs, out, steps.optimizer_steps, learners, steps.kl_coef, ALONE))
+    with ThreadPoolExecutor(1) as aside, join(ctx) as ranks:
+        learners = open_learners(config, inputs, ctx, ranks, state)
+        state = replace(state, moments={})  # the learners have them
+        with (
+            ThreadPoolExecutor(1) as hasher,
+            closing(
+                ResidentSampler(config, inputs["policy"], learners["policy"], ctx, hasher, longest)
+            ) as sampler,
+            ThreadPoolExecutor(1) as ahead,
+            closing(KeptWorkers()) as workers,
+        ):
+            steps = Steps(
+                config, inputs, ctx, prompts, arena, state, learners, sampler, workers, ahead, aside
+            )
+            steps.take_all()
+        num_steps = steps.optimizer_steps
+        ctx.wrote_all(save(config, inputs, out, num_steps, learners, steps.kl_coef, ranks))
     for kind in ("rollouts", "scores", "experience"):
         steps.journal.publish(kind, config.steps, out[kind])
-    return {**steps.journal.history[-1], "num_steps": steps.optimizer_steps - state.steps}
+    return {**steps.journal.history[-1], "num_steps": num_steps - state.steps}
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,15 @@ class Sampled:
 
     rows: Sequence[RolloutRow]
     metrics: Mapping[str, float | int]
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A step that is being sampled while the one before learns."""
+
+    ctx: StepContext
+    sampled: "Future[Sampled | None]"
+    """None where other ranks have sampled some of it."""
 
 
 @dataclass
@@ -109,6 +121,7 @@ class Steps:
         self.decoder = Decoder(self.inputs["policy"])
         self.journal = Journal(self.ctx, self.learners, self.writer)
         self.kl_coef = self.state.kl_coef
+        self.ranks = self.ctx.ranks or ALONE
 
     @property
     def optimizer_steps(self) -> int:
@@ -120,7 +133,7 @@ class Steps:
         self.journal.resume()
         self._recall(self.journal.values)
         for step in range(len(self.journal.history) + 1, self.config.steps + 1):
-            asked = self.ctx.should_stop()
+            [asked] = self.ranks.agree(f"step {step}", self.ctx.should_stop())
             self._save(now=asked)
             if asked:
                 raise Stopped(f"stopped after step {step - 1} of {self.config.steps}")
@@ -159,12 +172,14 @@ class Steps:
         own.deaf = not own.durable
         scored = scored_rollouts(sampled.rows, scores, f"{name}: scores do not fit rollouts")
         state = RlState(self.optimizer_steps, self.kl_coef, {})
-        update = Update(config, inputs, own, ALONE, state, self.learners, scored, load=self.load)
+        update = Update(
+            config, inputs, own, self.ranks, state, self.learners, scored, load=self.load
+        )
         outcome, of_update = learn(update)
         clock.lap("update_seconds")
         if sampled is not self.ahead:
             self.journal.write("rollouts", step, sampled.rows)
-        self.ahead = next_one.result() if next_one else None
+        self.ahead = self._sampled_ahead(next_one) if next_one else None
         clock.lap("waited_seconds")
         if self.ahead is not None:
             self.journal.write("rollouts", step + 1, self.ahead.rows)
@@ -179,20 +194,35 @@ class Steps:
 
     def _sample(self, ctx: StepContext) -> Sampled:
         """A step's responses by the weights that the sampler has taken."""
-        rows, metrics = roll_out(
-            self.config, self.prompts, self.decoder, self.sampler.opened, ctx, self.arena
-        )
+        rows, metrics = self._roll_out(ctx)
         # Also where all responses were there already.
         self.sampler.rest()
         policy_hash = self.sampler.policy_hash()
         return Sampled([{**row, "policy_hash": policy_hash} for row in rows], metrics)
 
-    def _sample_ahead(self, step: int) -> "Future[Sampled]":
-        """The same in a thread of its own, by a copy of the policy as it is now."""
+    def _roll_out(self, ctx: Context) -> tuple[list[RolloutRow], dict[str, float | int]]:
+        return roll_out(
+            self.config, self.prompts, self.decoder, self.sampler.opened, ctx, self.arena
+        )
+
+    def _sample_ahead(self, step: int) -> "Ahead":
+        """In a thread of its own, by a copy of the policy as it is now.
+
+        With several ranks, this one's share: what the ranks do together is the other thread's.
+        """
         ctx = self.journal.begin(step, step_name(str(self.ctx.key), step), AHEAD)
         ctx.deaf = not ctx.durable
         self.sampler.take()
-        return self.thread.submit(self._sample, ctx)
+        if self.ranks.world == 1:
+            return Ahead(ctx, self.thread.submit(self._sample, ctx))
+        return Ahead(ctx, self.thread.submit(self._sample_share, replace(ctx, ranks=None)))
+
+    def _sample_share(self, ctx: StepContext) -> None:
+        with suppress(ShareDone):
+            self._roll_out(ctx)
+
+    def _sampled_ahead(self, ahead: "Ahead") -> Sampled:
+        return ahead.sampled.result() or self._sample(ahead.ctx)
 
     def _save(self, *, now: bool) -> None:
         ahead = self.ahead and {"metrics": self.ahead.metrics}

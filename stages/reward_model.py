@@ -13,7 +13,6 @@ reward.json in the model's folder says how a response's reward is read off the m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from stages.algorithms.reward_loss import (
     regression_loss,
     tokens_that_differ,
 )
-from stages.context import Context, ShareDone, StageError, Stopped
+from stages.context import Context, ShareDone, StageError
 from stages.contracts.objectives import RewardObjective
 from stages.contracts.reward_model import (
     Compared,
@@ -46,7 +45,8 @@ from stages.engines.models.folders import pad_id, save_model, start_scalar_model
 from stages.engines.models.lora import open_for_training, unwrapped
 from stages.engines.models.precision import round_weights
 from stages.engines.models.scalar_start import Start, is_classifier, start_of
-from stages.engines.processes.ranks import ALONE, Ranks, join
+from stages.engines.processes.ranks import Ranks, join
+from stages.engines.processes.shared_pass import Group, over_groups
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.loop import (
     Rows,
@@ -100,7 +100,7 @@ def run(
         history = train(ctx, {"reward_model": learner}, plan, work, shown=shown, ranks=ranks)
         if params.objective is RewardObjective.BRADLEY_TERRY:
             _scale_rewards(learner, rows[:SCALED_BY], ctx, ranks)
-        rewards = _all_pair_rewards(model, rule, held_out, ctx, ranks)
+        rewards = _all_pair_rewards(model, rule, held_out, ctx)
         hashes = save_learner(
             learner, out["model"], tokenizer_from=inputs["base"], lora=config.lora, ranks=ranks
         )
@@ -283,7 +283,7 @@ def _scores_along(model: Any, batch: Batch) -> torch.Tensor:
 
 def _scale_rewards(learner: AnyLearner, pairs: Data, ctx: Context, ranks: Ranks) -> None:
     """Divide the head by the standard deviation of the rewards of training responses."""
-    rewards = torch.cat(_all_pair_rewards(learner.model, RewardRule(), pairs, ctx, ranks))
+    rewards = torch.cat(_all_pair_rewards(learner.model, RewardRule(), pairs, ctx))
     scale = float(rewards.std(correction=0))
     if scale > 0:
         of_head = {id(parameter) for parameter in unwrapped(learner.model).score.parameters()}
@@ -303,7 +303,7 @@ def _whole(learner: AnyLearner, name: str, ranks: Ranks) -> torch.Tensor:
 
 @torch.no_grad()
 def _all_pair_rewards(
-    model: Any, rule: RewardRule, pairs: Data, ctx: Context, ranks: Ranks = ALONE
+    model: Any, rule: RewardRule, pairs: Data, ctx: Context
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[N] rewards of the chosen and of the rejected responses; the ranks share the pairs.
 
@@ -312,21 +312,15 @@ def _all_pair_rewards(
     """
     sides = {side: torch.empty(len(pairs)) for side in ("chosen", "rejected")}
     groups = pack([pair_length(pair) for pair in pairs], ctx.micro_tokens)
-    share = ranks.share(groups)
-    found: list[tuple[list[int], Any]] = []
-    # All ranks make as many passes, the last ones for nothing: each may need all of them.
-    for turn in range(len(ranks.share(groups, of=0))):
-        if any(ranks.agree(f"pair {turn}", ctx.should_stop())):
-            raise Stopped(f"stopped after rating {turn} of {len(groups)} batches of pairs")
-        group = (share or groups)[min(turn, len(share) - 1)]
+
+    def compute(group: Group) -> tuple[torch.Tensor, ...]:
         batch = paired_batch(model, [pairs[i] for i in group], ctx.device)
-        rewards = rule.rewards(model, batch).cpu().chunk(2)
-        if turn < len(share):
-            found.append((group, rewards))
-    for group, rewards in chain.from_iterable(ranks.gather_shares(found)):
+        return rule.rewards(model, batch).cpu().chunk(2)
+
+    for group, rewards in over_groups(ctx, groups, compute, "rewards of pairs"):
         for (side, of_side), values in zip(sides.items(), rewards, strict=True):
             for index, value in zip(group, values.tolist(), strict=True):
                 name = row_name("preference", index, pairs[index])
                 check_finite(f"the reward of the {side} response", name, value)
-            of_side[group] = values
+            of_side[list(group)] = values
     return sides["chosen"], sides["rejected"]

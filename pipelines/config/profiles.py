@@ -19,7 +19,6 @@ from pipelines.base.errors import LockstepError
 from pipelines.config.strict_yaml import load_model
 from stages.contracts.base import Processes, Section, Stage
 from stages.contracts.catalog import STAGES
-from stages.contracts.online import ONLINE
 from stages.contracts.sharding import Offload, Sharding
 
 PROFILE_VARIABLE = "LOCKSTEP_PROFILE"
@@ -210,19 +209,6 @@ class Profile(Section):
             return self.defaults
         changed: dict[str, Any] = override.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
         return Resources.model_validate({**self.defaults.model_dump(), **changed})
-
-
-def check_launch(name: str, resources: Resources, stage: Stage) -> None:
-    """LockstepError where a profile does not fit a stage that is about to run.
-
-    Checked at launch only: a profile's defaults need not fit stages that never run.
-    """
-    if stage is ONLINE and resources.sharding is not Sharding.NONE:
-        raise LockstepError(
-            f"slurm_profiles/{name}.yaml shards the model of online over ranks (`sharding` "
-            f"{resources.sharding}), but online trains in one process: set "
-            "`stages.online.sharding` to none, or use the staged loop (rl.iterations)"
-        )
 
 
 def profile_name(chosen: str | None = None) -> str:

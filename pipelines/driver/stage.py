@@ -13,7 +13,7 @@ from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
-from pipelines.config.profiles import ExecutorKind, check_launch, load_profile, profile_name
+from pipelines.config.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.driver.driver import Driver
 from pipelines.driver.dvc_process import ONLY_RESTORE
 from pipelines.driver.executors import make_executor
@@ -97,7 +97,6 @@ def describe_launch(
     origin = describe_command(repository, params, current_invocation())
     loaded = load_profile(repository.root, profile)
     resources = loaded.resources(bound.stage.name)
-    check_launch(profile, resources, bound.stage)
     on_slurm = loaded.executor is ExecutorKind.SLURM
     in_shards = on_slurm and bound.stage.processes is Processes.SHARDS
     launch = Launch(

@@ -1,4 +1,4 @@
-"""online: steps of rollout, score and policy update in one process, with everything resident.
+"""online: steps of rollout, score and policy update in one job, with everything resident.
 
 `rl.online` names the policies that are made so. It is empty by default, and the graph then has no
 such stage. Step n of the policy `fast` is the iteration `fast_00n`: it draws the prompts and the
@@ -7,7 +7,7 @@ random numbers that an iteration of this name would.
 
 from pydantic import Field
 
-from stages.contracts.base import Over, Section, Stage
+from stages.contracts.base import Over, Processes, Section, Stage
 from stages.contracts.policy_update import POLICY_UPDATE, PolicyUpdateConfig
 from stages.contracts.rollout import ROLLOUT, RolloutConfig
 from stages.contracts.score import SCORE, ScoreConfig
@@ -48,4 +48,5 @@ ONLINE = Stage(
     outs={**ROLLOUT.outs, **SCORE.outs, **POLICY_UPDATE.outs},
     metrics="metrics/iterations/{key}/online.json",
     over=Over.ONLINE,
+    processes=Processes.TOGETHER,
 )

@@ -12,7 +12,7 @@ import torch
 
 from stages.algorithms.distillation import sampled_advantages, topk_reverse_kl
 from stages.algorithms.loss import Loss, LossAggregation, Tokens
-from stages.context import StageError, Stopped
+from stages.context import StageError
 from stages.data.batching import loss_mask, pad
 from stages.data.finite import check_finite, sample_name
 from stages.data.tokenizer import Decoder
@@ -26,6 +26,7 @@ from stages.engines.forward.logprobs import logprobs_of, response_topk
 from stages.engines.forward.packing import pack
 from stages.engines.models.lora import is_adapter_folder
 from stages.engines.models.own_code import check_same_code
+from stages.engines.processes.shared_pass import Group, over_groups
 from stages.engines.training.loop import Rows, Step, Work, counted
 from stages.engines.training.resume import Metrics
 from stages.learning.experience import Measured, measure, with_advantages
@@ -104,20 +105,24 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
     sizes = [m.config.get_text_config().vocab_size for m in (teacher, update.policy.model)]
     k = min(update.config.policy_update.distill_top_k, *sizes)
     lengths = [row_length(update.rollouts[row]) for row in rows]
-    for group in pack(lengths, update.ctx.micro_tokens):
-        if update.ctx.should_stop_alone():
-            raise Stopped(f"stopped after {len(by_row)} of {len(rows)} responses")
-        some = [rows[i] for i in group]
-        batch = response_batch(teacher, [update.rollouts[i] for i in some], update.ctx.device)
+
+    def compute(group: Group) -> list[Mapping[str, torch.Tensor]]:
+        some = [update.rollouts[rows[i]] for i in group]
+        batch = response_batch(teacher, some, update.ctx.device)
         ids, logprobs = response_topk(teacher, batch, k, update.config.temperature)
         ids = ids.clamp(max=min(sizes) - 1)
+        found: list[Mapping[str, torch.Tensor]] = []
         for i, row in enumerate(some):
-            length = len(update.rollouts[row]["response_ids"])
+            length = len(row["response_ids"])
             least = logprobs[i, :length].sum(-1).tolist()
-            check_finite("the teacher's log-prob", sample_name(update.rollouts[row]), least)
-            by_row[row] = {"ids": ids[i, :length].cpu(), "logprobs": logprobs[i, :length].cpu()}
-        update.ctx.progress(len(by_row), len(rows), "teacher log-probs")
-    return [by_row[row] for row in rows]
+            check_finite("the teacher's log-prob", sample_name(row), least)
+            found.append({"ids": ids[i, :length].cpu(), "logprobs": logprobs[i, :length].cpu()})
+        return found
+
+    groups = pack(lengths, update.ctx.micro_tokens)
+    for group, found in over_groups(update.ctx, groups, compute, "teacher log-probs"):
+        by_row |= zip(group, found, strict=True)
+    return [by_row[i] for i in range(len(rows))]
 
 
 def _to_length(values: torch.Tensor, length: int) -> torch.Tensor:

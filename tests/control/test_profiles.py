@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
-from pipelines.config.profiles import ExecutorKind, Resources, check_launch, load_profile
+from pipelines.config.profiles import ExecutorKind, Resources, load_profile
 from pipelines.driver.stage import _by_hand
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import Batch, batch_script
@@ -199,14 +199,6 @@ def test_jobs_after_a_failed_one_do_not_wait_for_ever(tmp_path: Path) -> None:
     script = render("score", tmp_path, Resources(), after=["7", "8"])
     assert "#SBATCH --dependency=afterok:7:8" in script
     assert "#SBATCH --kill-on-invalid-dep=yes" in script
-
-
-def test_online_is_refused_where_the_defaults_spread_its_model(tmp_path: Path) -> None:
-    text = "executor: slurm\ndefaults: {sharding: zero3, tasks_per_node: 4}\n"
-    spread = load_profile(write(tmp_path, text), "mine")
-    check_launch("mine", spread.resources("sft"), STAGES["sft"])
-    with pytest.raises(LockstepError, match=r"set `stages\.online\.sharding` to none"):
-        check_launch("mine", spread.resources("online"), STAGES["online"])
 
 
 def test_rendering_needs_no_slurm(tmp_path: Path) -> None:

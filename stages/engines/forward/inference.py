@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from stages.engines.forward.packed import configure_forward, settings_for
 from stages.engines.forward.packing import pack
 from stages.engines.models.folders import pad_id
 from stages.engines.processes.parts import UNIT_ROWS, Compute, Pass, collect, fill
+from stages.engines.processes.shared_pass import Group, over_groups
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,16 @@ def logprobs_by(owner: str, load: Callable[[], Any], temperature: float) -> Quan
 
 
 def over_responses(ctx: Context, rows: Sequence[ResponseIds], quantity: Quantity) -> list[Any]:
-    """The quantity of each row: a number, or a list as long as the row's response."""
-    done = 0
+    """The quantity of each row: a number, or a list as long as the row's response.
 
-    def count(num_rows: int) -> None:
-        nonlocal done
-        done += num_rows
-        ctx.progress(done, len(rows), quantity.phase)
-
-    describe = lambda i: sample_name(rows[i])  # noqa: E731
-    return _compute(ctx, quantity.load(), rows, quantity, describe, count)
+    Ranks that are joined share the rows, and all of them call it.
+    """
+    model = quantity.load()
+    configure_forward(model, settings_for(ctx))
+    groups = pack([row_length(row) for row in rows], ctx.micro_tokens)
+    compute = lambda group: _of_group(ctx, model, rows, quantity, group)  # noqa: E731
+    found = over_groups(ctx, groups, compute, quantity.phase)
+    return _in_order(found, quantity, len(rows), lambda i: sample_name(rows[i]))
 
 
 def kept_over_responses(
@@ -62,8 +63,8 @@ def kept_over_responses(
     """`over_responses`, in parts that outlive a kill.
 
     They lie under `name` and a hash of the rows and of the policy that sampled them: a stage that
-    samples more than once never reads what it measured of another policy. Ranks each compute all
-    rows, and keep nothing: who reads what another one wrote would depend on who was faster.
+    samples more than once never reads what it measured of another policy. Ranks share the rows and
+    keep nothing.
     """
     if ctx.world > 1:
         return over_responses(ctx, rows, quantity)
@@ -99,7 +100,7 @@ def response_pass(
 
     def start() -> Compute:
         model = quantity.load()
-        return lambda unit: _compute(
+        return lambda unit: _of_unit(
             ctx,
             model,
             rows[unit.start : unit.stop],
@@ -116,31 +117,46 @@ def row_length(row: ResponseIds) -> int:
     return len(row["prompt_ids"]) + len(row["response_ids"])
 
 
-def _compute(
+def _of_unit(
     ctx: Context,
     model: Any,
     rows: Sequence[ResponseIds],
     quantity: Quantity,
     describe: Callable[[int], str],
-    count: Callable[[int], None] = lambda _: None,
 ) -> list[Any]:
-    """The results in the order of the rows; `count` gets the number of rows of each batch."""
+    """The results in the order of the rows, all computed by this process."""
     configure_forward(model, settings_for(ctx))
-    results: dict[int, Any] = {}
+    found: list[tuple[Group, list[Any]]] = []
     for group in pack([row_length(row) for row in rows], ctx.micro_tokens):
         if ctx.should_stop_alone():
-            raise Stopped(f"stopped after {len(results)} of {len(rows)} responses")
-        batch = response_batch(model, [rows[i] for i in group], ctx.device)
-        with torch.no_grad():
-            computed = quantity.compute(model, batch).tolist()
-        for index, values in zip(group, computed, strict=True):
-            length = len(rows[index]["response_ids"])
-            results[index] = values[:length] if isinstance(values, list) else values
-        count(len(group))
-    # The first row that is wrong is named, whichever went through the model first.
-    for index in range(len(rows)):
+            raise Stopped(f"stopped after {len(found)} batches of {quantity.phase}")
+        found.append((group, _of_group(ctx, model, rows, quantity, group)))
+    return _in_order(found, quantity, len(rows), describe)
+
+
+def _of_group(
+    ctx: Context, model: Any, rows: Sequence[ResponseIds], quantity: Quantity, group: Group
+) -> list[Any]:
+    batch = response_batch(model, [rows[i] for i in group], ctx.device)
+    with torch.no_grad():
+        computed = quantity.compute(model, batch).tolist()
+    return [
+        values[: len(rows[i]["response_ids"])] if isinstance(values, list) else values
+        for i, values in zip(group, computed, strict=True)
+    ]
+
+
+def _in_order(
+    found: Iterable[tuple[Group, list[Any]]],
+    quantity: Quantity,
+    num_rows: int,
+    describe: Callable[[int], str],
+) -> list[Any]:
+    """The results by row; the first row that is wrong is named, whichever was computed first."""
+    results = {i: one for group, some in found for i, one in zip(group, some, strict=True)}
+    for index in range(num_rows):
         check_finite(quantity.what, describe(index), results[index])
-    return [results[index] for index in range(len(rows))]
+    return [results[index] for index in range(num_rows)]
 
 
 def response_batch(model: Any, rows: Sequence[ResponseIds], device: str) -> Batch:

@@ -1,8 +1,10 @@
-"""The policy that learns, as the one that answers, in one process.
+"""The policy that learns, as the one that answers, on every rank.
 
 The torch generator answers with the learner's own weights. It gets a model of its own where the
-learner's weights are not what is sampled from: under an adapter, which a sampler loads merged, and
-while the learner moves on. Any other engine is given the weights as a folder in the scratch.
+learner's weights are not what is sampled from: under an adapter, which a sampler loads merged;
+while the learner moves on; and where the learner is spread over the ranks, whose parts come to each
+of them through memory, one weight at a time, rounded. Any other engine is given the weights as a
+folder in the scratch.
 """
 
 import shutil
@@ -14,16 +16,18 @@ from typing import Any
 
 import torch
 
-from stages.context import Context
+from stages.context import Context, StageError
 from stages.contracts.online import OnlineConfig
 from stages.contracts.rollout import Engine
 from stages.engines.generation.generator import Generator, GeneratorSettings
 from stages.engines.generation.generators import choose, open_generator
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models.background_hash import BackgroundHash
-from stages.engines.models.folders import load_policy, save_model
+from stages.engines.models.folders import load_policy
 from stages.engines.models.lora import has_adapter, named_weights
+from stages.engines.processes.ranks import ALONE
 from stages.engines.training.learner import AnyLearner
+from stages.engines.training.saving import save_learner
 
 UNKNOWN = "not-hashed-yet"
 
@@ -40,6 +44,7 @@ class ResidentSampler:
     ) -> None:
         """`longest` is how many tokens a prompt and its response have at most, of all steps."""
         self._config, self._source, self._learner = config, folder, learner
+        self._ranks = ctx.ranks or ALONE
         self._apart = apart = config.online.overlap
         self._device, self._aside = ctx.device, ctx.scratch / "sampler"
         slots = config.rollout.batch_size
@@ -53,33 +58,53 @@ class ResidentSampler:
         self._copy: Any = None
         if choose(folder, ctx.device, config.rollout.engine) is Engine.TORCH:
             self._torch = TorchGenerator(ctx.device, config.precision, slots)
-            if apart or has_adapter(learner.model):
+            if apart or has_adapter(learner.model) or learner.lockstep:
                 self._copy = load_policy(folder, ctx.device, config.precision)
 
     def take(self) -> None:
-        """Answer with the learner's weights as they are now."""
+        """Answer with the learner's weights as they are now; all ranks."""
         if self._torch is None:
             self._take_folder()
             return
         model = self._learner.model
         if self._copy is not None:
             model = self._copy
-            own = model.state_dict()
-            with torch.no_grad(), self._learner.full_precision() as whole:
-                for name, weight in named_weights(whole):
-                    own[name].copy_(weight)
-        self._hash.start(model)
+            self._copy_weights()
+        if not self._ranks.rank:
+            self._hash.start(model)
         # The trainer compares all that a policy gradient is made of, with the same weights unless
         # it has moved on.
         compared = self._config.algorithm.is_policy_gradient and not self._apart
-        self._torch.take(model, UNKNOWN, compared=compared)
+        self._torch.take(model, UNKNOWN, compared=compared, owned=self._copy is not None)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def _take_folder(self) -> None:
-        shutil.rmtree(self._aside, ignore_errors=True)
+    @torch.no_grad()
+    def _copy_weights(self) -> None:
+        """From the learner's, wherever they are, into the model that answers, one by one."""
+        own = self._copy.state_dict()
+        if not has_adapter(self._learner.model):
+            for name, weight in self._learner.computed_weights():
+                own[name].copy_(weight)
+            return
+        if self._learner.lockstep:
+            raise StageError(
+                "sharding in the profile, with an adapter (lora.rank) and rl.online: the base that "
+                "an adapter is added to is whole on no GPU; set stages.online.sharding to none"
+            )
         with self._learner.full_precision() as whole:
-            save_model(whole, self._aside, tokenizer_from=self._source, lora=self._config.lora)
+            for name, weight in named_weights(whole):
+                own[name].copy_(weight)
+
+    def _take_folder(self) -> None:
+        self._ranks.first_does(lambda: shutil.rmtree(self._aside, ignore_errors=True))
+        save_learner(
+            self._learner,
+            self._aside,
+            tokenizer_from=self._source,
+            lora=self._config.lora,
+            ranks=self._ranks,
+        )
         if self._other is None:
             engine = self._config.rollout.engine
             self._other = open_generator(self._aside, engine, self._settings)
@@ -88,8 +113,10 @@ class ResidentSampler:
             self._other.load(self._aside)
 
     def policy_hash(self) -> str:
-        """Of the weights that were taken; they may move on once it is there."""
-        return self._hash.wait() if self._other is None else self._other.policy_hash
+        """Of the weights that were taken, on every rank; they may move on once it is there."""
+        if self._other is not None:
+            return self._other.policy_hash
+        return self._ranks.same("" if self._ranks.rank else self._hash.wait())
 
     @contextmanager
     def opened(self) -> Iterator[Generator]:

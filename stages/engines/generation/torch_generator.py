@@ -50,18 +50,22 @@ class TorchGenerator:
         self._use(model, content_hash(model), owned=True)
 
     @torch.no_grad()
-    def take(self, model: Any, policy_hash: str, *, compared: bool = False) -> None:
+    def take(
+        self, model: Any, policy_hash: str, *, compared: bool = False, owned: bool = False
+    ) -> None:
         """Answer with a resident model's weights as they are now: after each change, take again.
 
         `compared`: somebody will hold the answers' log-probs against the model's own, and a model
-        that was checked once need not be checked after each change.
+        that was checked once need not be checked after each change. `owned`: the model is there to
+        answer alone, and is decoded with its own tensors.
         """
         if model is self._model and self._decoder is not None:
-            self._decoder.renew()
+            if not self._owned:
+                self._decoder.renew()
             self.policy_hash, self._checked = policy_hash, self._checked and compared
         else:
             self.close()
-            self._use(model, policy_hash, owned=False)
+            self._use(model, policy_hash, owned=owned)
 
     @torch.inference_mode()
     def generate(

@@ -7,7 +7,10 @@ renamed, and checked by its hash when read, so that a torn or corrupted one coun
 shard computes the missing units of its own share and no others; nobody waits and nothing is locked.
 Whoever then finds that all parts are there has all results, in the order of the rows.
 
-A context may keep parts in memory instead: then nothing outlives the process and nobody shares.
+A context may keep parts in memory instead: then nothing outlives the process.
+
+Ranks that are joined share the units in the same way, and give each other their results. They stop
+together: one that is asked to leaves its units open, and all see so when they come to collect.
 """
 
 import hashlib
@@ -20,9 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.context import Context, ShareDone, Stopped
+
+if TYPE_CHECKING:
+    from stages.engines.processes.ranks import Ranks
 
 LOOK_INTERVAL_S = 1.0
 UNIT_ROWS = 256
@@ -85,7 +91,12 @@ def fill(ctx: Context, *passes: Pass) -> None:
 
 
 def collect(ctx: Context, work: Pass) -> list[Any]:
-    """The results of all rows, in their order; ShareDone where another shard owes some of them."""
+    """The results of all rows, in their order; ShareDone where another shard owes some of them.
+
+    Of ranks that are joined, all call it; Stopped where one of them has left units open.
+    """
+    if ctx.ranks is not None:
+        return _exchange(ctx, ctx.ranks, work)
     if ctx.parts is None:
         _refresh(_folder(ctx, work))
     absent = work.num_rows - _rows_there(ctx, work)
@@ -100,11 +111,26 @@ def collect(ctx: Context, work: Pass) -> list[Any]:
     return results
 
 
+def _exchange(ctx: Context, ranks: "Ranks", work: Pass) -> list[Any]:
+    share = work.units[ctx.shard :: ctx.num_shards]
+    own = {unit.start: _found(ctx, work, unit) for unit in share}
+    parts = {start: part for some in ranks.gather(own) for start, part in some.items()}
+    results: list[Any] = []
+    for unit in work.units:
+        part = parts[unit.start]
+        if part is None:
+            raise Stopped(f"stopped before row {unit.start} of {work.name}")
+        results += part
+    return results
+
+
 def _compute(ctx: Context, work: Pass, todo: Sequence[range]) -> None:
     compute = work.load()
     looked = -math.inf
     for unit in todo:
         if ctx.should_stop():
+            if ctx.world > 1:
+                return
             raise Stopped(f"stopped before row {unit.start} of {work.name}")
         results = compute(unit)
         _keep(ctx, work, unit, results)

@@ -47,6 +47,7 @@ def join(ctx: Context) -> Iterator["Ranks"]:
         # Wherever in there a connection breaks: libraries have collectives of their own.
         with ranks.exchanging():
             ranks.connect(ctx.collective_seconds)
+            ctx.ranks = ranks
             yield ranks
             ranks.finish()
             ranks.part()
@@ -63,6 +64,7 @@ def join(ctx: Context) -> Iterator["Ranks"]:
         heartbeats.write_failure(f"rank {ctx.rank} failed at {heartbeats.at}: {message}")
         raise
     finally:
+        ctx.ranks = None
         heartbeats.end()
     if ctx.rank:
         raise ShareDone(f"rank {ctx.rank} has trained; rank 0 writes")

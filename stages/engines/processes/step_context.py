@@ -45,10 +45,16 @@ class StepContext(Context):
 
 
 def step_context(ctx: Context, name: str, folder: Path, *, durable: bool) -> StepContext:
-    """The context of the step that is the iteration `name`, in a folder of its own."""
-    if not durable:
-        shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    """The context of the step that is the iteration `name`, in a folder of its own.
+
+    Ranks share the step's units of work.
+    """
+    if not ctx.rank:
+        if not durable:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    if ctx.ranks is not None:
+        ctx.ranks.agree(f"step {name}")
     same = {field.name: getattr(ctx, field.name) for field in fields(Context)}
     return StepContext(
         **same
@@ -58,6 +64,8 @@ def step_context(ctx: Context, name: str, folder: Path, *, durable: bool) -> Ste
             "checkpoint_seconds": ctx.checkpoint_seconds if durable else math.inf,
             "parts": None if durable else {},
             "durable": durable,
+            "shard": ctx.rank,
+            "num_shards": ctx.world,
             "above": ctx,
         }
     )

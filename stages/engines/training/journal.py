@@ -36,8 +36,11 @@ STEP = pa.field("step", pa.int32(), nullable=False)
 
 
 class Journal:
+    """All ranks have one, and call the same of its methods; rank 0's writes the rows."""
+
     def __init__(self, ctx: Context, learners: Mapping[str, AnyLearner], writer: Executor) -> None:
         self._ctx, self._learners, self._writer = ctx, learners, writer
+        self._ranks = ctx.ranks or ALONE
         self._rows, self._steps = ctx.scratch / "rows", ctx.scratch / "steps"
         self._files: dict[str, str] = {}
         self._unsynced: set[str] = set()
@@ -51,14 +54,15 @@ class Journal:
     def resume(self) -> None:
         """Put the learners to where they were; what is of later steps goes."""
         self.history, self.values = resume(
-            self._ctx.scratch, self._learners, ALONE, self._are_there
+            self._ctx.scratch, self._learners, self._ranks, self._are_there
         )
         self._files = dict(self.values.get("files", {}))
         self._saved_step = len(self.history)
         self._ctx.resume_at(len(self.history), self.history)
         begun = {self._folder(self._saved_step + 1), self._folder(self._saved_step + 2, AHEAD)}
-        for folder in set(self._steps.glob("*")) - begun:
-            shutil.rmtree(folder)
+        if not self._ctx.rank:
+            for folder in set(self._steps.glob("*")) - begun:
+                shutil.rmtree(folder)
 
     def begin(self, step: int, name: str, part: str = "") -> StepContext:
         """The context of a step; durable where the state that there is now has been saved."""
@@ -67,6 +71,8 @@ class Journal:
 
     def write(self, kind: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep rows of a step; they are written while others compute."""
+        if self._ctx.rank:
+            return
         path = self._path(kind, step)
         name = path.relative_to(self._rows).as_posix()
 
@@ -87,7 +93,7 @@ class Journal:
         """A step is over: its folder goes."""
         self.history.append(metrics)
         self._last_step_s = seconds
-        for part in ("", AHEAD):
+        for part in ("", AHEAD) if not self._ctx.rank else ():
             shutil.rmtree(self._folder(step, part), ignore_errors=True)
 
     def save(self, values: Mapping[str, Any], is_ahead: bool, *, now: bool) -> None:
@@ -96,15 +102,16 @@ class Journal:
         `is_ahead`: the rollouts of the next step are there, too.
         """
         waited = time.monotonic() - self._tried_at
-        if self._is_saved() or not (
-            now or waited + self._last_step_s >= self._ctx.checkpoint_seconds
-        ):
+        due = now or waited + self._last_step_s >= self._ctx.checkpoint_seconds
+        if self._is_saved() or not self._ranks.same(due):
             return
         self._settle(sync=True)
         last = len(self.history) + is_ahead
         files = {name: digest for name, digest in self._files.items() if _step(name) <= last}
         kept = {**values, "files": files}
-        if save_if_possible(self._ctx.scratch, self._learners, self.history, kept):
+        if save_if_possible(
+            self._ctx.scratch, self._learners, self.history, kept, ranks=self._ranks
+        ):
             self._saved_step = len(self.history)
         # Also where it failed: a try costs as much, and a disk is hardly ever full for one step.
         self._tried_at = time.monotonic()

@@ -189,10 +189,12 @@ class ZeroLearner:
         self._refresh()
 
     def computed_weights(self) -> Iterator[tuple[str, Tensor]]:
-        from deepspeed.zero import GatheredParameters
+        import deepspeed
 
         for name, parameter in self.model.named_parameters():
-            with GatheredParameters([parameter], enabled=self._stage == 3):
+            # One that every rank keeps whole would be taken apart at the end.
+            spread = self._stage == 3 and not parameter.ds_persist
+            with deepspeed.zero.GatheredParameters([parameter], enabled=spread):
                 yield name, parameter.data
 
     def _split(self, name: str) -> tuple[str, str]:

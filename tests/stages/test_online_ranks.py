@@ -1,0 +1,211 @@
+"""Fused steps on several ranks: the bytes of the staged loop on as many ranks, whatever ends them.
+
+This file, run under the name RANK, is one such rank.
+"""
+
+import itertools
+import json
+import multiprocessing
+import os
+import runpy
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.context import RankLost, ShareDone, Stopped
+from stages.contracts.base import Processes as Kind
+from stages.contracts.catalog import bind
+from stages.contracts.sharding import Sharding
+from tests.ports import free_port
+from tests.stages.conftest import Runner
+from tests.stages.test_online import GRPO, OVERLAP, PPO, ROWS, AskedAt
+from tests.waiting import TIMEOUT_S, until
+
+RANK = "one_rank"
+NAMES = ["fast_001", "fast_002"]
+CHAINED = {name: {"policy": parent} for name, parent in zip(NAMES, ["sft", *NAMES], strict=False)}
+STAGED = [f"{stage}@{name}" for name in NAMES for stage in ("rollout", "score", "policy_update")]
+FUSED = ["online@fast"]
+# A rollout has several units, so that each rank has some.
+SMALL = {"rollout": {"batch_size": 4}}
+KL = {"policy_update": {"kl_target": 0.1}}
+CASES = {
+    "ppo": (PPO, KL, 2, "none"),
+    "grpo-4": (GRPO, {}, 4, "none"),
+    "lora": (GRPO, {"lora": {"rank": 4, "alpha": 8, "save": "adapter"}}, 2, "none"),
+    "ppo-zero3": (PPO, KL, 2, "zero3"),
+    "bfloat16-zero3": (GRPO, {"precision": "bfloat16"}, 2, "zero3"),
+}
+"""rl, params, ranks, how the policy is spread."""
+
+
+def run(root, rank, world, options):
+    runner = Runner(root, **options["params"])
+    for number, address in enumerate(options["addresses"]):
+        done = root / "signs" / f"done-{address}"
+        if bind(address, runner.params).stage.processes is not Kind.TOGETHER:
+            if not rank:
+                runner.run(address)
+                done.touch()
+            until(done.exists, f"rank 0 is done with {address}")
+            continue
+        os.environ["MASTER_PORT"] = str(options["ports"][number])
+        ctx = runner.context(
+            address,
+            rank=rank,
+            world=world,
+            heartbeats=root / "signs" / f"{options['start']}-{number}",
+            sharding=Sharding(options["sharding"]),
+            checkpoint_seconds=options.get("checkpoint_seconds", 30.0),
+        )
+        if options.get("asked", {}).get(str(rank)) is not None:
+            ctx._stop = AskedAt(options["asked"][str(rank)])
+        try:
+            metrics = runner.run(address, ctx)
+            (root / f"{address}.json").write_text(json.dumps(metrics))
+        except ShareDone:
+            pass
+
+
+def main(options):
+    root, rank = Path(options["root"]), options["rank"]
+    log = os.open(root / "signs" / f"log-{options['start']}-{rank}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(options["world"]), "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "DS_ACCELERATOR": "cpu"}
+    try:
+        run(root, rank, options["world"], options)
+    except Stopped:
+        sys.exit(3)
+    except RankLost as error:
+        print(error, flush=True)
+        sys.exit(4)
+
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "pytest", "stages.online"])
+STARTS = itertools.count()
+
+
+def start(runner, addresses, rl, changes, world, sharding, **options):
+    """The ranks, which go through these stages."""
+    params = {
+        "rl": {"iterations": CHAINED, "online": {"fast": {"policy": "sft", "steps": 2}}, **rl}
+    }
+    options |= {"root": str(runner.root), "addresses": addresses, "world": world}
+    options |= {"params": {**SMALL, **changes, **params}, "sharding": sharding}
+    options |= {"ports": [free_port() for _ in addresses], "start": next(STARTS)}
+    (runner.root / "signs").mkdir(exist_ok=True)
+    ranks = [
+        FORKS.Process(
+            target=runpy.run_path, args=(__file__, {"OPTIONS": {**options, "rank": rank}}, RANK)
+        )
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.start()
+    return ranks
+
+
+def finish(runner, ranks, expected=0):
+    try:
+        for process in ranks:
+            process.join(TIMEOUT_S)
+        ends = [process.exitcode for process in ranks]
+        logs = sorted((runner.root / "signs").glob("log-*"))
+        said = "".join(f"\n{path.name}: {path.read_text()[-3000:]}" for path in logs)
+        assert ends == [expected] * len(ranks), f"{ends}{said}"
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+def go_through(runner, *job, **options):
+    finish(runner, start(runner, *job, **options))
+
+
+def left(runner, policy):
+    root = runner.root / "artifacts/policies" / policy
+    return {part: runner.contents(root / part) for part in ("model", "state")}
+
+
+def all_left(runner):
+    return left(runner, "fast"), {path: runner.rows(path.format("fast")) for path in ROWS}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fused_steps_end_with_the_bytes_of_iterations_on_as_many_ranks(copied, case):
+    if "zero" in CASES[case][3]:
+        pytest.importorskip("deepspeed")
+    runner = copied("run")
+    go_through(runner, [*STAGED, *FUSED], *CASES[case])
+    assert left(runner, "fast") == left(runner, NAMES[-1])
+    for path in ROWS:
+        together = runner.rows(path.format("fast"))
+        for step, name in enumerate(NAMES, 1):
+            own = [row for row in together if row["step"] == step]
+            assert own == [{"step": step, **row} for row in runner.rows(path.format(name))]
+    staged = json.loads((runner.root / f"policy_update@{NAMES[-1]}.json").read_text())
+    fused = json.loads((runner.root / "online@fast.json").read_text())
+    assert fused["num_steps"] == 2 * staged.pop("num_steps")
+    assert {name: fused[name] for name in staged} == staged
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trained, tmp_path_factory):
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = Runner(tmp_path_factory.mktemp("undisturbed") / "run")
+            shutil.copytree(trained.root, made[name].root, dirs_exist_ok=True)
+            go_through(made[name], FUSED, *DISTURBED[name])
+        return all_left(made[name])
+
+    return get
+
+
+DISTURBED = {"serial": (PPO, KL, 2, "none"), "overlap": (GRPO, OVERLAP, 2, "none")}
+
+
+@pytest.mark.parametrize(("name", "after"), [("overlap", 0), ("serial", 1)])
+def test_killed_at_any_moment_they_end_with_the_same_bytes(copied, undisturbed, name, after):
+    """One rank is killed after so many steps; the other names it, and the next start goes on."""
+    runner = copied("killed")
+    ranks = start(runner, FUSED, *DISTURBED[name], checkpoint_seconds=0.0)
+    job = runner.root / "jobs/online@fast"
+    moment = "scratch/steps/*/scratch/parts/*/*" if not after else "metrics.jsonl"
+    there = lambda: any(path.stat().st_size for path in job.glob(moment))  # noqa: E731
+    until(there, "they are at work", at_work=lambda: all(one.is_alive() for one in ranks))
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    ranks[0].join(TIMEOUT_S)
+    finish(runner, ranks[:1], expected=4)
+    log = next((runner.root / "signs").glob("log-*-0")).read_text()
+    assert "rank 1" in log
+    go_through(runner, FUSED, *DISTURBED[name], checkpoint_seconds=0.0)
+    assert all_left(runner) == undisturbed(name)
+
+
+@pytest.mark.parametrize("name", DISTURBED)
+def test_where_one_rank_is_asked_to_stop_all_do_and_go_on_later(copied, undisturbed, name):
+    runner = copied("stopped")
+    for number in range(20):
+        ranks = start(runner, FUSED, *DISTURBED[name], asked={"1": 2 + 5 * number})
+        for process in ranks:
+            process.join(TIMEOUT_S)
+        if ranks[0].exitcode == 0:
+            break
+        finish(runner, ranks, expected=3)
+    assert number > 1
+    assert all_left(runner) == undisturbed(name)
+
+
+if __name__ == RANK:
+    main(globals()["OPTIONS"])
