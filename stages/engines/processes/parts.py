@@ -71,13 +71,17 @@ def pass_names(ctx: Context, prefix: str) -> list[str]:
 
 
 def missing(ctx: Context, work: Pass) -> list[range]:
-    """The units of this shard's share that have no whole part.
+    """The units of this shard's share that have no whole part."""
+    return [unit for unit in _share(ctx, work) if _found(ctx, work, unit) is None]
+
+
+def _share(ctx: Context, work: Pass) -> list[range]:
+    """This shard's units.
 
     Shares are interleaved, so that what an earlier attempt left to do falls to all shards alike,
     whatever its number of shards.
     """
-    share = work.units[ctx.shard :: ctx.num_shards]
-    return [unit for unit in share if _found(ctx, work, unit) is None]
+    return work.units[ctx.shard :: ctx.num_shards]
 
 
 def fill(ctx: Context, *passes: Pass) -> None:
@@ -112,8 +116,7 @@ def collect(ctx: Context, work: Pass) -> list[Any]:
 
 
 def _exchange(ctx: Context, ranks: "Ranks", work: Pass) -> list[Any]:
-    share = work.units[ctx.shard :: ctx.num_shards]
-    own = {unit.start: _found(ctx, work, unit) for unit in share}
+    own = {unit.start: _found(ctx, work, unit) for unit in _share(ctx, work)}
     parts = {start: part for some in ranks.gather(own) for start, part in some.items()}
     results: list[Any] = []
     for unit in work.units:
