@@ -17,7 +17,7 @@ GROUPS = {
     "Run the pipeline": ("plan", "run", "status", "logs", "cancel", "record", "stage", "code"),
     "Look at results": ("samples", "scores", "lm-eval", "lineage", "verify"),
     "Hand on a policy": ("export", "register"),
-    "Choose and check settings": ("preset", "doctor"),
+    "Choose and check settings": ("preset", "doctor", "selftest"),
     "Servers and kept processes": ("session", "up", "down", "sync"),
 }
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+from pipelines.base.console import ago
 from pipelines.base.errors import LockstepError
 from pipelines.base.redact import redact, without_credentials
 from pipelines.base.repository import Repository
@@ -14,6 +15,8 @@ from pipelines.config.params import load_params
 from pipelines.config.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.doctor.result import CheckResult
 from pipelines.doctor.slurm import examine_slurm
+from pipelines.selftest.finding import Verdict
+from pipelines.selftest.report import last_report
 from pipelines.tracking.openlineage import is_configured
 from stages.contracts.catalog import STAGES
 from stages.rewards.sandbox.isolation import isolation, remedy
@@ -40,6 +43,7 @@ def examine(repository: Repository) -> list[CheckResult]:
         _sandbox,
         _gpu,
         _slurm,
+        _selftest,
     ]
     return [finding for check in checks for finding in check(repository)]
 
@@ -191,6 +195,20 @@ def _gpu(repository: Repository) -> Iterator[CheckResult]:
 def _slurm(repository: Repository) -> Iterator[CheckResult]:
     wanted = None if _runs_stages_here(repository) else profile_name()
     yield from examine_slurm(repository, wanted)
+
+
+def _selftest(repository: Repository) -> Iterator[CheckResult]:
+    """What the nodes themselves were last seen to do: sbatch only says that it would take a job."""
+    name = profile_name()
+    command = f"`lockstep selftest --profile {name}`"
+    last = last_report(repository.home, name)
+    if last is None:
+        if not _runs_stages_here(repository):
+            yield CheckResult("selftest", True, f"never run: {command} proves the nodes")
+        return
+    detail = f"{ago(last['time'])}: {last['sentence']}"
+    remedy = f"see {last['folder']}/report.txt, and repeat {command}"
+    yield CheckResult("selftest", last["verdict"] != Verdict.FAILED, detail, remedy)
 
 
 def render(findings: list[CheckResult]) -> str:

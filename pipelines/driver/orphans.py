@@ -56,8 +56,14 @@ def find_orphans(repository: Repository) -> list[Orphan]:
         and wanted.get(entry.stage) != attempt
     ]
     scheduler = Scheduler(repository)
-    of_sessions = [session.folder for session in living(repository)]
-    tokens = scheduler.tokens_of([*of_sessions, *(attempt.folder for attempt in wanted.values())])
+    others = [session.folder for session in living(repository)]
+    # A self-test is wanted for as long as the command waits that submitted it.
+    others += [
+        path
+        for path in (repository.home / "selftest").glob("[0-9]*")
+        if Attempt(path).is_being_submitted()
+    ]
+    tokens = scheduler.tokens_of([*others, *(attempt.folder for attempt in wanted.values())])
     for job in scheduler.live_jobs() if shutil.which("squeue") else ():
         recorder = job.name == f"{NAME_PREFIX}{RECORDER}"
         if job.comment.removeprefix(COMMENT_PREFIX) not in tokens and not recorder:

@@ -3,9 +3,6 @@
 import math
 import os
 import re
-import shlex
-import shutil
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -13,7 +10,6 @@ from dataclasses import replace
 from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
 from pipelines.base.processes import start_of, this_process
-from pipelines.base.redacted_log import open_log
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import (
     ExecutorKind,
@@ -22,14 +18,14 @@ from pipelines.config.profiles import (
     bytes_of,
     load_profile,
     profile_name,
-    thread_variables,
 )
 from pipelines.driver.executors import STOP_S, end_host, make_executor
+from pipelines.driver.local_process import start_here
 from pipelines.identity.snapshot import take_snapshot
 from pipelines.ledger.launch import Launch
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import batch_script
-from pipelines.slurm.submit import just_wait, slurm_batches, stays_here, submit_batches
+from pipelines.slurm.submit import just_wait, slurm_batches, submit_batches
 from pipelines.worker.session import HOST_MODULE, Session, living, misfit, new_session, sessions
 from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
@@ -125,7 +121,7 @@ def up(repository: Repository, name: str, launch: Launch) -> Session:
                 Scheduler(repository), f"session-{name}", session.folder, launch, pause=just_wait
             )
         else:
-            submitted = _start_here(repository, session, launch)
+            submitted = _start_here(session, launch)
     except BaseException as error:
         session.note_end(f"it could not be started: {error}")
         raise
@@ -133,33 +129,8 @@ def up(repository: Repository, name: str, launch: Launch) -> Session:
     return session
 
 
-def _start_here(repository: Repository, session: Session, launch: Launch) -> Launch:
-    """A process of its own, which neither Ctrl-C nor the end of the terminal reaches."""
-    resources = launch.resources
-    words = [resources.python or sys.executable, "-u", "-m", HOST_MODULE, str(session.folder)]
-    words = [*shlex.split(resources.container or ""), *words]
-    script = "\n".join(["set -e", *resources.setup, f"exec {shlex.join(words)}"])
-    kept = {name: value for name, value in os.environ.items() if not stays_here(name)}
-    variables = {
-        **thread_variables(resources),
-        "PYTHONPATH": str(launch.code),
-        "PYTHONSAFEPATH": "1",
-        # As for a job of its own: of the machine's GPUs, as many as the profile says.
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(resources.gpus_per_node))),
-    }
-    bash = shutil.which("bash") or "/bin/sh"
-    log = session.folder / "host_0_log"
-    with open_log(log.with_suffix(".out")) as out, open_log(log.with_suffix(".err")) as err:
-        process = subprocess.Popen(
-            [bash, "-c", script],
-            cwd=repository.root,
-            env={**kept, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-    pid = process.pid
+def _start_here(session: Session, launch: Launch) -> Launch:
+    pid = start_here(launch, [str(session.folder)], session.folder / "host_0_log").pid
     return replace(launch, job=str(pid), pid=pid, pid_started=start_of(pid))
 
 
