@@ -121,10 +121,12 @@ def _read(path: Path, seconds: float) -> float:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         buffer = bytearray(len(PIECE))
         started, num_bytes = time.monotonic(), 0
-        while (got := file.readinto(buffer)) and time.monotonic() - started < seconds:
+        while got := file.readinto(buffer):
             if buffer[:got] != PIECE[:got]:
                 raise LockstepError(f"{path}: what was read is not what another node wrote")
             num_bytes += got
+            if time.monotonic() - started > seconds:
+                break
     return num_bytes / (time.monotonic() - started) / 1e9
 
 

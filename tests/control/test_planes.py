@@ -49,7 +49,17 @@ def test_contracts_import_no_torch() -> None:
     assert not modules_after("import stages.contracts.catalog") & {"torch", "numpy"}
 
 
-@pytest.mark.parametrize("module", sorted({stage.module for stage in STAGES.values()}))
+def test_the_command_of_a_self_test_imports_no_torch() -> None:
+    assert not modules_after("import pipelines.selftest.job") & {"torch", "transformers", "dvc"}
+
+
+OF_A_SELFTEST = [f"stages.selftest.{name}" for name in ("collectives", "compute", "sampler")]
+
+
+@pytest.mark.parametrize(
+    "module",
+    sorted({*(stage.module for stage in STAGES.values()), *OF_A_SELFTEST}),
+)
 def test_stages_name_no_package_of_the_control_plane(module: str) -> None:
     forbidden = ("dvc", "prefect", "mlflow", "submitit", "pipelines")
     for file in code_map(ROOT, module):
