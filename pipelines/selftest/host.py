@@ -32,6 +32,7 @@ from pipelines.ledger.state import State
 from pipelines.ledger.task import Task, find_task
 from pipelines.selftest import disk, machine
 from pipelines.selftest.settings import (
+    WORDS,
     Measurement,
     Settings,
     done_path,
@@ -116,8 +117,6 @@ class Check:
     """One check: what each rank measures, in a process of its own."""
 
     name: str
-    words: str
-    """For the line of progress."""
     measure: Measure
     together: bool = True
     """Whether the ranks meet; otherwise each is on its own."""
@@ -207,17 +206,17 @@ def _vllm(job: Job, ctx: Context, _: Any) -> dict[str, Any]:
 
 
 CHECKS = (
-    Check("machine", "the machines", _machine, together=False),
-    Check("compute", "matrix products", _compute, together=False),
-    Check("collectives", "collectives", _collectives),
-    Check("disk", "the file system", _disk),
-    Check("alone", "training in one process", _alone, together=False, first_only=True),
-    Check("together", "training by all ranks", _together),
-    Check("sampler", "sampling", _sampler, together=False),
-    Check("killed", "a rank that dies", _killed, checkpoint_seconds=0.0, loses_a_rank=True),
-    Check("resumed", "going on from a checkpoint", _resumed, scratch="killed"),
+    Check("machine", _machine, together=False),
+    Check("compute", _compute, together=False),
+    Check("collectives", _collectives),
+    Check("disk", _disk),
+    Check("alone", _alone, together=False, first_only=True),
+    Check("together", _together),
+    Check("sampler", _sampler, together=False),
+    Check("killed", _killed, checkpoint_seconds=0.0, loses_a_rank=True),
+    Check("resumed", _resumed, scratch="killed"),
 )
-VLLM = Check("vllm", "sampling by vLLM", _vllm, together=False, first_only=True)
+VLLM = Check("vllm", _vllm, together=False, first_only=True)
 
 
 def run_checks(job: Job) -> None:
@@ -227,7 +226,7 @@ def run_checks(job: Job) -> None:
         if check.first_only and job.task.rank:
             continue
         if not job.task.rank:
-            progress = {"check": check.words, "number": number, "of": len(checks)}
+            progress = {"check": WORDS[check.name], "number": number, "of": len(checks)}
             atomic.write_json(job.folder / "progress.json", progress)
         _fork(job, check)
 

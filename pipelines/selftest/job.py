@@ -55,6 +55,8 @@ from stages.contracts.rollout import Engine
 
 NAME = "selftest"
 POLL_S = 0.2
+LAST_LINES = 3
+"""Of a log, in a finding."""
 END_S = 30.0
 """How long the other processes may take to end after rank 0."""
 
@@ -308,11 +310,11 @@ def _ended_early(attempt: Attempt) -> Iterator[Finding]:
     if attempt.state() is State.COMPLETED:
         return
     outcome = outcome_of(attempt) if attempt.on_slurm else outcome_here(attempt)
-    lines = tail(attempt, outcome).splitlines()
-    said = f" ({lines[-1].removeprefix('  | ')})" if lines else ""
-    advice = (
-        outcome.advice.removeprefix("progress is saved: ")
-        if "profile" in outcome.advice or "slurm_profiles" in outcome.advice
-        else SEE_LOG
-    )
-    yield Finding("job", Verdict.FAILED, f"{outcome.what}{said}", remedy=advice)
+    lines = [line.removeprefix("  | ") for line in tail(attempt, outcome).splitlines()]
+    said = "; ".join([line for line in lines if not line.startswith("srun:")][-LAST_LINES:])
+    remedy = outcome.advice if "slurm_profiles" in outcome.advice else SEE_LOG
+    if attempt.worker is None:
+        remedy = "it never started: see `setup`, `container` and `python` in the profile, and "
+        remedy += "the logs in the folder below"
+    detail = f"{outcome.what} ({said})" if said else outcome.what
+    yield Finding("job", Verdict.FAILED, detail, remedy=remedy)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.config.profiles import ExecutorKind, Resources, bytes_of
 from pipelines.selftest.finding import Finding, Verdict
-from pipelines.selftest.settings import Measurement
+from pipelines.selftest.settings import WORDS, Measurement
 
 SEE_LOG = "see the logs in the folder below"
 OK, SLOW, FAILED = Verdict.OK, Verdict.SLOW, Verdict.FAILED
@@ -71,8 +71,13 @@ def judge(seen: Seen) -> list[Finding]:
     """One finding or more for each check, in the order of the page."""
     findings: list[Finding] = []
     named: set[str] = set()
+    # A job that ended early has left out all that came after: one line is enough for these.
+    unreached = [check for check in WORDS if check not in seen.measured and check != "vllm"]
+    if unreached:
+        words = ", ".join(WORDS[check] for check in unreached)
+        findings.append(Finding("not reached", FAILED, words, remedy=SEE_LOG))
     for checks, judges in _JUDGES.items():
-        if "vllm" in checks and "vllm" not in seen.measured:
+        if any(check not in seen.measured for check in checks):
             continue
         missing = {check: found for check in checks if (found := _missing(seen, check))}
         findings += [found for check, found in missing.items() if check not in named]
@@ -92,12 +97,12 @@ def _missing(seen: Seen, check: str) -> Finding | None:
     if errors:
         first = errors[0]
         detail = f"{first.who}: {first.error}"
-        return Finding(check, FAILED, detail, remedy=_remedy_of(first.error))
+        return Finding(WORDS[check], FAILED, detail, remedy=_remedy_of(first.error))
     if len(there) < expected:
         absent = sorted(set(range(expected)) - {each.rank for each in there})
         ranks = ", ".join(map(str, absent[:8]))
         detail = f"no result of rank {ranks}: the job ended before it"
-        return Finding(check, FAILED, detail, remedy=SEE_LOG)
+        return Finding(WORDS[check], FAILED, detail, remedy=SEE_LOG)
     return None
 
 
@@ -503,7 +508,8 @@ def _death(seen: Seen) -> Iterator[Finding]:
     results = seen.values("killed")
     dead = results[lost][1]
     if dead["exit_status"] != -9:
-        detail = f"rank {lost} was to be killed and ended with {dead['exit_status']}"
+        said = f": {dead['error']}" if dead["error"] else ""
+        detail = f"rank {lost} was to be killed and ended with {dead['exit_status']}{said}"
         yield Finding("a rank dies", FAILED, detail, remedy=SEE_LOG)
         return
     if seen.world == 1:

@@ -7,6 +7,20 @@ from typing import Any, ClassVar
 
 from pipelines.ledger import files
 
+WORDS = {
+    "machine": "machines",
+    "compute": "matrix products",
+    "collectives": "collectives",
+    "disk": "file system",
+    "alone": "training in one process",
+    "together": "training by all ranks",
+    "sampler": "sampling",
+    "killed": "a rank that dies",
+    "resumed": "going on from a checkpoint",
+    "vllm": "sampling by vLLM",
+}
+"""The checks, in their order, as people call them."""
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -250,11 +250,20 @@ def test_a_check_that_a_rank_could_not_make_has_failed_and_says_why() -> None:
     ranks["together"][1] = Measurement("together", 1, "n0", 1.0, error=error)
     ranks["together"][0] = Measurement("together", 0, "n0", 1.0, error="RankLost: rank 1 failed")
     found = not_ok(ranks)
-    assert (found.check, found.detail) == ("together", f"rank 1 on n0: {error}")
+    assert (found.check, found.detail) == ("training by all ranks", f"rank 1 on n0: {error}")
     assert "nvidia-smi" in found.remedy
-    del ranks["together"], ranks["resumed"][2:]
-    details = {name: each.detail for name, each in findings(ranks).items() if each.remedy}
-    assert details["resumed"].startswith("no result of rank 2, 3")
+
+
+def test_what_a_job_that_ended_early_left_out_has_failed() -> None:
+    ranks = measured()
+    del ranks["killed"][2:], ranks["resumed"]
+    found = findings(ranks)
+    bad = {name: each.detail for name, each in found.items() if each.verdict is Verdict.FAILED}
+    assert bad == {
+        "not reached": "going on from a checkpoint",
+        "a rank that dies": "no result of rank 2, 3: the job ended before it",
+    }
+    assert findings({}).keys() == {"not reached"}
 
 
 def report(found: list[Finding], folder: Path = Path("clone/.lockstep/selftest/001")) -> Report:
