@@ -312,7 +312,8 @@ def _ended_early(attempt: Attempt) -> Iterator[Finding]:
     outcome = outcome_of(attempt) if attempt.on_slurm else outcome_here(attempt)
     lines = [line.removeprefix("  | ") for line in tail(attempt, outcome).splitlines()]
     said = "; ".join([line for line in lines if not line.startswith("srun:")][-LAST_LINES:])
-    remedy = outcome.advice if "slurm_profiles" in outcome.advice else SEE_LOG
+    # A self-test has no progress that a second run could go on from.
+    remedy = SEE_LOG if "progress is saved" in outcome.advice else outcome.advice
     if attempt.worker is None:
         remedy = "it never started: see `setup`, `container` and `python` in the profile, and "
         remedy += "the logs in the folder below"

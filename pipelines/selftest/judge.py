@@ -19,6 +19,8 @@ OK, SLOW, FAILED = Verdict.OK, Verdict.SLOW, Verdict.FAILED
 
 SLOWEST_SHARE = 0.8
 """A rank or node that reaches less of the others' median is named."""
+SLOWEST_SHARE_OF_DISK = 0.5
+"""The same of a disk, which others use at the same time."""
 MATMUL_ERROR = {"float32": 1e-5, "bfloat16": 1e-2}
 LEAST_GB_PER_S = {"nccl": 5.0, "gloo": 0.1}
 """Of an all-reduce of the largest size, over all ranks."""
@@ -120,7 +122,7 @@ def _remedy_of(error: str | None) -> str:
     return SEE_LOG
 
 
-def _slow_ones(rates: Sequence[tuple[str, float]]) -> list[str]:
+def _slow_ones(rates: Sequence[tuple[str, float]], share: float = SLOWEST_SHARE) -> list[str]:
     """Who is well below the others' median, with how far."""
     if len(rates) < 2:
         return []
@@ -128,7 +130,7 @@ def _slow_ones(rates: Sequence[tuple[str, float]]) -> list[str]:
     return [
         f"{who} {rate:.3g} ({rate / middle:.0%} of the median)"
         for who, rate in rates
-        if rate < SLOWEST_SHARE * middle
+        if rate < share * middle
     ]
 
 
@@ -392,7 +394,7 @@ def _disk(name: str, nodes: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
         alone = [(node, float(values[f"{way}_alone"])) for node, values in nodes.items()]
         together = sum(values[f"{way}_together"] for values in nodes.values())
         least = min(rate for _, rate in alone)
-        slow = _slow_ones(alone)
+        slow = _slow_ones(alone, SLOWEST_SHARE_OF_DISK)
         detail = f"{least:.2g} GB/s a node alone at least"
         if len(nodes) > 1:
             detail += f", {together:.2g} GB/s by {len(nodes)} nodes together"
