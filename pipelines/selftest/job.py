@@ -48,7 +48,7 @@ from pipelines.selftest.settings import Settings, done_path, read_measurements, 
 from pipelines.slurm.outcome import outcome_here, outcome_of, tail
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import batch_script
-from pipelines.slurm.submit import slurm_batches
+from pipelines.slurm.submit import SUBMIT_AGAIN_S, Pause, slurm_batches, submit_batches
 from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
 from stages.contracts.rollout import Engine
@@ -161,8 +161,14 @@ def run_selftest(
     started = time.monotonic()
     with _until_it_ends(repository, attempt) as processes:
         if launch.executor is ExecutorKind.SLURM:
-            executor = make_executor(ExecutorKind.SLURM, repository)
-            submitted = executor.submit(attempt, _pause(console))
+            make_executor(ExecutorKind.SLURM, repository)  # says so where there is no Slurm
+            submitted = submit_batches(
+                Scheduler(repository),
+                NAME,
+                attempt.folder,
+                attempt.launched,
+                pause=_pause(console),
+            )
         else:
             submitted = _start_here(attempt, launch, processes)
         attempt.write(submitted)
@@ -232,10 +238,10 @@ def _start_here(
     return replace(launch, job=str(pid), pid=pid, pid_started=start_of(pid))
 
 
-def _pause(console: Console) -> Any:
+def _pause(console: Console) -> Pause:
     def pause(answer: str) -> None:
         console.progress(f"{NAME}: sbatch is tried again: {answer}")
-        time.sleep(1.0)
+        time.sleep(SUBMIT_AGAIN_S)
 
     return pause
 

@@ -240,7 +240,8 @@ def _cores(seen: Seen) -> Iterator[Finding]:
 def _gpus(seen: Seen) -> Iterator[Finding]:
     if not seen.on_gpus:
         return
-    asked = seen.resources.gpus_per_node
+    # Where `gres` asks for the GPUs, each rank still needs one.
+    asked = seen.resources.gpus_per_node or seen.resources.tasks_per_node
     short = [
         f"{each.who} sees {values['visible']}"
         for each, values in seen.values("compute")
@@ -251,7 +252,7 @@ def _gpus(seen: Seen) -> Iterator[Finding]:
     detail = f"{asked} a node, {' and '.join(kinds)}, {memory:.0f} GB each at least"
     remedy = "see `gpus_per_node`, `gres` and `constraint` in the profile"
     if short:
-        detail = f"`gpus_per_node` is {asked}, {_few(short)}"
+        detail = f"{asked} a node are needed, {_few(short)}"
     verdict = FAILED if short else OK if len(kinds) == 1 else SLOW
     yield Finding("GPUs", verdict, detail, seen.world, "GPUs", remedy)
     key = "ecc.errors.uncorrected.volatile.total"
@@ -358,7 +359,8 @@ def _collectives(seen: Seen) -> Iterator[Finding]:
             )
         elif key == "node" and (slow := _slow_nodes(rows, largest)):
             verdict, detail = SLOW, f"{detail}; {_few(slow)}"
-            remedy = "compare `nvidia-smi topo -m` of these nodes; `exclude` them meanwhile"
+            compare = "`nvidia-smi topo -m`" if backend == "nccl" else "what else runs"
+            remedy = f"compare {compare} on these nodes; `exclude` them meanwhile"
         yield Finding(f"collectives, {words}", verdict, detail, rate, "GB/s", remedy)
 
 

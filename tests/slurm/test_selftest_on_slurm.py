@@ -93,6 +93,7 @@ def test_ctrl_c_cancels_the_job(tested: tuple[Any, str]) -> None:
     clone, _ = tested
     command = clone.start(*COMMAND)
     [job] = clone.until(clone.jobs, "a job")
+    assert clone.cluster.run("squeue", "-h", "-o", "%j").strip() == "lockstep-selftest"
     assert "no live job is unwanted" in clone.run("lockstep", "status", "--orphans").stdout
     command.send_signal(signal.SIGINT)
     assert command.wait(60) == 130
