@@ -27,6 +27,14 @@ EARLIEST_SIGNAL_S = 60
 """How much earlier than requested Slurm may send a job its signal."""
 
 
+class MemoryCheck(StrEnum):
+    """What happens to a stage that needs more memory than the profile gives, by the estimate."""
+
+    REFUSE = "refuse"
+    WARN = "warn"
+    OFF = "off"
+
+
 class ExecutorKind(StrEnum):
     """Who runs the job."""
 
@@ -104,6 +112,10 @@ class Resources(Section):
     """CPU cores, and so threads, per process (--cpus-per-task)."""
     memory: Line | None = None
     """Memory per node, such as 64G (--mem)."""
+    gpu_memory: str | None = Field(default=None, pattern=r"^\d+[KMGTkmgt]?[Bb]?$")
+    """Memory of one GPU, such as 80G; without it, no stage is refused for it (no flag)."""
+    memory_check: MemoryCheck = Field(default=MemoryCheck.REFUSE, strict=False)
+    """What to do with a stage that needs more memory than it is given: refuse, warn or off."""
     time_minutes: int = Field(default=24 * 60, ge=1)
     """Time limit of the job, in minutes (--time)."""
     partition: Line | None = None
@@ -195,6 +207,8 @@ class Profile(Section):
     """`local`: a separate process; `debug`: this process, breakpoints work; `slurm`: sbatch."""
     description: str = ""
     """The purpose of the profile, in one line."""
+    for_model: str | None = Field(default=None, pattern=r"^\d+(\.\d+)?[MB]$")
+    """The largest policy that the profile is for, in weights, such as 8B (no flag)."""
     parallel: int = Field(default=1, ge=1)
     """Maximum number of stages that `lockstep run` and the Prefect flow run at once (no flag)."""
     defaults: Resources = Resources()

@@ -12,6 +12,7 @@ from pipelines.base import atomic
 from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
+from pipelines.config.memory import refuse_what_cannot_fit
 from pipelines.config.params import load_params
 from pipelines.config.profiles import ExecutorKind, load_profile, profile_name
 from pipelines.driver.driver import Driver
@@ -97,6 +98,9 @@ def describe_launch(
     origin = describe_command(repository, params, current_invocation())
     loaded = load_profile(repository.root, profile)
     resources = loaded.resources(bound.stage.name)
+    addresses = [bound.address]
+    for warning in refuse_what_cannot_fit(repository.root, params, profile, loaded, addresses):
+        Console().line(f"warning: {warning}")
     on_slurm = loaded.executor is ExecutorKind.SLURM
     in_shards = on_slurm and bound.stage.processes is Processes.SHARDS
     launch = Launch(

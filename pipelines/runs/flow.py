@@ -29,6 +29,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.processes import end_processes
 from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
+from pipelines.config.memory import refuse_what_cannot_fit
 from pipelines.config.params import load_params
 from pipelines.config.profiles import load_profile, profile_name
 from pipelines.driver.dvc_process import dvc_environment, interrupt, start_dvc
@@ -66,7 +67,7 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
     logger = get_run_logger()
     repository = Repository.find()
     chosen = profile_name(profile)
-    parallel = load_profile(repository.root, chosen).parallel
+    loaded = load_profile(repository.root, chosen)
     params = load_params(repository.root)
     name = " ".join(filter(None, ["prefect", deployment.name, flow_run.name]))
     invocation = new_invocation(name)
@@ -77,6 +78,8 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
         if not stale:
             order_lock(repository.root)  # an earlier flow may have been killed just before
             return Completed(message=f"all {len(plan)} stages are up to date")
+        to_run = [stage.address for stage in stale if not stage.cached]
+        refuse_what_cannot_fit(repository.root, params, chosen, loaded, to_run)
         for stage in stale:
             logger.info("%s: %s", stage.address, ", ".join(stage.reasons))
         stages = StageProcesses(
@@ -87,7 +90,7 @@ def pipeline(profile: str | None = None, targets: list[str] | None = None) -> Pr
             lock=lock,
         )
         try:
-            ended = _run_graph(Schedule(stale, parallel), stages)
+            ended = _run_graph(Schedule(stale, loaded.parallel), stages)
             restored = [
                 it.address for it in stale if it.cached and ended[it.address].is_completed()
             ]

@@ -20,6 +20,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.interrupts import Interrupts
 from pipelines.base.processes import end_processes
 from pipelines.base.repository import Repository
+from pipelines.config.memory import refuse_what_cannot_fit
 from pipelines.config.params import load_params
 from pipelines.config.profiles import ExecutorKind, Profile, load_profile, profile_name
 from pipelines.driver.activity import activity
@@ -94,6 +95,8 @@ def run_pipeline(
             start_shipper(repository)
             console.line(f"nothing to do: all {len(plan)} stages are up to date")
             return
+        to_run = [stage.address for stage in plan if stage.stale and not stage.cached]
+        refuse_what_cannot_fit(repository.root, params, name, profile, to_run)
         if detach or chain:
             plan = record_finished(repository, targets, name, console)
             if chain:

@@ -186,7 +186,9 @@ def test_a_code_change_reruns_the_stages_that_import_it(finished: Any) -> None:
 
 def test_a_profile_is_not_identity(finished: Any) -> None:
     path = finished.root / "slurm_profiles/local.yaml"
-    path.write_text("executor: local\nparallel: 1\ndefaults: {cpus_per_task: 2, micro_tokens: 7}\n")
+    memory = "gpu_memory: 80G, memory: 64G, memory_check: warn"
+    defaults = f"defaults: {{cpus_per_task: 2, micro_tokens: 7, {memory}}}"
+    path.write_text(f"executor: local\nparallel: 1\nfor_model: 8B\n{defaults}\n")
     assert stale(finished) == set()
 
 

@@ -1,0 +1,354 @@
+"""The memory estimate: what was measured, what the profiles promise, and what is refused."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.workloads import SHAPES
+from pipelines.base.errors import LockstepError
+from pipelines.config.memory import Estimator, refuse_what_cannot_fit
+from pipelines.config.profiles import load_profile
+from stages.contracts.params import Params
+from stages.contracts.precision import Precision
+from stages.contracts.sharding import Offload, Sharding
+from stages.memory import model as estimate
+from stages.memory import stage as of_stages
+from stages.memory.model import (
+    CUDA_CONTEXT,
+    CUDA_LIBRARIES,
+    GIB,
+    Layout,
+    Model,
+    Part,
+    Sampling,
+    learner_state,
+    learning,
+    reading,
+    torch_sampler,
+)
+from stages.memory.shape import ModelShape, decoder, read_shape, shape_of
+from stages.memory.stage import Shapes, needs
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results"
+TOLERANCE = 0.15
+BF16 = Precision.BFLOAT16
+
+
+def recorded(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / name).read_text()))
+
+
+CELLS = [
+    (shape, cell) for shape, of in recorded("memory.json")["models"].items() for cell in of["cells"]
+]
+MEASURED = [(shape, cell) for shape, cell in CELLS if "peak_gib" in cell]
+TOO_LARGE = [(shape, cell) for shape, cell in CELLS if "does_not_fit" in cell]
+
+
+def named(case: tuple[str, dict[str, Any]]) -> str:
+    shape, cell = case
+    return " ".join(filter(None, [shape, cell["stage"], cell["way"], str(cell["context"])]))
+
+
+def gibibytes(shape: str, cell: dict[str, Any]) -> float:
+    """What torch allocates at the peak of a cell of benchmarks/memory.py."""
+    sizes, context, stage = shape_of(SHAPES[shape]), cell["context"], cell["stage"]
+    layout = Layout(
+        micro_tokens=context, checkpoint_activations=cell["way"].endswith("checkpointed")
+    )
+    model = Model(
+        sizes,
+        BF16,
+        scalar=stage == "reward_model",
+        adapter=sizes.adapter_weights(16) if "LoRA" in cell["way"] else 0,
+    )
+    weights = Counter({Part.WEIGHTS: model.bytes})
+    if stage == "rollout":
+        # Eight samples of one prompt, by a model that somebody else holds.
+        sampling = Sampling(slots=8, samples=8, longest=context)
+        peaks = [weights + torch_sampler(model, sampling, layout, owns_weights=False)]
+    elif stage == "score (log-probs)":
+        peaks = [weights + reading(model, context, layout)]
+    else:
+        tokens = context * (2 if stage in ("dpo", "reward_model") else 1)
+        kept = learner_state(model, layout).gpu
+        # An update of two responses, one in each pass; all others are one pass.
+        accumulated = stage == "policy_update"
+        steps = learning([model], tokens, layout, accumulated=accumulated)
+        peaks = [kept + parts for parts in steps]
+    return (max(peak.total() for peak in peaks) + CUDA_LIBRARIES) / GIB
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=named)
+def test_a_measured_peak_is_met(case: tuple[str, dict[str, Any]]) -> None:
+    assert gibibytes(*case) == pytest.approx(case[1]["peak_gib"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", TOO_LARGE, ids=named)
+def test_what_did_not_fit_the_gpu_is_more_than_it_has(case: tuple[str, dict[str, Any]]) -> None:
+    assert gibibytes(*case) > recorded("memory.json")["gpu_gib"]
+
+
+def test_all_shapes_and_kinds_of_work_were_compared() -> None:
+    assert {shape for shape, _ in MEASURED} == {"135m", "1.1b", "7b"}
+    assert len(MEASURED) > 80
+    assert TOO_LARGE
+
+
+@pytest.mark.parametrize("name", recorded("training.json"))
+def test_peaks_of_training_with_many_passes_are_met_compiled_or_not(name: str) -> None:
+    run = recorded("training.json")[name]
+    layout = Layout(micro_tokens=run["micro_tokens"], compile=run["compile"])
+    model = Model(shape_of(SHAPES[run["model"]]), BF16, scalar=run["stage"] == "reward_model")
+    kept = learner_state(model, layout).gpu
+    steps = learning([model], run["micro_tokens"], layout, accumulated=True)
+    total = max((kept + parts).total() for parts in steps) + CUDA_LIBRARIES
+    assert total / 1e9 == pytest.approx(run["peak_gigabytes"], rel=TOLERANCE)
+
+
+FULL = {k: v for k, v in recorded("generation.json").items() if "full" in k and v.get("peak_gib")}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_peaks_of_generation_are_met(name: str) -> None:
+    run = FULL[name]
+    model = Model(shape_of(SHAPES[run["model"]]), BF16)
+    sampling = Sampling(run["slots"], 1, run["prompt_tokens"] + run["max_new_tokens"])
+    parts = torch_sampler(model, sampling, Layout(), owns_weights=True)
+    total = parts.total() + model.bytes + CUDA_LIBRARIES
+    assert total / GIB == pytest.approx(run["peak_gib"], rel=TOLERANCE)
+
+
+GPU_STEPS = {k: v for k, v in recorded("online.json").items() if v.get("peak_memory_gib")}
+
+
+@pytest.mark.parametrize("name", GPU_STEPS)
+def test_peaks_of_fused_steps_are_met_by_the_estimate_of_the_whole_stage(name: str) -> None:
+    run = GPU_STEPS[name]
+    params = Params.model_validate(
+        {
+            "precision": "bfloat16",
+            "model": {"max_length": 281},
+            "rl": {"algorithm": "grpo", "reward": "verifier"},
+            "rollout": {"samples": 8, "max_new_tokens": 256, "batch_size": 512},
+            "score": {"reference": False},
+            "policy_update": {"batch_size": 512, "kl_coef": 0.0},
+        }
+    )
+    settings = run["settings"]
+    layout = Layout(micro_tokens=settings["micro_tokens"], compile=settings["compile"])
+    found = needs("online", params, Shapes(shape_of(SHAPES[settings["model"]])), layout)
+    assert found is not None
+    assert found.gpu is not None
+    allocated = (found.gpu.total - CUDA_CONTEXT) / GIB
+    assert allocated == pytest.approx(run["peak_memory_gib"], rel=TOLERANCE)
+
+
+LLAMA = {
+    "1B": decoder(2048, 5632, 22, 32, 4, 32_000),
+    "8B": decoder(4096, 14_336, 32, 32, 8, 128_256),
+    "70B": decoder(8192, 28_672, 80, 64, 8, 128_256),
+}
+
+
+@pytest.mark.parametrize(
+    ("sharding", "whole", "shared"),
+    [("none", 18, 0), ("zero1", 6, 12), ("zero2", 2, 16), ("zero3", 0, 18)],
+)
+def test_a_rank_holds_the_bytes_per_weight_of_the_docs(
+    sharding: str, whole: int, shared: int
+) -> None:
+    layout = Layout(nodes=4, tasks_per_node=8, sharding=Sharding(sharding))
+    model = Model(LLAMA["8B"], BF16)
+    state = learner_state(model, layout)
+    held = state.total - state.gpu[Part.GATHERED]
+    assert held == pytest.approx((whole + shared / 32) * model.weights)
+
+
+def test_offloaded_moments_are_on_the_host_and_come_to_the_gpu_in_pieces() -> None:
+    model = Model(LLAMA["8B"], BF16)
+    here, there = (learner_state(model, Layout(offload=each)) for each in list(Offload)[:2])
+    moved = here.total - there.total
+    assert moved == there.host[Part.MOMENTS] == 8 * model.weights
+    steps = learning([model], 1024, Layout(offload=Offload.OPTIMIZER), accumulated=True)
+    assert max(parts[Part.MOMENTS] for parts in steps) == 2 * estimate.PIECE_BYTES
+
+
+MIXTRAL = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32_000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "dtype": "bfloat16",
+}
+
+
+def test_all_experts_are_stored_and_two_compute() -> None:
+    shape = shape_of(MIXTRAL)
+    assert shape.weights == pytest.approx(46.7e9, rel=0.01)
+    assert shape.inner == 2 * 14_336
+    assert not shape.float32
+
+
+def params_of(algorithm: str = "grpo", **changes: Any) -> Params:
+    """A policy that computes in bfloat16 and answers with up to 1,024 tokens."""
+    reward = "reward_model" if algorithm == "ppo" else "verifier"
+    given = {
+        "precision": "bfloat16",
+        "model": {"max_length": 2048},
+        "rl": {"algorithm": algorithm, "reward": reward},
+        "rollout": {"samples": 8, "max_new_tokens": 1024},
+    }
+    return Params.model_validate({**given, **changes})
+
+
+def estimator(root: Path, profile: str, params: Params, shape: ModelShape | None) -> Estimator:
+    made = Estimator(root, params, profile, load_profile(root, profile))
+    # Of a policy that is too large for a GPU, the reward model is smaller.
+    reward = LLAMA["8B"] if shape is LLAMA["70B"] else shape
+    made.shapes = Shapes(shape, reward, shape)
+    return made
+
+
+SHIPPED = sorted(path.stem for path in (ROOT / "slurm_profiles").glob("*.yaml"))
+SMALL = {"1M": decoder(128, 256, 2, 2, 1, 256), "135M": shape_of(SHAPES["135m"])}
+ASSUMED_GPU = "80G"
+"""Of a profile that leaves the GPU to the machine."""
+STAGED = [name for name in of_stages.STAGES if name != "online"]
+
+
+def large_engine(shape: ModelShape) -> dict[str, Any]:
+    engine = "vllm" if shape.weights > of_stages.TORCH_WEIGHTS else "auto"
+    return {"rollout": {"samples": 8, "max_new_tokens": 1024, "engine": engine}}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_profile_fits_the_model_that_it_is_for(name: str, algorithm: str) -> None:
+    profile = load_profile(ROOT, name)
+    assert profile.for_model is not None
+    shape = (LLAMA | SMALL)[profile.for_model]
+    params = Params() if profile.for_model == "1M" else params_of(algorithm, **large_engine(shape))
+    made = estimator(ROOT, name, params, shape)
+    for stage in STAGED:
+        given = profile.resources(stage).gpu_memory or ASSUMED_GPU
+        use = made.use(stage, {"gpu_memory": given})
+        assert use is not None, stage
+        assert use.fits, f"{name}: {stage}: {use}\n" + "\n".join(use.breakdown())
+
+
+@pytest.mark.parametrize(("name", "rank"), [("slurm", 0), ("slurm-8gpu", 16)])
+def test_fused_steps_fit_one_gpu_with_an_adapter_where_they_are_large(name: str, rank: int) -> None:
+    shape = LLAMA[str(load_profile(ROOT, name).for_model)]
+    params = params_of(**large_engine(shape), lora={"rank": rank})
+    assert estimator(ROOT, name, params, shape).refusal("online") is None
+
+
+def profile_of(folder: Path, text: str) -> str:
+    (folder / "slurm_profiles").mkdir(exist_ok=True)
+    (folder / "slurm_profiles/mine.yaml").write_text(text)
+    return "mine"
+
+
+ONE_GPU = "executor: slurm\ndefaults: {device: cuda, gpus_per_node: 8, gpu_memory: 80G%s}\n"
+
+
+@pytest.mark.parametrize("size", ["1B", "8B"])
+@pytest.mark.parametrize("stage", ["sft", "policy_update", "rollout", "score"])
+@pytest.mark.parametrize("gpu", [16, 24, 40, 80])
+def test_what_a_refusal_advises_fits(tmp_path: Path, stage: str, size: str, gpu: int) -> None:
+    text = ONE_GPU % ", micro_tokens: 65536, memory: 2000G"
+    name = profile_of(tmp_path, text.replace("80G", f"{gpu}G"))
+    made = estimator(tmp_path, name, params_of(**large_engine(LLAMA[size])), LLAMA[size])
+    said = made.refusal(stage)
+    use = made.use(stage)
+    assert use is not None
+    assert (said is None) == use.fits
+    if said is None or "No setting" in said:
+        return
+    assert f"needs about {use.gpu_needed / GIB:.0f}G of each GPU" in said
+    assert f"`gpu_memory` is {gpu}G" in said
+    advised = said.split("Set ")[1].split(". If you know better")[0]
+    lines = [part.split(" to ") for part in advised.split(", ")]
+    keys = [key.strip("`").removeprefix(f"stages.{stage}.") for key, _ in lines]
+    of = ", ".join(f"{key}: {value}" for key, (_, value) in zip(keys, lines, strict=True))
+    profile_of(tmp_path, text.replace("80G", f"{gpu}G") + f"stages: {{{stage}: {{{of}}}}}\n")
+    changed = estimator(tmp_path, name, made.params, LLAMA[size])
+    assert changed.refusal(stage) is None, said
+
+
+def test_a_node_without_room_for_the_state_is_refused_with_the_memory_it_needs(
+    tmp_path: Path,
+) -> None:
+    name = profile_of(tmp_path, ONE_GPU % ", memory: 64G, tasks_per_node: 8, sharding: zero3")
+    said = estimator(tmp_path, name, params_of(), LLAMA["8B"]).refusal("policy_update")
+    assert said is not None
+    needed = math.ceil(12 * LLAMA["8B"].weights / GIB)
+    assert f"saving {needed}G" in said
+    assert "`memory` is 64G" in said
+    assert "Set `stages.policy_update.memory` to 1" in said
+
+
+def test_a_base_that_is_not_float32_is_read_by_every_rank(tmp_path: Path) -> None:
+    name = profile_of(tmp_path, ONE_GPU % ", memory: 200G, tasks_per_node: 8, sharding: zero3")
+    stored = decoder(4096, 14_336, 32, 32, 8, 128_256, float32=False)
+    assert estimator(tmp_path, name, params_of(), LLAMA["8B"]).refusal("sft") is None
+    said = estimator(tmp_path, name, params_of(), stored).refusal("sft")
+    assert said is not None
+    assert "save the model's files in float32" in said
+
+
+def test_on_a_cpu_all_of_it_is_the_hosts(tmp_path: Path) -> None:
+    name = profile_of(tmp_path, "executor: slurm\ndefaults: {memory: 16G, tasks_per_node: 2}\n")
+    use = estimator(tmp_path, name, Params(), LLAMA["1B"]).use("sft")
+    assert use is not None
+    assert use.needs.gpu is None
+    # Weights, gradients and moments in float32, of two ranks.
+    assert use.needs.host.total > 2 * 16 * LLAMA["1B"].weights
+    assert use.lacks_host
+
+
+def test_without_the_profiles_word_nothing_is_refused(tmp_path: Path) -> None:
+    name = profile_of(tmp_path, "executor: slurm\ndefaults: {device: cuda, gpus_per_node: 1}\n")
+    made = estimator(tmp_path, name, params_of(), LLAMA["70B"])
+    for stage in of_stages.STAGES:
+        assert made.use(stage) is not None
+        assert made.refusal(stage) is None
+
+
+def test_a_model_that_is_not_there_is_not_estimated(tmp_path: Path) -> None:
+    name = profile_of(tmp_path, ONE_GPU % "")
+    params = params_of(model={"source": "folder", "folder": "nowhere", "max_length": 2048})
+    made = Estimator(tmp_path, params, name, load_profile(tmp_path, name))
+    assert made.unknown is not None
+    assert "nowhere" in made.unknown
+    assert [made.use(stage) for stage in of_stages.STAGES] == [None] * len(of_stages.STAGES)
+    given = refuse_what_cannot_fit(tmp_path, params, name, made.profile, ["sft", "rollout@a"])
+    assert given == []
+
+
+@pytest.mark.parametrize("check", ["refuse", "warn", "off"])
+def test_who_knows_better_is_warned_or_left_alone(tmp_path: Path, check: str) -> None:
+    (tmp_path / "big").mkdir()
+    config = {**MIXTRAL, "num_local_experts": 0}
+    (tmp_path / "big/config.json").write_text(json.dumps(config))
+    assert read_shape(tmp_path / "big") is not None
+    params = params_of(model={"source": "folder", "folder": "big", "max_length": 2048})
+    name = profile_of(tmp_path, ONE_GPU % f", memory_check: {check}")
+    profile = load_profile(tmp_path, name)
+    asked = (tmp_path, params, name, profile, ["sft", "sft", "report", "code"])
+    if check == "refuse":
+        with pytest.raises(LockstepError, match=r"mine\.yaml: sft needs about .* `gpu_memory` is"):
+            refuse_what_cannot_fit(*asked)
+    else:
+        assert len(refuse_what_cannot_fit(*asked)) == (check == "warn")
