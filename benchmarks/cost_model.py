@@ -9,6 +9,18 @@ sheets.
 import math
 from dataclasses import dataclass
 
+from stages.contracts.precision import Precision
+from stages.contracts.sharding import Sharding
+from stages.memory.model import (
+    CUDA_CONTEXT,
+    CUDA_LIBRARIES,
+    Layout,
+    learner_state,
+    learning,
+)
+from stages.memory.model import Model as Learnt
+from stages.memory.shape import ModelShape, decoder
+
 BF16, FLOAT32 = 2, 4
 STATE = 3 * FLOAT32
 """Bytes a weight of what an iteration leaves for the next: float32 weights and two moments."""
@@ -21,17 +33,22 @@ class Model:
     """A decoder; of a mixture of experts, `active` weights work on a token."""
 
     name: str
-    total: float
-    active: float
-    layers: int
-    width: int
-    kv_heads: int
-    head: int = 128
+    shape: ModelShape
+    active: float = 0.0
+    """0: all."""
+
+    @property
+    def total(self) -> int:
+        return self.shape.weights
+
+    @property
+    def working(self) -> float:
+        return self.active or self.total
 
     @property
     def kv_bytes(self) -> int:
         """Of one token in the cache."""
-        return 2 * self.layers * self.kv_heads * self.head * BF16
+        return self.shape.cached_numbers * BF16
 
 
 @dataclass(frozen=True)
@@ -81,8 +98,6 @@ class Rates:
     """SFT at 1.1B, packed, uneven lengths, one H200 (training.json)."""
     decoding_share: float
     """Of the memory bandwidth, decoding at 1.1B with 512 slots (generation.json)."""
-    activation_bytes: float
-    """Of a token in one layer, for each of its width, nothing recomputed (training.json, 1.1B)."""
     write_gb_per_s: float
     """One process, a checkpoint (promises.json)."""
     read_gb_per_s: float
@@ -112,24 +127,27 @@ class Plan:
 
 CLUSTER, WORK = Cluster(), Work()
 MODELS = (
-    Model("7B", 7.6e9, 7.6e9, 28, 3584, 4),
-    Model("70B", 70.6e9, 70.6e9, 80, 8192, 8),
-    Model("400B MoE", 400e9, 17e9, 48, 5120, 8),
+    Model("7B", decoder(3584, 18_944, 28, 28, 4, 152_064)),
+    Model("70B", decoder(8192, 28_672, 80, 64, 8, 128_256)),
+    # In every other layer a token meets one of 128 experts and one that all share.
+    Model(
+        "400B MoE", ModelShape(5120, 16_384, 48, 40, 8, 128, 202_048, False, 8_290_000_000), 17e9
+    ),
 )
-SHARDINGS = {"none": (18, 0), "zero1": (6, 12), "zero2": (2, 16), "zero3": (0, 18)}
-"""Bytes a weight on every rank, and bytes a weight that the ranks share (docs/engines.md)."""
+
+SHARDINGS = (Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 
 
 def plans(model: Model, found: Rates, work: Work = WORK) -> list[Plan]:
     """On the fewest nodes that hold it, and on twice and four times as many."""
     nodes = 1
-    while sharding(model, nodes, found, work) is None:
+    while sharding(model, nodes, work) is None:
         nodes *= 2
     return [plan(model, number, found, work) for number in (nodes, 2 * nodes, 4 * nodes)]
 
 
 def plan(model: Model, nodes: int, found: Rates, work: Work) -> Plan:
-    kind = sharding(model, nodes, found, work)
+    kind = sharding(model, nodes, work)
     assert kind is not None
     width = tensor_parallel(model, work)
     generating = generation_s(model, nodes, width, found, work)
@@ -139,9 +157,9 @@ def plan(model: Model, nodes: int, found: Rates, work: Work) -> Plan:
     return Plan(
         model=model.name,
         nodes=nodes,
-        sharding=kind,
+        sharding=kind.value,
         tensor_parallel=width,
-        gpu_gb=round(gpu_bytes(model, nodes, kind, found, work) / 1e9),
+        gpu_gb=round(gpu_bytes(model, nodes, kind, work) / 1e9),
         host_gb=round(STATE * model.total / 1e9),
         generate_s=round(generating, 1),
         train_s=round(training, 1),
@@ -155,30 +173,35 @@ def plan(model: Model, nodes: int, found: Rates, work: Work) -> Plan:
 def stops(model: Model) -> list[str]:
     """What of today's code does not go that far (docs/engines.md)."""
     reasons = []
-    if model.total > model.active:
+    if model.active:
         reasons.append("vLLM's experts are not compared with the files")
     if STATE * model.total > CLUSTER.host_memory:
         reasons.append("rank 0's host has no room for the state")
     return reasons
 
 
-def sharding(model: Model, nodes: int, found: Rates, work: Work) -> str | None:
+def sharding(model: Model, nodes: int, work: Work) -> Sharding | None:
     """The first that fits, as docs/engines.md advises."""
     room = CLUSTER.memory * CLUSTER.usable
     for kind in SHARDINGS:
-        if gpu_bytes(model, nodes, kind, found, work) <= room:
+        if gpu_bytes(model, nodes, kind, work) <= room:
             return kind
     return None
 
 
-def gpu_bytes(model: Model, nodes: int, kind: str, found: Rates, work: Work) -> float:
-    """Of one GPU in training: its part of the state, and the activations of a pass."""
-    whole, shared = SHARDINGS[kind]
-    state = model.total * (whole + shared / (nodes * CLUSTER.gpus_per_node))
-    gathered = 2 * BF16 * model.total / model.layers if kind == "zero3" else 0.0
-    # What every layer was given is kept; the rest is there for one layer at a time.
-    kept = BF16 * model.layers + found.activation_bytes
-    return state + gathered + kept * work.micro_tokens * model.width
+def gpu_bytes(model: Model, nodes: int, kind: Sharding, work: Work) -> int:
+    """Of one GPU in training, as `lockstep plan` estimates it (stages/memory)."""
+    layout = Layout(
+        nodes=nodes,
+        tasks_per_node=CLUSTER.gpus_per_node,
+        sharding=kind,
+        micro_tokens=work.micro_tokens,
+        checkpoint_activations=True,
+    )
+    policy = Learnt(model.shape, Precision.BFLOAT16)
+    kept = learner_state(policy, layout).gpu
+    steps = learning([policy], work.micro_tokens, layout, accumulated=True)
+    return max((kept + parts).total() for parts in steps) + CUDA_CONTEXT + CUDA_LIBRARIES
 
 
 def tensor_parallel(model: Model, work: Work) -> int:
@@ -198,21 +221,21 @@ def generation_s(model: Model, nodes: int, width: int, found: Rates, work: Work)
     slots = min(share, int(room / (model.kv_bytes * work.length)))
     cached = slots * model.kv_bytes * (work.prompt_tokens + work.new_tokens / 2)
     reading = (BF16 * model.total + cached) / (width * CLUSTER.bandwidth * found.decoding_share)
-    computing = 2 * model.active * slots / (width * CLUSTER.peak * found.training_mfu)
-    talking = 2 * model.layers * CLUSTER.allreduce_s if width > 1 else 0.0
+    computing = 2 * model.working * slots / (width * CLUSTER.peak * found.training_mfu)
+    talking = 2 * model.shape.layers * CLUSTER.allreduce_s if width > 1 else 0.0
     steps = work.new_tokens * math.ceil(share / slots)
-    prefill = 2 * model.active * share * work.prompt_tokens
+    prefill = 2 * model.working * share * work.prompt_tokens
     rate = width * CLUSTER.peak * found.training_mfu
     return steps * (max(reading, computing) + talking) + prefill / rate
 
 
 def training_s(
-    model: Model, nodes: int, kind: str, found: Rates, work: Work
+    model: Model, nodes: int, kind: Sharding, found: Rates, work: Work
 ) -> tuple[float, float]:
     """Seconds of arithmetic, and seconds on the network; the longer hides the other."""
     gpus = nodes * CLUSTER.gpus_per_node
     tokens = work.sequences * work.length
-    per_token = 6 * model.active + 6 * model.layers * model.width * work.length
+    per_token = 6 * model.working + 6 * model.shape.layers * model.shape.width * work.length
     arithmetic = RECOMPUTED * per_token * tokens / (gpus * CLUSTER.peak * found.training_mfu)
     passes = max(1, math.ceil(tokens / (gpus * work.micro_tokens)))
     # zero1 adds gradients up once a step; zero2 and zero3 in every pass; zero3 gathers weights

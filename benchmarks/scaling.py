@@ -17,14 +17,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cost_model import BF16, CLUSTER, MODELS, SHARDINGS, WORK, Model, Rates, Work, plans
+from benchmarks.cost_model import BF16, CLUSTER, MODELS, WORK, Model, Rates, Work, plans
 from benchmarks.records import RESULTS, recorded
+from benchmarks.workloads import SHAPES
+from stages.memory.shape import shape_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
 BEGIN, END = "<!-- benchmarks/scaling.py -->\n", "<!-- end -->\n"
-SMALLEST, LAYERS, WIDTH = 1.1e9, 22, 2048
-"""The shape that was measured."""
-STATE_BYTES, _ = SHARDINGS["none"]
+MEASURED = Model("1.1b", shape_of(SHAPES["1.1b"]))
 
 
 class Missing(Exception):
@@ -53,7 +53,6 @@ def rates(results: Path = RESULTS) -> Rates:
     return Rates(
         training_mfu=training["mfu"],
         decoding_share=_decoding_share(decoding),
-        activation_bytes=_activation_bytes(training),
         write_gb_per_s=checkpoint["write_gb_per_s"],
         read_gb_per_s=round(checkpoint["gigabytes"] / checkpoint["read_s"], 3),
         hash_gb_per_s=round(1 / promises["hashes"]["hash_s_per_gb_in_2_files"], 3),
@@ -83,17 +82,10 @@ def _advice(file: str, command: str, wanted: object = "") -> str:
 
 def _decoding_share(decoding: dict[str, Any]) -> float:
     """Bytes that have to be read, each step, over those that could have been in its time."""
-    model = Model("1.1b", SMALLEST, SMALLEST, LAYERS, WIDTH, 4, 64)
     length = decoding["prompt_tokens"] + decoding["max_new_tokens"] / 2
-    needed = BF16 * model.total + decoding["slots"] * model.kv_bytes * length
+    needed = BF16 * MEASURED.total + decoding["slots"] * MEASURED.kv_bytes * length
     steps_per_second = decoding["tokens_per_second"] / decoding["slots"]
     return round(needed * steps_per_second / CLUSTER.bandwidth, 3)
-
-
-def _activation_bytes(training: dict[str, Any]) -> float:
-    state = STATE_BYTES * SMALLEST
-    grown = training["peak_gigabytes"] * 1e9 - state
-    return round(grown / (training["micro_tokens"] * LAYERS * WIDTH), 1)
 
 
 def tables(found: Rates, work: Work = WORK) -> str:
