@@ -8,6 +8,7 @@ estimated, and nothing refused.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -185,8 +186,13 @@ def layout_of(stage: Stage, resources: Resources) -> Layout:
         micro_tokens=resources.micro_tokens,
         compile=resources.compile,
         checkpoint_activations=resources.checkpoint_activations,
-        has_vllm=bool(elsewhere) or find_spec("vllm") is not None,
+        has_vllm=bool(elsewhere) or _vllm_is_here(),
     )
+
+
+@cache
+def _vllm_is_here() -> bool:
+    return find_spec("vllm") is not None
 
 
 def refuse_what_cannot_fit(

@@ -384,8 +384,10 @@ def _online(work: Work) -> Peaks:
         work.on_host[Part.SAMPLER] += least[Part.WEIGHTS]
         own: Parts = Counter()
     else:
-        own = torch_sampler(model, sampling, layout, owns_weights=False)
-        apart = params.online.overlap or params.lora.rank
+        # What is spread over ranks is gathered into weights of the sampler's own.
+        is_spread = layout.sharding is not Sharding.NONE
+        own = torch_sampler(model, sampling, layout, owns_weights=is_spread)
+        apart = params.online.overlap or params.lora.rank or is_spread
         own += Counter({Part.SAMPLER: model.bytes if apart else 0})
         yield "sampling", residents + kept + own
         # What a pass over prompts takes is free again, what overlaps is not.
