@@ -9,17 +9,11 @@ sheets.
 import math
 from dataclasses import dataclass
 
-from stages.contracts.precision import Precision
+from stages.contracts.params import Params
 from stages.contracts.sharding import Sharding
-from stages.memory.model import (
-    CUDA_CONTEXT,
-    CUDA_LIBRARIES,
-    Layout,
-    learner_state,
-    learning,
-)
-from stages.memory.model import Model as Learnt
+from stages.memory.model import Layout
 from stages.memory.shape import ModelShape, decoder
+from stages.memory.stage import Shapes, needs
 
 BF16, FLOAT32 = 2, 4
 STATE = 3 * FLOAT32
@@ -154,29 +148,30 @@ def plan(model: Model, nodes: int, found: Rates, work: Work) -> Plan:
     arithmetic, network = training_s(model, nodes, kind, found, work)
     exchanging = exchange_s(model, found)
     training = max(arithmetic, network)
+    gpu, host = memory(model, nodes, kind, work)
     return Plan(
         model=model.name,
         nodes=nodes,
         sharding=kind.value,
         tensor_parallel=width,
-        gpu_gb=round(gpu_bytes(model, nodes, kind, work) / 1e9),
-        host_gb=round(STATE * model.total / 1e9),
+        gpu_gb=round(gpu / 1e9),
+        host_gb=round(host / 1e9),
         generate_s=round(generating, 1),
         train_s=round(training, 1),
         bound_by="arithmetic" if arithmetic >= network else "network",
         exchange_s=round(exchanging),
         step_s=round(generating + training + exchanging),
-        stops=", ".join(stops(model)),
+        stops=", ".join(stops(model, host)),
     )
 
 
-def stops(model: Model) -> list[str]:
+def stops(model: Model, host: int) -> list[str]:
     """What of today's code does not go that far (docs/engines.md)."""
     reasons = []
     if model.active:
         reasons.append("vLLM's experts are not compared with the files")
-    if STATE * model.total > CLUSTER.host_memory:
-        reasons.append("rank 0's host has no room for the state")
+    if host > CLUSTER.host_memory:
+        reasons.append("a node has no room for what training keeps there")
     return reasons
 
 
@@ -184,13 +179,13 @@ def sharding(model: Model, nodes: int, work: Work) -> Sharding | None:
     """The first that fits, as docs/engines.md advises."""
     room = CLUSTER.memory * CLUSTER.usable
     for kind in SHARDINGS:
-        if gpu_bytes(model, nodes, kind, work) <= room:
+        if memory(model, nodes, kind, work)[0] <= room:
             return kind
     return None
 
 
-def gpu_bytes(model: Model, nodes: int, kind: Sharding, work: Work) -> int:
-    """Of one GPU in training, as `lockstep plan` estimates it (stages/memory)."""
+def memory(model: Model, nodes: int, kind: Sharding, work: Work) -> tuple[int, int]:
+    """Bytes of a GPU and of a node in training, as `lockstep plan` estimates them."""
     layout = Layout(
         nodes=nodes,
         tasks_per_node=CLUSTER.gpus_per_node,
@@ -198,10 +193,19 @@ def gpu_bytes(model: Model, nodes: int, kind: Sharding, work: Work) -> int:
         micro_tokens=work.micro_tokens,
         checkpoint_activations=True,
     )
-    policy = Learnt(model.shape, Precision.BFLOAT16)
-    kept = learner_state(policy, layout).gpu
-    steps = learning([policy], work.micro_tokens, layout, accumulated=True)
-    return max((kept + parts).total() for parts in steps) + CUDA_CONTEXT + CUDA_LIBRARIES
+    params = Params.model_validate(
+        {
+            "precision": "bfloat16",
+            "model": {"max_length": work.length},
+            "rl": {"algorithm": "grpo", "reward": "verifier"},
+            "rollout": {"samples": work.samples, "max_new_tokens": work.new_tokens},
+            "policy_update": {"batch_size": work.sequences},
+        }
+    )
+    found = needs("policy_update", params, Shapes(model.shape), layout)
+    assert found is not None
+    assert found.gpu is not None
+    return found.gpu.total, found.host.total
 
 
 def tensor_parallel(model: Model, work: Work) -> int:

@@ -41,8 +41,9 @@ PROCESS = 600 << 20
 measured on a CPU."""
 CUDA_PROCESS = 2 << 30
 """What CUDA's libraries add to it: an assumption, not measured."""
-LARGEST_FILE = 50 * 10**9
-"""Of a model that is saved; the weights of a file are copied from the GPU together."""
+WRITERS, FILE_BYTES = 4, 10**9
+"""Files that a process writes at a time, and what one has at most, but for a single tensor, as in
+engines/models/tensor_files.py; a test compares them."""
 TORCH_WEIGHTS = 3_000_000_000
 """As in engines/generation/generators.py; a test compares them."""
 SIZES = 4
@@ -114,7 +115,6 @@ class Work:
         self.on_host: Parts = Counter()
         """Of each process, all the time."""
         self.loaded: list[Model] = []
-        self.saves_state = False
 
     @property
     def longest(self) -> int:
@@ -226,14 +226,15 @@ class Work:
         always = self.processes() + _times(self.on_host, tasks)
         for model in self.loaded:
             yield Peak("loading", always + Counter({Part.LOADING: tasks * self._loading(model)}))
-        saved = sum(model.trained for model in self.learners)
-        if self.layout.sharding is not Sharding.NONE:
-            # Weights and moments of all ranks, on the node of rank 0.
-            yield Peak("saving", always + Counter({Part.SAVING: 3 * FLOAT32 * saved}))
-        else:
-            files = [min(FLOAT32 * model.weights, LARGEST_FILE) for model in self.learners]
-            moments = 2 * FLOAT32 * saved if self.saves_state else 0
-            yield Peak("saving", always + Counter({Part.SAVING: max(moments, *files, 0, 0)}))
+        for model in self.learners:
+            # Embedding and head may be larger than a file; moments are twice the weights.
+            outside = 2 * FLOAT32 * model.shape.vocabulary * model.shape.width
+            files = tasks * WRITERS * FILE_BYTES + outside
+            size = min(files, 2 * FLOAT32 * model.trained)
+            # What an adapter is merged into is put together by one rank.
+            size += FLOAT32 * model.weights if model.adapter else 0
+            yield Peak("saving", always + Counter({Part.SAVING: size}))
+        yield Peak("running", always)
 
     def _loading(self, model: Model) -> int:
         """Of one process: what is not a page of a file."""
@@ -278,9 +279,6 @@ def _reward_model(work: Work) -> Peaks:
             continue
         learner = work.learner(model, averaged=params.ema_decay > 0)
         yield from work.learns([learner], params.batch_size, sides * work.params.model.max_length)
-        if work.layout.sharding is not Sharding.NONE:
-            # Rank 0 rates the held-out pairs with the whole model, in float32.
-            yield "rating held-out pairs", Counter({Part.WEIGHTS: FLOAT32 * model.weights})
 
 
 def _preference(work: Work) -> Peaks:
@@ -336,7 +334,6 @@ def _learners(work: Work) -> list[Model]:
 def _updates(work: Work, beside: Parts, read: list[tuple[Model, Part]]) -> Peaks:
     """The steps of an update, and the passes without gradients before them by these models."""
     params, learners = work.params, _learners(work)
-    work.saves_state = True
     pairs = params.rl.algorithm is Algorithm.DPO
     length = (2 if pairs else 1) * work.longest
     yield from work.learns(learners, params.policy_update.batch_size, length, beside)
