@@ -6,7 +6,7 @@ estimated, and nothing refused.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -232,16 +232,24 @@ def _changes(resources: Resources, longest: int, *, spreads: bool) -> Iterator[M
         if share < resources.generator_memory:
             yield {"generator_memory": share}
             yield {"generator_memory": share, **smallest}
+    yield from _spread(resources, [{}, again, smallest], resources.nodes if spreads else 0)
     if resources.sharding is Sharding.NONE:
         yield {"offload": Offload.OPTIMIZER, **again}
         yield {"offload": Offload.OPTIMIZER, **smallest}
+    yield from _spread(resources, [{}, again, smallest], MOST_NODES if spreads else 0)
+
+
+def _spread(
+    resources: Resources, others: Sequence[Mapping[str, Any]], most: int
+) -> Iterator[Mapping[str, Any]]:
+    """A process a GPU, on up to so many nodes, beside any of the other changes."""
     tasks = max(resources.gpus_per_node, resources.tasks_per_node)
-    for nodes in _doubled(resources.nodes, MOST_NODES if spreads else 0):
+    for nodes in _doubled(resources.nodes, most):
         wanted = {"nodes": nodes, "tasks_per_node": tasks}
         where = {key: of for key, of in wanted.items() if of != getattr(resources, key)}
         for kind in list(Sharding)[1:] if nodes * tasks > 1 else ():
-            for less in ({}, again, smallest):
-                yield {"sharding": kind, **where, **less}
+            for other in others:
+                yield {"sharding": kind, **where, **other}
 
 
 def _doubled(number: int, most: int) -> Iterator[int]:

@@ -192,7 +192,8 @@ def _gathered(model: Model, layout: Layout) -> int:
     shape, low = model.shape, BYTES[model.precision]
     is_fsdp = layout.sharding.value == FSDP
     # FSDP adds up the gradients of a layer at once, ZeRO those of a bucket.
-    buckets = FLOAT32 * (shape.layer_weights if is_fsdp else BUCKET_ELEMENTS)
+    at_once = shape.layer_weights if is_fsdp else BUCKET_ELEMENTS
+    buckets = FLOAT32 * min(at_once, model.trained)
     if Part.WEIGHTS not in SPREAD[layout.sharding.value]:
         return buckets
     # One layer computes while the next one is gathered; outside the layers all is whole.

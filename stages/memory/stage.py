@@ -36,9 +36,9 @@ from stages.memory.model import (
 )
 from stages.memory.shape import ModelShape
 
-PROCESS = 600 << 20
-"""Host memory of a stage's process before it has a model: torch, transformers and the rest, as
-measured on a CPU."""
+PROCESS = 300 << 20
+"""Host memory of a stage's process before it has a model, torch and transformers imported, without
+pages of files: as measured on a CPU."""
 CUDA_PROCESS = 2 << 30
 """What CUDA's libraries add to it: an assumption, not measured."""
 WRITERS, FILE_BYTES = 4, 10**9

@@ -169,6 +169,10 @@ def test_a_rank_holds_the_bytes_per_weight_of_the_docs(
     assert held == pytest.approx((whole + shared / 32) * model.weights)
 
 
+def test_every_way_to_spread_a_model_is_known() -> None:
+    assert {kind.value for kind in Sharding} <= estimate.SPREAD.keys()
+
+
 def test_offloaded_moments_are_on_the_host_and_come_to_the_gpu_in_pieces() -> None:
     model = Model(LLAMA["8B"], BF16)
     here, there = (learner_state(model, Layout(offload=each)) for each in list(Offload)[:2])
