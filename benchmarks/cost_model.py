@@ -13,7 +13,8 @@ from stages.contracts.params import Params
 from stages.contracts.sharding import Sharding
 from stages.memory.model import Layout
 from stages.memory.shape import ModelShape, decoder
-from stages.memory.stage import Shapes, needs
+from stages.memory.stage import needs
+from stages.memory.work import Shapes
 
 BF16, FLOAT32 = 2, 4
 STATE = 3 * FLOAT32

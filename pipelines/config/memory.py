@@ -22,7 +22,8 @@ from stages.contracts.reward_model import RewardStart
 from stages.contracts.sharding import Offload, Sharding
 from stages.memory.model import GIB, Layout, Part
 from stages.memory.shape import built_shape, read_shape
-from stages.memory.stage import Needs, Peak, Shapes, needs
+from stages.memory.stage import Needs, needs
+from stages.memory.work import Peak, Shapes
 
 BASE = "artifacts/base"
 SHOWN = 4

@@ -2,5 +2,5 @@
 
 Pure arithmetic, without torch: both planes may import it, and no stage does, so that it bears no
 stage's identity. shape.py reads a model's sizes, model.py has what a model takes while it learns,
-reads and samples, stage.py which models a stage holds at once.
+reads and samples, work.py the moments of a stage's work, stage.py which of them each stage has.
 """

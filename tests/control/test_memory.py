@@ -30,7 +30,8 @@ from stages.memory.model import (
     torch_sampler,
 )
 from stages.memory.shape import ModelShape, decoder, read_shape, shape_of
-from stages.memory.stage import Shapes, needs
+from stages.memory.stage import needs
+from stages.memory.work import TORCH_WEIGHTS, Shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -231,7 +232,7 @@ STAGED = [name for name in of_stages.STAGES if name != "online"]
 
 
 def large_engine(shape: ModelShape) -> dict[str, Any]:
-    engine = "vllm" if shape.weights > of_stages.TORCH_WEIGHTS else "auto"
+    engine = "vllm" if shape.weights > TORCH_WEIGHTS else "auto"
     return {"rollout": {"samples": 8, "max_new_tokens": 1024, "engine": engine}}
 
 

@@ -11,7 +11,7 @@ from stages.engines.generation import generators
 from stages.engines.generation.llama import decoder as decoding
 from stages.engines.models import tensor_files
 from stages.engines.processes import deepspeed_engine
-from stages.memory import model, stage
+from stages.memory import model, work
 from stages.memory.shape import shape_of
 
 
@@ -22,10 +22,10 @@ def test_constants_are_those_of_the_engines():
     assert model.PREFILL_TOKENS == decoding.PREFILL_TOKENS
     assert model.CACHE_BLOCK == decoding.CACHE_BLOCK
     assert model.BUCKET_ELEMENTS == deepspeed_engine.BUCKET_ELEMENTS
-    assert stage.TORCH_WEIGHTS == generators.TORCH_WEIGHTS
-    assert stage.WRITERS == tensor_files.THREADS
-    assert stage.FILE_BYTES == tensor_files.FILE_BYTES
-    assert stage.SIZES == packed.SIZES
+    assert work.TORCH_WEIGHTS == generators.TORCH_WEIGHTS
+    assert work.WRITERS == tensor_files.THREADS
+    assert work.FILE_BYTES == tensor_files.FILE_BYTES
+    assert work.SIZES == packed.SIZES
 
 
 @pytest.mark.parametrize("shape", SHAPES)
