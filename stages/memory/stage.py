@@ -170,7 +170,7 @@ def _online(work: Work) -> Peaks:
     residents: Parts = Counter()
     for each, part in read:
         residents[part] += each.bytes
-        work.loaded.append(each)
+        work.read.append(each)
     rollout = params.rollout
     sampling = Sampling(rollout.batch_size, rollout.samples, work.longest)
     kept = work.resident(_learners(work))
@@ -183,10 +183,9 @@ def _online(work: Work) -> Peaks:
         work.on_host[Part.SAMPLER] += least[Part.WEIGHTS]
         own: Parts = Counter()
     else:
-        # What is spread over ranks is gathered into weights of the sampler's own.
         is_spread = layout.sharding is not Sharding.NONE
-        own = torch_sampler(model, sampling, layout, owns_weights=is_spread)
-        apart = params.online.overlap or params.lora.rank or is_spread
+        apart = params.online.overlap or params.lora.rank > 0 or is_spread
+        own = torch_sampler(model, sampling, layout, owns_weights=apart)
         own += Counter({Part.SAMPLER: model.bytes if apart else 0})
         yield "sampling", residents + kept + own
         # What a pass over prompts takes is free again, what overlaps is not.

@@ -75,7 +75,8 @@ class Work:
         self.learners: list[Model] = []
         self.on_host: Parts = Counter()
         """Of each process, all the time."""
-        self.loaded: list[Model] = []
+        self.read: list[Model] = []
+        """Models that do not learn."""
 
     @property
     def longest(self) -> int:
@@ -129,7 +130,6 @@ class Work:
         beside = beside or Counter()
         layout = self.layout
         self.learners = learners
-        self.loaded += learners
         for model in learners:
             self.on_host += learner_state(model, layout).host
         sharing = layout.world // layout.sequence_parallel or 1
@@ -152,7 +152,7 @@ class Work:
         self, model: Model, part: Part, beside: Parts | None = None
     ) -> Iterator[tuple[str, Parts]]:
         """A pass without gradients by a model of its own."""
-        self.loaded.append(model)
+        self.read.append(model)
         tokens = max(self.layout.micro_tokens, self.longest)
         weights = Counter({part: model.bytes})
         yield "reading", (beside or Counter()) + weights + reading(model, tokens, self.layout)
@@ -170,7 +170,7 @@ class Work:
         if self.uses_vllm:
             yield "sampling", in_its_share(vllm_sampler(model, sampling, layout), layout)
             return
-        self.loaded.append(model)
+        self.read.append(model)
         weights = Counter({Part.WEIGHTS: model.bytes})
         yield "sampling", weights + torch_sampler(model, sampling, layout, owns_weights=True)
         joined = BYTES[model.precision] * model.shape.joined_weights
@@ -185,8 +185,12 @@ class Work:
         """Of a node whose GPUs do the work."""
         tasks = self.layout.tasks_per_node
         always = self.processes() + times(self.on_host, tasks)
-        for model in self.loaded:
-            yield Peak("loading", always + Counter({Part.LOADING: tasks * self._loading(model)}))
+        by_engine = self.layout.sharding in (Sharding.ZERO1, Sharding.ZERO2)
+        # A learner is rounded on the GPU, or weight by weight where all of it is spread.
+        loading = [_loading(model, rounds=by_engine) for model in self.learners]
+        loading += [_loading(model, rounds=True) for model in self.read]
+        for size in loading:
+            yield Peak("loading", always + Counter({Part.LOADING: tasks * size}))
         for model in self.learners:
             # Embedding and head may be larger than a file; moments are twice the weights.
             outside = 2 * FLOAT32 * model.shape.vocabulary * model.shape.width
@@ -197,17 +201,13 @@ class Work:
             yield Peak("saving", always + Counter({Part.SAVING: size}))
         yield Peak("running", always)
 
-    def _loading(self, model: Model) -> int:
-        """Of one process: what is not a page of a file."""
-        total = 0 if model.shape.float32 else FLOAT32 * model.weights
-        # A learner is rounded on the GPU, or weight by weight where all of it is spread.
-        whole_on_gpu = model in self.learners and self.layout.sharding.value not in (
-            "zero1",
-            "zero2",
-        )
-        if model.precision is not Precision.FLOAT32 and not whole_on_gpu:
-            total += model.bytes
-        return total
+
+def _loading(model: Model, *, rounds: bool) -> int:
+    """Host memory of one process, without pages of files: what is cast, and what is rounded."""
+    total = 0 if model.shape.float32 else FLOAT32 * model.weights
+    if model.precision is not Precision.FLOAT32 and rounds:
+        total += model.bytes
+    return total
 
 
 def in_its_share(parts: Parts, layout: Layout) -> Parts:
