@@ -48,7 +48,7 @@ from pipelines.worker.rendezvous import among_ranks
 from stages.context import Context, RankLost, ShareDone, StageError, Stopped
 from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
-from stages.contracts.sharding import Offload, Sharding
+from stages.contracts.sharding import Sharding
 from stages.engines.models import resident
 from stages.engines.processes import determinism
 
@@ -274,7 +274,7 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
         compile=resources.compile,
         checkpoint_activations=resources.checkpoint_activations,
         sharding=resources.sharding if together else Sharding.NONE,
-        offload=resources.offload if together else Offload.NONE,
+        offload=resources.offload,
         tensor_parallel=resources.tensor_parallel,
         generator_memory=resources.generator_memory,
         sequence_parallel=resources.sequence_parallel if together else 1,

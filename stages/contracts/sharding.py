@@ -20,6 +20,6 @@ class Offload(StrEnum):
 
     NONE = "none"
     OPTIMIZER = "optimizer"
-    """The optimizer's state, and the optimizer computes there."""
+    """The optimizer's moments; with ZeRO also its float32 weights, and it computes there."""
     ALL = "all"
     """The weights, too; with zero3 only."""

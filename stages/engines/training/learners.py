@@ -16,7 +16,7 @@ def open_learner(ctx: Context, ranks: Ranks, model: Any, how: Optimization) -> A
     """A learner of the model; all ranks call it."""
     share_rows(ctx, ranks, model)
     if ctx.sharding is Sharding.NONE:
-        return Learner(model, how)
+        return Learner(model, how, ctx.offload)
     _check_all_are_rounded(ctx, model, how.precision)
     # DeepSpeed is an extra, and slow to import.
     from stages.engines.training.zero import ZeroLearner

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from stages.contracts.precision import Precision
+from stages.contracts.sharding import Offload
 from stages.engines.models.precision import is_rounded, rounded
 from stages.engines.models.tensor_files import Form, StoredTensor, read_whole
 from stages.engines.processes.ranks import Ranks
 from stages.engines.training.learner import Optimization
+from stages.engines.training.offload import MOMENTS, MomentsOnHost
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -33,7 +35,7 @@ class Learner:
 
     lockstep = False
 
-    def __init__(self, model: Any, how: Optimization) -> None:
+    def __init__(self, model: Any, how: Optimization, offload: Offload = Offload.NONE) -> None:
         self.model = model
         self.how = how
         self.precision = how.precision
@@ -44,6 +46,7 @@ class Learner:
         }
         device = next(iter(self._masters.values())).device
         self._optimizer = how.adamw(model, self._masters, device)
+        self._on_host = MomentsOnHost(self._optimizer) if offload is not Offload.NONE else None
 
     def _split(self, precision: Precision) -> dict[str, Tensor]:
         """Round the model's weights; the masters of those that learn, by name.
@@ -77,7 +80,7 @@ class Learner:
         finally:
             for name, (parameter, _) in self._copies.items():
                 parameter.data = low[name]
-            self._round(self._copies)
+            self._round(self._masters)
 
     def parameters(self) -> Iterable[Tensor]:
         """Trainable parameters with their gradients, in float32."""
@@ -103,7 +106,7 @@ class Learner:
     def step(self, factor: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self.how.learning_rate * factor
-        self._optimizer.step()
+        (self._on_host or self._optimizer).step()
         self._optimizer.zero_grad(set_to_none=True)
         self._round(self._masters)
         for name, average in self._average.items():
@@ -160,9 +163,14 @@ class Learner:
                 self._average[name].copy_(read_whole(average))
             for moment in _MOMENTS:
                 if (value := tensors.get(f"moment.{moment}.{name}")) is not None:
-                    state = self._optimizer.state[master]
-                    state[moment] = read_whole(value).to(master.device, copy=True)
+                    self._keep(master, moment, read_whole(value))
         self._round(self._masters)
+
+    def _keep(self, master: Tensor, moment: str, value: Tensor) -> None:
+        if self._on_host is not None and moment in MOMENTS:
+            self._on_host.keep(master, moment, value)
+        else:
+            self._optimizer.state[master][moment] = value.to(master.device, copy=True)
 
     def computed_weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
