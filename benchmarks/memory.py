@@ -12,7 +12,8 @@ longer contexts are then not tried.
 `sleep` is what the GPU had in use with a generator awake, asleep and awake again. Without a GPU the
 process's own memory is shown instead, which says only that the script runs.
 
-`--write` records the result in benchmarks/results/memory.json.
+`--write` records the result in benchmarks/results/memory.json, and keeps what is there of other
+models, if hardware and versions are the same.
 """
 
 import argparse
@@ -57,8 +58,10 @@ def main() -> None:
         "precision": PRECISION.value,
         "slots": SLOTS,
         "versions": records.versions("torch", "transformers", "peft", "triton"),
-        "models": {},
     }
+    old = records.recorded(RESULTS)
+    same = all(old.get(name) == value for name, value in result.items())
+    result["models"] = old["models"] if same else {}
     until = time.monotonic() + options.total
     for model in options.models.split(","):
         of_model = result["models"][model] = {"cells": []}

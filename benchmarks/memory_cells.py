@@ -20,6 +20,7 @@ from stages.contracts.catalog import bind
 from stages.contracts.lora import LoraParams
 from stages.contracts.params import Params
 from stages.contracts.precision import Precision
+from stages.contracts.sharding import Offload
 from stages.engines.forward.inference import logprobs_by, over_responses
 from stages.engines.generation.generator import Request, Sampling
 from stages.engines.generation.torch_generator import TorchGenerator
@@ -37,6 +38,8 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 PRECISION = Precision.BFLOAT16 if CUDA else Precision.FLOAT32
 SLOTS, NEW_TOKENS = 8, 32
+OFFLOADED = ("8b",)
+"""Models that learn with AdamW's moments on the host, as one GPU has no room for these."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,9 @@ def _of_answering(shape: str, length: int) -> Iterator[Cell]:
 
 def _of_learning(shape: str, length: int) -> Iterator[Cell]:
     """One learner for all that trains a policy whole."""
-    with _learner(_random(LlamaForCausalLM, shape, length)) as learner:
+    with _learner(shape, _random(LlamaForCausalLM, shape, length)) as learner:
         _warm_up("sft", shape, learner)
-        for way in ("", "checkpointed"):
+        for way in _ways(shape):
             yield Cell("sft", way, _training("sft", shape, learner))
             yield Cell("dpo", way, _training("dpo", shape, learner))
             yield Cell("policy_update", way, _updating(shape, learner))
@@ -94,9 +97,9 @@ def _of_learning(shape: str, length: int) -> Iterator[Cell]:
 
 def _of_the_reward_model(shape: str, length: int) -> Iterator[Cell]:
     model = _random(LlamaForSequenceClassification, shape, length, num_labels=1)
-    with _learner(model) as learner:
+    with _learner(shape, model) as learner:
         _warm_up("reward_model", shape, learner)
-        for way in ("", "checkpointed"):
+        for way in _ways(shape):
             yield Cell("reward_model", way, _training("reward_model", shape, learner))
 
 
@@ -108,16 +111,20 @@ def _of_an_adapter(shape: str, length: int) -> Iterator[Cell]:
         LoraParams(rank=16),
         seed=17,
     )
-    with _learner(model) as learner:
+    with _learner("", model) as learner:
         _warm_up("sft", shape, learner)
         for way in ("LoRA", "LoRA, checkpointed"):
             yield Cell("sft", way, _training("sft", shape, learner))
 
 
+def _ways(shape: str) -> list[str]:
+    return ["offloaded", "offloaded, checkpointed"] if shape in OFFLOADED else ["", "checkpointed"]
+
+
 @contextmanager
-def _learner(model: Any) -> Iterator[Learner]:
+def _learner(shape: str, model: Any) -> Iterator[Learner]:
     how = Optimization(learning_rate=1e-6, max_grad_norm=1.0, precision=PRECISION)
-    yield Learner(model, how)
+    yield Learner(model, how, Offload.OPTIMIZER if shape in OFFLOADED else Offload.NONE)
 
 
 def _warm_up(stage: str, shape: str, learner: Learner) -> None:

@@ -6,9 +6,11 @@ operations a token for every weight that multiplies (all but the embedding's loo
 times width and half the length for attention, against the GPU's peak in bfloat16 on paper; beside
 it is the share of what one large matrix product reaches in the same process.
 
-    python benchmarks/training.py [--model 135m|1.1b|tiny] [--stages sft,reward_model,dpo]
-        [--micro-tokens 32768] [--compile] [--checkpoint] [--padded] [--profile] [--write]
+    python benchmarks/training.py [--model 135m|1.1b|8b|tiny] [--stages sft,reward_model,dpo]
+        [--micro-tokens 32768] [--compile] [--checkpoint] [--offload] [--padded] [--profile]
+        [--in-memory] [--write]
 
+`--in-memory` makes policies up where they learn, for a model that the disk has no room for.
 `--padded` runs the padded way in turn with ours, in the same process. `--write` records the result
 in benchmarks/results/training.json, by model, stage and settings.
 """
@@ -26,14 +28,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks import records
+from benchmarks.peaks import GIB, peaks
 from benchmarks.step_clock import StepClock
-from benchmarks.workloads import SHAPES, Sequences, make_model, sequences
+from benchmarks.workloads import SHAPES, Sequences, load_at_random, make_model, sequences
 from stages.algorithms.preference import PreferenceObjective
 from stages.context import Context
 from stages.contracts.lora import LoraParams
 from stages.contracts.objectives import PreferenceLoss
 from stages.contracts.precision import Precision
 from stages.contracts.reward_model import RewardModelParams
+from stages.contracts.sharding import Offload
 from stages.engines.forward import packed
 from stages.engines.models.folders import load_policy, start_scalar_model
 from stages.engines.models.lora import open_for_training
@@ -54,7 +58,7 @@ SKIPPED_STEPS = 2
 def main() -> None:
     options = options_of(sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
-        make_model(options.model, Path(folder) / "model")
+        make_model(options.model, Path(folder) / "model", weights=not options.in_memory)
         for stage in options.stages.split(","):
             for padded in [False, True] if options.padded else [False]:
                 result = measure(stage, Path(folder), options, padded=padded)
@@ -74,6 +78,8 @@ def options_of(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4, help="timed, after two that warm up")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--checkpoint", action="store_true")
+    parser.add_argument("--offload", action="store_true", help="AdamW's moments on the host")
+    parser.add_argument("--in-memory", action="store_true", help="no weights on the disk")
     parser.add_argument("--padded", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print where a GPU's time goes")
     parser.add_argument("--write", action="store_true")
@@ -89,12 +95,14 @@ def measure(
 ) -> dict[str, Any]:
     """Tokens a second over the timed steps; a step is an optimizer step of `rows` rows."""
     num_rows = options.rows * (options.steps + SKIPPED_STEPS)
-    load = start_scalar_model if stage == "reward_model" else load_policy
+    load = load_at_random if options.in_memory else load_policy
+    if stage == "reward_model":
+        load = start_scalar_model
     model = open_for_training(load, folder / "model", options.device, LoraParams(), seed=1)
     how = Optimization(
         learning_rate=1e-5, max_grad_norm=1.0, precision=Precision(options.precision)
     )
-    learner = Learner(model, how)
+    learner = Learner(model, how, Offload.OPTIMIZER if options.offload else Offload.NONE)
     data = sequences(options.model, num_rows)
     work, lengths = work_on(stage, learner.model, data, options.device)
     if padded:
@@ -112,9 +120,8 @@ def measure(
         checkpoint_seconds=1e9,
     )
     plan = Plan(num_rows, options.rows, 1, seed=17, learning_rate=lambda *_: 1.0)
-    if options.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    train(clock, {"policy": learner}, plan, work, shown=["loss"])
+    with peaks() as memory:
+        train(clock, {"policy": learner}, plan, work, shown=["loss"])
     seconds = clock.seconds(SKIPPED_STEPS)
     timed = [row for step in range(SKIPPED_STEPS, plan.num_steps) for row in plan.rows(step)]
     num_tokens = sum(sum(lengths[row]) for row in timed)
@@ -132,6 +139,7 @@ def measure(
         "precision": options.precision,
         "compile": options.compile,
         "checkpoint_activations": options.checkpoint,
+        "offload": options.offload,
         "micro_tokens": options.micro_tokens,
         "rows_a_step": options.rows,
         "mean_length": round(num_tokens / sum(len(lengths[row]) for row in timed), 1),
@@ -141,9 +149,10 @@ def measure(
         "share_of_matmul_rate": round(flops_per_second / matmul_rate(), 3)
         if options.device == "cuda"
         else None,
-        "peak_gigabytes": round(torch.cuda.max_memory_allocated() / 1e9, 1)
+        "peak_gigabytes": round(memory["peak_memory_gib"] * GIB / 1e9, 1)
         if options.device == "cuda"
         else None,
+        **memory,
         "hardware": name,
         "versions": records.versions("torch", "transformers", "triton"),
     }
@@ -211,7 +220,7 @@ def _profile(ctx: Context, learner: Learner, plan: Plan, work: Work) -> None:
 
 def _key(result: dict[str, Any]) -> str:
     key = [result[name] for name in ("model", "stage", "way", "precision", "micro_tokens")]
-    flags = [name for name in ("compile", "checkpoint_activations") if result[name]]
+    flags = [name for name in ("compile", "checkpoint_activations", "offload") if result[name]]
     return " ".join(map(str, [*key, *flags]))
 
 

@@ -63,6 +63,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 32000,
         "tie_word_embeddings": False,
     },
+    # Llama 3.1 8B.
+    "8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    },
     # For a machine without a GPU, to see that a script runs.
     "tiny": {
         "hidden_size": 128,
@@ -118,12 +128,14 @@ def text(ids: list[int]) -> str:
     return " ".join(f"w{token}" for token in ids)
 
 
-def make_model(shape: str, folder: Path) -> None:
-    """A Hugging Face folder with weights at random, float32, and a tokenizer of numbered words."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+def make_model(shape: str, folder: Path, *, weights: bool = True) -> None:
+    """A Hugging Face folder with weights at random, float32, and a tokenizer of numbered words.
 
-    torch.manual_seed(0)
+    Without weights it is a folder for `load_at_random`.
+    """
+    import torch
+    from transformers import GenerationConfig, LlamaConfig
+
     config = LlamaConfig(
         **SHAPES[shape],
         max_position_embeddings=MAX_LENGTH,
@@ -132,12 +144,37 @@ def make_model(shape: str, folder: Path) -> None:
         eos_token_id=END,
         initializer_range=0.02,
     )
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = LlamaForCausalLM(config)
-    model.to(torch.float32).save_pretrained(folder)
-    del model
-    torch.cuda.empty_cache()  # others will measure on the same GPU
+    if weights:
+        _at_random(config).save_pretrained(folder)
+        torch.cuda.empty_cache()  # others will measure on the same GPU
+    else:
+        config.save_pretrained(folder)
+        GenerationConfig.from_model_config(config).save_pretrained(folder)
     make_tokenizer(SHAPES[shape]["vocab_size"], folder)
+
+
+def load_at_random(folder: Path, device: str = "cpu", precision: Any = None) -> Any:
+    """In place of `load_policy`, for weights that the disk has no room for.
+
+    The model that the folder describes, always with the same weights.
+    """
+    from transformers import LlamaConfig
+
+    from stages.engines.models.precision import round_weights
+
+    model = _at_random(LlamaConfig.from_pretrained(folder))
+    if precision is not None:
+        round_weights(model, precision)
+    return model.to(device).eval()
+
+
+def _at_random(config: Any) -> Any:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return LlamaForCausalLM(config).to(torch.float32)
 
 
 def make_tokenizer(vocab_size: int, folder: Path) -> None:

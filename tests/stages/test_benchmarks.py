@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks import generation, memory, online, side_by_side, training
 from benchmarks.workloads import make_model, rl_step
-from stages.rewards.verifier import Verifier
 
 
 def test_generation_is_measured():
@@ -23,10 +22,12 @@ def test_training_is_measured(stage, tmp_path):
     assert found["tokens_per_second"] > 0
 
 
-def test_a_fused_step_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(Verifier, "reward", Verifier.reward)  # the benchmark has its own
-    found = online.measure(online.options_of(["--model", "tiny", "--steps", "3"]), tmp_path)
+@pytest.mark.parametrize("more", ["", "--in-memory --offload --checkpoint", "--in-memory --lora 2"])
+def test_a_fused_step_is_measured(tmp_path, more):
+    words = ["--model", "tiny", "--steps", "3", *more.split()]
+    found = online.measure(online.options_of(words), tmp_path)
     assert found["num_new_tokens"] == rl_step("tiny").num_responses * rl_step("tiny").new_tokens
+    assert 0 < found["optimizer_seconds"] < found["update_seconds"]
 
 
 def test_memory_is_measured_for_every_kind_of_work():
