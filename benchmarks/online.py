@@ -200,7 +200,7 @@ def weights_in_memory(changed: ExitStack) -> None:
 
     replace(changed, policy_update, "load_policy", workloads.load_at_random)
     replace(changed, resident_sampler, "load_policy", workloads.load_at_random)
-    replace(changed, online, "save", lambda *_, **__: None)
+    replace(changed, online, "save", lambda *_, **__: {})
 
 
 def timing(changed: ExitStack, owner: Any, name: str) -> list[float]:
