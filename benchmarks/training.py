@@ -98,15 +98,11 @@ def measure(
     load = load_at_random if options.in_memory else load_policy
     if stage == "reward_model":
         load = start_scalar_model
-    model = open_for_training(load, folder / "model", options.device, LoraParams(), seed=1)
     how = Optimization(
         learning_rate=1e-5, max_grad_norm=1.0, precision=Precision(options.precision)
     )
-    learner = Learner(model, how, Offload.OPTIMIZER if options.offload else Offload.NONE)
+    offload = Offload.OPTIMIZER if options.offload else Offload.NONE
     data = sequences(options.model, num_rows)
-    work, lengths = work_on(stage, learner.model, data, options.device)
-    if padded:
-        packed._packable[learner.model] = False
     job = Path(tempfile.mkdtemp(dir=folder))
     clock = StepClock(
         stage="benchmark",
@@ -121,6 +117,11 @@ def measure(
     )
     plan = Plan(num_rows, options.rows, 1, seed=17, learning_rate=lambda *_: 1.0)
     with peaks() as memory:
+        model = open_for_training(load, folder / "model", options.device, LoraParams(), seed=1)
+        learner = Learner(model, how, offload)
+        work, lengths = work_on(stage, learner.model, data, options.device)
+        if padded:
+            packed._packable[learner.model] = False
         train(clock, {"policy": learner}, plan, work, shown=["loss"])
     seconds = clock.seconds(SKIPPED_STEPS)
     timed = [row for step in range(SKIPPED_STEPS, plan.num_steps) for row in plan.rows(step)]
