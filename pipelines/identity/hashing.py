@@ -79,6 +79,16 @@ class HashCache:
                 self._known[str(path)] = [size, mtime, inode, md5]
                 self._changed = True
 
+    def signed(self, folder: Path) -> dict[Path, Known]:
+        """Every file of a folder with its hash, but for those that are changed meanwhile."""
+        before = {path: signature_of(path) for path in _files(folder).values()}
+        hashes = self.of_those_there(before)
+        return {
+            path: Known(signature, hashes[path])
+            for path, signature in before.items()
+            if signature is not None and signature_of(path) == signature
+        }
+
     def save(self) -> None:
         if self._path and self._changed:
             atomic.write_json(self._path, self._known)

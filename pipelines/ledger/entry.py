@@ -8,7 +8,8 @@
             scheduler.json              what Slurm last said about it
         scratch/                        what the stage needs to go on, over all attempts
         metrics.jsonl progress.json tables/       what the stage says, over all attempts
-        out/                            the outputs, complete, until DVC has recorded them
+        out/                            the outputs, complete, until DVC has recorded them, and
+                                        `hashes`, those of their files
         record.json                     what came out, with hashes, host and times: the end
 
 The state of a job is never stored, it is read off these files and off the lock that a living worker

@@ -3,6 +3,9 @@
 The workspace gets a second name (a hard link; on another disk a copy) for what lies in the entry's
 `out`, put in place by a rename. The entry keeps its own until dvc.lock names the same hashes. So a
 death at any moment, even between the stage's end and DVC's bookkeeping, costs no computation.
+
+The job has hashed every file: whoever asks for the hash of a second name need not read it again. Of
+a copy nobody knows what it holds before it is read.
 """
 
 import errno
@@ -16,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.base import atomic
+from pipelines.base.repository import Repository
+from pipelines.dvc_repo import handover
 from pipelines.dvc_repo.lock_file import read_stages
 from pipelines.identity.hashing import HashCache
-from pipelines.ledger import files
+from pipelines.ledger import files, out_hashes
 from pipelines.ledger.entry import METRICS_OUT, Entry, Ledger
 from pipelines.ledger.environments import earlier_environments
 from pipelines.ledger.record import Record
 from pipelines.ledger.reports import Result
 from pipelines.ledger.state import State
+from stages.signature import Known, signature_of
 
 _BESIDE = ".publishing"
 """In the name of what is written beside an output that lies on another disk than the ledger."""
@@ -31,8 +37,9 @@ _BESIDE = ".publishing"
 
 def publish(root: Path, entry: Entry) -> Record:
     """Put the outputs where DVC expects them and close the entry; returns its record."""
-    spec, origin = entry.spec, entry.origin
-    place_outputs(entry, root, entry.folder / "publishing")
+    spec, origin, repository = entry.spec, entry.origin, Repository(root)
+    known = place_outputs(entry, root, entry.folder / "publishing")
+    remember(repository.home / "hashes.json", known)
     results = [attempt.result for attempt in reversed(entry.attempts())]
     finished = [each for each in results if each and each.outs is not None]
     result = finished[0] if finished else _reconstructed(entry)
@@ -56,21 +63,48 @@ def publish(root: Path, entry: Entry) -> Record:
     files.write(entry.folder / "record.json", record)
     # Not before: a process that shares the work may still be looking through it.
     shutil.rmtree(entry.folder / "scratch", ignore_errors=True)
+    handover.leave(repository, spec.stage, known)
     return record
 
 
-def place_outputs(entry: Entry, root: Path, aside: Path) -> None:
-    """Give the outputs their names below `root`."""
+def place_outputs(entry: Entry, root: Path, aside: Path) -> dict[Path, Known]:
+    """Give the outputs their names below `root`; the hashes of the files that have two names."""
     places = {path: entry.out / name for name, path in entry.spec.outs.items()}
     places[entry.spec.metrics] = entry.out / METRICS_OUT
+    known = out_hashes.read(entry.out)
     for target, source in places.items():
         _place(source, root / target, aside)
+    # Another name moves the time of a file's last change.
+    linked = {path: each for path in known if (each := _still(path, known[path])) is not None}
+    out_hashes.write(entry.out, linked)
+    placed = {}
+    for target, source in places.items():
+        for path in linked:
+            if path.is_relative_to(source):
+                placed[root / target / path.relative_to(source)] = linked[path]
+    return {path: each for path, each in placed.items() if signature_of(path) == each.signature}
+
+
+def _still(path: Path, known: Known) -> Known | None:
+    """The same hash for a file that has got another name; None where it was written to as well."""
+    signature = signature_of(path)
+    if signature is None or signature[:3] != known.signature[:3]:
+        return None
+    return Known(signature, known.md5)
+
+
+def remember(place: Path, known: Mapping[Path, Known]) -> None:
+    """Have who keeps hashes in this file know these, too."""
+    hashes = HashCache(place)
+    hashes.believe(known)
+    hashes.save()
 
 
 def _reconstructed(entry: Entry) -> Result:
     """The result of a worker that was killed after its last rename and before it reported."""
     hashes = HashCache()
-    ended = entry.out.stat().st_mtime
+    hashes.believe(out_hashes.read(entry.out))
+    ended = (entry.out / METRICS_OUT).stat().st_mtime
     # An attempt that found all done, or that never got far, does not know what made it.
     workers = [attempt.worker for attempt in reversed(entry.attempts())]
     worker = next((each for each in workers if each and each.environment), None)

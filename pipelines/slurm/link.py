@@ -21,10 +21,10 @@ from pipelines.config.params import load_params
 from pipelines.identity.code import code_version
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import make_spec
-from pipelines.ledger import files
+from pipelines.ledger import files, out_hashes
 from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.invocation import current_invocation, dvc_ancestor
-from pipelines.ledger.publish import place_outputs, recorded_outs
+from pipelines.ledger.publish import place_outputs, recorded_outs, remember
 from pipelines.ledger.record import Origin
 from pipelines.ledger.stop_requests import stop_request_of
 from pipelines.ledger.upstream import upstream_graph
@@ -75,7 +75,9 @@ def resolved(folder: Path) -> Entry | None:
 def pass_on(folder: Path, attempt: Attempt) -> None:
     """Put the outputs where the next links look for them."""
     with hold_lock(folder / "resolve.lock", wait=True):
-        place_outputs(attempt.entry, folder.parent.parent / "workspace", folder / "placing")
+        chain = folder.parent.parent
+        known = place_outputs(attempt.entry, chain / "workspace", folder / "placing")
+        remember(chain / "hashes.json", known)
 
 
 def _resolve(folder: Path) -> Attempt:
@@ -102,6 +104,7 @@ def _made_by(chain: Path) -> dict[str, dict[str, str]]:
         entry = resolved(other)
         if entry is not None and entry.out.exists():
             hashes = HashCache()
+            hashes.believe(out_hashes.read(entry.out))
             outs: dict[str, Any] = entry.spec.outs
             made[entry.stage] = {path: hashes.of(entry.out / name) for name, path in outs.items()}
     return made

@@ -22,6 +22,8 @@ from dvc.stage.exceptions import StageCmdFailedError
 from dvc.utils.serialize._common import _modify_data
 from dvc.utils.serialize._yaml import _dump, parse_yaml
 
+from pipelines.base.repository import Repository
+from pipelines.dvc_repo import handover
 from pipelines.warm.child import forget_files
 from pipelines.warm.title import set_title
 
@@ -79,6 +81,7 @@ def _run_driver(command: str, words: list[str], folder: str, environment: dict[s
         signal.signal(signal.SIGINT, before)
     if code := os.waitstatus_to_exitcode(status):
         raise StageCmdFailedError(command, code)
+    handover.take(Repository(Path(folder)), words[-1])
 
 
 def _be_driver(words: list[str], folder: str, environment: dict[str, str]) -> None:
@@ -90,6 +93,7 @@ def _be_driver(words: list[str], folder: str, environment: dict[str, str]) -> No
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
+        os.environ[handover.DVC_TAKES_THEM] = "1"
         sys.argv = words[2:]
         runpy.run_module(words[2], run_name="__main__")
     except SystemExit as end:

@@ -33,7 +33,7 @@ from pipelines.config.profiles import ExecutorKind
 from pipelines.identity import environment
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import Spec
-from pipelines.ledger import files
+from pipelines.ledger import files, out_hashes
 from pipelines.ledger.entry import FAILURE_PREFIX, METRICS_OUT, Attempt, Entry
 from pipelines.ledger.environments import note_environment
 from pipelines.ledger.launch import Launch
@@ -314,6 +314,7 @@ def _compute(
     atomic.sync_tree(aside)
     hashes = HashCache()
     hashes.believe(context.written)
+    out_hashes.write(aside, hashes.signed(aside))
     digests = {path: hashes.of(aside / name) for name, path in spec.outs.items()}
     resident.keep({aside / name: digests[path] for name, path in spec.outs.items()})
     try:
