@@ -20,7 +20,7 @@ from pipelines.dvc_repo.graph import (
     restrict,
     stages_in_order,
 )
-from pipelines.dvc_repo.staleness import StageStatus, Workspace, name_of
+from pipelines.dvc_repo.staleness import NEEDED_AGAIN, StageStatus, Workspace, name_of
 from pipelines.identity.code import CODE_STAGE
 from stages.contracts.params import Params
 
@@ -86,27 +86,43 @@ def _read_lock(repo: Any, definitions: Mapping[str, Definition]) -> Any:
 
 
 def _plan(
-    repo: Any, definitions: Mapping[str, Definition], targets: list[str] | None
+    repo: Any,
+    definitions: Mapping[str, Definition],
+    targets: list[str] | None,
+    needed: frozenset[str] = frozenset(),
 ) -> list[PlannedStage]:
+    """`needed`: outputs that were pruned, and that a stage which will run reads."""
     nodes = connect(dict(definitions))
     if targets:
         nodes = restrict(nodes, targets)
     writer = definitions.get(CODE_STAGE)
     outs = [out.path for out in writer.outs] if writer else []
     code = CodeStage.of(Path(repo.root_dir), writer and writer.cmd, outs)
-    workspace = Workspace.read(repo, code)
+    workspace = Workspace.read(repo, code, needed)
     workspace.hash_paths({address: definitions[address] for address in nodes})
     planned: dict[str, PlannedStage] = {}
+    made_again: set[str] = set()
+    """Stages that will run for an output that was pruned: nothing after them changes by it."""
     for address, node in nodes.items():
         upstream = code.without(node.upstream)
-        waits_for = [up for up in upstream if planned[up].stale]
+        waits_for = [up for up in upstream if planned[up].stale and up not in made_again]
         stage = StageStatus(definitions[address], workspace)
         reasons = stage.reasons() or [f"after {up}" for up in waits_for]
         known = all(planned[up].cached for up in waits_for)
         cached = bool(reasons) and known and stage.restore()
         planned[address] = PlannedStage(address, upstream, bool(reasons), reasons, cached)
+        if reasons and all(reason.endswith(NEEDED_AGAIN) for reason in reasons):
+            made_again.add(address)
         if code.maps and address == CODE_STAGE:
             workspace.predict_code()
+    reads = {
+        path
+        for address, stage in planned.items()
+        if stage.stale and not stage.cached
+        for path in definitions[address].deps
+    }
+    if more := reads & workspace.pruned.keys() - needed:
+        return _plan(repo, definitions, targets, needed | more)
     return list(planned.values())
 
 

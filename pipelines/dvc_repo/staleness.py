@@ -20,12 +20,14 @@ from pipelines.dvc_repo.contents import Content, Contents
 from pipelines.dvc_repo.definitions import Definition, Unsupported, ignored_names
 from pipelines.dvc_repo.lock_file import read_stages
 from pipelines.dvc_repo.lock_text import parse_stage
+from pipelines.dvc_repo.pruned import read_pruned
 from pipelines.identity.hashing import HashCache
 
 _ITEM_KEYS = {"path", "hash", "md5", "size", "nfiles", "isexec"}
 _NOT_IN_THE_KEY = ["size", "nfiles"]
 """DVC leaves them out wherever they are, even a param of that name."""
 _MISSING = object()
+NEEDED_AGAIN = "was pruned and is needed again"
 
 Lock = Mapping[str, Any]
 """What dvc.lock, or the run cache, has of one stage."""
@@ -44,9 +46,13 @@ class Workspace:
     """DVC's run cache."""
     hashes: HashCache
     code: CodeStage
+    pruned: Mapping[str, str]
+    """The hash of outputs that were removed on purpose, by path."""
+    needed: frozenset[str]
+    """Those of them that are to be made again, because a stage that will run reads them."""
 
     @classmethod
-    def read(cls, repo: Any, code: CodeStage) -> "Workspace":
+    def read(cls, repo: Any, code: CodeStage, needed: frozenset[str] = frozenset()) -> "Workspace":
         """Unsupported where DVC's settings, or its lock file, are read by DVC alone."""
         from dvc.utils.serialize import load_yaml
 
@@ -61,6 +67,8 @@ class Workspace:
             runs=Path(repo.stage_cache.cache_dir),
             hashes=hashes,
             code=code,
+            pruned=read_pruned(root),
+            needed=needed,
         )
 
     def hash_paths(self, definitions: Mapping[str, Definition]) -> None:
@@ -70,6 +78,10 @@ class Workspace:
             paths.union(out.path for one in definitions.values() for out in one.outs)
         )
         self.hashes.save()
+
+    def is_pruned(self, path: str, recorded: Content | None) -> bool:
+        """Whether it is gone on purpose; where it is made again, it is taken to be the same."""
+        return recorded is not None and self.pruned.get(path) == recorded.md5
 
     def predict_code(self) -> None:
         """From here on, the code maps are what the stage that writes them would make of them."""
@@ -122,6 +134,8 @@ class StageStatus:
             known = recorded.get(path)
             if path in self.workspace.code.versions:
                 reasons += self.workspace.code.reasons(path, known.md5 if known else None)
+            elif self.workspace.is_pruned(path, known):
+                continue
             elif there is None or known is None or there.md5 != known.md5:
                 what = name_of(path, "input")
                 reasons.append(f"{what} {path} {'deleted' if there is None else 'modified'}")
@@ -151,7 +165,10 @@ class StageStatus:
         for out in self.definition.outs:
             known, there = recorded.get(out.path), self.workspace.contents.now(out.path)
             what = name_of(out.path, "output")
-            if known and out.in_cache and not self.workspace.contents.has_object(known.md5):
+            if self.workspace.is_pruned(out.path, known):
+                if out.path in self.workspace.needed:
+                    reasons.append(f"{what} {out.path} {NEEDED_AGAIN}")
+            elif known and out.in_cache and not self.workspace.contents.has_object(known.md5):
                 reasons.append(f"{what} {out.path} not in cache")
             elif there is None:
                 reasons.append(f"{what} {out.path} deleted")

@@ -21,6 +21,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo.cache_objects import hash_in_name, listed_files, object_path, objects_in
 from pipelines.dvc_repo.graph import open_repo
+from pipelines.dvc_repo.pruned import read_pruned
 from pipelines.dvc_repo.recorded import Choice, Output, choose, read_outputs
 from pipelines.identity.digests import Digest, Unreadable, digests
 from pipelines.identity.hashing import hash_listing
@@ -41,6 +42,8 @@ class Verification:
     num_bytes: int
     skipped: list[str]
     """Stages skipped because a job of theirs is running and changes their outputs."""
+    pruned: list[str]
+    """Outputs that are gone because somebody removed them on purpose."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -49,6 +52,7 @@ class Verification:
             "files": self.files,
             "bytes": self.num_bytes,
             "skipped": self.skipped,
+            "pruned": self.pruned,
         }
 
 
@@ -72,6 +76,10 @@ def verify(
     skipped = sorted({choice.output.stage for choice in chosen} & busy)
     looks = [_look(root, cache, choice) for choice in chosen if choice.output.stage not in busy]
     looks = [look for look in looks if look.output.md5 or look.present or targets]
+    removed = read_pruned(root)
+    recorded = {look.output.path: look.output.md5 for look in looks}
+    pruned = [path for path, md5 in removed.items() if recorded.get(path) == md5]
+    looks = [look for look in looks if look.output.path not in pruned]
     objects = list(objects_in(cache)) if whole_cache else []
     paths = [*(path for look in looks for path in look.paths()), *objects]
     read = digests(paths, progress, from_disk=True)
@@ -80,7 +88,7 @@ def verify(
     results += [finding for finding in _rotted(objects, read) if finding.path not in reported]
     files = {item.identity: item.size for item in read.values() if isinstance(item, Digest)}
     unique = list(dict.fromkeys(results))
-    return Verification(unique, len(looks), len(files), sum(files.values()), skipped)
+    return Verification(unique, len(looks), len(files), sum(files.values()), skipped, pruned)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ def render(verification: Verification, root: Path) -> str:
     lines += [line for kind in _MEANING for line in _group(kind, verification.findings)]
     if verification.skipped:
         lines.append(f"skipped, because their jobs are running: {', '.join(verification.skipped)}")
+    if verification.pruned:
+        lines.append(f"removed by `lockstep prune`: {', '.join(verification.pruned)}")
     volume = size(verification.num_bytes)
     read = f"{verification.outputs} outputs, {verification.files} files, {volume} read"
     count = len(verification.findings)

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo.plan import PlannedStage
+from pipelines.dvc_repo.pruned import read_pruned
 from pipelines.identity.code import code_version
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import spec_of
@@ -40,6 +41,7 @@ class CurrentJobs:
         self._root = repository.root
         self._hashes = HashCache(repository.home / "hashes.json")
         self._hash = cache(self._hashes.of)
+        self._pruned = read_pruned(repository.root)
         self._code = cache(lambda module: code_version(self._root, module, repository.home))
         self._nodes = nodes
         self._entries: dict[str, list[Entry]] = {}
@@ -102,6 +104,8 @@ class CurrentJobs:
     def _input(self, path: str) -> str | None:
         if path in self._made:
             return self._made[path]
+        if path in self._pruned:
+            return self._pruned[path]
         around = (self._makers.get(str(folder)) for folder in PurePosixPath(path).parents)
         makers = {self._makers.get(path), *around, *self._inside.get(path, ())} - {None}
         if not makers <= self._fresh or not (self._root / path).exists():
