@@ -20,7 +20,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ def main() -> None:
 def measure(
     megabytes: int, revision: str | None = None, *, warm: bool = False, says: bool = False
 ) -> dict[str, Any]:
-    """By stage: the seconds of its command, and what each kind of process read and wrote."""
+    """By stage: what each kind of process read and wrote."""
     with tempfile.TemporaryDirectory() as name:
         clone, notes = Path(name, "clone"), Path(name, "notes")
         clone.mkdir()
@@ -124,12 +123,10 @@ def measure(
             file.write(NOTE.replace("NOTES", str(notes)))
         found: dict[str, Any] = {}
         for stage in STAGES:
-            started = time.perf_counter()
             run(clone, warm=warm, stage=stage)
-            seconds = time.perf_counter() - started
             if warm:
                 lockstep(clone, "down")
-            found[stage] = {"seconds": round(seconds, 1), **times(notes, megabytes)}
+            found[stage] = times(notes, megabytes)
             for note in notes.iterdir():
                 note.unlink()
         if warm:

@@ -124,8 +124,8 @@ class Context:
         """Say the md5 of an output file, hashed over its bytes as they were written.
 
         Nobody reads the file again to hash it, unless it is touched after this call: it must have
-        its last bytes and its place below `out`. Only what rank 0 says counts; it may speak for
-        files that other ranks have written.
+        its last bytes, its mode and its place below `out`. Only what rank 0 says counts; it may
+        speak for files that other ranks have written.
         """
         if not re.fullmatch("[0-9a-f]{32}", md5):
             raise ValueError(f"{path}: {md5!r} is no md5")
