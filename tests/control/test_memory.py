@@ -59,7 +59,9 @@ def gibibytes(shape: str, cell: dict[str, Any]) -> float:
     """What torch allocates at the peak of a cell of benchmarks/memory.py."""
     sizes, context, stage = shape_of(SHAPES[shape]), cell["context"], cell["stage"]
     layout = Layout(
-        micro_tokens=context, checkpoint_activations=cell["way"].endswith("checkpointed")
+        micro_tokens=context,
+        checkpoint_activations=cell["way"].endswith("checkpointed"),
+        offload=Offload.OPTIMIZER if "offloaded" in cell["way"] else Offload.NONE,
     )
     model = Model(
         sizes,
@@ -95,7 +97,7 @@ def test_what_did_not_fit_the_gpu_is_more_than_it_has(case: tuple[str, dict[str,
 
 
 def test_all_shapes_and_kinds_of_work_were_compared() -> None:
-    assert {shape for shape, _ in MEASURED} == {"135m", "1.1b", "7b"}
+    assert {shape for shape, _ in MEASURED} == {"135m", "1.1b", "7b", "8b"}
     assert len(MEASURED) > 80
     assert TOO_LARGE
 
@@ -103,7 +105,12 @@ def test_all_shapes_and_kinds_of_work_were_compared() -> None:
 @pytest.mark.parametrize("name", recorded("training.json"))
 def test_peaks_of_training_with_many_passes_are_met_compiled_or_not(name: str) -> None:
     run = recorded("training.json")[name]
-    layout = Layout(micro_tokens=run["micro_tokens"], compile=run["compile"])
+    layout = Layout(
+        micro_tokens=run["micro_tokens"],
+        compile=run["compile"],
+        checkpoint_activations=run.get("checkpoint_activations", False),
+        offload=Offload.OPTIMIZER if run.get("offload") else Offload.NONE,
+    )
     model = Model(shape_of(SHAPES[run["model"]]), BF16, scalar=run["stage"] == "reward_model")
     kept = learner_state(model, layout).gpu
     steps = learning([model], run["micro_tokens"], layout, accumulated=True)
@@ -130,18 +137,29 @@ GPU_STEPS = {k: v for k, v in recorded("online.json").items() if v.get("peak_mem
 @pytest.mark.parametrize("name", GPU_STEPS)
 def test_peaks_of_fused_steps_are_met_by_the_estimate_of_the_whole_stage(name: str) -> None:
     run = GPU_STEPS[name]
+    settings = run["settings"]
     params = Params.model_validate(
         {
             "precision": "bfloat16",
             "model": {"max_length": 281},
             "rl": {"algorithm": "grpo", "reward": "verifier"},
-            "rollout": {"samples": 8, "max_new_tokens": 256, "batch_size": 512},
+            "rollout": {
+                "samples": 8,
+                "max_new_tokens": 256,
+                "batch_size": 512,
+                "engine": "torch",
+            },
             "score": {"reference": False},
             "policy_update": {"batch_size": 512, "kl_coef": 0.0},
+            "lora": {"rank": settings.get("lora", 0), "save": "adapter"},
         }
     )
-    settings = run["settings"]
-    layout = Layout(micro_tokens=settings["micro_tokens"], compile=settings["compile"])
+    layout = Layout(
+        micro_tokens=settings["micro_tokens"],
+        compile=settings["compile"],
+        checkpoint_activations=settings.get("checkpoint", False),
+        offload=Offload.OPTIMIZER if settings.get("offload") else Offload.NONE,
+    )
     found = needs("online", params, Shapes(shape_of(SHAPES[settings["model"]])), layout)
     assert found is not None
     assert found.gpu is not None

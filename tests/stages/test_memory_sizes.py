@@ -11,6 +11,7 @@ from stages.engines.generation import generators
 from stages.engines.generation.llama import decoder as decoding
 from stages.engines.models import tensor_files
 from stages.engines.processes import deepspeed_engine
+from stages.engines.training import offload
 from stages.memory import model, work
 from stages.memory.shape import shape_of
 
@@ -22,6 +23,7 @@ def test_constants_are_those_of_the_engines():
     assert model.PREFILL_TOKENS == decoding.PREFILL_TOKENS
     assert model.CACHE_BLOCK == decoding.CACHE_BLOCK
     assert model.BUCKET_ELEMENTS == deepspeed_engine.BUCKET_ELEMENTS
+    assert model.PIECE_BYTES == offload.PIECE_BYTES
     assert work.TORCH_WEIGHTS == generators.TORCH_WEIGHTS
     assert work.WRITERS == tensor_files.THREADS
     assert work.FILE_BYTES == tensor_files.FILE_BYTES
