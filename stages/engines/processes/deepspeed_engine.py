@@ -1,7 +1,7 @@
 """DeepSpeed over the ranks that were joined: it starts no process, compiles nothing, says little.
 
-Its version is pinned, since what is used here is in part not its public face: the optimizers of
-ZeRO without the loop around them, in which a step has a fixed number of micro-batches.
+What is used here is in part not its public face (deepspeed_members.py): the optimizers of ZeRO
+without the loop around them, in which a step has a fixed number of micro-batches.
 """
 
 import importlib
@@ -18,6 +18,8 @@ from stages.context import Context, StageError
 from stages.contracts.precision import Precision
 from stages.contracts.sharding import Offload, Sharding
 from stages.engines.models.lean_transformers import hidden
+from stages.engines.processes.deepspeed_members import check_members, check_version
+from stages.engines.processes.ranks import connect_alone
 
 BUCKET_ELEMENTS = 50_000_000
 """Size of a gradient bucket, in numbers."""
@@ -36,7 +38,7 @@ def open_engine(ctx: Context, model: Any, optimizer: Any, config: dict[str, Any]
 
     if ctx.sharding is Sharding.ZERO3:
         _partition(model, torch.device(ctx.device), config)
-    return Engine(
+    engine = Engine(
         args=SimpleNamespace(device_rank=torch.device(ctx.device).index or 0),
         model=model,
         optimizer=optimizer,
@@ -44,6 +46,25 @@ def open_engine(ctx: Context, model: Any, optimizer: Any, config: dict[str, Any]
         config_class=DeepSpeedConfig(config),
         dist_init_required=False,
     )
+    _check(engine, ctx.sharding)
+    return engine
+
+
+def _check(engine: Any, sharding: Sharding) -> None:
+    """StageError where the engine lacks what is used of it."""
+    from deepspeed import __version__
+
+    zero, learning = engine.optimizer, (p for p in engine.module.parameters() if p.requires_grad)
+    kind = "zero3" if sharding is Sharding.ZERO3 else "zero1 and zero2"
+    objects = {
+        "engine": engine,
+        "optimizer": zero,
+        f"optimizer of {kind}": zero,
+        f"parameter of {kind}": next(learning),
+    }
+    check_members(__version__, objects)
+    if sharding is Sharding.ZERO3:
+        check_members(__version__, {"parameter offload": zero.parameter_offload})
 
 
 def _partition(model: Any, device: torch.device, config: dict[str, Any]) -> None:
@@ -108,17 +129,38 @@ def connect(ctx: Context) -> None:
             raise StageError(
                 "sharding and sequence_parallel in the profile need DeepSpeed, which cannot be "
                 f"imported here ({error}): install lockstep-rlhf[deepspeed] in the job's Python, "
-                "or leave them at none and 1"
+                "or set sharding to fsdp, which needs torch alone, and sequence_parallel to 1"
             ) from error
+    _check_installed(deepspeed)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated")
-    if not dist.is_initialized():
-        backend = "nccl" if ctx.device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    connect_alone(ctx.device)
     os.environ.setdefault("LOCAL_RANK", "0")
     _forget_ended_groups()
     deepspeed.comm.init_distributed(dist_init_required=None)
+
+
+def _check_installed(deepspeed: Any) -> None:
+    """StageError where the installed version is another one than was tested."""
+    check_version(deepspeed.__version__)
+    from deepspeed.comm import comm
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero import stage3
+    from deepspeed.runtime.zero.partition_parameters import Init
+    from deepspeed.utils import groups
+
+    check_members(
+        deepspeed.__version__,
+        {
+            "ops": deepspeed.ops,
+            "comm": comm,
+            "groups": groups,
+            "engine class": DeepSpeedEngine,
+            "parameter partitioning": Init,
+            "zero3 module": stage3,
+        },
+    )
 
 
 def _forget_ended_groups() -> None:

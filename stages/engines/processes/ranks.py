@@ -225,6 +225,13 @@ class Ranks:
 ALONE = Ranks()
 
 
+def connect_alone(device: str) -> None:
+    """A process group of this process, for libraries that need one, where no ranks were joined."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+
+
 def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
     """Parameters that learn, in groups of one type and about BUCKET_ELEMENTS numbers."""
     by_type: dict[torch.dtype, list[Tensor]] = {}
