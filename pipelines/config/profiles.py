@@ -157,9 +157,9 @@ class Resources(Section):
     checkpoint_activations: bool = False
     """Activation checkpointing: recompute activations instead of storing them (no flag)."""
     sharding: Sharding = Field(default=Sharding.NONE, strict=False)
-    """What training ranks shard (none, zero1: optimizer, zero2: gradients, zero3: weights)."""
+    """What training ranks shard: none, zero1 (optimizer), zero2 (gradients), zero3/fsdp (all)."""
     offload: Offload = Field(default=Offload.NONE, strict=False)
-    """What training keeps in host memory: none, optimizer (its moments), or all (zero3 only)."""
+    """What training keeps in host memory: none, optimizer (its moments), or all (zero3, fsdp)."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Tensor-parallel size of vLLM; changes results only by rounding (no flag)."""
     generator_memory: float = Field(default=0.9, gt=0, le=1)
@@ -274,10 +274,10 @@ def _check(path: Path, profile: Profile, stage: Stage) -> None:
     if named > 1 and stage.processes is not Processes.SHARDS:
         able = ", ".join(s.name for s in STAGES.values() if s.processes is Processes.SHARDS)
         wrong = f"`shards` {named}: {stage.name} cannot be sharded, only {able} can"
-    if resources.offload is Offload.ALL and resources.sharding is not Sharding.ZERO3:
+    if resources.offload is Offload.ALL and not resources.sharding.spreads_weights:
         wrong = (
             f"`offload` all moves weights, but with `sharding` {resources.sharding} every rank "
-            "needs all of them: set `sharding` to zero3 or `offload` to optimizer"
+            "needs all of them: set `sharding` to zero3 or fsdp, or `offload` to optimizer"
         )
     world, sharing = resources.nodes * resources.tasks_per_node, resources.sequence_parallel
     if sharing > 1 and stage.processes is Processes.TOGETHER and world % sharing:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Sharding(StrEnum):
-    """What each rank holds only its part of (DeepSpeed ZeRO); each includes the ones before."""
+    """What each rank holds only its part of; of ZeRO's, each includes the ones before."""
 
     NONE = "none"
     ZERO1 = "zero1"
@@ -13,6 +13,13 @@ class Sharding(StrEnum):
     """The gradients."""
     ZERO3 = "zero3"
     """The weights that the model computes with."""
+    FSDP = "fsdp"
+    """All of these, by torch's own FSDP2 instead of DeepSpeed ZeRO."""
+
+    @property
+    def spreads_weights(self) -> bool:
+        """Whether no rank keeps all weights that the model computes with."""
+        return self in (Sharding.ZERO3, Sharding.FSDP)
 
 
 class Offload(StrEnum):
@@ -22,4 +29,5 @@ class Offload(StrEnum):
     OPTIMIZER = "optimizer"
     """The optimizer's moments; with ZeRO also its float32 weights, and it computes there."""
     ALL = "all"
-    """The weights, too; with zero3 only."""
+    """The weights, too; with zero3 or fsdp only. With fsdp the float32 weights, which belong to the
+    optimizer's state, are all the weights that a rank holds: the two are the same."""

@@ -60,8 +60,8 @@ OF_SFT = {
         "`stages.sft`: `time_minutes` 2 leaves no time before the signal"
     ),
     "{shards: 4}": "sft cannot be sharded, only reference_logprobs, rollout, score can",
-    "{sharding: none, offload: all}": "set `sharding` to zero3 or `offload` to optimizer",
-    "{sharding: zero2, offload: all}": "set `sharding` to zero3 or `offload` to optimizer",
+    "{sharding: none, offload: all}": "set `sharding` to zero3 or fsdp, or `offload` to opt",
+    "{sharding: zero2, offload: all}": "set `sharding` to zero3 or fsdp, or `offload` to opt",
     "{sharding: zero4}": "`stages.sft.sharding`",
     "{tasks_per_node: 6, sequence_parallel: 4}": (
         r"does not divide the number of ranks, 6 \(`nodes` times `tasks_per_node`\)"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from stages.algorithms.loss import Loss
@@ -12,7 +13,7 @@ from stages.contracts.sharding import Sharding
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.folders import content_hash, load_policy, save_model
-from stages.engines.models.lora import open_for_training
+from stages.engines.models.lora import open_for_training, unwrapped
 from stages.engines.processes.ranks import ALONE
 from stages.engines.training.learner import Optimization
 from stages.engines.training.learners import open_learner
@@ -185,6 +186,58 @@ def test_a_weight_that_stays_float32_is_not_spread_where_it_would_be_rounded(bas
         open_learner(spread, ALONE, model, how)
     kept = {p.dtype for n, p in model.named_parameters() if "input_layernorm" in n}
     assert kept == {torch.float32}
+
+
+@pytest.fixture
+def open_kept(base, tmp_path):
+    """A factory of learners, in one process, of a policy with modules that stay float32."""
+
+    def open_(sharding, kept, lora=ALL):
+        model = open_for_training(load_policy, base, "cpu", lora, seed=1)
+        unwrapped(model)._keep_in_fp32_modules_strict = [kept]
+        how = Optimization(learning_rate=0.01, max_grad_norm=1.0, precision=BF16)
+        ctx = Context(stage="test", key=None, seed=3, folder=tmp_path, sharding=sharding)
+        return open_learner(ctx, ALONE, model, how)
+
+    yield open_
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("lora", [ALL, ADAPTER], ids=["all", "adapter"])
+def test_fsdp_computes_with_a_weight_that_stays_float32_as_it_is(open_kept, lora):
+    results = []
+    for sharding in (Sharding.NONE, Sharding.FSDP):
+        learner = open_kept(sharding, "norm", lora)
+        seen = []
+
+        def round_output(module, _, output, seen=seen):
+            """As families do that have such a module."""
+            seen.append(module.weight.dtype)
+            return output.bfloat16()
+
+        unwrapped(learner.model).model.norm.register_forward_hook(round_output)
+        losses = []
+        for _ in range(2):
+            loss = nll_of(learner, range(4))
+            loss.backward()
+            learner.sum_gradients(ALONE)
+            learner.clip_gradients()
+            learner.step(1.0)
+            losses.append(loss.detach())
+        assert set(seen) == {torch.float32}
+        results.append((torch.stack(losses), {n: learner.whole(n) for n in learner.held()}))
+    torch.testing.assert_close(*results)
+    rounded = {name: weight.dtype for name, weight in learner.computed_weights()}
+    assert {n for n, dtype in rounded.items() if dtype == torch.float32} == {
+        name for name in rounded if name.endswith("model.norm.weight")
+    }
+
+
+@pytest.mark.parametrize("kept", ["lm_head", "weight"])
+def test_fsdp_refuses_to_round_what_stays_float32(open_kept, kept):
+    with pytest.raises(StageError, match=r"sharding fsdp .* stays float32"):
+        open_kept(Sharding.FSDP, kept)
 
 
 def test_the_stages_of_the_loop_agree_in_bfloat16(runner):

@@ -20,7 +20,7 @@ from torch import Tensor
 from stages.context import StageError
 from stages.data.batching import Batch, Support
 from stages.engines.forward.head import Column, Read, chunk_tokens, logits_of, read_in_chunks
-from stages.engines.forward.packed import hidden_states, settings_of, take
+from stages.engines.forward.packed import backbone, hidden_states, settings_of, take
 from stages.engines.models.lora import unwrapped
 
 _compiled_read: Read | None = None
@@ -174,7 +174,7 @@ def _check_logits(model: Any, ids: Tensor) -> None:
     training = model.training
     model.eval()
     model_logits = model(input_ids=ids, use_cache=False).logits
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden = backbone(model)(input_ids=ids, use_cache=False).last_hidden_state
     config = model.config.get_text_config()
     ours = _after_head(config, logits_of(model.get_output_embeddings(), hidden))
     model.train(training)

@@ -38,6 +38,9 @@ CHECKED = ([1, 2, 3], [4], [2, 1])
 _CALL = "_compiled_call_impl"
 """Where torch looks for what a layer is to be called by instead of its own code."""
 
+SPREAD_PASS = "pass_through_backbone"
+"""The method of a model that is spread over ranks, where it has one, that runs its backbone."""
+
 
 @dataclass(frozen=True)
 class ForwardSettings:
@@ -68,14 +71,20 @@ def configure_forward(model: Any, settings: ForwardSettings) -> None:
 
 
 def settings_for(ctx: Context) -> ForwardSettings:
-    """As the profile has it; what is spread over ranks comes and goes, and is not compiled."""
-    alone = ctx.sharding is Sharding.NONE and ctx.sequence_parallel == 1
-    compiled = ctx.compile and alone
+    """As the profile has it; layers whose weights DeepSpeed moves around are not compiled."""
+    by_torch = ctx.sharding in (Sharding.NONE, Sharding.FSDP) and ctx.sequence_parallel == 1
+    compiled = ctx.compile and by_torch
     return ForwardSettings(compiled, ctx.checkpoint_activations, ctx.micro_tokens)
 
 
 def settings_of(model: Any) -> ForwardSettings:
     return _settings.get(unwrapped(model), ForwardSettings())
+
+
+def backbone(plain: Any) -> Callable[..., Any]:
+    """What runs the backbone: of a model that is spread, a method that gathers weights first."""
+    run: Callable[..., Any] = getattr(plain, SPREAD_PASS, plain.base_model)
+    return run
 
 
 @contextmanager
@@ -107,7 +116,7 @@ def hidden_states(model: Any, batch: Batch) -> Tensor:
 
 
 def _padded(plain: Any, batch: Batch) -> Tensor:
-    hidden: Tensor = plain.base_model(
+    hidden: Tensor = backbone(plain)(
         input_ids=batch.ids, attention_mask=batch.attention_mask, use_cache=False
     ).last_hidden_state
     return take(hidden.flatten(0, 1), batch.packed.at)
@@ -125,7 +134,7 @@ def _packed(plain: Any, packed: Packed, calls: list[int] | None = None) -> Tenso
         for of_attention in (row.starts, span):
             torch._dynamo.maybe_mark_dynamic(of_attention, 0)
     with _layers_at(plain, settings):
-        hidden: Tensor = plain.base_model(
+        hidden: Tensor = backbone(plain)(
             input_ids=own(row.ids)[None],
             position_ids=own(row.positions)[None],
             # Four dimensions: a mask that is taken as it is. The attention looks at `sequences`.
@@ -181,7 +190,7 @@ def _layers_at(plain: Any, settings: ForwardSettings) -> Iterator[None]:
         yield
         return
     if plain not in _layers:
-        _layers[plain] = [(layer, _at(settings, layer)) for layer in _decoder_layers(plain)]
+        _layers[plain] = [(layer, _at(settings, layer)) for layer in decoder_layers(plain)]
     layers = _layers[plain]
     # Most have none of their own but that of their class, and are to have none afterwards: whoever
     # keeps models looks at all that a layer has.
@@ -214,7 +223,7 @@ def _at(settings: ForwardSettings, layer: Any) -> Callable[..., Any]:
     return kept_small
 
 
-def _decoder_layers(plain: Any) -> list[Any]:
+def decoder_layers(plain: Any) -> list[Any]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [m for m in plain.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]

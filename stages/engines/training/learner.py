@@ -1,9 +1,9 @@
 """The protocol of a learner: a model with its optimizer, on one GPU or spread over many.
 
-optimizer.py has the learner of a process that holds all of it, zero.py the one that spreads it over
-the ranks. Each gives out weights and moments by parameter, whole and in float32, one at a time, to
-whichever rank writes it: a checkpoint, or the state that an iteration leaves, fits any learner, on
-any number of ranks.
+optimizer.py has the learner of a process that holds all of it, fsdp.py and zero.py have those that
+spread it over the ranks. Each gives out weights and moments by parameter, whole and in float32, one
+at a time, to whichever rank writes it: a checkpoint, or the state that an iteration leaves, fits
+any learner, on any number of ranks.
 """
 
 import re

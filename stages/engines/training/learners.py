@@ -17,6 +17,11 @@ def open_learner(ctx: Context, ranks: Ranks, model: Any, how: Optimization) -> A
     share_rows(ctx, ranks, model)
     if ctx.sharding is Sharding.NONE:
         return Learner(model, how, ctx.offload)
+    if ctx.sharding is Sharding.FSDP:
+        # Torch's part for it is slow to import.
+        from stages.engines.training.fsdp import FsdpLearner
+
+        return FsdpLearner(ctx, ranks, model, how)
     _check_all_are_rounded(ctx, model, how.precision)
     # DeepSpeed is an extra, and slow to import.
     from stages.engines.training.zero import ZeroLearner
@@ -33,5 +38,5 @@ def _check_all_are_rounded(ctx: Context, model: Any, precision: Precision) -> No
             raise StageError(
                 f"sharding {ctx.sharding} in the profile, with precision {precision}: ZeRO would "
                 f"round {name}, a weight that this model ({model.config.model_type}) computes with "
-                "as it is; set sharding to none, or precision to float32"
+                "as it is; set sharding to fsdp or none, or precision to float32"
             )
