@@ -58,7 +58,7 @@ class Params(Section):
     policy_update: PolicyUpdateParams = PolicyUpdateParams()
     """Learning from scored rollouts."""
     online: OnlineParams = OnlineParams()
-    """Steps fused into one process, for the policies in rl.online."""
+    """Fused steps, for the policies in rl.online."""
     evaluate: EvaluateParams = EvaluateParams()
     """Measuring policies on held-out prompts."""
     report: ReportParams = ReportParams()

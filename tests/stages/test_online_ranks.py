@@ -38,7 +38,7 @@ CASES = {
     "grpo-4": (GRPO, {}, 4, "none"),
     "lora": (GRPO, {"lora": {"rank": 4, "alpha": 8, "save": "adapter"}}, 2, "none"),
     "ppo-zero3": (PPO, KL, 2, "zero3"),
-    "bfloat16-zero3": (GRPO, {"precision": "bfloat16"}, 2, "zero3"),
+    "bfloat16-fsdp": (GRPO, {"precision": "bfloat16"}, 2, "fsdp"),
 }
 """rl, params, ranks, how the policy is spread."""
 
