@@ -178,7 +178,7 @@ class Attempt:
         """A session that lives reports how each attempt ended, so only its own end is looked at."""
         waits = mailbox.is_waiting(session.folder, self.folder)
         posted = waits or mailbox.is_taken(session.folder, self.folder)
-        if not posted and self.is_being_submitted():
+        if not posted and not self.was_cancelled and self.is_being_submitted():
             return State.STARTING
         if not (posted and session.state().alive):
             if (result := self.result) is not None:

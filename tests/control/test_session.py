@@ -15,7 +15,7 @@ import pytest
 from pipelines.base import processes
 from pipelines.base.errors import LockstepError
 from pipelines.base.locks import hold_lock, is_locked
-from pipelines.base.processes import ProcessMark
+from pipelines.base.processes import ProcessMark, this_process
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import ExecutorKind, Profile, Resources, load_profile
 from pipelines.driver.session_watch import HANG_S, SessionWatch
@@ -80,7 +80,12 @@ def test_a_post_is_taken_or_withdrawn_never_both(session: Session, attempt: Atte
     assert mailbox.waiting(session.folder) == []
 
 
-def test_a_withdrawn_attempt_is_cancelled(session: Session, attempt: Attempt) -> None:
+@pytest.mark.parametrize("submitter", [NOBODY, this_process()], ids=["is gone", "lives"])
+def test_a_withdrawn_attempt_is_cancelled(
+    session: Session, attempt: Attempt, submitter: ProcessMark
+) -> None:
+    """Also while the driver that posted it waits for its end, or it would wait for ever."""
+    attempt.write(replace(attempt.launched, submitter=submitter))
     with hold_lock(session.folder / "alive"):
         mailbox.post(session.folder, attempt.folder, CODE)
         attempt.mark_cancelled()
