@@ -254,7 +254,7 @@ def _until_it_ends(
     processes: list[subprocess.Popen[bytes]] = []
     before = {
         number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield processes
