@@ -169,12 +169,21 @@ def _alone(job: Job, ctx: Context, ranks: Any) -> dict[str, Any]:
 
 
 def _together(job: Job, ctx: Context, ranks: Any) -> dict[str, Any]:
+    return _beside(job, ctx, ranks, "alone")
+
+
+def _resumed(job: Job, ctx: Context, ranks: Any) -> dict[str, Any]:
+    return _beside(job, ctx, ranks, "together")
+
+
+def _beside(job: Job, ctx: Context, ranks: Any, other: str) -> dict[str, Any]:
+    """A training of all ranks, and how far it ends from that of another check."""
     from stages.selftest.training import compare, train_tiny
 
     trained = train_tiny(ctx, ranks, job.base, job.task.world)
     if ctx.rank:
         return trained
-    return {**trained, "apart": compare(job.folder_of("alone"), ctx.folder, job.base)}
+    return {**trained, "apart": compare(job.folder_of(other), ctx.folder, job.base)}
 
 
 def _killed(job: Job, ctx: Context, ranks: Any) -> dict[str, Any]:
@@ -182,15 +191,6 @@ def _killed(job: Job, ctx: Context, ranks: Any) -> dict[str, Any]:
 
     last = ctx.rank == ctx.world - 1
     return train_tiny(ctx, ranks, job.base, job.task.world, dies=last)
-
-
-def _resumed(job: Job, ctx: Context, ranks: Any) -> dict[str, Any]:
-    from stages.selftest.training import compare, train_tiny
-
-    trained = train_tiny(ctx, ranks, job.base, job.task.world)
-    if ctx.rank:
-        return trained
-    return {**trained, "apart": compare(job.folder_of("together"), ctx.folder, job.base)}
 
 
 def _sampler(job: Job, ctx: Context, _: Any) -> dict[str, Any]:

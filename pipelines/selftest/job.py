@@ -42,8 +42,9 @@ from pipelines.ledger.launch import Launch
 from pipelines.ledger.state import State
 from pipelines.selftest.finding import Finding, Verdict
 from pipelines.selftest.host import COLLECTIVE_S, MODULE
-from pipelines.selftest.judge import SEE_LOG, Seen, judge
+from pipelines.selftest.judge import judge
 from pipelines.selftest.report import Report, remove_bulk
+from pipelines.selftest.seen import SEE_LOG, Seen
 from pipelines.selftest.settings import Settings, done_path, read_measurements, write_settings
 from pipelines.slurm.outcome import outcome_here, outcome_of, tail
 from pipelines.slurm.scheduler import Scheduler

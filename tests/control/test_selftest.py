@@ -21,8 +21,9 @@ from pipelines.doctor.checks import _selftest
 from pipelines.selftest import disk
 from pipelines.selftest.finding import Finding, Verdict
 from pipelines.selftest.job import plan_launch
-from pipelines.selftest.judge import Seen, judge
+from pipelines.selftest.judge import judge
 from pipelines.selftest.report import Report
+from pipelines.selftest.seen import Seen
 from pipelines.selftest.settings import (
     Measurement,
     read_measurements,
