@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from functools import reduce
+from operator import add, mul
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from transformers import (
 
 from stages.context import StageError
 from stages.contracts.lora import LoraParams, LoraSave
+from stages.contracts.precision import Precision
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.scalars import response_values, sequence_rewards
@@ -34,9 +37,16 @@ from stages.engines.models.folders import (
     save_model,
     start_scalar_model,
 )
-from stages.engines.models.lora import carries_moments, is_adapter_folder, open_for_training
+from stages.engines.models.lora import (
+    carries_moments,
+    is_adapter_folder,
+    open_for_training,
+    with_adapter,
+)
 from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
+from stages.engines.training.sampled import sampled_weights
+from stages.engines.training.saving import sampling_hash, save_learner
 from tests.stages.conftest import everything
 
 MERGED = LoraParams(rank=3, alpha=6.0)
@@ -306,6 +316,57 @@ def test_a_target_that_can_take_no_adapter_is_refused(base, target):
     lora = LoraParams(rank=2, targets=["q_proj", target] if target != "no_such_layer" else [target])
     with pytest.raises(StageError, match=f"lora.targets.*{target}"):
         opened(base, lora)
+
+
+def merged_by_hand(before, a, b, scaling):
+    """By Python's own floats, added up rank by rank."""
+    columns = list(zip(*a.tolist(), strict=True))
+    return torch.tensor(
+        [
+            [
+                old + scaling * reduce(add, map(mul, of_row, column))
+                for old, column in zip(row, columns, strict=True)
+            ]
+            for row, of_row in zip(before.tolist(), b.tolist(), strict=True)
+        ],
+        dtype=torch.float64,
+    ).float()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_bits_of_a_merged_weight_depend_on_its_numbers_alone(transposed, monkeypatch):
+    monkeypatch.setattr("stages.engines.models.lora._NUMBERS", 16)  # several pieces
+    torch.manual_seed(0)
+    before, a, b = torch.randn(7, 5), torch.randn(6, 5), torch.randn(7, 6)
+    stored = before.T if transposed else before
+    merged = with_adapter(stored, a, b, 0.3, transposed=transposed)
+    assert torch.equal(merged.T if transposed else merged, merged_by_hand(before, a, b, 0.3))
+
+
+def assert_sampled_as_loaded(base, folder, device, precision):
+    """What a sampler is given, and what it would load of the folder that it is saved to."""
+    policy = open_for_training(load_policy, base, device, ADAPTER, seed=1)
+    learner = Learner(policy, Optimization(0.05, max_grad_norm=1.0, precision=precision))
+    for name, weight in learner.named_parameters():
+        drawn = torch.Generator().manual_seed(len(name))
+        weight.data.copy_(torch.randn(weight.shape, generator=drawn))
+    learner.load({})
+    save_learner(learner, folder, tokenizer_from=base, lora=ADAPTER)
+    loaded = load_policy(folder, device, precision)
+    assert content_hash(loaded) == content_hash(load_policy(folder, "cpu", precision))
+    assert content_hash(loaded) == sampling_hash(learner)
+    sampled = dict(sampled_weights(learner))
+    assert sampled.keys() == dict(loaded.named_parameters()).keys()
+    for name, weight in loaded.named_parameters():
+        assert (weight.dtype, weight.device) == (sampled[name].dtype, sampled[name].device)
+        assert torch.equal(weight, sampled[name]), name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("precision", Precision)
+def test_a_sampler_is_given_what_it_would_load(tmp_path, tied, precision):
+    base = write_base(tmp_path / "policy", tied=tied)
+    assert_sampled_as_loaded(base, tmp_path / "adapter", "cpu", precision)
 
 
 def test_a_layer_that_keeps_its_weight_transposed_is_merged_right(tmp_path):

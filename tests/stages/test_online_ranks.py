@@ -33,10 +33,13 @@ FUSED = ["online@fast"]
 # A rollout has several units, so that each rank has some.
 SMALL = {"rollout": {"batch_size": 4}}
 KL = {"policy_update": {"kl_target": 0.1}}
+LORA = {"lora": {"rank": 4, "alpha": 8, "save": "adapter"}}
 CASES = {
     "ppo": (PPO, KL, 2, "none"),
     "grpo-4": (GRPO, {}, 4, "none"),
-    "lora": (GRPO, {"lora": {"rank": 4, "alpha": 8, "save": "adapter"}}, 2, "none"),
+    "lora": (GRPO, LORA, 2, "none"),
+    "lora-bfloat16-fsdp": (GRPO, {**LORA, "precision": "bfloat16"}, 2, "fsdp"),
+    "lora-zero3": (GRPO, LORA, 2, "zero3"),
     "ppo-zero3": (PPO, KL, 2, "zero3"),
     "bfloat16-fsdp": (GRPO, {"precision": "bfloat16"}, 2, "fsdp"),
 }

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from stages.context import Context, StageError
+from stages.context import Context
 from stages.contracts.online import OnlineConfig
 from stages.contracts.rollout import Engine
 from stages.engines.generation.generator import Generator, GeneratorSettings
@@ -24,9 +24,10 @@ from stages.engines.generation.generators import choose, open_generator
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models.background_hash import BackgroundHash
 from stages.engines.models.folders import load_policy
-from stages.engines.models.lora import has_adapter, named_weights
+from stages.engines.models.lora import has_adapter
 from stages.engines.processes.ranks import ALONE
 from stages.engines.training.learner import AnyLearner
+from stages.engines.training.sampled import sampled_weights
 from stages.engines.training.saving import save_learner
 
 UNKNOWN = "not-hashed-yet"
@@ -83,18 +84,8 @@ class ResidentSampler:
     def _copy_weights(self) -> None:
         """From the learner's, wherever they are, into the model that answers, one by one."""
         own = self._copy.state_dict()
-        if not has_adapter(self._learner.model):
-            for name, weight in self._learner.computed_weights():
-                own[name].copy_(weight)
-            return
-        if self._learner.lockstep:
-            raise StageError(
-                "sharding in the profile, with an adapter (lora.rank) and rl.online: the base that "
-                "an adapter is added to is whole on no GPU; set stages.online.sharding to none"
-            )
-        with self._learner.full_precision() as whole:
-            for name, weight in named_weights(whole):
-                own[name].copy_(weight)
+        for name, weight in sampled_weights(self._learner):
+            own[name].copy_(weight)
 
     def _take_folder(self) -> None:
         self._ranks.first_does(lambda: shutil.rmtree(self._aside, ignore_errors=True))

@@ -255,7 +255,7 @@ def _load(
         **options,
     )
     if is_adapter_folder(folder):
-        merge_folder(model, folder)
+        merge_folder(model, folder, device)
     round_weights(model, precision)
     model = model.to(device).eval()
     check_weights(model, folder, part)

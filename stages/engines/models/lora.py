@@ -10,8 +10,9 @@ Elsewhere, PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder
 loads it. The stages that only read a model get it merged and need not know.
 
 Always true:
-- The merged weight is base + alpha / rank * B A, computed in one place and way, whether the adapter
-  is in a model or in a folder; so a model in training has the hash of the folder that it becomes.
+- The merged weight is base + alpha / rank * B A, computed in one way, to the same bits, whether the
+  adapter is in a model, in parts on several ranks or in a folder, and on whichever device; so a
+  model in training has the hash of the folder that it becomes.
 - A fresh adapter changes no bit of the merged weights.
 """
 
@@ -37,8 +38,8 @@ ADAPTER = "default"
 PREFIX = "base_model.model."
 """What peft puts before the names of a model's weights."""
 HEAD = "score"
-_ROWS = 256
-"""Of a weight that are merged at a time."""
+_NUMBERS = 1 << 21
+"""Of a weight that are merged at a time: what is in between stays in a processor's caches."""
 
 
 def is_adapter_folder(folder: Path) -> bool:
@@ -92,10 +93,30 @@ def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     yield from _merged(model, _adapter_weights(model), config.lora_alpha / config.r)
 
 
-def merge_folder(base: Any, folder: Path) -> None:
-    """Add the adapter in `folder` to the weights of its base, in place."""
+def merged_parameters(model: Any, read: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a model under an adapter, merged one by one, by their names in the base.
+
+    `read` gives one by its name in the model, of which the model itself may have only a part.
+    """
+    config = model.peft_config[ADAPTER]
+    transposed = conv_layers(model)
+    for name, _ in model.named_parameters():
+        if ".lora_" in name or ".original_module." in name:
+            continue
+        weight = read(name)
+        layer, is_adapted, _ = name.partition(".base_layer.weight")
+        if is_adapted:
+            a, b = (read(f"{layer}.lora_{part}.{ADAPTER}.weight") for part in "AB")
+            is_conv = layer.removeprefix(PREFIX) in transposed
+            weight = with_adapter(weight, a, b, config.lora_alpha / config.r, transposed=is_conv)
+        plain = name.removeprefix(PREFIX).replace(".base_layer.", ".")
+        yield plain.replace(f".modules_to_save.{ADAPTER}.", "."), weight
+
+
+def merge_folder(base: Any, folder: Path, device: str) -> None:
+    """Add the adapter in `folder` to the weights of its base, in place; the device computes."""
     weights = base.state_dict()
-    adapter = load_file(folder / WEIGHTS)
+    adapter = load_file(folder / WEIGHTS, device=device)
     for name, value in _merged(base, adapter, adapter_scaling(folder)):
         weights[name].copy_(value)
 
@@ -118,18 +139,22 @@ def conv_layers(model: Any) -> set[str]:
 def with_adapter(
     before: Tensor, a: Tensor, b: Tensor, scaling: float, *, transposed: bool
 ) -> Tensor:
-    """A weight with the adapter's product added.
+    """A weight with the adapter's product added, computed where the adapter is.
 
-    Computed on the CPU in float64, so that bits do not depend on where the model is.
+    In float64, where the product of two float32 numbers is exact, and added up rank by rank: bits
+    depend on the numbers alone, not on the device, the number of threads or a library for matrices.
     """
-    delta = (b.cpu().double() @ a.cpu().double()).mul_(scaling)
-    if transposed:
-        delta = delta.T
-    before = before.cpu()
+    left, right = (a.T, b.T) if transposed else (b, a)
+    left, right = left.double().contiguous(), right.double().contiguous()
+    before = before.to(a.device)
     merged = torch.empty_like(before)
-    # Some rows at a time: what is in between stays in the processor's caches, thrice as fast.
-    in_rows = (torch.split(each, _ROWS) for each in (before, delta, merged))
-    for old, more, new in zip(*in_rows, strict=True):
+    rows = max(1, _NUMBERS // before.shape[1])
+    in_rows = (torch.split(each, rows) for each in (before, left, merged))
+    for old, factors, new in zip(*in_rows, strict=True):
+        more = torch.zeros_like(old, dtype=torch.float64)
+        for rank in range(right.shape[0]):
+            more.addcmul_(factors[:, rank, None], right[rank])
+        more.mul_(scaling)
         # -0.0 + 0.0 is 0.0, and a fresh adapter has to leave every bit as it was.
         new.copy_(torch.where(more == 0, old, (old + more).to(old.dtype)))
     return merged
@@ -241,7 +266,9 @@ def _merged(
             yield name, left.pop(name)
         elif f"{layer}.lora_A.weight" in left:
             a, b = (left.pop(f"{layer}.lora_{part}.weight") for part in "AB")
-            yield name, with_adapter(value, a, b, scaling, transposed=layer in transposed)
+            merged = with_adapter(value, a, b, scaling, transposed=layer in transposed)
+            # Some callers have all weights at once, which is too much for a GPU.
+            yield name, merged.cpu()
         else:
             yield name, value
     if left:

@@ -80,7 +80,7 @@ def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: Model
             absent.append(name)
             continue
         left.remove(stored_name)
-        compare_tensor(stored.folder, name, tensor, stored.read(stored_name))
+        compare_tensor(stored.folder, name, tensor, stored.read(stored_name, tensor.device))
         checked.add((tensor.data_ptr(), tensor.shape))
     for name in absent:
         if (held[name].data_ptr(), held[name].shape) not in checked:
@@ -184,7 +184,8 @@ class _Stored:
         heads = (name for name in self._adapter if ".lora_" not in name)
         return {*self._base, *heads}
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, device: torch.device) -> Tensor:
+        """One of them, whole; the device computes what is to be computed."""
         if name in self._adapter:
             return self._adapter[name].whole()
         tensor = self._base[name].whole()
@@ -194,8 +195,8 @@ class _Stored:
         # The base is loaded, and so cast, before the adapter is added to it.
         return with_adapter(
             tensor.float(),
-            self._adapter[f"{layer}.lora_A.weight"].whole(),
-            self._adapter[f"{layer}.lora_B.weight"].whole(),
+            self._adapter[f"{layer}.lora_A.weight"].whole().to(device),
+            self._adapter[f"{layer}.lora_B.weight"].whole().to(device),
             self._scaling,
             transposed=layer in self._transposed,
         )

@@ -147,10 +147,10 @@ class FsdpLearner:
             low = part.to(self._device)
             if is_rounded(self._empty, name, part):
                 low = rounded(low, self.precision)
-            own = self._padded(low, self._shapes[name])
-            gathered = own.new_empty(self._world * len(own), *own.shape[1:])
-            dist.all_gather(list(gathered.chunk(self._world)), own)
-            yield name, gathered[: self._shapes[name][0]]
+            yield name, self._gather_everywhere(low, self._shapes[name])
+
+    def full_weight(self, name: str) -> Tensor:
+        return self._gather_everywhere(self._parts[name], self._shapes[name])
 
     @contextmanager
     def full_precision(self) -> Iterator[Any]:
@@ -209,6 +209,12 @@ class FsdpLearner:
         parts = [torch.empty_like(padded) for _ in range(self._world)] if self._rank == to else None
         dist.gather(padded, parts, dst=to)
         return None if parts is None else torch.cat([part.cpu() for part in parts])[: shape[0]]
+
+    def _gather_everywhere(self, own: Tensor, shape: torch.Size) -> Tensor:
+        padded = self._padded(own, shape)
+        gathered = padded.new_empty(self._world * len(padded), *padded.shape[1:])
+        dist.all_gather(list(gathered.chunk(self._world)), padded)
+        return gathered[: shape[0]]
 
     def _drop_gathered(self) -> None:
         """What was gathered for a pass, since the weights are others now."""

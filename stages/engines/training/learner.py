@@ -121,5 +121,8 @@ class AnyLearner(Protocol):
         A tensor is good until the next one is asked for.
         """
 
+    def full_weight(self, name: str) -> Tensor:
+        """One of the model's weights, not rounded, whole on every rank's device; all ranks."""
+
     def full_precision(self) -> AbstractContextManager[Any]:
         """The model with its float32 weights in it, whole, on rank 0; all ranks."""

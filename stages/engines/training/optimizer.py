@@ -176,6 +176,11 @@ class Learner:
         for name, parameter in self.model.named_parameters():
             yield name, parameter.data
 
+    def full_weight(self, name: str) -> Tensor:
+        parameter: Tensor = self.model.get_parameter(name)
+        _, whole = self._copies.get(name, (parameter, parameter))
+        return whole.detach().to(parameter.device)
+
 
 def _adding_to(master: Tensor) -> Any:
     """A hook that adds a parameter's fresh gradient to its master's."""

@@ -63,6 +63,9 @@ class ZeroLearner:
         self._device = torch.device(ctx.device)
         self._stage = ZERO_STAGES[ctx.sharding]
         self._shapes = {n: p.shape for n, p in model.named_parameters() if p.requires_grad}
+        self._frozen_shapes = {
+            n: p.shape for n, p in model.named_parameters() if not p.requires_grad
+        }
         self._step_count = 0.0
         before = {name: parameter.data for name, parameter in model.named_parameters()}
         learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -73,11 +76,7 @@ class ZeroLearner:
             )
             self._zero = self._engine.optimizer
             self._parts = self._find_parts()
-            self._frozen = {
-                name: weight
-                for name, weight in before.items()
-                if name not in self._shapes and not self._rank
-            }
+            self._frozen = {name: before[name] for name in self._frozen_shapes if not self._rank}
             if self._stage == 3:
                 self._keep_the_heads()
             for name in self._shapes:
@@ -197,6 +196,18 @@ class ZeroLearner:
             with deepspeed.zero.GatheredParameters([parameter], enabled=spread):
                 yield name, parameter.data
 
+    def full_weight(self, name: str) -> Tensor:
+        if name in self._shapes:
+            whole = self._own_of_whole(self._flats(), name)
+            dist.all_reduce(whole.view(torch.int32))
+            return whole.view(self._shapes[name])
+        if self._rank:
+            whole = torch.empty(self._frozen_shapes[name], device=self._device)
+        else:
+            whole = self._frozen[name].to(self._device)
+        dist.broadcast(whole, 0)
+        return whole
+
     def _split(self, name: str) -> tuple[str, str]:
         """The kind of a tensor, and the parameter that it is of."""
         kind, _, parameter = name.partition(".")
@@ -258,13 +269,20 @@ class ZeroLearner:
 
     def _get(self, flats: Sequence[Tensor], name: str, to: int = 0) -> Tensor | None:
         """The whole tensor, on the CPU of rank `to`; all ranks call it."""
+        whole = self._own_of_whole(flats, name)
+        dist.reduce(whole.view(torch.int32), to)
+        return whole.view(self._shapes[name]).cpu() if self._rank == to else None
+
+    def _own_of_whole(self, flats: Sequence[Tensor], name: str) -> Tensor:
+        """What this rank holds of a tensor, flat, with zeros for what others do.
+
+        Ranks add them up as integers: nothing is rounded, and zeros leave -0.0 what it is.
+        """
         whole = torch.zeros(self._shapes[name].numel(), device=self._device)
         if part := self._parts.get(name):
             own = flats[part.flat].detach()[part.at : part.at + part.size]
             whole[part.start : part.start + part.size] = own
-        # As integers: nothing is rounded, and the sum with zeros leaves -0.0 what it is.
-        dist.reduce(whole.view(torch.int32), to)
-        return whole.view(self._shapes[name]).cpu() if self._rank == to else None
+        return whole
 
     def _gather(self) -> dict[str, Tensor]:
         """All weights in float32, on the CPU of rank 0; all ranks call it."""
