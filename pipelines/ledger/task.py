@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pipelines.config.profiles import Resources
 from stages.contracts.base import Processes
 
 
@@ -43,6 +44,12 @@ class Task:
     def reads_for_its_node(self) -> bool:
         """Whether this process checks the inputs: each that works alone; of ranks one a node."""
         return self.world == 1 or self.local_rank == 0
+
+    def device(self, resources: Resources) -> str:
+        """On Slurm a GPU each, in turn: where a node has fewer than tasks, some have the same."""
+        if resources.device != "cuda" or self.job is None:
+            return resources.device
+        return f"cuda:{self.local_rank % (resources.gpus_per_node or resources.tasks_per_node)}"
 
     def what(self) -> str:
         """Words for a message: nothing where there is only one process."""

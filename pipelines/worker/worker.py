@@ -253,7 +253,6 @@ def _in_words(error: Exception, entry: Entry) -> str:
 
 def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Context:
     resources = launch.resources
-    one_gpu_each = resources.device == "cuda" and task.job is not None
     together = STAGES[spec.name].processes is Processes.TOGETHER
     heartbeats = attempt.folder / "restarts" / f"{task.restart:03}"
     if task.world > 1:
@@ -263,7 +262,7 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
         key=spec.key,
         seed=spec.config.get("seed", 0),
         folder=attempt.entry.folder,
-        device=f"cuda:{task.local_rank}" if one_gpu_each else resources.device,
+        device=task.device(resources),
         rank=task.rank,
         world=task.world,
         collective_seconds=resources.collective_seconds,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipelines.ledger.task import find_task
+from pipelines.config.profiles import Resources
+from pipelines.ledger.task import Task, find_task
 from stages.contracts.base import Processes
 
 
@@ -68,3 +69,18 @@ def test_inputs_are_checked_once_a_node_by_ranks_and_by_every_shard() -> None:
     ):
         tasks = [find_task(processes, 1, environment=of_node(local)) for local in "01"]
         assert [task.reads_for_its_node for task in tasks] == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "device"),
+    [(8, 3, "cuda:3"), (2, 3, "cuda:1"), (1, 3, "cuda:0"), (0, 3, "cuda:3")],
+)
+def test_tasks_take_the_gpus_of_their_node_in_turn(gpus: int, local_rank: int, device: str) -> None:
+    """Where `gres` asks for GPUs, their number is not known: one each."""
+    resources = Resources(device="cuda", tasks_per_node=4, gpus_per_node=gpus)
+    task = find_task(
+        Processes.TOGETHER, 1, environment=variables(3, 4, SLURM_LOCALID=str(local_rank))
+    )
+    assert task.device(resources) == device
+    assert Task().device(resources) == "cuda"
+    assert task.device(Resources()) == "cpu"

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from stages.context import Context, ShareDone, StageError, Stopped
 from stages.contracts.lora import ALL_WEIGHTS
 from stages.engines.models import tensor_files
 from stages.engines.models.folders import load_policy
-from stages.engines.processes.ranks import join
+from stages.engines.processes.ranks import backend_of_gpus, join
 from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner
@@ -307,6 +308,17 @@ def test_ranks_learn_what_one_rank_learns(tmp_path, world, batch_size):
     assert len(histories[0]) == len(histories[1])
     for alone, together in zip(*histories, strict=True):
         assert together == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [("abc", "nccl"), ("aba", "gloo"), ("aa", "gloo")])
+def test_ranks_on_one_gpu_meet_through_the_host(gpus, backend):
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as ranks:
+        ask = [
+            ranks.submit(backend_of_gpus, store, rank, len(gpus), gpu)
+            for rank, gpu in enumerate(gpus)
+        ]
+    assert {each.result() for each in ask} == {backend}
 
 
 def test_ranks_hold_the_same_bits_and_so_does_a_second_run(tmp_path):

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from stages.context import Context, RankLost, ShareDone, Stopped
 from stages.engines.processes.heartbeats import Heartbeats
@@ -99,14 +100,25 @@ class Ranks:
             self._at_end.pop(0)()
 
     def connect(self, timeout_s: float) -> None:
-        options: dict[str, Any] = {"backend": "gloo"}
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-            options = {"backend": "nccl", "device_id": self._device}
         # The backend's own time limit, which names nobody, only stands behind ours.
         timeout = timedelta(seconds=2 * timeout_s + 60)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
         with self._collective():
-            dist.init_process_group(init_method="env://", timeout=timeout, **options)
+            store, _, _ = next(rendezvous("env://", self.rank, self.world, timeout=timeout))
+            store.set_timeout(timeout)
+            backend = "gloo"
+            if self._device.type == "cuda":
+                gpu = str(torch.cuda.get_device_properties(self._device).uuid)
+                backend = backend_of_gpus(store, self.rank, self.world, gpu)
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=self.rank,
+                world_size=self.world,
+                timeout=timeout,
+                device_id=self._device if backend == "nccl" else None,
+            )
 
     def part(self) -> None:
         """Leave the group, once every rank has all that it needs from the others."""
@@ -223,6 +235,13 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def backend_of_gpus(store: Any, rank: int, world: int, gpu: str) -> str:
+    """NCCL refuses two ranks on one GPU, which meet through the host's memory; all ranks ask."""
+    store.set(f"gpu-{rank}", gpu)
+    num_gpus = len({store.get(f"gpu-{each}") for each in range(world)})
+    return "nccl" if num_gpus == world else "gloo"
 
 
 def connect_alone(device: str) -> None:

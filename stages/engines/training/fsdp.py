@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -60,7 +60,7 @@ class FsdpLearner:
         self._shapes: dict[str, torch.Size] = {n: p.shape for n, p in model.named_parameters()}
         self._empty = _without_weights(model)
         with ranks.exchanging():
-            self._units = _spread(ctx, ranks, model, how.precision)
+            self._units = _spread(ctx, model, how.precision)
         self._learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
         with torch.no_grad():
             self._parts: dict[str, Tensor] = {n: p.to_local() for n, p in model.named_parameters()}
@@ -239,11 +239,13 @@ def _without_weights(model: Any) -> Any:
     )
 
 
-def _spread(ctx: Context, ranks: Ranks, model: Any, precision: Precision) -> list[FSDPModule]:
+def _spread(ctx: Context, model: Any, precision: Precision) -> list[FSDPModule]:
     """Leave this rank its part of each weight; the modules that are gathered one by one."""
     plain = unwrapped(model)
     connect_alone(ctx.device)
-    mesh = init_device_mesh(torch.device(ctx.device).type, (ranks.world,))
+    # Of the group that was joined: a new mesh would join the ranks again, on GPUs by NCCL always.
+    assert dist.group.WORLD is not None
+    mesh = DeviceMesh.from_group(dist.group.WORLD, torch.device(ctx.device).type)
     offload = OffloadPolicy()
     if ctx.offload is not Offload.NONE:
         offload = CPUOffloadPolicy(pin_memory=ctx.device.startswith("cuda"))
