@@ -73,6 +73,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
         "tie_word_embeddings": False,
     },
+    # For ranks that share a machine without a GPU.
+    "10m": {
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 8192,
+        "tie_word_embeddings": False,
+    },
     # For a machine without a GPU, to see that a script runs.
     "tiny": {
         "hidden_size": 128,
