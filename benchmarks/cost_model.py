@@ -1,24 +1,27 @@
 """What an RL step would take where it has not been measured: a cost model, on paper.
 
-One GRPO step of the staged loop on nodes of eight H200: every replica decodes its share of the
-responses, the ranks take one optimizer step over them, and the new policy goes through the file
-system. Rates are measured (scaling.py reads them); networks and nodes are CLUSTER's, from data
-sheets.
+One GRPO step on nodes of eight H200: every replica decodes its share of the responses, the ranks
+compute the reference's log-probs and take one optimizer step over them. Staged, the new policy then
+goes through the file system, from job to job; online, through memory, from the ranks that learn to
+those that sample. Rates are measured (scaling.py reads them); networks, disks and nodes are
+CLUSTER's. Whether a row can be run is what the program says of it (layouts.py).
 """
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 
-from stages.contracts.params import Params
+from benchmarks.layouts import Row, refusals, use_of
 from stages.contracts.sharding import Sharding
-from stages.memory.model import Layout
 from stages.memory.shape import ModelShape, decoder
-from stages.memory.stage import needs
-from stages.memory.work import Shapes
 
 BF16, FLOAT32 = 2, 4
 STATE = 3 * FLOAT32
-"""Bytes a weight of what an iteration leaves for the next: float32 weights and two moments."""
+"""Bytes a weight of a checkpoint, and of what an iteration leaves for the next: float32 weights and
+two moments."""
+CHECKED = FLOAT32 + FLOAT32 + STATE
+"""Bytes a weight that the jobs of an iteration read to check them: rollout the policy, score the
+reference, policy_update the policy with its moments."""
 RECOMPUTED = 4 / 3
 """Activation checkpointing: one forward pass more."""
 
@@ -64,6 +67,10 @@ class Cluster:
     """Least time of a small all-reduce inside a node."""
     host_memory: float = 2e12
     """Of a node."""
+    shared_disk: float = 20e9
+    """Bytes a second to or from all nodes together, of the file system that they share."""
+    checkpoint_seconds: float = 1800
+    """As the profile of online has it."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +101,13 @@ class Rates:
     decoding_share: float
     """Of the memory bandwidth, decoding at 1.1B with 512 slots (generation.json)."""
     write_gb_per_s: float
-    """One process, a checkpoint (promises.json)."""
+    """Eight ranks of a node, hashes included (artifacts.json)."""
     read_gb_per_s: float
-    hash_gb_per_s: float
-    """One process, over two files (promises.json)."""
+    """Eight ranks of a node, from the disk (artifacts.json)."""
+    cached_gb_per_s: float
+    """Eight ranks of a node, from the page cache (artifacts.json)."""
+    sampler_hash_gb_per_s: float
+    """At least: rounded weights at 8B, while the model answers (online.json)."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +115,23 @@ class Plan:
     """How a model is laid out, and what a step takes."""
 
     model: str
+    form: str
     nodes: int
     sharding: str
     tensor_parallel: int
     gpu_gb: float
     host_gb: float
     generate_s: float
+    score_s: float
     train_s: float
     bound_by: str
     """What training waits for."""
     exchange_s: float
+    checkpoint_s: float
+    """Of online: its share of a checkpoint."""
     step_s: float
+    exchange_percent: float
+    """Of a step, checkpoints included."""
     stops: str
     """Why it cannot be run today, if so."""
 
@@ -133,80 +149,112 @@ MODELS = (
 SHARDINGS = (Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 
 
+class Form(StrEnum):
+    """How the parts of a step follow one another."""
+
+    STAGED = "staged"
+    ONLINE = "online"
+
+
 def plans(model: Model, found: Rates, work: Work = WORK) -> list[Plan]:
-    """On the fewest nodes that hold it, and on twice and four times as many."""
+    """On the fewest nodes that hold its training, and on twice and four times as many."""
     nodes = 1
-    while sharding(model, nodes, work) is None:
+    while staged_row(model, nodes, work) is None:
         nodes *= 2
-    return [plan(model, number, found, work) for number in (nodes, 2 * nodes, 4 * nodes)]
+    sizes = (nodes, 2 * nodes, 4 * nodes)
+    return [plan(model, form, number, found, work) for form in Form for number in sizes]
 
 
-def plan(model: Model, nodes: int, found: Rates, work: Work) -> Plan:
-    kind = sharding(model, nodes, work)
-    assert kind is not None
+def plan(model: Model, form: Form, nodes: int, found: Rates, work: Work) -> Plan:
     width = tensor_parallel(model, work)
-    generating = generation_s(model, nodes, width, found, work)
-    arithmetic, network = training_s(model, nodes, kind, found, work)
-    exchanging = exchange_s(model, found)
+    if form is Form.STAGED:
+        row = staged_row(model, nodes, work)
+        slots = staged_slots(model, nodes, width, work)
+    else:
+        row = online_row(model, nodes, work)
+        slots = row.slots
+    assert row is not None
+    generating = generation_s(model, nodes, width, slots, found, work)
+    arithmetic, network = training_s(model, nodes, row.sharding, found, work)
     training = max(arithmetic, network)
-    gpu, host = memory(model, nodes, kind, work)
+    scoring = arithmetic / RECOMPUTED / 3  # forward alone
+    computing = generating + scoring + training
+    checkpointing = 0.0
+    if form is Form.STAGED:
+        exchanging = staged_exchange_s(model, nodes, width, found)
+    else:
+        exchanging = online_exchange_s(model, nodes, width, found, generating)
+        due = min(1.0, (computing + exchanging) / CLUSTER.checkpoint_seconds)
+        checkpointing = write_s(model, nodes, found) * due
+    step = computing + exchanging + checkpointing
+    use = use_of(row)
     return Plan(
         model=model.name,
+        form=form.value,
         nodes=nodes,
-        sharding=kind.value,
+        sharding=row.sharding.value,
         tensor_parallel=width,
-        gpu_gb=round(gpu / 1e9),
-        host_gb=round(host / 1e9),
+        gpu_gb=round(use.gpu_needed / 1e9),
+        host_gb=round(use.needs.host.total / 1e9),
         generate_s=round(generating, 1),
+        score_s=round(scoring, 1),
         train_s=round(training, 1),
         bound_by="arithmetic" if arithmetic >= network else "network",
-        exchange_s=round(exchanging),
-        step_s=round(generating + training + exchanging),
-        stops=", ".join(stops(model, host)),
+        exchange_s=round(exchanging, 1),
+        checkpoint_s=round(checkpointing, 1),
+        step_s=round(step),
+        exchange_percent=round(100 * (exchanging + checkpointing) / step, 1),
+        stops="; ".join(stops(model, row)),
     )
 
 
-def stops(model: Model, host: int) -> list[str]:
-    """What of today's code does not go that far (docs/engines.md)."""
-    reasons = []
+def stops(model: Model, row: Row) -> list[str]:
+    """What of today's program does not go that far."""
+    reasons = refusals(row)
     if model.active:
-        reasons.append("vLLM's experts are not compared with the files")
-    if host > CLUSTER.host_memory:
-        reasons.append("a node has no room for what training keeps there")
+        reasons.append("vLLM's experts cannot be compared with what they were loaded from")
     return reasons
 
 
-def sharding(model: Model, nodes: int, work: Work) -> Sharding | None:
-    """The first that fits, as docs/engines.md advises."""
-    room = CLUSTER.memory * CLUSTER.usable
+def row_of(model: Model, form: Form, nodes: int, kind: Sharding, slots: int, work: Work) -> Row:
+    return Row(
+        shape=model.shape,
+        online=form is Form.ONLINE,
+        nodes=nodes,
+        gpus_per_node=CLUSTER.gpus_per_node,
+        gpu_memory=CLUSTER.memory,
+        host_memory=CLUSTER.host_memory,
+        sharding=kind,
+        tensor_parallel=tensor_parallel(model, work),
+        slots=slots,
+        samples=work.samples,
+        sequences=work.sequences,
+        new_tokens=work.new_tokens,
+        length=work.length,
+        micro_tokens=work.micro_tokens,
+    )
+
+
+def staged_row(model: Model, nodes: int, work: Work) -> Row | None:
+    """With the first sharding that fits training, as docs/engines.md advises."""
+    slots = staged_slots(model, nodes, tensor_parallel(model, work), work)
     for kind in SHARDINGS:
-        if memory(model, nodes, kind, work)[0] <= room:
-            return kind
+        row = row_of(model, Form.STAGED, nodes, kind, slots, work)
+        if use_of(row).gpu_needed <= CLUSTER.memory * CLUSTER.usable:
+            return row
     return None
 
 
-def memory(model: Model, nodes: int, kind: Sharding, work: Work) -> tuple[int, int]:
-    """Bytes of a GPU and of a node in training, as `lockstep plan` estimates them."""
-    layout = Layout(
-        nodes=nodes,
-        tasks_per_node=CLUSTER.gpus_per_node,
-        sharding=kind,
-        micro_tokens=work.micro_tokens,
-        checkpoint_activations=True,
-    )
-    params = Params.model_validate(
-        {
-            "precision": "bfloat16",
-            "model": {"max_length": work.length},
-            "rl": {"algorithm": "grpo", "reward": "verifier"},
-            "rollout": {"samples": work.samples, "max_new_tokens": work.new_tokens},
-            "policy_update": {"batch_size": work.sequences},
-        }
-    )
-    found = needs("policy_update", params, Shapes(model.shape), layout)
-    assert found is not None
-    assert found.gpu is not None
-    return found.gpu.total, found.host.total
+def online_row(model: Model, nodes: int, work: Work) -> Row:
+    """With as many slots as fit, and the first sharding that fits these; if none does, the last."""
+    slots = staged_slots(model, nodes, tensor_parallel(model, work), work)
+    rows = []
+    while slots:
+        rows += [row_of(model, Form.ONLINE, nodes, kind, slots, work) for kind in SHARDINGS]
+        slots //= 2
+    room = CLUSTER.memory * CLUSTER.usable
+    fitting = (row for row in rows if use_of(row).gpu_needed <= room)
+    return next(fitting, rows[len(SHARDINGS) - 1])
 
 
 def tensor_parallel(model: Model, work: Work) -> int:
@@ -218,12 +266,22 @@ def tensor_parallel(model: Model, work: Work) -> int:
     return width
 
 
-def generation_s(model: Model, nodes: int, width: int, found: Rates, work: Work) -> float:
-    """Each step reads all weights (many tokens meet every expert) and every slot's cache."""
-    replicas = max(1, nodes * CLUSTER.gpus_per_node // width)
-    share = math.ceil(work.sequences / replicas)
+def staged_slots(model: Model, nodes: int, width: int, work: Work) -> int:
+    """Sequences that a replica of its own decodes at once."""
+    share = math.ceil(work.sequences / replicas_of(nodes, width))
     room = width * CLUSTER.memory * CLUSTER.usable - BF16 * model.total
-    slots = min(share, int(room / (model.kv_bytes * work.length)))
+    return min(share, int(room / (model.kv_bytes * work.length)))
+
+
+def replicas_of(nodes: int, width: int) -> int:
+    return max(1, nodes * CLUSTER.gpus_per_node // width)
+
+
+def generation_s(
+    model: Model, nodes: int, width: int, slots: int, found: Rates, work: Work
+) -> float:
+    """Each step reads all weights (many tokens meet every expert) and every slot's cache."""
+    share = math.ceil(work.sequences / replicas_of(nodes, width))
     cached = slots * model.kv_bytes * (work.prompt_tokens + work.new_tokens / 2)
     reading = (BF16 * model.total + cached) / (width * CLUSTER.bandwidth * found.decoding_share)
     computing = 2 * model.working * slots / (width * CLUSTER.peak * found.training_mfu)
@@ -250,8 +308,35 @@ def training_s(
     return arithmetic, (reduced + gathered) / (CLUSTER.network if nodes > 1 else CLUSTER.nvlink)
 
 
-def exchange_s(model: Model, found: Rates) -> float:
-    """What staged jobs add: rank 0 writes the state, it is hashed once, and read once by each."""
-    gigabytes = STATE * model.total / 1e9
-    speeds = (found.write_gb_per_s, found.hash_gb_per_s, found.read_gb_per_s)
-    return sum(gigabytes / speed for speed in speeds)
+def write_s(model: Model, nodes: int, found: Rates) -> float:
+    """All ranks write and hash weights and moments, each its part."""
+    speed = min(nodes * found.write_gb_per_s * 1e9, CLUSTER.shared_disk)
+    return STATE * model.total / speed
+
+
+def staged_exchange_s(model: Model, nodes: int, width: int, found: Rates) -> float:
+    """What staged jobs add: the state is written once; every node reads all that its jobs read.
+
+    It is read from the disk to be checked, by one process of a node, and from the page cache to be
+    loaded: whole by every replica, of which score has as many as rollout, in parts by ranks.
+    """
+    checking = CHECKED * model.total / min(found.read_gb_per_s * 1e9, CLUSTER.shared_disk / nodes)
+    replicas = replicas_of(1, width)
+    loaded = (2 * FLOAT32 * replicas + STATE / nodes) * model.total
+    return write_s(model, nodes, found) + checking + loaded / (found.cached_gb_per_s * 1e9)
+
+
+def online_exchange_s(
+    model: Model, nodes: int, width: int, found: Rates, generating: float
+) -> float:
+    """All-gather of the rounded weights into the samplers, and what generation does not hide.
+
+    Where a sampler spans GPUs it is vLLM's, which is given the weights a second time to compare.
+    Rank 0 hashes them while all ranks generate, which ends no earlier than that.
+    """
+    rounded = BF16 * model.total
+    passes = 2 if width > 1 else 1
+    gathering = passes * rounded / (CLUSTER.network if nodes > 1 else CLUSTER.nvlink)
+    copying = passes * 2 * rounded / CLUSTER.bandwidth
+    hashing = rounded / (found.sampler_hash_gb_per_s * 1e9)
+    return gathering + copying + max(0.0, hashing - generating)

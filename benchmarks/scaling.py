@@ -46,16 +46,27 @@ def rates(results: Path = RESULTS) -> Rates:
         {"model": "1.1b", "lengths": "full", "slots": 512},
         "tokens_per_second",
     )
-    promises = recorded(results / "promises.json")
-    if not promises:
-        raise Missing(_advice("promises.json", "benchmarks/promises.py --write"))
-    checkpoint = promises["checkpoints"]["135M"]
+    ranks = str(CLUSTER.gpus_per_node)
+    artifacts = recorded(results / "artifacts.json").get("gb_per_s_by_ranks", {}).get(ranks)
+    if not artifacts:
+        raise Missing(
+            _advice("artifacts.json", f"benchmarks/artifacts.py --ranks {ranks} --record")
+        )
+    online = _best(
+        results,
+        "online.json",
+        "benchmarks/online.py --model 8b --checkpoint --offload --write",
+        {"model": "8b"},
+        "tokens_per_second",
+    )
+    hashed = BF16 * shape_of(SHAPES["8b"]).weights / 1e9
     return Rates(
         training_mfu=training["mfu"],
         decoding_share=_decoding_share(decoding),
-        write_gb_per_s=checkpoint["write_gb_per_s"],
-        read_gb_per_s=round(checkpoint["gigabytes"] / checkpoint["read_s"], 3),
-        hash_gb_per_s=round(1 / promises["hashes"]["hash_s_per_gb_in_2_files"], 3),
+        write_gb_per_s=artifacts["write_and_hash"],
+        read_gb_per_s=artifacts["read_from_disk"],
+        cached_gb_per_s=artifacts["read_from_page_cache"],
+        sampler_hash_gb_per_s=round(hashed / online["generate_seconds"], 2),
     )
 
 

@@ -285,5 +285,10 @@ def _check(path: Path, profile: Profile, stage: Stage) -> None:
             f"`sequence_parallel` {sharing} does not divide the number of ranks, {world} "
             "(`nodes` times `tasks_per_node`)"
         )
+    if world > 1 and resources.tensor_parallel > 1 and stage is STAGES["online"]:
+        wrong = (
+            f"`tensor_parallel` {resources.tensor_parallel}: each of the {world} ranks of online "
+            "samples on a GPU of its own: set it to 1, or `nodes` and `tasks_per_node` to 1"
+        )
     if wrong:
         raise LockstepError(f"{path}: `{key}`: {wrong}")

@@ -79,6 +79,10 @@ MISTAKES = [
         "without Slurm a stage is one process",
     ),
     *((f"executor: slurm\nstages:\n  sft: {of}\n", said) for of, said in OF_SFT.items()),
+    (
+        "executor: slurm\nstages:\n  online: {tasks_per_node: 8, tensor_parallel: 2}\n",
+        "each of the 8 ranks of online samples on a GPU of its own: set it to 1",
+    ),
 ]
 
 

@@ -1,0 +1,137 @@
+"""A row of docs/scaling.md as a profile and params, and what the program says of it.
+
+What refuses a row is what refuses a run: `refuse_what_cannot_fit` of pipelines.config.memory, over
+the stages of a step. A test starts from the same profile, as a file.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.memory import Estimator, MemoryUse
+from pipelines.config.profiles import Profile
+from stages.contracts.params import Params
+from stages.contracts.sharding import Sharding
+from stages.memory.model import GIB
+from stages.memory.shape import ModelShape
+from stages.memory.work import TORCH_WEIGHTS, Shapes
+
+STAGED = ("rollout", "score", "policy_update")
+GENERATOR_MEMORY = 0.6
+"""Of a GPU, for a vLLM beside a policy that learns."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model on nodes, and the work of a step."""
+
+    shape: ModelShape
+    online: bool
+    nodes: int
+    gpus_per_node: int
+    gpu_memory: float
+    host_memory: float
+    sharding: Sharding
+    tensor_parallel: int
+    """GPUs that the weights to sample from need."""
+    slots: int
+    samples: int
+    sequences: int
+    new_tokens: int
+    length: int
+    micro_tokens: int
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return ("online",) if self.online else STAGED
+
+
+def profile(row: Row) -> dict[str, Any]:
+    """As slurm_profiles/NAME.yaml has it.
+
+    A replica of rollout has GPUs of its own. Ranks that only read hold a model together where it is
+    too large for one of them. Each rank of online samples on its own GPU.
+    """
+    ranks = {"nodes": row.nodes, "tasks_per_node": row.gpus_per_node}
+    rollout = {"gpus_per_node": row.tensor_parallel, "tensor_parallel": row.tensor_parallel}
+    score: dict[str, Any] = {"gpus_per_node": 1}
+    if row.tensor_parallel > 1:
+        score = {"tasks_per_node": row.gpus_per_node, "sharding": "fsdp"}
+    return {
+        "executor": "slurm",
+        "defaults": {
+            "device": "cuda",
+            "gpus_per_node": row.gpus_per_node,
+            "gpu_memory": f"{int(row.gpu_memory / GIB)}G",
+            "memory": f"{int(row.host_memory / GIB)}G",
+            "micro_tokens": row.micro_tokens,
+            "checkpoint_activations": True,
+        },
+        "stages": {
+            "rollout": rollout,
+            "score": score,
+            "policy_update": {**ranks, "sharding": row.sharding.value},
+            "online": {
+                **ranks,
+                "sharding": row.sharding.value,
+                "generator_memory": GENERATOR_MEMORY,
+            },
+        },
+    }
+
+
+def params(row: Row) -> Params:
+    """The torch generator samples in online, as far as one GPU holds the weights."""
+    large = row.shape.weights > TORCH_WEIGHTS
+    spans = row.tensor_parallel > 1
+    return Params.model_validate(
+        {
+            "precision": "bfloat16",
+            "model": {"max_length": row.length},
+            "rl": {"algorithm": "grpo", "reward": "verifier"},
+            "rollout": {
+                "samples": row.samples,
+                "max_new_tokens": row.new_tokens,
+                "batch_size": row.slots,
+                "engine": "vllm" if spans or (large and not row.online) else "torch",
+            },
+            "policy_update": {"batch_size": row.sequences},
+        }
+    )
+
+
+def estimator(row: Row) -> Estimator:
+    made = Estimator(Path(), params(row), "row", Profile.model_validate(profile(row)))
+    made.shapes = Shapes(row.shape)
+    return made
+
+
+@cache
+def use_of(row: Row) -> MemoryUse:
+    """Of the stage that learns."""
+    use = estimator(row).use(row.stages[-1])
+    assert use is not None
+    return use
+
+
+def refusals(row: Row) -> list[str]:
+    """For each stage of a step that does not fit: what of, how much, and mostly for what."""
+    asked = estimator(row)
+    return [
+        _in_short(use)
+        for stage in row.stages
+        if (use := asked.use(stage)) is not None and not use.fits
+    ]
+
+
+def _in_short(use: MemoryUse) -> str:
+    where, peak, given = "a node", use.needs.host, use.host_given
+    if use.lacks_gpu:
+        assert use.needs.gpu is not None
+        where, peak, given = "a GPU", use.needs.gpu, use.gpu_given
+    ((part, size), *_) = peak.parts.most_common()
+    return (
+        f"{use.stage} needs {peak.total / 1e9:.0f} of {given / 1e9:.0f} GB of {where}, "
+        f"{size / 1e9:.0f} for {part}"
+    )
