@@ -324,22 +324,25 @@ class ZeroLearner:
         plain.base_model.register_forward_pre_hook(
             lambda *_: coordinator.reset_step(), prepend=True
         )
-        for head in (plain.get_output_embeddings(), getattr(plain, HEAD, None)):
-            if head is not None:
-                self._keep(head)
+        output, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()
+        # One weight for both: after the embedding's call, DeepSpeed would take it from the head.
+        tied = output is not None and output.weight is embedding.weight
+        for kept in (output, getattr(plain, HEAD, None), embedding if tied else None):
+            if kept is not None:
+                self._keep(kept)
 
-    def _keep(self, head: Any) -> None:
+    def _keep(self, layer: Any) -> None:
         offload = self._zero.parameter_offload
         own_hooks = [
             hooks
-            for module in head.modules()
+            for module in layer.modules()
             for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ]
         for handle in [*offload.forward_hooks, *offload.backward_hooks]:
             if any(handle.hooks_dict_ref() is hooks for hooks in own_hooks):
                 handle.remove()
         kept = self._zero.persistent_parameters
-        for parameter in head.parameters():
+        for parameter in layer.parameters():
             if not parameter.ds_persist:
                 parameter.ds_persist = True
                 kept.append(parameter)
