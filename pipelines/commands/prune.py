@@ -6,6 +6,9 @@ from pipelines.commands.options import Json, from_zero, show
 
 
 def prune(
+    everything: Annotated[
+        bool, typer.Option("--all", help="also where no later iteration has used them")
+    ] = False,
     keep_last: Annotated[
         int, typer.Option("--keep-last", metavar="N", help="keep the last N of them")
     ] = 0,
@@ -18,7 +21,9 @@ def prune(
     from pipelines.runs.prune import prune_states
 
     from_zero(keep_last=keep_last)
-    states = prune_states(Repository.find(), keep_last=keep_last, dry_run=dry_run)
+    states = prune_states(
+        Repository.find(), unused=everything, keep_last=keep_last, dry_run=dry_run
+    )
     lines = [f"{state.path}  {size(state.num_bytes)}  ({state.stage})" for state in states]
     total = size(sum(state.num_bytes for state in states))
     what = "would be removed" if dry_run else "removed"

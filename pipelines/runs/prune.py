@@ -2,8 +2,8 @@
 
 The state of a policy (moments, critic, KL coefficient) is an output of its own, and only the next
 iteration reads it. Once that one is up to date, it is worth nothing but the room it takes. What is
-kept: the state of a policy that no other one starts from, since the next iteration would, and all
-that a stale stage reads. Nothing of the policies themselves is removed.
+kept: the state of a policy that no other one starts from, since the next iteration would, unless
+all are asked for; and all that a stale stage reads. Nothing of the policies themselves is removed.
 """
 
 from collections.abc import Iterator
@@ -40,15 +40,18 @@ class PrunedState:
 
 
 def prune_states(
-    repository: Repository, *, keep_last: int = 0, dry_run: bool = False
+    repository: Repository, *, unused: bool = False, keep_last: int = 0, dry_run: bool = False
 ) -> list[PrunedState]:
-    """Remove the states, but the last few of them; with `dry_run`, only say which."""
+    """Remove the states, but the last few of them; with `dry_run`, only say which.
+
+    With `unused` also those of policies that no other one starts from.
+    """
     root = repository.root
     with only_pipeline(repository, "lockstep prune"):
         with open_repo(root) as repo:
             cache = Path(repo.cache.local.path)
         recorded = recorded_outs(root)
-        states = _unneeded(root)
+        states = _unneeded(root, unused=unused)
         states = dict(list(states.items())[: max(len(states) - keep_last, 0)])
         kept = {
             md5
@@ -77,7 +80,7 @@ def prune_states(
     return found
 
 
-def _unneeded(root: Path) -> dict[str, str]:
+def _unneeded(root: Path, *, unused: bool) -> dict[str, str]:
     """The path of each state that only stages have read that are up to date, with its stage."""
     params = load_params(root)
     current = {stage.address for stage in make_plan(root, params=params) if not stage.stale}
@@ -88,7 +91,7 @@ def _unneeded(root: Path) -> dict[str, str]:
             continue  # where RL starts, there is next to nothing in it
         path = node.outs[_STATE]
         readers = {other.address for other in nodes if path in other.inputs.values()}
-        if readers and {node.address, *readers} <= current:
+        if (readers or unused) and {node.address, *readers} <= current:
             states[path] = node.address
     return states
 

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,9 +40,8 @@ def clone(done: Clone, tmp_path: Path) -> Iterator[Clone]:
     clone.kill_all()
 
 
-def prune(clone: Clone, *, keep_last: int = 0, dry_run: bool = False) -> list[str]:
-    found = prune_states(Repository(clone.root), keep_last=keep_last, dry_run=dry_run)
-    return [state.path for state in found]
+def prune(clone: Clone, **options: Any) -> list[str]:
+    return [state.path for state in prune_states(Repository(clone.root), **options)]
 
 
 def stale(clone: Clone) -> dict[str, PlannedStage]:
@@ -82,6 +82,19 @@ def test_verify_says_what_was_pruned_and_finds_nothing_wrong(clone: Clone) -> No
 def test_the_last_ones_may_be_kept(clone: Clone) -> None:
     assert prune(clone, keep_last=1) == USED[:1]
     assert prune(clone, keep_last=5) == []
+
+
+def test_those_that_nobody_has_used_go_where_all_are_asked_for(clone: Clone) -> None:
+    last = "artifacts/policies/iter_003/state"
+    assert prune(clone, unused=True) == [*USED, last]
+    assert not in_cache(clone, last).exists()
+    assert (clone.root / "artifacts/policies/iter_003/model").exists()
+    assert (clone.root / "artifacts/policies/sft/state").exists()
+    assert stale(clone) == {}
+    starts = {"iter_001": "sft", "iter_002": "iter_001", "iter_003": "iter_002", "new": "iter_003"}
+    clone.set_params(rl__iterations={key: {"policy": start} for key, start in starts.items()})
+    reasons = stale(clone)["policy_update@iter_003"].reasons
+    assert reasons == [f"output {last} was pruned and is needed again"]
 
 
 def test_what_a_stale_stage_reads_is_kept(clone: Clone) -> None:
