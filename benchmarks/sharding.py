@@ -4,12 +4,13 @@
         [--shardings none,zero1,zero2,zero3,fsdp] [--compile] [--write]
 
 SFT of the same model on the same rows. The ranks of every way are started first and take their
-steps in turn, one way at a time: what else the machine does meets all of them alike. `ratio` is the
-median over these rounds of a way's seconds as a share of those of the first way that ran. On the
-CPU, memory is what a rank has beyond what it had before there was a model; on a GPU, what torch has
-allocated. A GPU is shared by all ranks, which then meet over gloo: what that says of time is not
-what several GPUs would say. A way that fails, or whose library is missing, is recorded with the
-reason. `--write` records the result in results/sharding.json, by hardware, model and ranks.
+steps in turn, one way at a time: what else the machine does meets all of them alike. Seconds are
+those of the slowest rank: on the CPU of its processor, so that waiting counts nothing. `ratio` is
+the median over these rounds of a way's seconds as a share of those of the first way that ran. On
+the CPU, memory is what a rank has beyond what it had before there was a model; on a GPU, what torch
+has allocated. A GPU is shared by all ranks, which then meet over gloo: that says nothing of the
+time that several GPUs would take. A way that fails, or whose library is missing, is recorded with
+the reason. `--write` records the result in results/sharding.json, by hardware, model and ranks.
 """
 
 import argparse
@@ -67,23 +68,25 @@ class Turns(Context):
     """Takes a step when it is told to, and says what the step took; the first one warms up."""
 
     told: Any
+    began: float = 0.0
     before_model: int = 0
     until: int = 0
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
-        seconds = self.seconds()
+        seconds = self.now() - self.began
         memory = self.peak() - self.before_model
         self.told.send({"seconds": seconds, "peak_mb": round(memory / MB)})
         if step < self.until:
             self.told.recv()
         if step == 1:
             self.reset_peak()
-        self.began = time.perf_counter()
+        self.began = self.now()
 
-    def seconds(self) -> float:
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter() - getattr(self, "began", time.perf_counter())
+    def now(self) -> float:
+        if not self.device.startswith("cuda"):
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
 
     def peak(self) -> int:
         if self.device.startswith("cuda"):

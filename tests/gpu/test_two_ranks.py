@@ -38,9 +38,9 @@ SIZES = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
-BOUNDS = {Precision.FLOAT32: 0.01, Precision.BFLOAT16: 0.3}
+BOUNDS = {Precision.FLOAT32: 0.01, Precision.BFLOAT16: 0.2}
 """Of the difference between what two ranks and what one process has learnt of a tensor, as a share
-of the latter. Adam turns the rounding of a small gradient into a step."""
+of the latter."""
 
 
 def fit(folder, precision, **how):
@@ -50,26 +50,28 @@ def fit(folder, precision, **how):
     rows = [torch.randint(1, 512, (20 + 9 * i,), generator=draw).tolist() for i in range(NUM_ROWS)]
     folder.mkdir(parents=True, exist_ok=True)
     ctx = Context(stage="test", key=None, seed=3, folder=folder, device="cuda:0", **how)
-    optimization = Optimization(1e-3, 0.5, weight_decay=0.1, precision=Precision(precision))
+    # A larger epsilon: with a small one rounding decides the signs of the first steps.
+    optimization = Optimization(
+        1e-3, 0.5, weight_decay=0.1, epsilon=1e-3, precision=Precision(precision)
+    )
     with join(ctx) as ranks:
         if ctx.rank == 0:
             met = dist.get_backend() if ranks.world > 1 else "alone"
             (folder / "met").write_text(met)
-        model = LlamaForCausalLM(LlamaConfig(**SIZES)).cuda()
-        start = {f"weight.{name}": each.detach().clone() for name, each in model.named_parameters()}
+        model = LlamaForCausalLM(LlamaConfig(**SIZES)).to(ctx.loads_on)
+        start = {n: weight.detach().cpu().clone() for n, weight in model.named_parameters()}
         learner = open_learner(ctx, ranks, model, optimization)
         work = imitation(model, [r[:5] for r in rows], [r[5:] for r in rows], ctx.device, str)
         plan = Plan(NUM_ROWS, 5, 2, seed=5, learning_rate=warmup_then_cosine(0.1))
         train(ctx, {"policy": learner}, plan, work, shown=["loss"], ranks=ranks)
-        learnt = {}
-        # As `online` gives them to the sampler, and as an artifact has them.
-        for name, weight in learner.computed_weights():
-            learnt[f"sampler.{name}"] = weight.float() - start[f"weight.{name}"]
-        for name, first in start.items():
-            whole = learner.whole(name)
-            if whole is not None:
-                learnt[name] = whole.to(first) - first
+        # As `online` gives them to the sampler.
+        sampled = {name: weight.cpu().clone() for name, weight in learner.computed_weights()}
+        whole = {name: learner.whole(f"weight.{name}") for name in start}
         if ctx.rank == 0:
+            after = {name: weight.cpu() for name, weight in whole.items()}
+            for name, weight in sampled.items():
+                assert torch.equal(weight, after[name].to(weight.dtype)), name
+            learnt = {name: after[name] - before for name, before in start.items()}
             save_file(learnt, folder / "learnt.safetensors")
 
 
