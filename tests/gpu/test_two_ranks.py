@@ -38,7 +38,7 @@ SIZES = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
-BOUNDS = {Precision.FLOAT32: 0.01, Precision.BFLOAT16: 0.2}
+BOUNDS = {Precision.FLOAT32: 1e-3, Precision.BFLOAT16: 0.1}
 """Of the difference between what two ranks and what one process has learnt of a tensor, as a share
 of the latter."""
 
