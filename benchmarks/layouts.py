@@ -18,8 +18,6 @@ from stages.memory.shape import ModelShape
 from stages.memory.work import TORCH_WEIGHTS, Shapes
 
 STAGED = ("rollout", "score", "policy_update")
-GENERATOR_MEMORY = 0.6
-"""Of a GPU, for a vLLM beside a policy that learns."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def profile(row: Row) -> dict[str, Any]:
     rollout = {"gpus_per_node": row.tensor_parallel, "tensor_parallel": row.tensor_parallel}
     score: dict[str, Any] = {"gpus_per_node": 1}
     if row.tensor_parallel > 1:
-        score = {"tasks_per_node": row.gpus_per_node, "sharding": "fsdp"}
+        score = {**ranks, "sharding": "fsdp"}
     return {
         "executor": "slurm",
         "defaults": {
@@ -72,11 +70,7 @@ def profile(row: Row) -> dict[str, Any]:
             "rollout": rollout,
             "score": score,
             "policy_update": {**ranks, "sharding": row.sharding.value},
-            "online": {
-                **ranks,
-                "sharding": row.sharding.value,
-                "generator_memory": GENERATOR_MEMORY,
-            },
+            "online": {**ranks, "sharding": row.sharding.value},
         },
     }
 
