@@ -6,6 +6,9 @@ answer that the data do not have, only rewards are left to compare. Models are h
 the policy generates, the reference rates what was sampled, the reward model scores. The reference's
 own responses come from its evaluation, so they are generated and scored once for all that are
 compared with them.
+
+Of processes that are joined as ranks, each generates its share of the responses; the models that
+rate these are spread over them (engines/models/readers.py). The bytes are those of one process.
 """
 
 import statistics
@@ -30,8 +33,9 @@ from stages.engines.forward.inference import logprobs_by, response_pass
 from stages.engines.generation.generator import Completion, Request, Sampling
 from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import SamplingTask, generate_all, sample_seed
-from stages.engines.models.folders import load_policy
+from stages.engines.models.loaders import fresh
 from stages.engines.processes.parts import collect, fill
+from stages.engines.processes.ranks import join
 from stages.environments.episodes import longest_sequence, of_episodes, open_arena, played
 from stages.evaluation import folder, measures, tasks
 from stages.evaluation.answers import Answer, Answered
@@ -82,32 +86,36 @@ def run(
         describe=lambda i: sample_name(asked[i]),
         play=played(arena, asked) if arena else None,
     )
-    generated = generate_all(ctx, lambda: opened(ctx, inputs["policy"], *how), task)
-    responses = _responses(asked, generated.completions, Decoder(inputs["policy"]))
-    of_samples, sampled = generated.completions[len(prompts) :], responses[len(prompts) :]
-
-    reference = lambda: load_policy(inputs["reference"], ctx.device, config.precision)  # noqa: E731
-    of_reference = logprobs_by("reference", reference, config.temperature)
-    referring = response_pass(ctx, f"reference-of-{generated.policy_hash}", sampled, of_reference)
-    rewarding = rewards_from(
-        reward, ctx, f"rewards-of-{generated.policy_hash}", responses, config.precision
-    )
     judge = load_source(config.evaluate.correct, inputs["judge"])
-    needs = needs_answer(judge)
-    can_be_judged = [row["answer"] is not None or not needs for row in responses]
-    # A source that is the reward, too, is asked once.
-    judging = rewarding
-    if judge.name != reward.name:
-        judged = list(compress(responses, can_be_judged))
-        name = f"correctness-of-{generated.policy_hash}"
-        judging = rewards_from(judge, ctx, name, judged, config.precision)
-    fill(ctx, referring, rewarding, *([judging] if judging is not rewarding else []))
-    ref_logprobs, rewards = collect(ctx, referring), collect(ctx, rewarding)
-    judgements = iter(collect(ctx, judging))
-    correct = [
-        next(judgements) >= config.evaluate.correct_at if judgeable else None
-        for judgeable in can_be_judged
-    ]
+    with join(ctx):
+        generated = generate_all(ctx, lambda: opened(ctx, inputs["policy"], *how), task)
+        responses = _responses(asked, generated.completions, Decoder(inputs["policy"]))
+        of_samples, sampled = generated.completions[len(prompts) :], responses[len(prompts) :]
+
+        load = fresh(ctx)
+        reference = lambda: load.policy(inputs["reference"], ctx.device, config.precision)  # noqa: E731
+        of_reference = logprobs_by("reference", reference, config.temperature)
+        policy = generated.policy_hash
+        referring = response_pass(ctx, f"reference-of-{policy}", sampled, of_reference)
+        rewarding = rewards_from(
+            reward, ctx, f"rewards-of-{policy}", responses, config.precision, load
+        )
+        needs = needs_answer(judge)
+        can_be_judged = [row["answer"] is not None or not needs for row in responses]
+        # A source that is the reward, too, is asked once.
+        judging = rewarding
+        if judge.name != reward.name:
+            judged = list(compress(responses, can_be_judged))
+            judging = rewards_from(
+                judge, ctx, f"correctness-of-{policy}", judged, config.precision, load
+            )
+        fill(ctx, referring, rewarding, *([judging] if judging is not rewarding else []))
+        ref_logprobs, rewards = collect(ctx, referring), collect(ctx, rewarding)
+        judgements = iter(collect(ctx, judging))
+        correct = [
+            next(judgements) >= config.evaluate.correct_at if judgeable else None
+            for judgeable in can_be_judged
+        ]
 
     verifier = Verifier.load(inputs["judge"]) if judge.name == Reward.VERIFIER else None
     answers = [_answer(*parts, verifier) for parts in zip(responses, rewards, correct, strict=True)]

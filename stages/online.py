@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from stages.data.artifacts import read_role
 from stages.data.schema import PromptRow, RolloutRow
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.resident_sampler import ResidentSampler
-from stages.engines.models.loaders import Loaders, resident
+from stages.engines.models.loaders import resident
 from stages.engines.processes.ranks import ALONE, join
 from stages.engines.processes.step_context import StepContext
 from stages.engines.training.journal import AHEAD, Journal
@@ -113,7 +113,6 @@ class Steps:
     """Samples for the next step."""
     writer: Executor
     """Writes rows."""
-    load: Loaders = field(default_factory=resident)
     ahead: Sampled | None = None
     """The responses of the next step, where they have been sampled ahead of it."""
 
@@ -122,6 +121,7 @@ class Steps:
         self.journal = Journal(self.ctx, self.learners, self.writer)
         self.kl_coef = self.state.kl_coef
         self.ranks = self.ctx.ranks or ALONE
+        self.load = resident(self.ctx)
 
     @property
     def optimizer_steps(self) -> int:

@@ -26,6 +26,7 @@ from stages.data.finite import check_finite, sample_name
 from stages.data.schema import ExperienceRow, RolloutRow, ScoredRollout, ScoreRow
 from stages.data.seeds import draw_order
 from stages.engines.models.folders import load_policy
+from stages.engines.models.loaders import fresh
 from stages.engines.models.lora import open_for_training
 from stages.engines.processes.ranks import Ranks, join
 from stages.engines.training.learner import AnyLearner
@@ -59,7 +60,7 @@ def run(
     with join(ctx) as ranks:
         learners = open_learners(config, inputs, ctx, ranks, state)
         check_sampled_by(sampling_hash(learners["policy"], ranks), scored)
-        update = Update(config, inputs, ctx, ranks, state, learners, scored)
+        update = Update(config, inputs, ctx, ranks, state, learners, scored, load=fresh(ctx))
         outcome, metrics = learn(update)
         steps = state.steps + len(outcome.history)
         ctx.wrote_all(save(config, inputs, out, steps, learners, outcome.kl_coef, ranks))

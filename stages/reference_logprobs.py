@@ -2,7 +2,8 @@
 
 It never changes while the run learns, so its log-probs are computed once and are an artifact of
 their own: another beta, learning rate or number of epochs reads them again. Losses without a
-reference get zeros, which nothing reads. Shards share out the rows.
+reference get zeros, which nothing reads. Shards share out the rows, or ranks that are joined, over
+which the policy is spread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,9 @@ from stages.data.schema import (
     ResponseIds,
 )
 from stages.engines.forward.inference import Quantity, logprobs_by, response_pass
-from stages.engines.models.folders import load_policy
+from stages.engines.models.loaders import fresh
 from stages.engines.processes.parts import Pass, collect, fill
+from stages.engines.processes.ranks import join
 from stages.learning.unpaired import other_completions
 
 
@@ -50,16 +52,11 @@ def run(
             "rejected": [row["rejected_ids"] for row in rows],
         }
         kind = PairLogprobsRow
-    if config.loss in REFERENCE_FREE:
-        sums: dict[str, list[float]] = {side: [0.0] * len(rows) for side in responses}
-    else:
-        load = lambda: load_policy(inputs["policy"], ctx.device, config.precision)  # noqa: E731
-        logprobs = logprobs_by("reference", load, temperature=1.0)
-        passes = {side: _pass(ctx, side, logprobs, rows, of) for side, of in responses.items()}
-        fill(ctx, *passes.values())
-        sums = {
-            side: [sum(values) for values in collect(ctx, work)] for side, work in passes.items()
-        }
+    with join(ctx):
+        if config.loss in REFERENCE_FREE:
+            sums = {side: [0.0] * len(rows) for side in responses}
+        else:
+            sums = _sums(config, inputs["policy"], rows, responses, ctx)
     table = [
         {"prompt_id": row["prompt_id"], **dict(zip(sums, values, strict=True))}
         for row, values in zip(rows, zip(*sums.values(), strict=True), strict=True)
@@ -67,6 +64,21 @@ def run(
     write_parquet(out["logprobs"], table, kind)
     means = {f"{side}_logprob": sum(values) / len(values) for side, values in sums.items()}
     return {**means, "num_rows": len(rows)}
+
+
+def _sums(
+    config: ReferenceLogprobsConfig,
+    policy: Path,
+    rows: Sequence[FeedbackRow] | Sequence[PreferenceRow],
+    responses: Mapping[str, Sequence[Sequence[int]]],
+    ctx: Context,
+) -> dict[str, list[float]]:
+    """The log-prob of each response, by side."""
+    load = lambda: fresh(ctx).policy(policy, ctx.device, config.precision)  # noqa: E731
+    logprobs = logprobs_by("reference", load, temperature=1.0)
+    passes = {side: _pass(ctx, side, logprobs, rows, of) for side, of in responses.items()}
+    fill(ctx, *passes.values())
+    return {side: [sum(values) for values in collect(ctx, work)] for side, work in passes.items()}
 
 
 def _pass(

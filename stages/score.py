@@ -5,7 +5,8 @@ clipped, with penalties for responses that did not end or nearly did not, and wh
 
 One model is in memory at a time: the reward model is let go before the reference is loaded. Rules,
 functions and servers work beside them. Shards share out the rows of all passes; the last to be done
-writes the scores.
+writes the scores. Where a model does not fit a GPU, the processes are joined instead, and each
+model is spread over them (engines/models/readers.py): the bytes are the same.
 """
 
 import statistics
@@ -32,9 +33,10 @@ from stages.data.batching import loss_mask, loss_masks_of, pad
 from stages.data.finite import check_finite, sample_name
 from stages.data.schema import RolloutRow, ScoreRow
 from stages.engines.forward.inference import logprobs_by, response_pass
-from stages.engines.models.loaders import FRESH, Loaders
+from stages.engines.models.loaders import FRESH, Loaders, fresh
 from stages.engines.processes.beside import Beside
 from stages.engines.processes.parts import collect, fill
+from stages.engines.processes.ranks import join
 from stages.rewards.isolated import Workers
 from stages.rewards.named import FRESH_WORKERS, NamedSource
 from stages.rewards.source import BuiltIn, Source, computes_elsewhere, rewards_from
@@ -47,7 +49,8 @@ def run(
     config: ScoreConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     rollouts = read_parquet(inputs["rollouts"], RolloutRow)
-    scores, metrics = score(config, inputs, rollouts, ctx)
+    with join(ctx):
+        scores, metrics = score(config, inputs, rollouts, ctx, fresh(ctx))
     write_parquet(out["scores"], scores, ScoreRow)
     return metrics
 

@@ -112,5 +112,7 @@ class Stage:
     binding: Mapping[str, str] = field(default_factory=dict)
     """Fixed values for the path templates, where the stage is not repeated."""
     processes: Processes = Processes.ONE
+    reads: bool = False
+    """Whether it only reads models, which several processes may hold together: as ranks, then."""
     wants_graph: bool = False
     """Whether the spec carries the hashes of the whole graph upstream, for the report."""

@@ -62,6 +62,7 @@ def _evaluation(
         },
         outs={"evaluation": "artifacts/evaluations/{key}"},
         metrics="metrics/evaluations/{key}.json",
+        reads=True,
         over=over,
         binding=binding,
     )

@@ -88,6 +88,7 @@ REFERENCE_LOGPROBS = Stage(
     outs={"logprobs": "artifacts/reference_logprobs/{key}.parquet"},
     metrics="metrics/iterations/{key}/reference_logprobs.json",
     processes=Processes.SHARDS,
+    reads=True,
     over=Over.PREFERENCES,
 )
 

@@ -51,5 +51,6 @@ SCORE = Stage(
     outs={"scores": "artifacts/scores/{key}.parquet"},
     metrics="metrics/iterations/{key}/score.json",
     processes=Processes.SHARDS,
+    reads=True,
     over=Over.ITERATIONS,
 )

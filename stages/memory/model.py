@@ -110,6 +110,11 @@ class Layout:
         return self.nodes * self.tasks_per_node
 
     @property
+    def spreads_readers(self) -> bool:
+        """Whether models that only answer are spread over the ranks, too."""
+        return self.sharding.spreads_weights and self.world > 1
+
+    @property
     def is_compiled(self) -> bool:
         """What DeepSpeed spreads is not."""
         by_torch = self.sharding.value in (Sharding.NONE, FSDP)
@@ -200,6 +205,19 @@ def _gathered(model: Model, layout: Layout) -> int:
     head = 0 if model.scalar else low * shape.vocabulary * shape.width
     embedding = low * shape.vocabulary * shape.width if is_fsdp and not shape.tied else 0
     return buckets + head + embedding + 2 * low * shape.layer_weights
+
+
+def read_weights(model: Model, layout: Layout) -> int:
+    """Of a model that only answers: all of them, or a rank's part and what a pass has gathered.
+
+    That are, as of a learner, two layers and what is outside the layers.
+    """
+    if not layout.spreads_readers:
+        return model.bytes
+    shape, low = model.shape, BYTES[model.precision]
+    tables = (0 if model.scalar else 1) + (0 if shape.tied and not model.scalar else 1)
+    gathered = tables * shape.vocabulary * shape.width + 2 * shape.layer_weights
+    return model.bytes // layout.world + low * gathered
 
 
 def activations(model: Model, tokens: int, layout: Layout) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from stages.memory.model import (
     Part,
     Parts,
     Sampling,
+    read_weights,
     reading,
     torch_sampler,
     vllm_sampler,
@@ -77,7 +78,10 @@ def _reward_model(work: Work) -> Peaks:
     sides = 2 if params.objective is RewardObjective.BRADLEY_TERRY else 1
     for model in work.reward_model:
         if not params.epochs:
-            yield from work.reads(model, Part.WEIGHTS)
+            # One process copies and measures it.
+            alone = Work(work.params, work.shapes, replace(work.layout, sharding=Sharding.NONE))
+            yield from alone.reads(model, Part.WEIGHTS)
+            work.loaded += alone.loaded
             continue
         learner = work.learner(model, averaged=params.ema_decay > 0)
         yield from work.learns([learner], params.batch_size, sides * work.params.model.max_length)
@@ -169,8 +173,8 @@ def _online(work: Work) -> Peaks:
     read += [(rating, Part.REWARD_MODEL) for rating in _rewarding(work)]
     residents: Parts = Counter()
     for each, part in read:
-        residents[part] += each.bytes
-        work.read.append(each)
+        residents[part] += read_weights(each, layout)
+        work.loads(each)
     rollout = params.rollout
     sampling = Sampling(rollout.batch_size, rollout.samples, work.longest)
     kept = work.resident(_learners(work))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from stages.contracts.lora import LoraSave
 from stages.contracts.params import Params
 from stages.contracts.precision import Precision
 from stages.contracts.rollout import Engine
@@ -22,6 +23,7 @@ from stages.memory.model import (
     Sampling,
     learner_state,
     learning,
+    read_weights,
     reading,
     torch_sampler,
     vllm_sampler,
@@ -75,8 +77,8 @@ class Work:
         self.learners: list[Model] = []
         self.on_host: Parts = Counter()
         """Of each process, all the time."""
-        self.read: list[Model] = []
-        """Models that do not learn."""
+        self.loaded: list[Model] = []
+        """Models that do not learn, and are whole on the host for a moment."""
 
     @property
     def longest(self) -> int:
@@ -148,13 +150,19 @@ class Work:
             before = self.resident(learners[:-1])
             yield "loading", beside + before + Counter({Part.LOADING: last})
 
+    def loads(self, model: Model) -> None:
+        """To read it. What is spread is read by rows, but an adapter's base, which is merged."""
+        merged = self.params.lora.rank > 0 and self.params.lora.save is LoraSave.ADAPTER
+        if merged or not self.layout.spreads_readers:
+            self.loaded.append(model)
+
     def reads(
         self, model: Model, part: Part, beside: Parts | None = None
     ) -> Iterator[tuple[str, Parts]]:
         """A pass without gradients by a model of its own."""
-        self.read.append(model)
+        self.loads(model)
         tokens = max(self.layout.micro_tokens, self.longest)
-        weights = Counter({part: model.bytes})
+        weights = Counter({part: read_weights(model, self.layout)})
         yield "reading", (beside or Counter()) + weights + reading(model, tokens, self.layout)
 
     @property
@@ -170,7 +178,7 @@ class Work:
         if self.uses_vllm:
             yield "sampling", in_its_share(vllm_sampler(model, sampling, layout), layout)
             return
-        self.read.append(model)
+        self.loaded.append(model)
         weights = Counter({Part.WEIGHTS: model.bytes})
         yield "sampling", weights + torch_sampler(model, sampling, layout, owns_weights=True)
         joined = BYTES[model.precision] * model.shape.joined_weights
@@ -188,7 +196,7 @@ class Work:
         by_engine = self.layout.sharding in (Sharding.ZERO1, Sharding.ZERO2)
         # A learner is rounded on the GPU, or weight by weight where all of it is spread.
         loading = [_loading(model, rounds=by_engine) for model in self.learners]
-        loading += [_loading(model, rounds=True) for model in self.read]
+        loading += [_loading(model, rounds=True) for model in self.loaded]
         for size in loading:
             yield Peak("loading", always + Counter({Part.LOADING: tasks * size}))
         for model in self.learners:

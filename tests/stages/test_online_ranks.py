@@ -41,6 +41,7 @@ CASES = {
     "lora-bfloat16-fsdp": (GRPO, {**LORA, "precision": "bfloat16"}, 2, "fsdp"),
     "lora-zero3": (GRPO, LORA, 2, "zero3"),
     "ppo-zero3": (PPO, KL, 2, "zero3"),
+    "ppo-fsdp": (PPO, KL, 2, "fsdp"),
     "bfloat16-fsdp": (GRPO, {"precision": "bfloat16"}, 2, "fsdp"),
 }
 """rl, params, ranks, how the policy is spread."""

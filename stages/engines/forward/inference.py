@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,10 @@ from stages.engines.forward.packing import pack
 from stages.engines.models.folders import pad_id
 from stages.engines.processes.parts import UNIT_ROWS, Compute, Pass, collect, fill
 from stages.engines.processes.shared_pass import Group, over_groups
+
+ROUND_UNITS = 4
+"""Units for each rank that joined ranks share the groups of at once: what a kill may cost. At the
+end of so many, all wait for the last."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def over_responses(ctx: Context, rows: Sequence[ResponseIds], quantity: Quantity
     groups = pack([row_length(row) for row in rows], ctx.micro_tokens)
     compute = lambda group: _of_group(ctx, model, rows, quantity, group)  # noqa: E731
     found = over_groups(ctx, groups, compute, quantity.phase)
-    return _in_order(found, quantity, len(rows), lambda i: sample_name(rows[i]))
+    return _in_order(_by_row(found), quantity, range(len(rows)), lambda i: sample_name(rows[i]))
 
 
 def kept_over_responses(
@@ -94,44 +98,58 @@ def response_pass(
 
     Which rows a unit has depends on no setting; within it they go through the model by length. As
     that changes the last bits, the tokens of a micro-batch are in the pass's name: an attempt may
-    have had another number.
+    have had another number. Ranks that are joined share these micro-batches, whose rows are of one
+    unit: their results have the same bits.
     """
     name_of = describe or (lambda i: sample_name(rows[i]))
 
-    def start() -> Compute:
+    def ready() -> Callable[[Group], list[Any]]:
         model = quantity.load()
-        return lambda unit: _of_unit(
-            ctx,
-            model,
-            rows[unit.start : unit.stop],
-            quantity,
-            lambda i: name_of(unit.start + i),
-        )
+        configure_forward(model, settings_for(ctx))
+        return lambda group: _of_group(ctx, model, rows, quantity, group)
+
+    def start() -> Compute:
+        compute = ready()
+
+        def of_unit(unit: range) -> list[Any]:
+            found: list[tuple[Group, list[Any]]] = []
+            for group in _groups(ctx, rows, unit):
+                if ctx.should_stop_alone():
+                    raise Stopped(f"stopped after {len(found)} batches of {quantity.phase}")
+                found.append((group, compute(group)))
+            return _in_order(_by_row(found), quantity, unit, name_of)
+
+        return of_unit
+
+    def together(units: Sequence[range]) -> Iterator[tuple[range, list[Any]]]:
+        compute = ready()
+        num_left = sum(map(len, units))
+        at_once = ROUND_UNITS * ctx.world
+        for start in range(0, len(units), at_once):
+            some = units[start : start + at_once]
+            groups = [group for unit in some for group in _groups(ctx, rows, unit)]
+            num_before, num_left = len(rows) - num_left, num_left - sum(map(len, some))
+            found = over_groups(
+                ctx, groups, compute, quantity.phase, num_before=num_before, num_after=num_left
+            )
+            results = _by_row(found)
+            for unit in some:
+                yield unit, _in_order(results, quantity, unit, name_of)
 
     name = f"{name}-{ctx.micro_tokens}"
-    return Pass(name, len(rows), UNIT_ROWS, start, phase=quantity.phase)
+    return Pass(name, len(rows), UNIT_ROWS, start, phase=quantity.phase, together=together)
+
+
+def _groups(ctx: Context, rows: Sequence[ResponseIds], unit: range) -> list[Group]:
+    """The rows of a unit that go through the model together, by their numbers among all rows."""
+    of_unit = rows[unit.start : unit.stop]
+    packed = pack([row_length(row) for row in of_unit], ctx.micro_tokens)
+    return [[unit.start + i for i in group] for group in packed]
 
 
 def row_length(row: ResponseIds) -> int:
     """Tokens of a row that go through the model."""
     return len(row["prompt_ids"]) + len(row["response_ids"])
-
-
-def _of_unit(
-    ctx: Context,
-    model: Any,
-    rows: Sequence[ResponseIds],
-    quantity: Quantity,
-    describe: Callable[[int], str],
-) -> list[Any]:
-    """The results in the order of the rows, all computed by this process."""
-    configure_forward(model, settings_for(ctx))
-    found: list[tuple[Group, list[Any]]] = []
-    for group in pack([row_length(row) for row in rows], ctx.micro_tokens):
-        if ctx.should_stop_alone():
-            raise Stopped(f"stopped after {len(found)} batches of {quantity.phase}")
-        found.append((group, _of_group(ctx, model, rows, quantity, group)))
-    return _in_order(found, quantity, len(rows), describe)
 
 
 def _of_group(
@@ -146,17 +164,17 @@ def _of_group(
     ]
 
 
+def _by_row(found: Iterable[tuple[Group, list[Any]]]) -> dict[int, Any]:
+    return {i: one for group, some in found for i, one in zip(group, some, strict=True)}
+
+
 def _in_order(
-    found: Iterable[tuple[Group, list[Any]]],
-    quantity: Quantity,
-    num_rows: int,
-    describe: Callable[[int], str],
+    results: Mapping[int, Any], quantity: Quantity, numbers: range, describe: Callable[[int], str]
 ) -> list[Any]:
-    """The results by row; the first row that is wrong is named, whichever was computed first."""
-    results = {i: one for group, some in found for i, one in zip(group, some, strict=True)}
-    for index in range(num_rows):
+    """Those of some rows; the first row that is wrong is named, whichever was computed first."""
+    for index in numbers:
         check_finite(quantity.what, describe(index), results[index])
-    return [results[index] for index in range(num_rows)]
+    return [results[index] for index in numbers]
 
 
 def response_batch(model: Any, rows: Sequence[ResponseIds], device: str) -> Batch:

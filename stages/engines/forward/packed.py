@@ -28,6 +28,7 @@ from stages.data.batching import Batch, Packed, collate, to_device
 from stages.engines.forward import attention
 from stages.engines.forward.ulysses import group_of
 from stages.engines.models.lora import unwrapped
+from stages.engines.models.spread import SPREAD_PASS, decoder_layers
 
 SIZES = 4
 """A compiled row has quarters of the budget, so that hardly anything is ever compiled twice. How
@@ -37,9 +38,6 @@ CHECKED = ([1, 2, 3], [4], [2, 1])
 """Sequences that both ways are compared on."""
 _CALL = "_compiled_call_impl"
 """Where torch looks for what a layer is to be called by instead of its own code."""
-
-SPREAD_PASS = "pass_through_backbone"
-"""The method of a model that is spread over ranks, where it has one, that runs its backbone."""
 
 
 @dataclass(frozen=True)
@@ -221,12 +219,6 @@ def _at(settings: ForwardSettings, layer: Any) -> Callable[..., Any]:
         )
 
     return kept_small
-
-
-def decoder_layers(plain: Any) -> list[Any]:
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [m for m in plain.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 
 def _drops_attention(plain: Any) -> bool:

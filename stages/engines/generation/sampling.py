@@ -98,7 +98,9 @@ def generate_all(
             work = responses(RESPONSES + generator.policy_hash, generator)
             fill(ctx, work)
     completions = [Completion(**row) for row in collect(ctx, work)]
-    return Samples(completions, work.name.removeprefix(RESPONSES))
+    # A rank that had nothing to sample has loaded no policy; rank 0 has whenever there is any.
+    name = work.name if ctx.ranks is None else ctx.ranks.same(work.name)
+    return Samples(completions, name.removeprefix(RESPONSES))
 
 
 def _response_length(completions: Sequence[Mapping[str, Any]]) -> dict[str, float]:

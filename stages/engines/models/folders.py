@@ -146,18 +146,21 @@ def folder_hash(folder: Path, precision: Precision = Precision.FLOAT32) -> str:
     """
     if is_adapter_folder(folder):
         return content_hash(load_policy(folder), precision)
-    trusted = may_run(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, trust_remote_code=trusted
-        )
+    model = without_weights(AutoModelForCausalLM, folder)
     stored = stored_weights(folder, model)
     # The files of some models are arranged in another way, or lack what is computed.
     if stored is None:
         return content_hash(load_policy(folder), precision)
     named = ((name, stored[name].whole().float()) for name in sorted(stored))
     return hash_of_weights(named, as_computed(model, precision))
+
+
+def without_weights(auto_class: Any, folder: Path) -> Any:
+    """The model in a folder, none of whose tensors have memory."""
+    trusted = may_run(folder)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
+    with torch.device("meta"):
+        return auto_class.from_config(config, dtype=torch.float32, trust_remote_code=trusted)
 
 
 def as_computed(model: Any, precision: Precision) -> Cast:

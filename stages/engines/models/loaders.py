@@ -1,18 +1,22 @@
-"""Model loaders: each model loaded anew, or once for the process.
+"""Model loaders: each model loaded anew, or once for the process; whole, or spread over the ranks.
 
-A classifier is taken as somebody else has trained it, for its own tokenizer: it only answers.
+Models are spread where the profile spreads weights and several ranks are joined; all of these then
+load a model together. A classifier is taken as somebody else has trained it, for its own tokenizer:
+it only answers, and is whole on every rank.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from stages.context import Context
 from stages.contracts.precision import Precision
 from stages.engines.models.folders import load_policy, load_scalar_model
+from stages.engines.models.lean_transformers import AutoModelForCausalLM
 from stages.engines.models.precision import round_weights
 from stages.engines.models.scalar_class import AutoScalarModel
 from stages.engines.models.weights import check_weights
@@ -42,9 +46,23 @@ class Loaders:
 
 
 FRESH = Loaders()
-"""Each model is loaded anew, and freed by its caller."""
+"""Each model is loaded anew, whole, and freed by its caller."""
 
 
-def resident() -> Loaders:
+def fresh(ctx: Context) -> Loaders:
+    """Each model is loaded anew, and freed by its caller."""
+    if ctx.ranks is None or not ctx.sharding.spreads_weights:
+        return FRESH
+    # Imports FSDP, for which a process alone has no use.
+    from stages.engines.models.readers import load_spread
+
+    return Loaders(
+        partial(load_spread, AutoModelForCausalLM, load_policy, ctx.ranks),
+        partial(load_spread, AutoScalarModel, load_scalar_model, ctx.ranks),
+    )
+
+
+def resident(ctx: Context) -> Loaders:
     """Each model is loaded once, when it is first asked for, and stays."""
-    return Loaders(cache(load_policy), cache(load_scalar_model), cache(load_classifier))
+    load = fresh(ctx)
+    return Loaders(cache(load.policy), cache(load.scalar), cache(load.classifier))

@@ -32,11 +32,25 @@ class AutoScalarModel:
         config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
-        known = type(config) in CLASSIFIERS or OWN in (getattr(config, "auto_map", None) or {})
         chosen = AutoModelForSequenceClassification
-        if not known:
+        if not _is_known(config):
             chosen = _under_a_head(*_language_model(config, trust_remote_code))
         return chosen.from_pretrained(folder, trust_remote_code=trust_remote_code, **options)
+
+    @staticmethod
+    def from_config(config: Any, *, trust_remote_code: bool, **options: Any) -> Any:
+        if _is_known(config):
+            return AutoModelForSequenceClassification.from_config(
+                config, trust_remote_code=trust_remote_code, **options
+            )
+        return _under_a_head(*_language_model(config, trust_remote_code))._from_config(
+            config, **options
+        )
+
+
+def _is_known(config: Any) -> bool:
+    """Whether there is a classifier of the family."""
+    return type(config) in CLASSIFIERS or OWN in (getattr(config, "auto_map", None) or {})
 
 
 def classifier_name(language_model: str) -> str:

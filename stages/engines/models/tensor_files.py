@@ -205,6 +205,7 @@ class StoredTensor:
     """
 
     def __init__(self, opened: Any, name: str) -> None:
+        self.name = name
         self._slice = opened.get_slice(name)
         self.shape = torch.Size(self._slice.get_shape())
 

@@ -8,7 +8,7 @@ what must be in memory is the base with the adapter added.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,30 @@ def _compare(stored: "_Stored", held: dict[str, Tensor], model: Any, part: Model
             )
     if part is ModelPart.BACKBONE:
         left = {name for name in left if name.startswith(backbone)}
+    _check_all_used(stored.folder, model, left)
+
+
+def check_rows(
+    model: Any,
+    folder: Path,
+    stored: Mapping[str, StoredTensor],
+    rows: Mapping[str, tuple[int, Tensor]],
+) -> None:
+    """`check_weights` of a model of which this process holds some rows of each weight.
+
+    `stored` is its `stored_weights`; `rows` has where the rows of a weight begin, and the rows.
+    """
+    for name, (first, own) in rows.items():
+        compare_tensor(folder, name, own, stored[name][first : first + len(own)])
+    used = {tensor.name for tensor in stored.values()}
+    _check_all_used(folder, model, stored_tensors(folder, STEM).keys() - used)
+
+
+def _check_all_used(folder: Path, model: Any, left: Iterable[str]) -> None:
     left = {name for name in left if not is_computed(model, name)}
     if left:
         raise StageError(
-            f"{stored.folder} has a tensor {min(left)} that the model has no place for "
+            f"{folder} has a tensor {min(left)} that the model has no place for "
             f"({len(left)} such): config.json describes another model than the weights are of"
         )
 

@@ -10,7 +10,9 @@ Whoever then finds that all parts are there has all results, in the order of the
 A context may keep parts in memory instead: then nothing outlives the process.
 
 Ranks that are joined share the units in the same way, and give each other their results. They stop
-together: one that is asked to leaves its units open, and all see so when they come to collect.
+together: one that is asked to leaves its units open, and all see so when they come to collect. What
+goes through a model they compute together, unit after unit or several at once, so that each rank
+has a share of every unit; rank 0 keeps the parts.
 """
 
 import hashlib
@@ -19,7 +21,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,9 @@ UNIT_ROWS = 256
 """Rows of a unit that is scored: what a kill may cost, and the least that a shard takes on."""
 Compute = Callable[[range], Sequence[Any]]
 """The results of a unit, one per row: JSON."""
+Together = Callable[[Sequence[range]], Iterator[tuple[range, Sequence[Any]]]]
+"""Units, each with its results once it has them; all ranks that are joined ask for the same ones,
+and stop together."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Pass:
     """Lets go of what `load` opened; called once nothing more is computed, whatever the reason."""
     phase: str = "rows"
     """What the progress line counts."""
+    together: Together | None = None
+    """How joined ranks compute units together, where they do; instead of `load`."""
 
     @property
     def units(self) -> list[range]:
@@ -76,22 +83,26 @@ def missing(ctx: Context, work: Pass) -> list[range]:
 
 
 def _share(ctx: Context, work: Pass) -> list[range]:
-    """This shard's units.
+    """This shard's, or rank's, units.
 
     Shares are interleaved, so that what an earlier attempt left to do falls to all shards alike,
     whatever its number of shards.
     """
+    if ctx.world > 1:
+        return work.units[ctx.rank :: ctx.world]
     return work.units[ctx.shard :: ctx.num_shards]
 
 
 def fill(ctx: Context, *passes: Pass) -> None:
     """Compute this shard's missing units, pass after pass, with one pass loaded at a time."""
     for work in passes:
-        if todo := missing(ctx, work):
-            try:
+        try:
+            if ctx.ranks is not None and work.together is not None:
+                _compute_together(ctx, ctx.ranks, work, work.together)
+            elif todo := missing(ctx, work):
                 _compute(ctx, work, todo)
-            finally:
-                work.close()
+        finally:
+            work.close()
 
 
 def collect(ctx: Context, work: Pass) -> list[Any]:
@@ -116,8 +127,11 @@ def collect(ctx: Context, work: Pass) -> list[Any]:
 
 
 def _exchange(ctx: Context, ranks: "Ranks", work: Pass) -> list[Any]:
-    own = {unit.start: _found(ctx, work, unit) for unit in _share(ctx, work)}
-    parts = {start: part for some in ranks.gather(own) for start, part in some.items()}
+    if work.together is not None:
+        parts = ranks.same({} if ranks.rank else _kept(ctx, work, work.units))
+    else:
+        own = _kept(ctx, work, _share(ctx, work))
+        parts = {start: part for some in ranks.gather(own) for start, part in some.items()}
     results: list[Any] = []
     for unit in work.units:
         part = parts[unit.start]
@@ -125,6 +139,19 @@ def _exchange(ctx: Context, ranks: "Ranks", work: Pass) -> list[Any]:
             raise Stopped(f"stopped before row {unit.start} of {work.name}")
         results += part
     return results
+
+
+def _kept(ctx: Context, work: Pass, units: Sequence[range]) -> dict[int, list[Any] | None]:
+    return {unit.start: _found(ctx, work, unit) for unit in units}
+
+
+def _compute_together(ctx: Context, ranks: "Ranks", work: Pass, compute: Together) -> None:
+    """Rank 0 says what is missing, since its parts are those that count."""
+    kept = {} if ranks.rank else _kept(ctx, work, work.units)
+    todo = ranks.same([unit for unit in work.units if kept.get(unit.start) is None])
+    for unit, results in compute(todo) if todo else ():
+        if not ranks.rank:
+            _keep(ctx, work, unit, results)
 
 
 def _compute(ctx: Context, work: Pass, todo: Sequence[range]) -> None:

@@ -64,8 +64,6 @@ def step_context(ctx: Context, name: str, folder: Path, *, durable: bool) -> Ste
             "checkpoint_seconds": ctx.checkpoint_seconds if durable else math.inf,
             "parts": None if durable else {},
             "durable": durable,
-            "shard": ctx.rank,
-            "num_shards": ctx.world,
             "above": ctx,
         }
     )

@@ -30,15 +30,14 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
-    register_fsdp_forward_method,
 )
 
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
 from stages.contracts.sharding import Offload
-from stages.engines.forward.packed import SPREAD_PASS, decoder_layers
 from stages.engines.models.lora import unwrapped
 from stages.engines.models.precision import DTYPES, is_rounded, rounded
+from stages.engines.models.spread import first_row, pass_through_backbone, units_of
 from stages.engines.models.tensor_files import Form, StoredTensor, read_whole
 from stages.engines.processes.ranks import Ranks, connect_alone
 from stages.engines.training.learner import Optimization
@@ -138,7 +137,7 @@ class FsdpLearner:
             if own.dim() == 0:
                 own.copy_(read_whole(stored))
             else:
-                first = self._first_row(self._shapes[parameter])
+                first = first_row(self._shapes[parameter][0], self._rank, self._world)
                 own.copy_(stored[first : first + len(own)])
         self._drop_gathered()
 
@@ -194,10 +193,6 @@ class FsdpLearner:
                 **{moment: torch.zeros_like(master) for moment in _MOMENTS if moment != "step"},
             }
 
-    def _first_row(self, shape: torch.Size) -> int:
-        """Where this rank's rows start; the last ranks may have fewer, or none."""
-        return min(self._rank * -(-shape[0] // self._world), shape[0])
-
     def _padded(self, own: Tensor, shape: torch.Size) -> Tensor:
         """As many rows as every rank can have, where collectives can get at them."""
         padded = own.new_zeros(-(-shape[0] // self._world), *shape[1:], device=self._device)
@@ -250,7 +245,9 @@ def _spread(ctx: Context, model: Any, precision: Precision) -> list[FSDPModule]:
     if ctx.offload is not Offload.NONE:
         offload = CPUOffloadPolicy(pin_memory=ctx.device.startswith("cuda"))
     units: list[FSDPModule] = []
-    for module, dtype in _units(model, precision).items():
+    kept = _kept_as_they_are(model, precision)
+    for module in units_of(model, apart=kept):
+        dtype = torch.float32 if module in kept else DTYPES[precision]
         # Inputs are what they are in one process, where nobody casts them.
         policy = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         unit = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload)
@@ -264,24 +261,8 @@ def _spread(ctx: Context, model: Any, precision: Precision) -> list[FSDPModule]:
     embedding = plain.get_input_embeddings()
     if isinstance(embedding, FSDPModule):
         embedding.set_unshard_in_backward(False)  # its gradient does not depend on its weights
-    # A pass calls the backbone alone: to FSDP, that is a pass through the whole model. It drops
-    # no weight of the outermost module before the backward pass: the head's are among them.
-    if plain.base_model is not plain:
-        setattr(plain, SPREAD_PASS, plain.base_model.__call__)
-        register_fsdp_forward_method(plain, SPREAD_PASS)
+    pass_through_backbone(model)
     return units
-
-
-def _units(model: Any, precision: Precision) -> dict[Any, torch.dtype]:
-    """Modules whose weights are gathered together, inner ones first, and what these compute in."""
-    plain = unwrapped(model)
-    dtype = DTYPES[precision]
-    units = dict.fromkeys(_kept_as_they_are(model, precision), torch.float32)
-    units |= dict.fromkeys(decoder_layers(plain), dtype)
-    embedding, head = plain.get_input_embeddings(), plain.get_output_embeddings()
-    if embedding not in units and (head is None or head.weight is not embedding.weight):
-        units[embedding] = dtype
-    return units | {plain: dtype}
 
 
 def _kept_as_they_are(model: Any, precision: Precision) -> list[Any]:
