@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.base.errors import LockstepError
-from pipelines.config.profiles import ExecutorKind, MemoryCheck, Profile, Resources, bytes_of
+from pipelines.config.profiles import (
+    ExecutorKind,
+    MemoryCheck,
+    Profile,
+    Resources,
+    bytes_of,
+    processes_of,
+)
 from stages.contracts.base import Processes, Stage
 from stages.contracts.catalog import STAGES
 from stages.contracts.params import Params
@@ -139,6 +146,8 @@ class Estimator:
         least = use
         on_slurm = self.profile.executor is ExecutorKind.SLURM
         for changes in _changes(use.resources, use.needs.longest, spreads=on_slurm):
+            if STAGES[use.stage].reads and "sharding" in changes:
+                changes = {**changes, **_as_ranks(use.resources)}
             other = self.use(use.stage, changes)
             if other is None or other.lacks_gpu:
                 least = min(least, other or least, key=lambda each: each.gpu_needed)
@@ -171,8 +180,8 @@ def find_shapes(root: Path, params: Params) -> Shapes:
 
 
 def layout_of(stage: Stage, resources: Resources) -> Layout:
-    """Only what learns together is spread over ranks."""
-    together = stage.processes is Processes.TOGETHER
+    """Only what is done together is spread over ranks."""
+    together = processes_of(stage, resources) is Processes.TOGETHER
     elsewhere = resources.python or resources.container
     return Layout(
         on_gpu=resources.device.startswith("cuda"),
@@ -180,7 +189,7 @@ def layout_of(stage: Stage, resources: Resources) -> Layout:
         tasks_per_node=resources.tasks_per_node if together else 1,
         sharding=resources.sharding if together else Sharding.NONE,
         offload=resources.offload,
-        sequence_parallel=resources.sequence_parallel if together else 1,
+        sequence_parallel=resources.sequence_parallel if together and not stage.reads else 1,
         tensor_parallel=resources.tensor_parallel,
         generator_memory=resources.generator_memory,
         gpu_memory=bytes_of(resources.gpu_memory),
@@ -251,6 +260,12 @@ def _spread(
         for kind in list(Sharding)[1:] if nodes * tasks > 1 else ():
             for other in others:
                 yield {"sharding": kind, **where, **other}
+
+
+def _as_ranks(resources: Resources) -> dict[str, Any]:
+    """What a profile may not have beside ranks that only read."""
+    alone = {"shards": 1, "tensor_parallel": 1}
+    return {key: of for key, of in alone.items() if getattr(resources, key) != of}
 
 
 def _doubled(number: int, most: int) -> Iterator[int]:

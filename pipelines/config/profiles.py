@@ -19,6 +19,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.config.strict_yaml import load_model
 from stages.contracts.base import Processes, Section, Stage
 from stages.contracts.catalog import STAGES
+from stages.contracts.evaluate import EVALUATIONS
 from stages.contracts.sharding import Offload, Sharding
 
 PROFILE_VARIABLE = "LOCKSTEP_PROFILE"
@@ -133,7 +134,7 @@ class Resources(Section):
     gres: Line | None = None
     """Generic resources such as gpu:h200:8, where --gpus-per-node is not supported (--gres)."""
     shards: int = Field(default=1, ge=1)
-    """Number of array tasks that split a stage's work; rollout and score only (--array)."""
+    """Array tasks that split the work of rollout, score or reference_logprobs (--array)."""
     array_parallelism: int = Field(default=16, ge=1)
     """Maximum number of array tasks that run at once (the % in --array)."""
     requeues: int = Field(default=3, ge=0)
@@ -157,7 +158,7 @@ class Resources(Section):
     checkpoint_activations: bool = False
     """Activation checkpointing: recompute activations instead of storing them (no flag)."""
     sharding: Sharding = Field(default=Sharding.NONE, strict=False)
-    """What training ranks shard: none, zero1 (optimizer), zero2 (gradients), zero3/fsdp (all)."""
+    """What ranks shard: none, zero1 (optimizer), zero2 (gradients), zero3/fsdp (all weights)."""
     offload: Offload = Field(default=Offload.NONE, strict=False)
     """What training keeps in host memory: none, optimizer (its moments), or all (zero3, fsdp)."""
     tensor_parallel: int = Field(default=1, ge=1)
@@ -178,6 +179,14 @@ def bytes_of(memory: str | None) -> int:
     """As Slurm reads it: megabytes without a unit; 0 if not set or not valid."""
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", (memory or "").upper())
     return int(match[1]) << 10 * (1 + "KMGT".index(match[2] or "M")) if match else 0
+
+
+def processes_of(stage: Stage, resources: Resources) -> Processes:
+    """How its processes work: a stage that only reads models has ranks where these are spread."""
+    several = resources.nodes * resources.tasks_per_node > 1
+    if stage.reads and several and resources.sharding.spreads_weights:
+        return Processes.TOGETHER
+    return stage.processes
 
 
 def thread_variables(resources: Resources) -> dict[str, str]:
@@ -274,6 +283,13 @@ def _check(path: Path, profile: Profile, stage: Stage) -> None:
     if named > 1 and stage.processes is not Processes.SHARDS:
         able = ", ".join(s.name for s in STAGES.values() if s.processes is Processes.SHARDS)
         wrong = f"`shards` {named}: {stage.name} cannot be sharded, only {able} can"
+    joined = processes_of(stage, resources) is Processes.TOGETHER
+    if joined and stage.reads and resources.shards > 1:
+        wrong = (
+            f"`shards` {resources.shards}: with `nodes` {resources.nodes}, `tasks_per_node` "
+            f"{resources.tasks_per_node} and `sharding` {resources.sharding}, {stage.name} is one "
+            "job of joined ranks: set `shards` to 1, or `sharding` to none"
+        )
     if resources.offload is Offload.ALL and not resources.sharding.spreads_weights:
         wrong = (
             f"`offload` all moves weights, but with `sharding` {resources.sharding} every rank "
@@ -285,10 +301,12 @@ def _check(path: Path, profile: Profile, stage: Stage) -> None:
             f"`sequence_parallel` {sharing} does not divide the number of ranks, {world} "
             "(`nodes` times `tasks_per_node`)"
         )
-    if world > 1 and resources.tensor_parallel > 1 and stage is STAGES["online"]:
+    samples = joined and stage.name in ("online", *EVALUATIONS)
+    if world > 1 and resources.tensor_parallel > 1 and samples:
         wrong = (
-            f"`tensor_parallel` {resources.tensor_parallel}: each of the {world} ranks of online "
-            "samples on a GPU of its own: set it to 1, or `nodes` and `tasks_per_node` to 1"
+            f"`tensor_parallel` {resources.tensor_parallel}: each of the {world} ranks of "
+            f"{stage.name} samples on a GPU of its own: set it to 1, or `nodes` and "
+            "`tasks_per_node` to 1"
         )
     if wrong:
         raise LockstepError(f"{path}: `{key}`: {wrong}")

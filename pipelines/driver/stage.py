@@ -14,7 +14,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.memory import refuse_what_cannot_fit
 from pipelines.config.params import load_params
-from pipelines.config.profiles import ExecutorKind, load_profile, profile_name
+from pipelines.config.profiles import ExecutorKind, load_profile, processes_of, profile_name
 from pipelines.driver.driver import Driver
 from pipelines.driver.dvc_process import ONLY_RESTORE
 from pipelines.driver.executors import make_executor
@@ -102,7 +102,7 @@ def describe_launch(
     for warning in refuse_what_cannot_fit(repository.root, params, profile, loaded, addresses):
         Console().line(f"warning: {warning}")
     on_slurm = loaded.executor is ExecutorKind.SLURM
-    in_shards = on_slurm and bound.stage.processes is Processes.SHARDS
+    in_shards = on_slurm and processes_of(bound.stage, resources) is Processes.SHARDS
     launch = Launch(
         invocation=origin.invocation,
         user=os.getuid(),

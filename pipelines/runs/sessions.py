@@ -17,6 +17,7 @@ from pipelines.config.profiles import (
     Resources,
     bytes_of,
     load_profile,
+    processes_of,
     profile_name,
 )
 from pipelines.driver.executors import STOP_S, end_host, make_executor
@@ -97,7 +98,7 @@ def choose_resources(profile: Profile, names: list[str]) -> tuple[Resources, dic
 
 def _may_be_sharded(profile: Profile, name: str) -> bool:
     on_slurm = profile.executor is ExecutorKind.SLURM
-    return on_slurm and STAGES[name].processes is Processes.SHARDS
+    return on_slurm and processes_of(STAGES[name], profile.resources(name)) is Processes.SHARDS
 
 
 def _need(resources: Resources) -> tuple[int, int, int]:

@@ -29,7 +29,7 @@ from pipelines.base.console import say_anything
 from pipelines.base.locks import hold_lock
 from pipelines.base.redact import RedactedStream, redact
 from pipelines.base.redacted_log import redacted_log
-from pipelines.config.profiles import ExecutorKind
+from pipelines.config.profiles import ExecutorKind, processes_of
 from pipelines.identity import environment
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import Spec
@@ -70,7 +70,8 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
     launch = attempt.launched
     # Slurm's variables also stand around a job of another kind, started inside an allocation.
     on_slurm = launch.executor is ExecutorKind.SLURM
-    task = find_task(stage.processes, launch.num_shards, first_shard) if on_slurm else Task()
+    processes = processes_of(stage, launch.resources)
+    task = find_task(processes, launch.num_shards, first_shard) if on_slurm else Task()
     if task.idle:
         return TaskState.DONE
     # How a job without Slurm shows that it lives; of others, Slurm tells.
@@ -253,7 +254,8 @@ def _in_words(error: Exception, entry: Entry) -> str:
 
 def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Context:
     resources = launch.resources
-    together = STAGES[spec.name].processes is Processes.TOGETHER
+    stage = STAGES[spec.name]
+    together = processes_of(stage, resources) is Processes.TOGETHER
     heartbeats = attempt.folder / "restarts" / f"{task.restart:03}"
     if task.world > 1:
         heartbeats.mkdir(parents=True, exist_ok=True)
@@ -276,7 +278,7 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
         offload=resources.offload,
         tensor_parallel=resources.tensor_parallel,
         generator_memory=resources.generator_memory,
-        sequence_parallel=resources.sequence_parallel if together else 1,
+        sequence_parallel=resources.sequence_parallel if together and not stage.reads else 1,
         checkpoint_seconds=resources.checkpoint_seconds,
         graph=atomic.read_json(attempt.folder / "graph.json") or launch.graph,
     )

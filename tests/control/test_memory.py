@@ -26,6 +26,7 @@ from stages.memory.model import (
     Sampling,
     learner_state,
     learning,
+    read_weights,
     reading,
     torch_sampler,
 )
@@ -192,6 +193,43 @@ def test_a_rank_holds_the_bytes_per_weight_of_the_docs(sharding: Sharding) -> No
     state = learner_state(model, layout)
     held = state.total - state.gpu[Part.GATHERED]
     assert held == pytest.approx((whole + shared / 32) * model.weights)
+
+
+@pytest.mark.parametrize("kind", list(Sharding))
+def test_a_model_that_only_answers_is_counted_by_parts_where_weights_are_spread(
+    kind: Sharding,
+) -> None:
+    model, layout = Model(LLAMA["70B"], BF16), Layout(tasks_per_node=8, sharding=kind)
+    assert read_weights(model, Layout(sharding=kind)) == model.bytes
+    held = read_weights(model, layout)
+    if not kind.spreads_weights:
+        assert held == model.bytes
+        return
+    embedding, layer = 128_256 * 8192, LLAMA["70B"].layer_weights
+    gathered = 2 * (2 * embedding + 2 * layer)
+    assert held == pytest.approx(model.bytes / 8 + gathered)
+    scalar = Model(LLAMA["70B"], BF16, scalar=True)
+    assert read_weights(scalar, layout) == pytest.approx(
+        scalar.bytes / 8 + gathered - 2 * embedding
+    )
+
+
+def test_a_stage_that_reads_a_spread_model_needs_a_part_of_it_and_no_copy_on_the_host() -> None:
+    layout = Layout(tasks_per_node=8, sharding=Sharding.FSDP)
+    shapes = Shapes(LLAMA["70B"], LLAMA["70B"])
+    params = params_of("ppo")
+    whole, spread = (needs("score", params, shapes, each) for each in (Layout(), layout))
+    assert whole is not None
+    assert spread is not None
+    assert whole.gpu is not None
+    assert spread.gpu is not None
+    assert spread.gpu.total < whole.gpu.total / 3
+    assert Part.LOADING in whole.host.parts
+    assert Part.LOADING not in spread.host.parts
+    adapters = params_of("ppo", lora={"rank": 8, "save": "adapter"})
+    merged = needs("score", adapters, shapes, layout)
+    assert merged is not None
+    assert merged.host.parts[Part.LOADING] > 8 * 2 * LLAMA["70B"].backbone
 
 
 def test_offloaded_moments_are_on_the_host_and_come_to_the_gpu_in_pieces() -> None:

@@ -9,12 +9,14 @@ import pytest
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
-from pipelines.config.profiles import ExecutorKind, Resources, load_profile
+from pipelines.config.profiles import ExecutorKind, Resources, load_profile, processes_of
 from pipelines.driver.stage import _by_hand
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import Batch, batch_script
 from pipelines.slurm.submit import just_wait, slurm_batches, submit_batches
+from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
+from stages.contracts.sharding import Sharding
 from tests.ledger_values import launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +69,12 @@ OF_SFT = {
         r"does not divide the number of ranks, 6 \(`nodes` times `tasks_per_node`\)"
     ),
 }
+OF_READERS = {
+    "score: {tasks_per_node: 8, sharding: fsdp, shards: 4}": "`stages.score`.*set `shards` to 1",
+    "evaluate: {nodes: 2, sharding: zero3, tensor_parallel: 8}": (
+        "each of the 2 ranks of evaluate samples on a GPU of its own: set it to 1"
+    ),
+}
 MISTAKES = [
     (
         "executor: local\ndefaults:\n  cpu_per_task: 2\n",
@@ -83,6 +91,7 @@ MISTAKES = [
         "executor: slurm\nstages:\n  online: {tasks_per_node: 8, tensor_parallel: 2}\n",
         "each of the 8 ranks of online samples on a GPU of its own: set it to 1",
     ),
+    *((f"executor: slurm\nstages:\n  {of}\n", said) for of, said in OF_READERS.items()),
 ]
 
 
@@ -99,6 +108,19 @@ def test_override_replaces_only_what_it_names(tmp_path: Path) -> None:
     assert profile.executor is ExecutorKind.SLURM
     assert (profile.resources("sft").nodes, profile.resources("sft").partition) == (2, "b")
     assert profile.resources("prepare").partition == "a"
+
+
+@pytest.mark.parametrize("name", ["score", "reference_logprobs", "evaluate", "evaluate_sft"])
+@pytest.mark.parametrize("sharding", list(Sharding))
+def test_what_only_reads_has_ranks_where_several_processes_hold_a_model(
+    name: str, sharding: Sharding
+) -> None:
+    stage = STAGES[name]
+    one, two = (Resources(tasks_per_node=tasks, sharding=sharding) for tasks in (1, 2))
+    assert processes_of(stage, one) is stage.processes
+    spread = sharding in (Sharding.ZERO3, Sharding.FSDP)
+    assert processes_of(stage, two) is (Processes.TOGETHER if spread else stage.processes)
+    assert processes_of(STAGES["rollout"], two) is Processes.SHARDS
 
 
 RESOURCES = {
