@@ -26,7 +26,7 @@ from stages.algorithms.reward_loss import (
     regression_loss,
     tokens_that_differ,
 )
-from stages.context import Context, ShareDone, StageError
+from stages.context import Context, StageError
 from stages.contracts.objectives import RewardObjective
 from stages.contracts.reward_model import (
     Compared,
@@ -42,8 +42,8 @@ from stages.data.tokenizer import Decoder
 from stages.engines.forward.packing import pack
 from stages.engines.forward.scalars import sequence_rewards, token_scores
 from stages.engines.models.folders import pad_id, save_model, start_scalar_model
+from stages.engines.models.loaders import fresh
 from stages.engines.models.lora import open_for_training, unwrapped
-from stages.engines.models.precision import round_weights
 from stages.engines.models.scalar_start import Start, is_classifier, start_of
 from stages.engines.processes.ranks import Ranks, join
 from stages.engines.processes.shared_pass import Group, over_groups
@@ -122,20 +122,21 @@ def _as_it_is(
     out: Mapping[str, Path],
     ctx: Context,
 ) -> dict[str, float | int]:
-    """A finished reward model, only measured."""
+    """A finished reward model, only measured: rank 0 copies it, and all ranks read the copy."""
     if not is_classifier(source):
         raise StageError(
             f"reward_model.epochs is 0, but {source} holds a language model, and an untrained head "
             "gives every response the reward 0: name a finished reward model, or set epochs to 1"
         )
-    if ctx.rank:
-        raise ShareDone("there is nothing to train; rank 0 writes")
-    model = start(source, ctx.device)
     rule = _rule(config.reward_model, inputs["base"])
     held_out = read_parquet(inputs["held_out_preferences"], PreferenceRow)
-    save_model(model, out["model"], tokenizer_from=inputs["base"])
-    round_weights(model, config.precision)
-    rewards = _all_pair_rewards(model, rule, held_out, ctx)
+    with join(ctx) as ranks:
+        copy = ranks.same(out["model"])
+        ranks.first_does(
+            lambda: save_model(start(source, "cpu"), copy, tokenizer_from=inputs["base"])
+        )
+        model = fresh(ctx).scalar(copy, ctx.device, config.precision)
+        rewards = _all_pair_rewards(model, rule, held_out, ctx)
     quality = _measured(rewards, rule, held_out, out["model"], ctx)
     known = {name: value for name, value in quality.items() if value is not None}
     return {**known, "num_steps": 0}

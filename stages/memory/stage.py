@@ -78,10 +78,8 @@ def _reward_model(work: Work) -> Peaks:
     sides = 2 if params.objective is RewardObjective.BRADLEY_TERRY else 1
     for model in work.reward_model:
         if not params.epochs:
-            # One process copies and measures it.
-            alone = Work(work.params, work.shapes, replace(work.layout, sharding=Sharding.NONE))
-            yield from alone.reads(model, Part.WEIGHTS)
-            work.loaded += alone.loaded
+            yield from work.reads(model, Part.WEIGHTS)
+            work.loaded.append(model)  # to be copied
             continue
         learner = work.learner(model, averaged=params.ema_decay > 0)
         yield from work.learns([learner], params.batch_size, sides * work.params.model.max_length)

@@ -335,6 +335,7 @@ def pipeline_on_slurm(
     shutil.copytree(prepared_root, root, symlinks=True)
     clone = on_slurm(root, cluster)
     clone.set_profile(rollout={"shards": 3, "array_parallelism": 2}, score={"shards": 2})
+    clone.set_profile(evaluate_sft={"tasks_per_node": 2, "sharding": "fsdp"})
     return clone, clone.run("lockstep", "run").stdout
 
 

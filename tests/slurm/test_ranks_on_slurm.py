@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.dvc_repo.lock_file import read_stages
 from tests.slurm.conftest import COUNT_TOGETHER, MEDIUM, copy_at_home, on_slurm
 from tests.waiting import failed, succeeded
 
@@ -131,3 +132,15 @@ def test_a_model_is_spread_over_the_ranks_of_two_nodes(slurm_clone: Any) -> None
     slurm_clone.set_profile(sft={"sharding": "none", "offload": "none"})
     said = slurm_clone.run("dvc", "repro", "--single-item", "sft").stdout
     assert "didn't change, skipping" in said
+
+
+def test_an_evaluation_of_ranks_over_which_models_are_spread_has_the_bytes_of_one_process(
+    pipeline_on_slurm: tuple[Any, str], pipeline_root: Path
+) -> None:
+    clone, _ = pipeline_on_slurm
+    attempt = clone.attempt(stage="evaluate_sft")
+    assert [(task.rank, task.state) for task in attempt.tasks] == [(0, "completed"), (1, "done")]
+    made_by = attempt.result.environment
+    assert (made_by["world"], made_by["sharding"], made_by["shards"]) == (2, "fsdp", 1)
+    of = [read_stages(root)["evaluate_sft"]["outs"] for root in (clone.root, pipeline_root)]
+    assert of[0] == of[1]

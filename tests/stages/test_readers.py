@@ -39,6 +39,7 @@ WORLD = 2
 SCORE, EVALUATE, REFERENCE = "score@iter_001", "evaluate_sft", "reference_logprobs@dpo"
 PREFERENCE = {"rl": {"preferences": {"dpo": {"policy": "sft"}}}}
 BFLOAT16 = {"precision": "bfloat16"}
+TAKEN = {"reward_model": {"start": "folder", "folder": "models", "epochs": 0}}
 ROWS = [
     {
         "prompt_id": str(number),
@@ -239,8 +240,12 @@ def jobs(copies, trained):
         "one_batch": copies("one_batch", SCORE, micro_tokens=8192),
         "reference": copies("reference", REFERENCE, PREFERENCE),
         "evaluate": copies("evaluate", EVALUATE, {"rollout": {"batch_size": 40}}),
+        "taken": copies("taken", "reward_model", TAKEN),
         **{name: copies(name, model=str(models[name])) for name in models},
     }
+    for root in (made["taken"].root, f"{made['taken'].root}-alone"):
+        given = trained.root / "artifacts/rewards/reward_model"
+        shutil.copytree(given, Path(root) / "models", dirs_exist_ok=True)
     go_through(copies.root, list(made.values()))
     for job in made.values():
         if job.model != str(models["more"]):
@@ -260,7 +265,7 @@ def left(job, root=None):
     return [Runner.contents(path) for path in outs], metrics
 
 
-STAGES = ["score", "bfloat16", "one_batch", "reference", "evaluate"]
+STAGES = ["score", "bfloat16", "one_batch", "reference", "evaluate", "taken"]
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -276,7 +281,7 @@ def test_ranks_write_what_one_process_writes(jobs, name):
 @pytest.mark.parametrize("name", STAGES)
 def test_no_rank_ever_holds_more_than_its_part_of_a_model(jobs, name):
     reports = [report(jobs[name], rank) for rank in range(2)]
-    assert [len(each["held"]) for each in reports] == [2, 2]
+    assert [len(each["held"]) for each in reports] == [1 if name == "taken" else 2] * 2
     for parts in zip(*(each["held"] for each in reports), strict=True):
         whole = parts[0][1]
         assert sum(own for own, _, _ in parts) == whole
@@ -326,15 +331,26 @@ def test_ranks_that_were_killed_or_stopped_go_on_to_the_same_bytes(copies, name)
     go_through(copies.root, [job], ends=(0, -signal.SIGKILL if name == "kill" else 0))
     said = report(job, 0)["said"]
     assert said.startswith("RankLost: rank 1" if name == "kill" else "Stopped"), said
-    parts = list((Path(job.root) / "jobs" / SCORE / "scratch/parts").glob("*/*.json"))
-    assert parts
-    before = report(job, 0)["computed"]
+    parts = (Path(job.root) / "jobs" / SCORE / "scratch/parts").glob("rewards*/*.json")
+    kept = {int(path.name[:8]) // 4 for path in parts}
+    assert kept
     again = Job(job.root, SCORE, **small)
     go_through(copies.root, [again])
     alone(job)
     assert left(job) == left(job, f"{job.root}-alone")
-    whole = json.loads((Path(f"{job.root}-alone") / "rank-0.json").read_text())["computed"]
-    assert len(report(again, 0)["computed"]) < len(whole) - len(before) + 2
+    of_rewards = len(report(again, 0)["computed"]) - num_turns(job, ROUNDS)
+    assert of_rewards == num_turns(job, [set(some) - kept for some in ROUNDS])
+
+
+ROUNDS = [{0, 1}, {2, 3}, {4}]
+"""The units that two ranks take on at once."""
+
+
+def num_turns(job, rounds):
+    """Passes that each rank makes through a model, by what one process has computed."""
+    computed = json.loads((Path(f"{job.root}-alone") / "rank-0.json").read_text())["computed"]
+    units = [group[0] // 4 for group in computed[: len(computed) // 2]]
+    return sum(-(-sum(unit in some for unit in units) // WORLD) for some in rounds)
 
 
 @pytest.mark.parametrize("kind", ["policy", "scalar"])
