@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from stages.context import StageError
@@ -26,7 +25,7 @@ from stages.contracts.precision import Precision
 from stages.engines.models.folders import without_weights
 from stages.engines.models.lora import is_adapter_folder
 from stages.engines.models.precision import DTYPES, is_rounded
-from stages.engines.models.spread import first_row, pass_through_backbone, units_of
+from stages.engines.models.spread import first_row, joined_mesh, pass_through_backbone, units_of
 from stages.engines.models.tensor_files import StoredTensor
 from stages.engines.models.weights import check_rows, stored_weights
 from stages.engines.processes.ranks import Ranks
@@ -51,7 +50,7 @@ def load_spread(
     model.requires_grad_(False).eval()
     types = _types(model, precision)
     with ranks.exchanging():
-        mesh = init_device_mesh(torch.device(device).type, (ranks.world,))
+        mesh = joined_mesh(device)
         for unit in units_of(model):
             _give_memory(unit, device, types)
             fully_shard(unit, mesh=mesh)

@@ -34,6 +34,15 @@ def units_of(model: Any, apart: Sequence[Any] = ()) -> list[Any]:
     return [*units, plain]
 
 
+def joined_mesh(device: str) -> Any:
+    """All ranks, by the group that was joined: a new one would, on GPUs, meet by NCCL always."""
+    from torch.distributed import group
+    from torch.distributed.device_mesh import DeviceMesh
+
+    assert group.WORLD is not None
+    return DeviceMesh.from_group(group.WORLD, device.partition(":")[0])
+
+
 def pass_through_backbone(model: Any) -> None:
     """Let a model that is spread be called without its head.
 

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -37,7 +36,7 @@ from stages.contracts.precision import Precision
 from stages.contracts.sharding import Offload
 from stages.engines.models.lora import unwrapped
 from stages.engines.models.precision import DTYPES, is_rounded, rounded
-from stages.engines.models.spread import first_row, pass_through_backbone, units_of
+from stages.engines.models.spread import first_row, joined_mesh, pass_through_backbone, units_of
 from stages.engines.models.tensor_files import Form, StoredTensor, read_whole
 from stages.engines.processes.ranks import Ranks, connect_alone
 from stages.engines.training.learner import Optimization
@@ -238,9 +237,7 @@ def _spread(ctx: Context, model: Any, precision: Precision) -> list[FSDPModule]:
     """Leave this rank its part of each weight; the modules that are gathered one by one."""
     plain = unwrapped(model)
     connect_alone(ctx.device)
-    # Of the group that was joined: a new mesh would join the ranks again, on GPUs by NCCL always.
-    assert dist.group.WORLD is not None
-    mesh = DeviceMesh.from_group(dist.group.WORLD, torch.device(ctx.device).type)
+    mesh = joined_mesh(ctx.device)
     offload = OffloadPolicy()
     if ctx.offload is not Offload.NONE:
         offload = CPUOffloadPolicy(pin_memory=ctx.device.startswith("cuda"))
