@@ -34,6 +34,7 @@ FUSED = ["online@fast"]
 SMALL = {"rollout": {"batch_size": 4}}
 KL = {"policy_update": {"kl_target": 0.1}}
 LORA = {"lora": {"rank": 4, "alpha": 8, "save": "adapter"}}
+DISTILL = {"algorithm": "distill", "reward": "verifier", "teacher": "artifacts/base"}
 CASES = {
     "ppo": (PPO, KL, 2, "none"),
     "grpo-4": (GRPO, {}, 4, "none"),
@@ -42,6 +43,7 @@ CASES = {
     "lora-zero3": (GRPO, LORA, 2, "zero3"),
     "ppo-zero3": (PPO, KL, 2, "zero3"),
     "ppo-fsdp": (PPO, KL, 2, "fsdp"),
+    "distill-fsdp": (DISTILL, {"policy_update": {"distill_top_k": 4}}, 2, "fsdp"),
     "bfloat16-fsdp": (GRPO, {"precision": "bfloat16"}, 2, "fsdp"),
 }
 """rl, params, ranks, how the policy is spread."""
