@@ -1,11 +1,16 @@
 """A model that is read by rows is, in all that it computes with, the one that is loaded whole."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from stages.context import StageError
 from stages.contracts.precision import Precision
+from stages.engines.forward.inference import response_batch
+from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models import readers
 from stages.engines.models.folders import load_policy, load_scalar_model
 from stages.engines.models.lean_transformers import AutoModelForCausalLM
@@ -108,6 +113,22 @@ def test_what_a_file_lacks_or_spoils_is_an_error(tmp_path, read):
     rewrite_weights(weights, lambda tensors: tensors.pop("model.norm.weight"))
     with pytest.raises(StageError, match=r"has no tensor model\.norm\.weight"):
         read(folder)
+
+
+def test_a_model_that_was_let_go_is_not_in_memory_beside_the_next(tmp_path, read):
+    folder = write_family(tmp_path / "model", "llama")
+    rows = [{"prompt_ids": [3], "response_ids": [4, 5], "support": None, "loss_mask": None}]
+    model = read(folder)
+    with torch.no_grad():
+        response_logprobs(model, response_batch(model, rows, "cpu"), 1.0)
+    first = weakref.ref(model)
+    gc.disable()  # nothing is to depend on when Python looks for garbage by itself
+    try:
+        del model
+        read(folder)
+        assert first() is None
+    finally:
+        gc.enable()
 
 
 def test_rows_that_are_not_the_files_are_an_error(tmp_path, read, monkeypatch):

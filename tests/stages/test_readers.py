@@ -39,6 +39,11 @@ WORLD = 2
 SCORE, EVALUATE, REFERENCE = "score@iter_001", "evaluate_sft", "reference_logprobs@dpo"
 PREFERENCE = {"rl": {"preferences": {"dpo": {"policy": "sft"}}}}
 BFLOAT16 = {"precision": "bfloat16"}
+SOURCES = {
+    "rewards": {"sums": {"kind": "maths"}},
+    "score": {"weights": {"reward_model": 1.0, "verifier": 0.5, "sums": 0.5}},
+}
+"""Beside the model one in the stage's process, of which each rank has units, and one in another."""
 TAKEN = {"reward_model": {"start": "folder", "folder": "models", "epochs": 0}}
 ROWS = [
     {
@@ -237,7 +242,7 @@ def jobs(copies, trained):
     made = {
         "score": copies("score", SCORE),
         "bfloat16": copies("bfloat16", SCORE, BFLOAT16, sharding="zero3", unit_rows=4),
-        "one_batch": copies("one_batch", SCORE, micro_tokens=8192),
+        "one_batch": copies("one_batch", SCORE, SOURCES, micro_tokens=8192),
         "reference": copies("reference", REFERENCE, PREFERENCE),
         "evaluate": copies("evaluate", EVALUATE, {"rollout": {"batch_size": 40}}),
         "taken": copies("taken", "reward_model", TAKEN),
