@@ -1,6 +1,8 @@
 """vLLM under the tests of every generator, and under its own: in processes of their own."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -13,6 +15,8 @@ import pytest
 from pipelines.base.processes import lives
 from tests.conftest import kill_each
 from tests.hardware import HAS_GPU
+from tests.ports import free_port
+from tests.stages.test_generators import tiny_llama
 from tests.waiting import TIMEOUT_S, until
 
 ASIDE = Path(sys.prefix) / "vllm"
@@ -108,6 +112,44 @@ def test_an_engine_in_a_process_of_its_own_ends_with_the_one_that_started_it(tmp
         kill_each(started)
 
 
+@pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
+def test_a_replica_on_each_rank_takes_the_weights_of_all_through_memory(tmp_path):
+    for seed, name in enumerate(("old", "whole", "spread")):
+        tiny_llama(tmp_path / name, seed)
+    variables = {"PYTHONPATH": python_path(), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    logs = [tmp_path / f"log-{rank}" for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.stages.vllm_ranks", tmp_path, str(rank)],
+            cwd=TESTS.parents[1],
+            env={**os.environ, **variables, "RANK": str(rank)},
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        ends = [process.wait(TIMEOUT_S) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert ends == [0, 0], [log.read_text()[-4000:] for log in logs]
+    for rank in range(2):
+        lines = (tmp_path / f"said-{rank}").read_text().splitlines()
+        said = dict(json.loads(line) for line in lines)
+        assert said["whole"] == said["spread"] == [True, True]
+        # Both end, by what only the second rank has.
+        named = r"rank 1: .* tensor \S+ in memory is not what the learner holds"
+        assert re.match(named, said["kept old weights"])
+        assert said["hash"] == ""
+
+
 @pytest.mark.gpu
 def test_vllm_on_a_gpu_follows_its_weights_and_repeats():
     run("vllm_gpu_cases.py")
+
+
+@pytest.mark.gpu
+def test_vllm_on_a_gpu_answers_with_the_weights_that_it_was_given():
+    run("vllm_gpu_given_cases.py")

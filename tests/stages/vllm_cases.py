@@ -75,6 +75,40 @@ def test_a_weight_that_did_not_arrive_is_noticed_in_any_tensor(
         assert not generator.policy_hash
 
 
+def test_weights_through_memory_answer_as_those_of_their_folder(generator, tmp_path, monkeypatch):
+    monkeypatch.setattr("stages.engines.generation.weight_pieces.PIECE_BYTES", 2000)
+    for options in ({}, {"tie_word_embeddings": True}):
+        paths = enumerate([tmp_path / f"first-{options}", tmp_path / f"second-{options}"])
+        first, second = (tiny_llama(path, seed, **options) for seed, path in paths)
+        generator.load(second)
+        expected = generator.generate(REQUESTS, max_new_tokens=8, sampling=Sampling())
+        generator.load(first)
+        policy = load_policy(second)
+        generator.take(policy.named_parameters())
+        assert not generator.policy_hash, "until somebody says of which policy they are"
+        generator.compare(policy.named_parameters())
+        answers = generator.generate(REQUESTS, max_new_tokens=8, sampling=Sampling())
+        assert answers == expected
+
+
+def test_a_weight_that_did_not_come_through_memory_is_noticed_in_any_tensor(generator, folder):
+    policy = load_policy(folder)
+    named = dict(policy.named_parameters())
+    generator.take(named.items())
+    generator.compare(named.items())
+    for name, tensor in named.items():
+        changed = tensor.detach().clone()
+        changed.view(-1)[-1] = changed.view(-1)[-1].nextafter(torch.tensor(9.0))
+        with pytest.raises(StageError, match=r"tensor \S+ in memory is not what the learner holds"):
+            generator.compare({**named, name: changed}.items())
+    short = dict(named)
+    del short["model.layers.1.self_attn.k_proj.weight"]
+    with pytest.raises(StageError, match=r"the policy has no tensor .*k_proj"):
+        generator.compare(short.items())
+    with pytest.raises(StageError, match="no place for"):
+        generator.compare([*named.items(), ("model.extra.weight", torch.zeros(2))])
+
+
 @pytest.mark.parametrize("change", ["without a tensor", "with one too many"])
 def test_files_that_do_not_fit_the_model_are_refused(generator, folder, tmp_path, change):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)

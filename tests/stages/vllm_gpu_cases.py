@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from stages.context import StageError
 from stages.contracts.precision import Precision
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
@@ -68,6 +69,21 @@ def test_log_probs_are_those_of_the_weights_that_were_loaded_last(generator, fol
         assert generator.policy_hash == expected_hash
     other, _ = worst_gap(folders[1], generator.generate(REQUESTS, **OPTIONS))
     assert other > 3 * ROUNDING
+
+
+def test_weights_through_memory_answer_as_those_of_their_folder(generator, folders):
+    generator.load(folders[1])
+    expected = generator.generate(REQUESTS, **OPTIONS)
+    generator.load(folders[0])
+    policy = load_policy(folders[1], "cuda", Precision.BFLOAT16)
+    generator.take(policy.named_parameters())
+    generator.compare(policy.named_parameters())
+    assert generator.generate(REQUESTS, **OPTIONS) == expected
+    for name, parameter in policy.named_parameters():
+        changed = parameter.detach().clone()
+        changed.view(-1)[-1] += 1
+        with pytest.raises(StageError, match="is not what the learner holds"):
+            generator.compare({**dict(policy.named_parameters()), name: changed}.items())
 
 
 def test_answers_repeat_and_do_not_depend_on_their_neighbours(generator, folders):

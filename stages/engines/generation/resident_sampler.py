@@ -3,32 +3,36 @@
 The torch generator answers with the learner's own weights. It gets a model of its own where the
 learner's weights are not what is sampled from: under an adapter, which a sampler loads merged;
 while the learner moves on; and where the learner is spread over the ranks, whose parts come to each
-of them through memory, one weight at a time, rounded. Any other engine is given the weights as a
-folder in the scratch.
+of them through memory, one weight at a time, rounded. vLLM is given the weights in the same way, a
+replica on each rank, and compares what it holds with them.
 """
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from stages.context import Context
+from stages.context import Context, StageError
 from stages.contracts.online import OnlineConfig
 from stages.contracts.rollout import Engine
 from stages.engines.generation.generator import Generator, GeneratorSettings
-from stages.engines.generation.generators import choose, open_generator
+from stages.engines.generation.generators import choose
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models.background_hash import BackgroundHash
 from stages.engines.models.folders import load_policy
 from stages.engines.models.lora import has_adapter
+from stages.engines.models.weights import is_rearranged
 from stages.engines.processes.ranks import ALONE
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.sampled import sampled_weights
-from stages.engines.training.saving import save_learner
+from stages.engines.training.saving import sampling_hash
+
+if TYPE_CHECKING:
+    from stages.engines.generation.vllm_generator import VllmGenerator
 
 UNKNOWN = "not-hashed-yet"
 
@@ -47,7 +51,7 @@ class ResidentSampler:
         self._config, self._source, self._learner = config, folder, learner
         self._ranks = ctx.ranks or ALONE
         self._apart = apart = config.online.overlap
-        self._device, self._aside = ctx.device, ctx.scratch / "sampler"
+        self._device = ctx.device
         slots = config.rollout.batch_size
         self._settings = GeneratorSettings.of_job(ctx, config.precision, slots, longest)
         self._hash = BackgroundHash(hasher)
@@ -55,7 +59,7 @@ class ResidentSampler:
         beside = apart and ctx.device.startswith("cuda")
         self._stream = torch.cuda.Stream(ctx.device) if beside else None  # type: ignore[no-untyped-call]
         self._torch: TorchGenerator | None = None
-        self._other: Generator | None = None
+        self._vllm: VllmGenerator | None = None
         self._copy: Any = None
         if choose(folder, ctx.device, config.rollout.engine) is Engine.TORCH:
             self._torch = TorchGenerator(ctx.device, config.precision, slots)
@@ -65,7 +69,7 @@ class ResidentSampler:
     def take(self) -> None:
         """Answer with the learner's weights as they are now; all ranks."""
         if self._torch is None:
-            self._take_folder()
+            self._give_vllm()
             return
         model = self._learner.model
         if self._copy is not None:
@@ -87,41 +91,61 @@ class ResidentSampler:
         for name, weight in sampled_weights(self._learner):
             own[name].copy_(weight)
 
-    def _take_folder(self) -> None:
-        self._ranks.first_does(lambda: shutil.rmtree(self._aside, ignore_errors=True))
-        save_learner(
-            self._learner,
-            self._aside,
-            tokenizer_from=self._source,
-            lora=self._config.lora,
-            ranks=self._ranks,
-        )
-        if self._other is None:
-            engine = self._config.rollout.engine
-            self._other = open_generator(self._aside, engine, self._settings)
-        else:
-            self._other.wake()
-            self._other.load(self._aside)
+    def _give_vllm(self) -> None:
+        if self._vllm is None:
+            self._vllm = self._open_vllm()
+        vllm = self._vllm
+        self._in_step(vllm.take)
+        # What the workers hold by now, beside what the learner has: nothing in between is trusted.
+        self._in_step(vllm.compare)
+        vllm.policy_hash = sampling_hash(self._learner, self._ranks)
+
+    def _in_step(self, give: Callable[[Iterable[tuple[str, Tensor]]], None]) -> None:
+        """Give all weights, on all ranks; what fails on one of them fails on all.
+
+        Nobody waits for a rank on which it does: that goes through the weights to the end.
+        """
+        weights = sampled_weights(self._learner)
+        wrong = ""
+        try:
+            give(weights)
+        except StageError as error:
+            wrong = str(error)
+            for _ in weights:
+                pass
+        for rank, of_rank in enumerate(self._ranks.gather(wrong)):
+            if of_rank:
+                raise StageError(f"rank {rank}: {of_rank}" if self._ranks.world > 1 else of_rank)
+
+    def _open_vllm(self) -> "VllmGenerator":
+        from stages.engines.generation.vllm_generator import VllmGenerator
+
+        if is_rearranged(self._learner.model):
+            raise StageError(
+                "the files of this model are arranged in another way than its weights in memory, "
+                "and vLLM knows the files: set rollout.engine: torch for rl.online"
+            )
+        return VllmGenerator(self._source, self._settings, empty=True)
 
     def policy_hash(self) -> str:
         """Of the weights that were taken, on every rank; they may move on once it is there."""
-        if self._other is not None:
-            return self._other.policy_hash
+        if self._vllm is not None:
+            return self._vllm.policy_hash
         return self._ranks.same("" if self._ranks.rank else self._hash.wait())
 
     @contextmanager
     def opened(self) -> Iterator[Generator]:
-        generator = self._torch or self._other
+        generator = self._torch or self._vllm
         assert generator is not None, "it takes the weights first"
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             yield generator
 
     def rest(self) -> None:
         """Until it takes weights again, one with weights of its own leaves the GPU to others."""
-        if self._other is not None:
-            self._other.sleep()
+        if self._vllm is not None:
+            self._vllm.sleep()
 
     def close(self) -> None:
-        for generator in (self._torch, self._other):
+        for generator in (self._torch, self._vllm):
             if generator is not None:
                 generator.close()

@@ -2,9 +2,10 @@
 
 Token ids go in and come out; nothing is turned into text. Each request carries its own seed, and
 log-probs are *processed*: of the distribution that the token was drawn from, temperature included.
-New weights replace the old ones in place, and after each load every tensor in the workers is
-compared with the files (vllm_worker.py). Nothing that was cached under earlier weights, or by an
-earlier call, is ever used: an answer depends on the weights and on the requests of its call.
+New weights replace the old ones in place, from a folder or through memory, and after each load
+every tensor in the workers is compared with where it is from (vllm_worker.py). Nothing that was
+cached under earlier weights, or by an earlier call, is ever used: an answer depends on the weights
+and on the requests of its call.
 
 What differs from the torch generator:
 - The same seed draws other tokens: the seed is hashed into one for vLLM's own random numbers.
@@ -18,6 +19,9 @@ What differs from the torch generator:
   former replaces some of torch's kernels for good, and torch's deterministic mode forbids kernels
   that vLLM needs. So in a deterministic job the engine has a process of its own: what else this
   one computes must not depend on whether it has generated before, or generates just now.
+
+The engine has a process of its own, too, wherever this one has a process group: vLLM would take the
+group for its own, and end it.
 """
 
 import gc
@@ -25,7 +29,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
@@ -34,6 +38,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from stages.context import StageError
 from stages.contracts.precision import Precision
@@ -46,7 +52,14 @@ from stages.engines.generation.generator import (
     check_context,
 )
 from stages.engines.generation.vllm_worker import Checked
-from stages.engines.models.folders import content_hash, folder_hash, load_policy, stored_end_ids
+from stages.engines.generation.weight_pieces import Through, send
+from stages.engines.models.folders import (
+    content_hash,
+    folder_hash,
+    load_policy,
+    stored_end_ids,
+    weights_folder,
+)
 from stages.engines.models.lora import is_adapter_folder
 from stages.engines.models.own_code import may_run
 
@@ -71,7 +84,7 @@ NOT_OF_THE_MODEL = ("transformers_version", "dtype", "torch_dtype", "use_cache",
 
 
 class VllmGenerator:
-    """vLLM with the weights of a folder.
+    """vLLM with the weights of a folder, or with those that it is given.
 
     A process has one at a time: what vLLM keeps for the whole process goes when one is closed.
     """
@@ -79,13 +92,15 @@ class VllmGenerator:
     policy_hash: str
     _num_open = 0
 
-    def __init__(self, folder: Path, settings: GeneratorSettings) -> None:
+    def __init__(self, folder: Path, settings: GeneratorSettings, *, empty: bool = False) -> None:
+        """An empty one is to `take` weights of the model in the folder before it answers."""
         device, precision = settings.device, settings.precision
         if device not in ("cpu", "cuda", "cuda:0"):
             raise StageError(
                 f"vLLM takes the first GPU that it sees, not {device}: give each process its own "
                 "GPUs by CUDA_VISIBLE_DEVICES, or set rollout.engine: torch"
             )
+        self._device = device
         self._precision, self._num_workers = precision, settings.tensor_parallel
         self._longest = settings.longest
         self._on_gpu = device.startswith("cuda")
@@ -99,6 +114,11 @@ class VllmGenerator:
         }
         self._llm: Any = None
         self._asleep = False
+        self._empty = empty
+        if empty:
+            self.policy_hash = ""
+            self._start(weights_folder(folder))
+            return
         with _plain(folder, precision) as (plain, policy_hash):
             self._start(plain)
             try:
@@ -122,6 +142,24 @@ class VllmGenerator:
             self._check(plain)
         self._ends = stored_end_ids(folder)
         self.policy_hash = policy_hash
+
+    def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load weights that come one by one; each is good until the next is asked for.
+
+        Whoever gives them compares them, and says of which policy they are.
+        """
+        self.wake()
+        self.policy_hash = ""
+        self._call("begin_load")
+        send(weights, self._call, "load_piece", self._through, self._device)
+        self._call("end_load")
+        self._forget()
+
+    def compare(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """StageError if what was taken is not, bit by bit, these weights."""
+        self._call("begin_comparison")
+        send(weights, self._call, "compare_piece", self._through, self._device)
+        self._call("end_comparison")
 
     def generate(
         self, requests: Sequence[Request], *, max_new_tokens: int, sampling: Sampling
@@ -170,9 +208,12 @@ class VllmGenerator:
         return [_completion(answer.outputs[0]) for answer in answers]
 
     def sleep(self) -> None:
-        """Weights wait in the host's memory; on a CPU, where nothing would be freed, nothing."""
+        """Weights of a folder wait in the host's memory; those that were given are given again.
+
+        On a CPU, where nothing would be freed, nothing.
+        """
         if self._on_gpu and not self._asleep:
-            self._llm.sleep(level=1)
+            self._llm.sleep(level=2 if self._empty else 1)
             self._asleep = True
 
     def wake(self) -> None:
@@ -215,7 +256,7 @@ class VllmGenerator:
             **self._options,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
-            "load_format": "safetensors",
+            "load_format": "dummy" if self._empty else "safetensors",
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": f"{Checked.__module__}.{Checked.__qualname__}",
             "disable_log_stats": True,
@@ -243,7 +284,12 @@ class VllmGenerator:
                 f"vLLM does not run the model in {folder}: {error}; set rollout.engine: torch"
             ) from error
         VllmGenerator._num_open += 1
-        if apart and self._num_workers == 1:
+        self._through = Through.THIS_PROCESS
+        if self._num_workers > 1 or (apart and not self._on_gpu):
+            self._through = Through.HOST
+        elif apart:
+            self._through = Through.GPU
+        if apart:
             self._llm.collective_rpc("end_with", args=(os.getpid(),))
         self._config = _config(folder)
         self._ends = stored_end_ids(folder)
@@ -259,10 +305,16 @@ class VllmGenerator:
         replaces_kernels = os.environ.get(BATCH_INVARIANT) == "1"
         # Over several GPUs it is the workers, processes of their own, that compute.
         one_worker = self._num_workers == 1
-        wanted = {ENGINE_APART: str(int((deterministic or replaces_kernels) and one_worker))}
-        for name, value in {**SETTINGS, **wanted}.items():
+        grouped = dist.is_available() and dist.is_initialized()
+        wanted = grouped or ((deterministic or replaces_kernels) and one_worker)
+        for name, value in {**SETTINGS, ENGINE_APART: str(int(wanted))}.items():
             os.environ.setdefault(name, value)
         apart = os.environ[ENGINE_APART] == "1"
+        if grouped and not apart:
+            raise StageError(
+                f"{ENGINE_APART}=0 has vLLM's engine in this process, whose process group it would "
+                "end: unset the variable"
+            )
         if deterministic and one_worker and not apart:
             raise StageError(
                 f"{ENGINE_APART}=0 has vLLM compute in this process, whose deterministic mode "
@@ -277,7 +329,11 @@ class VllmGenerator:
             raise RuntimeError("vLLM kept its prefix cache, though no request is running")
 
     def _check(self, folder: Path) -> None:
-        for wrong in self._llm.collective_rpc("differs_from_files", args=(str(folder),)):
+        self._call("differs_from_files", str(folder))
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        """A method of every worker, which may say what is wrong with its weights."""
+        for wrong in self._llm.collective_rpc(method, args=arguments):
             if wrong:
                 raise StageError(f"in vLLM, after loading: {wrong}")
 

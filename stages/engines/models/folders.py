@@ -126,7 +126,7 @@ def _save_tokenizer(folder: Path, tokenizer_from: Path) -> None:
     for name in TOKENIZER_FILES:
         if (tokenizer_from / name).exists():
             shutil.copyfile(tokenizer_from / name, folder / name)
-    copy_code(_weights_folder(tokenizer_from), _weights_folder(folder))
+    copy_code(weights_folder(tokenizer_from), weights_folder(folder))
     set_modes(folder)
 
 
@@ -218,7 +218,7 @@ def end_ids(model: Any) -> frozenset[int]:
 
 def stored_end_ids(folder: Path) -> frozenset[int]:
     """The same of the model in a folder, which is not loaded."""
-    weights = _weights_folder(folder)
+    weights = weights_folder(folder)
     files = [weights / "config.json", weights / "generation_config.json"]
     configs = (json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file())
     return _known_ids(config.get("eos_token_id") for config in configs)
@@ -249,7 +249,7 @@ def _load(
     kept = resident.take(kind, folder, device)
     if kept is not None:
         return kept
-    weights = _weights_folder(folder)
+    weights = weights_folder(folder)
     model = auto_class.from_pretrained(
         weights,
         dtype=torch.float32,
@@ -266,6 +266,6 @@ def _load(
     return model
 
 
-def _weights_folder(folder: Path) -> Path:
+def weights_folder(folder: Path) -> Path:
     """Where config.json and the weights that an adapter may change are."""
     return folder / BASE if is_adapter_folder(folder) else folder

@@ -118,23 +118,30 @@ def _check_all_used(folder: Path, model: Any, left: Iterable[str]) -> None:
         )
 
 
-def compare_tensor(folder: Path, name: str, tensor: Tensor, expected: Tensor) -> None:
-    """StageError if a tensor in memory is not the file's, cast to its type, or not finite."""
+def compare_tensor(
+    origin: Path | str, name: str, tensor: Tensor, expected: Tensor, holder: str = "the file"
+) -> None:
+    """StageError if a loaded tensor is not the holder's, cast to its type, or not finite."""
     if tensor.shape != expected.shape:
         raise StageError(
-            f"{folder}: tensor {name} has shape {tuple(expected.shape)} in the file and "
+            f"{origin}: tensor {name} has shape {tuple(expected.shape)} in {holder} and "
             f"{tuple(tensor.shape)} in memory"
         )
-    if not torch.equal(_bits(tensor), _bits(expected.to(tensor.device, tensor.dtype))):
+    if not same_bits(tensor, expected):
         raise StageError(
-            f"{folder}: tensor {name} in memory is not what the file holds: the model was not "
+            f"{origin}: tensor {name} in memory is not what {holder} holds: the model was not "
             "loaded as it was saved"
         )
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
         raise StageError(
-            f"{folder}: tensor {name} has numbers that are not finite: the training that made "
+            f"{origin}: tensor {name} has numbers that are not finite: the training that made "
             "these weights went wrong, or the file is damaged"
         )
+
+
+def same_bits(tensor: Tensor, expected: Tensor) -> bool:
+    """Whether a tensor is the expected one, cast to its type."""
+    return torch.equal(_bits(tensor), _bits(expected.to(tensor.device, tensor.dtype)))
 
 
 def is_computed(model: Any, name: str) -> bool:
