@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM
 
 from stages.engines.models import folders, tensor_files
-from stages.engines.models.folders import content_hash, load_policy, save_model
+from stages.engines.models.folders import content_hash, hash_lines, load_policy, save_model
 from stages.engines.models.tensor_files import (
     Form,
     natural,
@@ -19,7 +19,7 @@ from stages.engines.models.tensor_files import (
 )
 from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
-from stages.engines.training.saving import sampling_hash, save_learner
+from stages.engines.training.saving import hash_of_sampled, sampling_hash, save_learner
 from tests.models.families import FAMILIES, write_family
 
 KINDS = (
@@ -106,6 +106,9 @@ def test_a_learner_is_saved_as_transformers_would_save_the_model(
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").state_dict()
     assert all(torch.equal(again[name], one) for name, one in model.state_dict().items())
     assert sampling_hash(learner) == content_hash(model)
+    names, weights = zip(*learner.computed_weights(), strict=True)
+    lines = hash_lines(zip(names, weights, strict=True), lambda _, weight: weight)
+    assert hash_of_sampled(model, dict(zip(names, lines, strict=True))) == content_hash(model)
     if file_bytes == 4_000:
         index = json.loads((tmp_path / "ours/model.safetensors.index.json").read_text())
         assert len(set(index["weight_map"].values())) > 3

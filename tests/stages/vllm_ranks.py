@@ -59,7 +59,7 @@ def main(root, rank, say):
         for name, sharding in LEARNERS.items():
             sampler = sampler_of(ctx, ranks, folders[name], sharding, generator, hasher)
             sampler.take()
-            through_memory = answers(generator)
+            through_memory = (sampler.policy_hash(), answers(generator)[1])
             generator.load(folders["old"])
             others = answers(generator)
             generator.load(folders[name])

@@ -29,7 +29,7 @@ from stages.engines.models.weights import is_rearranged
 from stages.engines.processes.ranks import ALONE
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.sampled import sampled_weights
-from stages.engines.training.saving import sampling_hash
+from stages.engines.training.saving import hash_of_sampled
 
 if TYPE_CHECKING:
     from stages.engines.generation.vllm_generator import VllmGenerator
@@ -95,10 +95,19 @@ class ResidentSampler:
         if self._vllm is None:
             self._vllm = self._open_vllm()
         vllm = self._vllm
-        self._in_step(vllm.take)
+        self._in_step(lambda weights: vllm.take(self._hashed(weights)))
         # What the workers hold by now, beside what the learner has: nothing in between is trusted.
         self._in_step(vllm.compare)
-        vllm.policy_hash = sampling_hash(self._learner, self._ranks)
+        vllm.policy_hash = UNKNOWN
+
+    def _hashed(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The weights, of which each rank has some hashed in the background."""
+        share = []
+        for index, (name, weight) in enumerate(weights):
+            if index % self._ranks.world == self._ranks.rank:
+                share.append((name, self._hash.copied(name, weight)))
+            yield name, weight
+        self._hash.start_lines(share)
 
     def _in_step(self, give: Callable[[Iterable[tuple[str, Tensor]]], None]) -> None:
         """Give all weights, on all ranks; what fails on one of them fails on all.
@@ -129,9 +138,11 @@ class ResidentSampler:
 
     def policy_hash(self) -> str:
         """Of the weights that were taken, on every rank; they may move on once it is there."""
-        if self._vllm is not None:
-            return self._vllm.policy_hash
-        return self._ranks.same("" if self._ranks.rank else self._hash.wait())
+        if self._vllm is None:
+            return self._ranks.same("" if self._ranks.rank else self._hash.wait())
+        of_ranks = self._ranks.gather(self._hash.wait_lines())
+        lines = {name: line for share in of_ranks for name, line in share.items()}
+        return hash_of_sampled(self._learner.model, lines)
 
     @contextmanager
     def opened(self) -> Iterator[Generator]:

@@ -1,16 +1,18 @@
-"""The hash of a resident model's weights, computed while the model answers.
+"""The hash of weights in memory, computed while a model answers with them.
 
-Whoever starts it leaves the weights as they are until the hash is there. From a GPU they are copied
-to memory that is set aside once, in a stream of their own: the model need not wait for it.
+From a GPU they are copied to memory that is set aside once; those of a resident model in a stream
+of their own, so that the model need not wait for it: whoever starts its hash leaves the weights as
+they are until the hash is there.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stages.engines.models.folders import hash_of_weights
+from stages.engines.models.folders import hash_lines, hash_of_weights
 from stages.engines.models.lora import named_weights
 
 
@@ -20,6 +22,7 @@ class BackgroundHash:
         self._copies: dict[str, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
         self._hash: Future[str] | None = None
+        self._lines: Future[dict[str, bytes]] | None = None
 
     def start(self, model: Any) -> None:
         device = next(model.parameters()).device
@@ -44,6 +47,27 @@ class BackgroundHash:
     def wait(self) -> str:
         assert self._hash is not None
         return self._hash.result()
+
+    def copied(self, name: str, weight: Tensor) -> Tensor:
+        """A copy of a weight that is about to move on, for `start_lines`."""
+        weight = weight.detach()
+        return self._copied(name, weight) if weight.is_cuda else weight.clone()
+
+    def start_lines(self, copies: Sequence[tuple[str, Tensor]]) -> None:
+        """Compute what a hash is made of, of some weights."""
+        copied = torch.cuda.current_stream().record_event() if self._copies else None
+
+        def hashed() -> dict[str, bytes]:
+            if copied is not None:
+                copied.synchronize()
+            lines = hash_lines(copies, lambda _, copy: copy)
+            return {name: line for (name, _), line in zip(copies, lines, strict=True)}
+
+        self._lines = self._thread.submit(hashed)
+
+    def wait_lines(self) -> dict[str, bytes]:
+        assert self._lines is not None
+        return self._lines.result()
 
     def _beside(self, device: torch.device) -> torch.cuda.Stream:
         """A stream that begins with what the present one has been asked for so far."""

@@ -6,7 +6,7 @@ than their weights are in memory, and adapters, are put together and written by 
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from stages.engines.models.folders import (
     save_beside_weights,
     save_model,
 )
-from stages.engines.models.lora import has_adapter
+from stages.engines.models.lora import has_adapter, unwrapped
 from stages.engines.models.tensor_files import Form, write_tensor_files
 from stages.engines.models.weights import STEM, is_rearranged, stored_names
 from stages.engines.processes.ranks import ALONE, Ranks
@@ -96,6 +96,23 @@ def sampling_hash(learner: AnyLearner, ranks: Ranks = ALONE) -> str:
     of_ranks = ranks.gather(dict(zip(mine, own, strict=True)))
     lines = {name: line for some in of_ranks for name, line in some.items()}
     return hash_of_lines(lines[name] for name in sorted(lines))
+
+
+def hash_of_sampled(model: Any, lines: Mapping[str, bytes]) -> str:
+    """The same hash, from the lines of all that `sampled_weights` yields."""
+    state = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in unwrapped(model).state_dict(keep_vars=True).items()
+        if ".lora_" not in name
+    }
+    names = {id(state[name]): name for name in lines}
+    every = dict(lines)
+    for name in state.keys() - lines.keys():
+        if (tied := names.get(id(state[name]))) is not None:
+            every[name] = name.encode() + lines[tied].removeprefix(tied.encode())
+        else:
+            [every[name]] = hash_lines([(name, state[name])], lambda _, buffer: buffer)
+    return hash_of_lines(every[name] for name in sorted(every))
 
 
 def _comes_in_turn(model: Any) -> bool:
