@@ -197,7 +197,7 @@ class VllmGenerator:
         # What an earlier call left there would change rounding, and it depends on who called.
         self._forget()
         try:
-            answers = self._llm.generate(prompts, params, use_tqdm=False)
+            answers = self._answers(prompts, params)
         except RuntimeError as error:
             if "Unsupported" not in str(error):
                 raise
@@ -206,6 +206,16 @@ class VllmGenerator:
                 f"vLLM does not run this model here: {error}; set rollout.engine: torch"
             ) from error
         return [_completion(answer.outputs[0]) for answer in answers]
+
+    def _answers(self, prompts: list[Any], params: list[Any]) -> Any:
+        if not self._apart:
+            return self._llm.generate(prompts, params, use_tqdm=False)
+        # An engine in another process begins with the first requests that come. It is to have all
+        # of them: what is computed together, and so rounding, must not depend on how fast they are.
+        self._llm.sleep(level=0)
+        self._llm.enqueue(prompts, params, use_tqdm=False)
+        self._llm.wake_up(["scheduling"])
+        return self._llm.wait_for_completion(use_tqdm=False)
 
     def sleep(self) -> None:
         """Weights of a folder wait in the host's memory; those that were given are given again.
@@ -249,7 +259,7 @@ class VllmGenerator:
     def _start(self, folder: Path) -> None:
         if VllmGenerator._num_open:
             raise StageError("a process can have one vLLM at a time: close the one that is open")
-        apart = self._set_variables()
+        self._apart = apart = self._set_variables()
         from vllm import LLM
 
         options = {
@@ -280,6 +290,8 @@ class VllmGenerator:
                 "if others use the GPU, too, or set rollout.engine: torch"
             ) from error
         except (ValueError, NotImplementedError, AssertionError) as error:
+            if not apart:
+                _forget_group()
             raise StageError(
                 f"vLLM does not run the model in {folder}: {error}; set rollout.engine: torch"
             ) from error
@@ -378,6 +390,13 @@ def _context(folder: Path, options: dict[str, Any]) -> int:
     from vllm import EngineArgs
 
     return int(EngineArgs(model=str(folder), **options).create_model_config().max_model_len)
+
+
+def _forget_group() -> None:
+    """Of this process alone, which vLLM made, and leaves behind where it does not start."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class Checked:
         self._buffer = opened(where)
 
     def close_buffer(self) -> None:
-        del self._buffer
+        self._buffer = torch.empty(0)
 
     def begin_load(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload

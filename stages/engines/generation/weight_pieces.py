@@ -4,7 +4,7 @@ A piece is a buffer that both processes see, with as many whole tensors as it ha
 true:
 - The buffer has PIECE_BYTES, or as many as the largest tensor: there is no second copy of a model.
 - It is filled again only after the receiver is done with what was there.
-- It has no name in a file system: however a process ends, nothing is left behind.
+- In the host's memory it has no name: however a process ends, nothing is left behind.
 """
 
 import os
@@ -46,22 +46,27 @@ def send(
     buffer = torch.empty(0)
     layout: Layout = []
     end = 0
-    for name, weight in weights:
-        if layout and end + weight.nbytes > buffer.nbytes:
-            wait_for(buffer)
-            call(take, layout)
-            layout, end = [], 0
-        if weight.nbytes > buffer.nbytes:
-            with _shared(max(PIECE_BYTES, weight.nbytes), through, device) as (buffer, where):
-                call("open_buffer", where)
-        kind, shape = str(weight.dtype).removeprefix("torch."), list(weight.shape)
-        _view(buffer, kind, shape, end).copy_(weight)
-        layout.append((name, kind, shape, end))
-        end += -(-weight.nbytes // _ALIGNED) * _ALIGNED
-    if layout:
+
+    def give() -> None:
         wait_for(buffer)
         call(take, layout)
-    call("close_buffer")
+
+    try:
+        for name, weight in weights:
+            if layout and end + weight.nbytes > buffer.nbytes:
+                give()
+                layout, end = [], 0
+            if weight.nbytes > buffer.nbytes:
+                with _shared(max(PIECE_BYTES, weight.nbytes), through, device) as (buffer, where):
+                    call("open_buffer", where)
+            kind, shape = str(weight.dtype).removeprefix("torch."), list(weight.shape)
+            _view(buffer, kind, shape, end).copy_(weight.detach())
+            layout.append((name, kind, shape, end))
+            end += -(-weight.nbytes // _ALIGNED) * _ALIGNED
+        if layout:
+            give()
+    finally:
+        call("close_buffer")
 
 
 def opened(where: Where) -> Tensor:
