@@ -1,4 +1,4 @@
-"""How a vLLM ends while the GPU is full.
+"""How a vLLM ends while the GPU is full, and which GPU it is given.
 
 On a CPU nothing sleeps, so the real engine cannot fail to wake there: one that only can fail stands
 in for it.
@@ -13,7 +13,7 @@ import pytest
 
 from stages.contracts.precision import Precision
 from stages.engines.generation.generator import GeneratorSettings
-from stages.engines.generation.vllm_generator import VllmGenerator
+from stages.engines.generation.vllm_generator import ENGINE_APART, VISIBLE, VllmGenerator
 from tests.stages.test_generators import tiny_llama
 
 
@@ -25,6 +25,7 @@ class NeverWakes:
     def __init__(self, *_, **__):
         self.llm_engine = SimpleNamespace(engine_core=self)
         NeverWakes.running += 1
+        NeverWakes.sees = os.environ.get(VISIBLE), os.environ[ENGINE_APART]
 
     def collective_rpc(self, *_, **__):
         return []
@@ -72,3 +73,17 @@ def test_that_it_could_not_wake_is_said_where_nothing_else_failed(asleep):
         generator.close()
     assert NeverWakes.running == 0
     generator.close()
+
+
+@pytest.mark.parametrize("visible", [None, "4,7"])
+@pytest.mark.parametrize(("device", "number"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_an_engine_on_another_gpu_than_the_first_has_a_process_that_sees_it_alone(
+    monkeypatch, tmp_path, visible, device, number
+):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=NeverWakes))
+    others = {name: value for name, value in os.environ.items() if name != ENGINE_APART}
+    monkeypatch.setattr(os, "environ", others | ({VISIBLE: visible} if visible else {}))
+    VllmGenerator(tiny_llama(tmp_path), GeneratorSettings(device, Precision.FLOAT32, 4)).close()
+    alone = {None: "1", "4,7": "7"}[visible]
+    assert NeverWakes.sees == ((alone, "1") if number else (visible, "0"))
+    assert os.environ.get(VISIBLE) == visible

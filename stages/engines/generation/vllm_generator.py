@@ -20,8 +20,8 @@ What differs from the torch generator:
   that vLLM needs. So in a deterministic job the engine has a process of its own: what else this
   one computes must not depend on whether it has generated before, or generates just now.
 
-The engine has a process of its own, too, wherever this one has a process group: vLLM would take the
-group for its own, and end it.
+The engine has a process of its own, too, wherever this one has a process group, which vLLM would
+take for its own, and end; and on any GPU but the first, since it takes the first that it sees.
 """
 
 import gc
@@ -74,6 +74,7 @@ SETTINGS = {
 }
 """Variables that vLLM reads when it is imported; what a user has set stays."""
 ENGINE_APART = "VLLM_ENABLE_V1_MULTIPROCESSING"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 NOT_FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 """What a scheduler sends to a whole job: this process answers it, and ends its workers."""
@@ -95,10 +96,13 @@ class VllmGenerator:
     def __init__(self, folder: Path, settings: GeneratorSettings, *, empty: bool = False) -> None:
         """An empty one is to `take` weights of the model in the folder before it answers."""
         device, precision = settings.device, settings.precision
-        if device not in ("cpu", "cuda", "cuda:0"):
+        self._gpu = torch.device(device).index or 0
+        if self._gpu and (settings.tensor_parallel > 1 or os.environ.get(ENGINE_APART) == "0"):
             raise StageError(
-                f"vLLM takes the first GPU that it sees, not {device}: give each process its own "
-                "GPUs by CUDA_VISIBLE_DEVICES, or set rollout.engine: torch"
+                f"vLLM takes the first GPU that it sees, not {device}, unless its engine has a "
+                "process and that GPU for itself: set tensor_parallel: 1 and not "
+                f"{ENGINE_APART}=0, or give each process its own GPUs by CUDA_VISIBLE_DEVICES, or "
+                "set rollout.engine: torch"
             )
         self._device = device
         self._precision, self._num_workers = precision, settings.tensor_parallel
@@ -277,7 +281,7 @@ class VllmGenerator:
             # go, and batch invariance does not keep all of that from the numbers.
             options["async_scheduling"] = False
         try:
-            with _unheard_by_workers(apart or self._num_workers > 1):
+            with _unheard_by_workers(apart or self._num_workers > 1), _seeing(self._gpu):
                 if self._longest is not None:
                     options["max_model_len"] = min(self._longest, _context(folder, options))
                 self._llm = LLM(str(folder), **options)
@@ -318,7 +322,8 @@ class VllmGenerator:
         # Over several GPUs it is the workers, processes of their own, that compute.
         one_worker = self._num_workers == 1
         grouped = dist.is_available() and dist.is_initialized()
-        wanted = grouped or ((deterministic or replaces_kernels) and one_worker)
+        elsewhere = self._gpu > 0
+        wanted = grouped or elsewhere or ((deterministic or replaces_kernels) and one_worker)
         for name, value in {**SETTINGS, ENGINE_APART: str(int(wanted))}.items():
             os.environ.setdefault(name, value)
         apart = os.environ[ENGINE_APART] == "1"
@@ -390,6 +395,21 @@ def _context(folder: Path, options: dict[str, Any]) -> int:
     from vllm import EngineArgs
 
     return int(EngineArgs(model=str(folder), **options).create_model_config().max_model_len)
+
+
+@contextmanager
+def _seeing(gpu: int) -> Iterator[None]:
+    """Processes that are started meanwhile see this GPU alone; with the first, all as here."""
+    before = os.environ.get(VISIBLE)
+    if gpu:
+        os.environ[VISIBLE] = before.split(",")[gpu] if before else str(gpu)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[VISIBLE] = before
+        elif gpu:
+            del os.environ[VISIBLE]
 
 
 def _forget_group() -> None:

@@ -12,12 +12,11 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import torch
-import torch.multiprocessing  # noqa: F401  teaches the pickler to share a GPU's memory
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 
 PIECE_BYTES = 2**28
 _ALIGNED = 256
@@ -74,7 +73,8 @@ def opened(where: Where) -> Tensor:
         return where
     if isinstance(where, str):
         return _mapped(where)
-    buffer: Tensor = pickle.loads(where)
+    rebuild, arguments = pickle.loads(where)
+    buffer: Tensor = rebuild(*arguments)
     return buffer
 
 
@@ -109,7 +109,12 @@ def _shared(size: int, through: Through, device: str) -> Iterator[tuple[Tensor, 
             os.close(file)
         return
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
-    yield buffer, buffer if through is Through.THIS_PROCESS else bytes(ForkingPickler.dumps(buffer))
+    if through is Through.THIS_PROCESS:
+        yield buffer, buffer
+        return
+    rebuild, arguments = reduce_tensor(buffer)  # type: ignore[no-untyped-call]
+    # The GPU's number, which is the first one of the other process.
+    yield buffer, pickle.dumps((rebuild, (*arguments[:6], 0, *arguments[7:])))
 
 
 def _mapped(path: str) -> Tensor:
