@@ -74,9 +74,11 @@ class Context:
     checkpoint_seconds: float = 30.0
     """Seconds between two checkpoints: the work that a kill may cost."""
     rank: int = 0
-    """Rank of this process among those that train together; rank 0 logs and writes for all."""
+    """Rank of this process among those of the job; rank 0 logs and writes for all."""
     world: int = 1
-    """Number of ranks."""
+    """Number of ranks that train together: the first ones."""
+    samplers: int = 0
+    """Number of ranks after these that only sample."""
     collective_seconds: float = 600.0
     """Timeout of a collective, in seconds."""
     heartbeats: Path | None = None
@@ -102,6 +104,11 @@ class Context:
         path = self.folder / "scratch"
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    @property
+    def only_samples(self) -> bool:
+        """Whether this rank is one of the samplers."""
+        return self.rank >= self.world
 
     @property
     def loads_on(self) -> str:

@@ -4,7 +4,8 @@ A step is an iteration of the staged loop: it calls the functions that rollout, 
 policy_update are made of, on models that stay in memory. On the CPU, K steps of the policy `fast`
 end with the bytes of K chained iterations fast_001, fast_002, ..., and have the same rows. So they
 do on several ranks: these share the requests, the rows to score and those to learn from, as shards
-and ranks of the staged stages do, and the policy may be spread over them.
+and ranks of the staged stages do, and the policy may be spread over them. Or some of the ranks
+sample and the others learn (online_sampling.py): the rows are the same.
 
 With `online.overlap` a step's responses are sampled while the step before learns, by the policy
 that the latter began with: the samples are off-policy by one step, always by the same schedule, so
@@ -19,28 +20,38 @@ step that was saved (engines/training/journal.py).
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.context import Context, ShareDone, Stopped
+from stages.context import Context, Stopped
 from stages.contracts.online import OnlineConfig, step_name
 from stages.data.artifacts import read_role
 from stages.data.schema import PromptRow, RolloutRow
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.resident_sampler import ResidentSampler
 from stages.engines.models.loaders import resident
-from stages.engines.processes.ranks import ALONE, join
-from stages.engines.processes.step_context import StepContext
+from stages.engines.processes.ranks import ALONE, Ranks, join
 from stages.engines.training.journal import AHEAD, Journal
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.resume import Metrics
 from stages.engines.training.rl_state import RlState, load_state
-from stages.environments.episodes import Arena, longest_sequence, open_arena
+from stages.environments.episodes import longest_sequence, open_arena
 from stages.learning.update import Update
+from stages.online_sampling import (
+    OpenGenerator,
+    RollOut,
+    Sampled,
+    SampledHere,
+    Sampling,
+    answer_orders,
+    received,
+    sampled_apart,
+)
 from stages.policy_update import learn, open_learners, save, scored_rollouts
 from stages.rewards.isolated import KeptWorkers
 from stages.rollout import roll_out
@@ -55,44 +66,59 @@ def run(
     prompts = read_role(inputs["prompts"], PromptRow, config.rollout.source, "online")
     arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
     longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
-    state = load_state(inputs["state"], config.lora, inputs["policy"])
+    decoder = Decoder(inputs["policy"])
+
+    def sample(generator: OpenGenerator, ctx: Context) -> tuple[list[RolloutRow], Metrics]:
+        return roll_out(config, prompts, decoder, generator, ctx, arena)
+
+    opened = partial(open_sampler, config, inputs["policy"], ctx, longest)
     with ThreadPoolExecutor(1) as aside, join(ctx) as ranks:
-        learners = open_learners(config, inputs, ctx, ranks, state)
-        state = replace(state, moments={})  # the learners have them
-        with (
-            ThreadPoolExecutor(1) as hasher,
-            closing(
-                ResidentSampler(config, inputs["policy"], learners["policy"], ctx, hasher, longest)
-            ) as sampler,
-            ThreadPoolExecutor(1) as ahead,
-            closing(KeptWorkers()) as workers,
-        ):
-            steps = Steps(
-                config, inputs, ctx, prompts, arena, state, learners, sampler, workers, ahead, aside
-            )
-            steps.take_all()
-        num_steps = steps.optimizer_steps
-        ctx.wrote_all(save(config, inputs, out, num_steps, learners, steps.kl_coef, ranks))
+        if ctx.only_samples:
+            assert ranks.bridge is not None
+            with opened(received(ranks.bridge)) as sampler:
+                answer_orders(ranks.bridge, sample, sampler, ctx)
+        else:
+            state = load_state(inputs["state"], config.lora, inputs["policy"])
+            learners = open_learners(config, inputs, ctx, ranks, state)
+            state = replace(state, moments={})  # the learners have them
+            with (
+                open_sampling(ranks, learners["policy"], sample, opened) as sampling,
+                closing(KeptWorkers()) as workers,
+            ):
+                steps = Steps(config, inputs, ctx, state, learners, sampling, workers, aside)
+                steps.take_all()
+            num_steps = steps.optimizer_steps
+            ctx.wrote_all(save(config, inputs, out, num_steps, learners, steps.kl_coef, ranks))
     for kind in ("rollouts", "scores", "experience"):
         steps.journal.publish(kind, config.steps, out[kind])
     return {**steps.journal.history[-1], "num_steps": num_steps - state.steps}
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """A step's responses."""
+@contextmanager
+def open_sampler(
+    config: OnlineConfig, policy: Path, ctx: Context, longest: int, learner: AnyLearner
+) -> Iterator[ResidentSampler]:
+    with (
+        ThreadPoolExecutor(1) as hasher,
+        closing(ResidentSampler(config, policy, learner, ctx, hasher, longest)) as sampler,
+    ):
+        yield sampler
 
-    rows: Sequence[RolloutRow]
-    metrics: Mapping[str, float | int]
 
-
-@dataclass(frozen=True)
-class Ahead:
-    """A step that is being sampled while the one before learns."""
-
-    ctx: StepContext
-    sampled: "Future[Sampled | None]"
-    """None where other ranks have sampled some of it."""
+@contextmanager
+def open_sampling(
+    ranks: Ranks,
+    learner: AnyLearner,
+    sample: RollOut,
+    opened: Callable[[AnyLearner], AbstractContextManager[ResidentSampler]],
+) -> Iterator[Sampling]:
+    """By samplers, where the job has some."""
+    if ranks.bridge is not None:
+        with sampled_apart(ranks.bridge, learner) as apart:
+            yield apart
+        return
+    with opened(learner) as sampler, ThreadPoolExecutor(1) as thread:
+        yield SampledHere(sample, sampler, thread)
 
 
 @dataclass
@@ -102,22 +128,17 @@ class Steps:
     config: OnlineConfig
     inputs: Mapping[str, Path]
     ctx: Context
-    prompts: Sequence[PromptRow]
-    arena: Arena | None
     state: RlState
     """Before the first step."""
     learners: Mapping[str, AnyLearner]
-    sampler: ResidentSampler
+    sampling: Sampling
     workers: KeptWorkers
-    thread: Executor
-    """Samples for the next step."""
     writer: Executor
     """Writes rows."""
     ahead: Sampled | None = None
     """The responses of the next step, where they have been sampled ahead of it."""
 
     def __post_init__(self) -> None:
-        self.decoder = Decoder(self.inputs["policy"])
         self.journal = Journal(self.ctx, self.learners, self.writer)
         self.kl_coef = self.state.kl_coef
         self.ranks = self.ctx.ranks or ALONE
@@ -157,12 +178,12 @@ class Steps:
         name = step_name(str(self.ctx.key), step)
         own = self.journal.begin(step, name)
         clock = Clock()
-        next_one = None
+        samples_ahead = config.online.overlap and step < config.steps
         try:
-            sampled = self.ahead or self._sample_now(own)
+            sampled = self.ahead or self.sampling.now(own)
             clock.lap("generate_seconds")
-            if config.online.overlap and step < config.steps:
-                next_one = self._sample_ahead(step + 1)
+            if samples_ahead:
+                self._begin_ahead(step + 1)
             scores, of_score = score(config, inputs, sampled.rows, own, self.load, self.workers)
             clock.lap("score_seconds")
         except Stopped:
@@ -179,7 +200,7 @@ class Steps:
         clock.lap("update_seconds")
         if sampled is not self.ahead:
             self.journal.write("rollouts", step, sampled.rows)
-        self.ahead = self._sampled_ahead(next_one) if next_one else None
+        self.ahead = self.sampling.end() if samples_ahead else None
         clock.lap("waited_seconds")
         if self.ahead is not None:
             self.journal.write("rollouts", step + 1, self.ahead.rows)
@@ -188,41 +209,10 @@ class Steps:
         self.journal.write("experience", step, outcome.experience)
         return {**sampled.metrics, **of_score, **of_update}, clock.seconds
 
-    def _sample_now(self, ctx: StepContext) -> Sampled:
-        self.sampler.take()
-        return self._sample(ctx)
-
-    def _sample(self, ctx: StepContext) -> Sampled:
-        """A step's responses by the weights that the sampler has taken."""
-        rows, metrics = self._roll_out(ctx)
-        # Also where all responses were there already.
-        self.sampler.rest()
-        policy_hash = self.sampler.policy_hash()
-        return Sampled([{**row, "policy_hash": policy_hash} for row in rows], metrics)
-
-    def _roll_out(self, ctx: Context) -> tuple[list[RolloutRow], dict[str, float | int]]:
-        return roll_out(
-            self.config, self.prompts, self.decoder, self.sampler.opened, ctx, self.arena
-        )
-
-    def _sample_ahead(self, step: int) -> "Ahead":
-        """In a thread of its own, by a copy of the policy as it is now.
-
-        With several ranks, this one's share: what the ranks do together is the other thread's.
-        """
+    def _begin_ahead(self, step: int) -> None:
         ctx = self.journal.begin(step, step_name(str(self.ctx.key), step), AHEAD)
         ctx.deaf = not ctx.durable
-        self.sampler.take()
-        if self.ranks.world == 1:
-            return Ahead(ctx, self.thread.submit(self._sample, ctx))
-        return Ahead(ctx, self.thread.submit(self._sample_share, replace(ctx, ranks=None)))
-
-    def _sample_share(self, ctx: StepContext) -> None:
-        with suppress(ShareDone):
-            self._roll_out(ctx)
-
-    def _sampled_ahead(self, ahead: "Ahead") -> Sampled:
-        return ahead.sampled.result() or self._sample(ahead.ctx)
+        self.sampling.begin(ctx)
 
     def _save(self, *, now: bool) -> None:
         ahead = self.ahead and {"metrics": self.ahead.metrics}

@@ -64,6 +64,7 @@ def run(root, rank, world, options):
             address,
             rank=rank,
             world=world,
+            samplers=options.get("samplers", 0),
             heartbeats=root / "signs" / f"{options['start']}-{number}",
             sharding=Sharding(options["sharding"]),
             checkpoint_seconds=options.get("checkpoint_seconds", 30.0),
@@ -100,7 +101,8 @@ STARTS = itertools.count()
 
 
 def start(runner, addresses, rl, changes, world, sharding, **options):
-    """The ranks, which go through these stages."""
+    """The ranks that learn, and those that only sample, which go through these stages."""
+    num_ranks = world + options.get("samplers", 0)
     params = {
         "rl": {"iterations": CHAINED, "online": {"fast": {"policy": "sft", "steps": 2}}, **rl}
     }
@@ -112,7 +114,7 @@ def start(runner, addresses, rl, changes, world, sharding, **options):
         FORKS.Process(
             target=runpy.run_path, args=(__file__, {"OPTIONS": {**options, "rank": rank}}, RANK)
         )
-        for rank in range(world)
+        for rank in range(num_ranks)
     ]
     for process in ranks:
         process.start()
@@ -204,6 +206,63 @@ def test_where_one_rank_is_asked_to_stop_all_do_and_go_on_later(copied, undistur
     runner = copied("stopped")
     for number in range(20):
         ranks = start(runner, FUSED, *DISTURBED[name], asked={"1": 2 + 5 * number})
+        for process in ranks:
+            process.join(TIMEOUT_S)
+        if ranks[0].exitcode == 0:
+            break
+        finish(runner, ranks, expected=3)
+    assert number > 1
+    assert all_left(runner) == undisturbed(name)
+
+
+@pytest.mark.parametrize("name", DISTURBED)
+def test_samplers_of_their_own_give_the_bytes_of_those_that_learn_alone(copied, undisturbed, name):
+    runner = copied("apart")
+    go_through(runner, FUSED, *DISTURBED[name], samplers=1)
+    assert all_left(runner) == undisturbed(name)
+
+
+def test_weights_that_are_spread_reach_every_sampler(copied):
+    alone, apart = copied("alone"), copied("apart")
+    for runner, samplers in ((alone, 0), (apart, 2)):
+        go_through(runner, FUSED, GRPO, {}, 2, "fsdp", samplers=samplers)
+    assert all_left(apart) == all_left(alone)
+
+
+def test_one_rank_that_learns_beside_a_sampler_is_one_process(copied):
+    """Also with an adapter, which is merged before it is sent."""
+    alone, apart = copied("alone"), copied("apart")
+    adapted = {**OVERLAP, "lora": {"rank": 4, "alpha": 8, "save": "adapter"}}
+    for runner, samplers in ((alone, 0), (apart, 1)):
+        go_through(runner, FUSED, GRPO, adapted, 1, "none", samplers=samplers)
+    assert all_left(apart) == all_left(alone)
+
+
+@pytest.mark.parametrize(("name", "lost"), [("overlap", 2), ("serial", 1)])
+def test_a_lost_sampler_or_learner_is_named_and_others_go_on(copied, undisturbed, name, lost):
+    """With another number of samplers."""
+    runner = copied("killed")
+    ranks = start(runner, FUSED, *DISTURBED[name], checkpoint_seconds=0.0, samplers=1)
+    parts = runner.root / "jobs/online@fast/scratch/steps"
+    at_work = lambda: any(parts.glob("*/scratch/parts/*/*"))  # noqa: E731
+    until(at_work, "they sample", at_work=lambda: all(one.is_alive() for one in ranks))
+    os.kill(ranks[lost].pid, signal.SIGKILL)
+    others = [rank for rank in range(3) if rank != lost]
+    for rank in others:
+        ranks[rank].join(TIMEOUT_S)
+        # The second, where it waits in a backend that can be told nothing.
+        assert ranks[rank].exitcode in (4, 1)
+        log = next((runner.root / "signs").glob(f"log-*-{rank}")).read_text()
+        assert f"rank {lost}" in log
+    go_through(runner, FUSED, *DISTURBED[name], checkpoint_seconds=0.0, samplers=2)
+    assert all_left(runner) == undisturbed(name)
+
+
+@pytest.mark.parametrize("name", DISTURBED)
+def test_where_a_sampler_is_asked_to_stop_all_do(copied, undisturbed, name):
+    runner = copied("stopped")
+    for number in range(20):
+        ranks = start(runner, FUSED, *DISTURBED[name], asked={"2": 2 + 5 * number}, samplers=1)
         for process in ranks:
             process.join(TIMEOUT_S)
         if ranks[0].exitcode == 0:

@@ -27,7 +27,8 @@ from stages.context import Context, ShareDone, StageError, Stopped
 from stages.contracts.lora import ALL_WEIGHTS
 from stages.engines.models import tensor_files
 from stages.engines.models.folders import load_policy
-from stages.engines.processes.ranks import backend_of_gpus, join
+from stages.engines.processes.meeting import backend_of_gpus
+from stages.engines.processes.ranks import join
 from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Plan, Work, train
 from stages.engines.training.optimizer import Learner

@@ -8,6 +8,8 @@ backend's C++ can raise nothing. Always true:
 - A rank counts as silent if its heartbeat does not change while this one looks on. Clocks of two
   hosts are compared only to say in a message how old a heartbeat is.
 - Time in which the job is suspended does not count as waiting.
+- Ranks that meet in the same collectives are compared by how many they have come to; a rank may
+  also wait for others that are at work on their own, and does so while they send heartbeats.
 """
 
 import json
@@ -34,14 +36,23 @@ ByRank = dict[int, Mapping[str, Any]]
 class Heartbeats:
     """This rank's own heartbeats, and its view of those of the others."""
 
-    def __init__(self, folder: Path, rank: int, world: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        world: int,
+        timeout_s: float,
+        together: range | None = None,
+    ) -> None:
+        """`together`: the ranks that come to the same collectives as this one, if not all."""
         self.at = "the start"
         """Where in its work this rank is, for messages."""
         self._folder, self._rank, self._world = folder, rank, world
         self._timeout_s = timeout_s
+        self._together = together or range(world)
         self._host = socket.gethostname()
         self._collectives = 0
-        self._waiting = False
+        self._waiting = self._patient = False
         self._beat = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="heartbeats", daemon=True)
@@ -56,10 +67,14 @@ class Heartbeats:
         self._thread.join()
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around each collective, with nothing in it that takes time on its own."""
+    def waiting(self, *, patient: bool = False) -> Iterator[None]:
+        """Around each collective, with nothing in it that takes time on its own.
+
+        `patient`: the others may be at work for as long as they like, and are lost if they send no
+        heartbeats for too long.
+        """
         self._collectives += 1
-        self._waiting = True
+        self._waiting, self._patient = True, patient
         try:
             yield
         finally:
@@ -111,16 +126,22 @@ class Heartbeats:
         """Write heartbeats; end the process if it waits in one collective for too long."""
         number, waited, last = 0, 0.0, time.monotonic()
         before: ByRank | None = None
+        watch = self.watch()
         while not self._ended.wait(BEAT_S):
             now = time.monotonic()
             passed, last = min(now - last, 2 * BEAT_S), now
             self._write_heartbeat()
             if not self._waiting or number != self._collectives:
                 number, waited, before = self._collectives, 0.0, None
+                watch = self.watch()
                 continue
             waited += passed
             if waited > LOOK_S and (error := self.failure()):
                 self._give_up(number, error)
+            elif self._patient:
+                # One rank looks at all, and all look at that one: not each at each.
+                if lost := watch.look([0] if self._rank else self._others(), self.at):
+                    self._give_up(number, lost)
             elif waited > self._timeout_s and before is None:
                 before = self._heartbeats()
             elif before is not None and waited > self._timeout_s + LOOK_S:
@@ -136,10 +157,11 @@ class Heartbeats:
         """Who is waited for: silent ranks, else those that live but have come least far."""
         mine = self._collectives
         silent = self._silent(before, now)
-        least = min((heartbeat["collectives"] for heartbeat in now.values()), default=mine)
-        behind = [r for r in now if now[r]["collectives"] == least < mine and r != self._rank]
+        come_to = {rank: now[rank]["collectives"] for rank in self._together if rank in now}
+        least = min(come_to.values(), default=mine)
+        behind = [r for r in come_to if come_to[r] == least < mine and r != self._rank]
         late = silent or behind
-        num_waiting = self._world - len(late)
+        num_waiting = len(set(self._together) - set(late))
         ranks = "1 rank has" if num_waiting == 1 else f"{num_waiting} ranks have"
         where = f"{self.at}, where {ranks} waited for {waited:.0f} s"
         return _tell(
@@ -148,8 +170,8 @@ class Heartbeats:
                 for rank in late
             ]
         ) or (
-            f"all {self._world} ranks came to {self.at}, but what they exchange there has not "
-            f"arrived in {waited:.0f} s: look at the network between their hosts"
+            f"all {len(self._together)} ranks came to {self.at}, but what they exchange there has "
+            f"not arrived in {waited:.0f} s: look at the network between their hosts"
         )
 
     def _silent(self, before: ByRank, now: ByRank) -> list[int]:

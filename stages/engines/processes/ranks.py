@@ -5,6 +5,7 @@ Always true:
   and all ranks take the same optimizer step: their weights stay equal to the bit.
 - All stop at the same step, resume from what rank 0 found, and fail together.
 - A rank that dies or hangs is named by the others in bounded time (see heartbeats.py).
+- Ranks that only sample are a group of their own, joined to those that learn by a bridge alone.
 
 The same number of ranks gives the same bytes again on the CPU. Another number adds the same
 gradients up in another order, which differs by rounding.
@@ -18,10 +19,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
 from stages.context import Context, RankLost, ShareDone, Stopped
+from stages.engines.processes.bridge import Bridge
 from stages.engines.processes.heartbeats import Heartbeats
+from stages.engines.processes.meeting import backend_of, open_store
 
 T = TypeVar("T")
 BUCKET_ELEMENTS = 25_000_000
@@ -35,22 +37,34 @@ def join(ctx: Context) -> Iterator["Ranks"]:
     They leave by `ShareDone`. Nobody waits for a rank that leaves by an error: the others learn of
     it and end with that error.
     """
-    if ctx.world == 1:
+    if ctx.world + ctx.samplers == 1:
         alone = Ranks()
         yield alone
         alone.finish()
         return
     assert ctx.heartbeats is not None
-    heartbeats = Heartbeats(ctx.heartbeats, ctx.rank, ctx.world, ctx.collective_seconds)
+    num_ranks = ctx.world + ctx.samplers
+    side = range(ctx.world, num_ranks) if ctx.only_samples else range(ctx.world)
+    heartbeats = Heartbeats(ctx.heartbeats, ctx.rank, num_ranks, ctx.collective_seconds, side)
     heartbeats.begin()
-    ranks = Ranks(ctx.rank, ctx.world, ctx.device, heartbeats, ctx.sequence_parallel)
+    sharing = 1 if ctx.only_samples else ctx.sequence_parallel
+    ranks = Ranks(ctx.rank - side.start, len(side), ctx.device, heartbeats, sharing)
     try:
         # Wherever in there a connection breaks: libraries have collectives of their own.
         with ranks.exchanging():
-            ranks.connect(ctx.collective_seconds)
+            # The backend's own time limit, which names nobody, only stands behind ours.
+            timeout = timedelta(seconds=2 * ctx.collective_seconds + 60)
+            with heartbeats.waiting():
+                store = open_store(ctx.rank, num_ranks, timeout)
+            if ctx.samplers:
+                ranks.bridge = Bridge(ctx, heartbeats, store, timeout)
+            ranks.connect(dist.PrefixStore(f"from-{side.start}", store), timeout)  # type: ignore[attr-defined]
             ctx.ranks = ranks
             yield ranks
             ranks.finish()
+            if ranks.bridge is not None:
+                # Samplers are done first; one that had left would be taken for lost.
+                ranks.bridge.meet("the end")
             ranks.part()
     except Stopped:
         # Asked to stop on its own, between two loops: it says so where the others ask next.
@@ -67,12 +81,18 @@ def join(ctx: Context) -> Iterator["Ranks"]:
     finally:
         ctx.ranks = None
         heartbeats.end()
+        if ranks.bridge is not None:
+            ranks.bridge.close()
     if ctx.rank:
-        raise ShareDone(f"rank {ctx.rank} has trained; rank 0 writes")
+        done = "sampled" if ctx.only_samples else "trained"
+        raise ShareDone(f"rank {ctx.rank} has {done}; rank 0 writes")
 
 
 class Ranks:
-    """This rank among all. Its methods are collectives: all ranks call them, in the same order."""
+    """This rank among those of its side: those that learn, or those that only sample.
+
+    Its methods are collectives: all ranks call them, in the same order.
+    """
 
     def __init__(
         self,
@@ -90,6 +110,8 @@ class Ranks:
         """Neighbours that share rows, each a part of their tokens (forward/ulysses.py)."""
         self.shared: Any = None
         """The process group of these."""
+        self.bridge: Bridge | None = None
+        """To the ranks that only sample, or from these to those that learn, where there are any."""
 
     def at_end(self, do: Callable[[], None]) -> None:
         """What all ranks do once more together before they part for good."""
@@ -99,18 +121,12 @@ class Ranks:
         while self._at_end:
             self._at_end.pop(0)()
 
-    def connect(self, timeout_s: float) -> None:
-        # The backend's own time limit, which names nobody, only stands behind ours.
-        timeout = timedelta(seconds=2 * timeout_s + 60)
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+    def connect(self, store: Any, timeout: timedelta) -> None:
+        """`store` is of these ranks alone."""
+        if self.world == 1:
+            return
         with self._collective():
-            store, _, _ = next(rendezvous("env://", self.rank, self.world, timeout=timeout))
-            store.set_timeout(timeout)
-            backend = "gloo"
-            if self._device.type == "cuda":
-                gpu = str(torch.cuda.get_device_properties(self._device).uuid)
-                backend = backend_of_gpus(store, self.rank, self.world, gpu)
+            backend = backend_of(store, self.rank, self.world, self._device)
             dist.init_process_group(
                 backend,
                 store=store,
@@ -235,13 +251,6 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-def backend_of_gpus(store: Any, rank: int, world: int, gpu: str) -> str:
-    """NCCL refuses two ranks on one GPU, which meet through the host's memory; all ranks ask."""
-    store.set(f"gpu-{rank}", gpu)
-    num_gpus = len({store.get(f"gpu-{each}") for each in range(world)})
-    return "nccl" if num_gpus == world else "gloo"
 
 
 def connect_alone(device: str) -> None:

@@ -55,6 +55,12 @@ def step_context(ctx: Context, name: str, folder: Path, *, durable: bool) -> Ste
         folder.mkdir(parents=True, exist_ok=True)
     if ctx.ranks is not None:
         ctx.ranks.agree(f"step {name}")
+    return bound_to_step(ctx, name, folder, durable=durable)
+
+
+def bound_to_step(ctx: Context, name: str, folder: Path, *, durable: bool) -> StepContext:
+    """The same on a rank that was told of the step: whoever tells has made the folder ready."""
+    num_ranks = ctx.ranks.world if ctx.ranks is not None else 1
     same = {field.name: getattr(ctx, field.name) for field in fields(Context)}
     return StepContext(
         **same
@@ -64,6 +70,8 @@ def step_context(ctx: Context, name: str, folder: Path, *, durable: bool) -> Ste
             "checkpoint_seconds": ctx.checkpoint_seconds if durable else math.inf,
             "parts": None if durable else {},
             "durable": durable,
+            "rank": ctx.ranks.rank if ctx.ranks is not None else 0,
+            "world": num_ranks,
             "above": ctx,
         }
     )

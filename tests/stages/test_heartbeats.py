@@ -1,0 +1,68 @@
+"""Who is taken for lost while ranks wait for others that are at work on their own."""
+
+import time
+
+import pytest
+
+from stages.engines.processes import heartbeats
+from stages.engines.processes.heartbeats import Heartbeats
+from tests.waiting import until
+
+TIMEOUT_S = 0.4
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(heartbeats, "BEAT_S", 0.02)
+    monkeypatch.setattr(heartbeats, "LOOK_S", 0.1)
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """Begins ranks of one job; what they say when they give up, in place of their end."""
+    ranks, said = [], []
+    monkeypatch.setattr(Heartbeats, "_give_up", lambda _, number, error: said.append(error))  # noqa: ARG005
+
+    def begin(rank, together):
+        made = Heartbeats(tmp_path, rank, 3, TIMEOUT_S, together)
+        made.at = f"the place of {rank}"
+        made.begin()
+        ranks.append(made)
+        return made
+
+    yield begin, said
+    for made in ranks:
+        made.end()
+
+
+def test_others_may_be_at_work_for_longer_than_the_timeout(begun):
+    begin, said = begun
+    waiting, _, _ = begin(0, range(2)), begin(1, range(2)), begin(2, range(2, 3))
+    with waiting.waiting(patient=True):
+        time.sleep(3 * TIMEOUT_S)
+    assert not said
+
+
+def test_one_that_falls_silent_at_work_is_lost(begun):
+    begin, said = begun
+    waiting, _, sampler = begin(0, range(2)), begin(1, range(2)), begin(2, range(2, 3))
+    with waiting.waiting(patient=True):
+        sampler.end()
+        until(lambda: said, "it gives up")
+    assert said[0].startswith("rank 2 on ")
+    assert "has not come to the place of 0" in said[0]
+
+
+def test_only_ranks_that_come_to_the_same_collectives_are_compared_by_them(begun):
+    begin, said = begun
+    waiting, behind, _ = begin(0, range(2)), begin(1, range(2)), begin(2, range(2, 3))
+    for _ in range(2):
+        with waiting.waiting():
+            pass
+    with behind.waiting():
+        pass
+    with waiting.waiting():
+        until(lambda: said, "it gives up")
+    assert said[0].startswith("rank 1 on ")
+    assert "where 1 rank has waited" in said[0]
+    assert "rank 2" not in said[0]
