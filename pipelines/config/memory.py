@@ -20,6 +20,7 @@ from pipelines.config.profiles import (
     Profile,
     Resources,
     bytes_of,
+    num_samplers,
     processes_of,
 )
 from stages.contracts.base import Processes, Stage
@@ -191,6 +192,7 @@ def layout_of(stage: Stage, resources: Resources) -> Layout:
         offload=resources.offload,
         sequence_parallel=resources.sequence_parallel if together and not stage.reads else 1,
         tensor_parallel=resources.tensor_parallel,
+        samplers=num_samplers(stage, resources),
         generator_memory=resources.generator_memory,
         gpu_memory=bytes_of(resources.gpu_memory),
         micro_tokens=resources.micro_tokens,

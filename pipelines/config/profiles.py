@@ -20,6 +20,7 @@ from pipelines.config.strict_yaml import load_model
 from stages.contracts.base import Processes, Section, Stage
 from stages.contracts.catalog import STAGES
 from stages.contracts.evaluate import EVALUATIONS
+from stages.contracts.online import ONLINE
 from stages.contracts.sharding import Offload, Sharding
 
 PROFILE_VARIABLE = "LOCKSTEP_PROFILE"
@@ -167,6 +168,8 @@ class Resources(Section):
     """Fraction of a GPU's memory that vLLM may use, for weights and KV cache (no flag)."""
     sequence_parallel: int = Field(default=1, ge=1)
     """Sequence-parallel size, for long sequences (DeepSpeed Ulysses; no flag)."""
+    samplers: int = Field(default=0, ge=0)
+    """Number of ranks of online, the last ones, that only sample; the others learn (no flag)."""
     deterministic: bool = True
     """Use only deterministic GPU algorithms; an operation without one fails. CPUs always do."""
     checkpoint_seconds: float = Field(default=30.0, gt=0)
@@ -187,6 +190,11 @@ def processes_of(stage: Stage, resources: Resources) -> Processes:
     if stage.reads and several and resources.sharding.spreads_weights:
         return Processes.TOGETHER
     return stage.processes
+
+
+def num_samplers(stage: Stage, resources: Resources) -> int:
+    """Ranks of a stage that only sample."""
+    return resources.samplers if stage is ONLINE else 0
 
 
 def thread_variables(resources: Resources) -> dict[str, str]:
@@ -296,10 +304,20 @@ def _check(path: Path, profile: Profile, stage: Stage) -> None:
             "needs all of them: set `sharding` to zero3 or fsdp, or `offload` to optimizer"
         )
     world, sharing = resources.nodes * resources.tasks_per_node, resources.sequence_parallel
-    if sharing > 1 and stage.processes is Processes.TOGETHER and world % sharing:
+    learning, counted = world, "`nodes` times `tasks_per_node`"
+    if getattr(override, "samplers", None) and stage is not ONLINE:
+        wrong = f"`samplers` {resources.samplers}: {stage.name} has none, only {ONLINE.name} has"
+    if samplers := num_samplers(stage, resources):
+        if samplers >= world:
+            wrong = (
+                f"`samplers` {samplers} of {world} ranks ({counted}) leave none to learn: lower "
+                "`samplers`, or raise the number of ranks, which takes Slurm"
+            )
+        learning, counted = max(1, world - samplers), f"{counted}, less `samplers`"
+    if sharing > 1 and stage.processes is Processes.TOGETHER and learning % sharing:
         wrong = (
-            f"`sequence_parallel` {sharing} does not divide the number of ranks, {world} "
-            "(`nodes` times `tasks_per_node`)"
+            f"`sequence_parallel` {sharing} does not divide the number of ranks, {learning} "
+            f"({counted})"
         )
     samples = joined and stage.name in ("online", *EVALUATIONS)
     if world > 1 and resources.tensor_parallel > 1 and samples:

@@ -54,6 +54,7 @@ def describe(context: Context, deterministic: bool) -> dict[str, Any]:
         "checkpoint_activations": context.checkpoint_activations,
         "tensor_parallel": context.tensor_parallel,
         "world": context.world,
+        "samplers": context.samplers,
         "sharding": context.sharding,
         "offload": context.offload,
         "sequence_parallel": context.sequence_parallel,

@@ -29,7 +29,7 @@ from pipelines.base.console import say_anything
 from pipelines.base.locks import hold_lock
 from pipelines.base.redact import RedactedStream, redact
 from pipelines.base.redacted_log import redacted_log
-from pipelines.config.profiles import ExecutorKind, processes_of
+from pipelines.config.profiles import ExecutorKind, num_samplers, processes_of
 from pipelines.identity import environment
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import Spec
@@ -256,6 +256,7 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
     resources = launch.resources
     stage = STAGES[spec.name]
     together = processes_of(stage, resources) is Processes.TOGETHER
+    samplers = num_samplers(stage, resources) if task.world > 1 else 0
     heartbeats = attempt.folder / "restarts" / f"{task.restart:03}"
     if task.world > 1:
         heartbeats.mkdir(parents=True, exist_ok=True)
@@ -266,7 +267,8 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
         folder=attempt.entry.folder,
         device=task.device(resources),
         rank=task.rank,
-        world=task.world,
+        world=task.world - samplers,
+        samplers=samplers,
         collective_seconds=resources.collective_seconds,
         heartbeats=heartbeats if task.world > 1 else None,
         shard=task.shard,

@@ -95,6 +95,7 @@ class Layout:
     sharding: Sharding = Sharding.NONE
     offload: Offload = Offload.NONE
     sequence_parallel: int = 1
+    samplers: int = 0
     tensor_parallel: int = 1
     generator_memory: float = 0.9
     gpu_memory: int = 0
@@ -107,7 +108,8 @@ class Layout:
 
     @property
     def world(self) -> int:
-        return self.nodes * self.tasks_per_node
+        """Ranks that train together."""
+        return max(1, self.nodes * self.tasks_per_node - self.samplers)
 
     @property
     def spreads_readers(self) -> bool:

@@ -163,7 +163,7 @@ def _policy_update(work: Work) -> Peaks:
 
 
 def _online(work: Work) -> Peaks:
-    """Everything stays: what is read once is resident from then on."""
+    """Everything stays: what is read once is resident from then on. Samplers have the policy."""
     params, layout, model = work.params, work.layout, work.policy
     read = _read_by_update(work)
     if params.score.reference and Part.REFERENCE not in [part for _, part in read]:
@@ -176,14 +176,17 @@ def _online(work: Work) -> Peaks:
     rollout = params.rollout
     sampling = Sampling(rollout.batch_size, rollout.samples, work.longest)
     kept = work.resident(_learners(work))
-    if work.uses_vllm:
+    if layout.samplers:
+        yield from work.samples(rollout.samples)
+        own: Parts = Counter()
+    elif work.uses_vllm:
         least = vllm_sampler(model, sampling, layout)
         yield "sampling", in_its_share(least, layout)
         share = max(least.total(), round(layout.generator_memory * layout.gpu_memory))
         yield "sampling", residents + kept + Counter({Part.SAMPLER: share})
         # Asleep, its weights are on the host.
         work.on_host[Part.SAMPLER] += least[Part.WEIGHTS]
-        own: Parts = Counter()
+        own = Counter()
     else:
         is_spread = layout.sharding is not Sharding.NONE
         apart = params.online.overlap or params.lora.rank > 0 or is_spread

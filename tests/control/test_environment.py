@@ -21,8 +21,8 @@ print("torch" in sys.modules)
 ALWAYS = {
     "checkpoint_activations", "compile",
     "cores", "cpu", "cpu_features", "deterministic", "device", "host", "libc", "machine",
-    "micro_tokens", "offload", "packages", "python", "sequence_parallel", "sharding", "shards",
-    "system", "tensor_parallel", "threads", "world",
+    "micro_tokens", "offload", "packages", "python", "samplers", "sequence_parallel", "sharding",
+    "shards", "system", "tensor_parallel", "threads", "world",
 }  # fmt: skip
 OF_TORCH = {"blas", "cpu_capability", "deterministic_algorithms", "matmul_precision"}
 

@@ -32,7 +32,7 @@ from stages.memory.model import (
 )
 from stages.memory.shape import ModelShape, decoder, read_shape, shape_of
 from stages.memory.stage import needs
-from stages.memory.work import TORCH_WEIGHTS, Shapes
+from stages.memory.work import TORCH_WEIGHTS, Shapes, Work
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -313,6 +313,21 @@ def test_fused_steps_fit_one_gpu_or_all_of_a_node(name: str, slots: int) -> None
     rollout = {"samples": 8, "max_new_tokens": 1024, "engine": "torch", "batch_size": slots}
     made = estimator(ROOT, name, params_of(rollout=rollout), shape)
     assert made.refusal("online") is None
+
+
+def test_samplers_take_their_copy_of_the_policy_off_the_ranks_that_learn() -> None:
+    def peaks(samplers: int) -> dict[str, Counter[Part]]:
+        layout = Layout(tasks_per_node=10, sharding=Sharding.FSDP, samplers=samplers)
+        params = params_of(rollout={"engine": "torch", "samples": 8, "max_new_tokens": 1024})
+        work = Work(params, Shapes(LLAMA["8B"]), layout)
+        return dict(of_stages.STAGES["online"](work))
+
+    apart, of_eight = peaks(2), Layout(tasks_per_node=8, sharding=Sharding.FSDP)
+    policy = Model(LLAMA["8B"], BF16)
+    assert apart["sampling"][Part.WEIGHTS] == policy.bytes
+    assert Part.MOMENTS not in apart["sampling"]
+    assert peaks(0)["learning"][Part.SAMPLER] > 0 == apart["learning"][Part.SAMPLER]
+    assert apart["learning"][Part.MOMENTS] == learner_state(policy, of_eight).gpu[Part.MOMENTS]
 
 
 def profile_of(folder: Path, text: str) -> str:

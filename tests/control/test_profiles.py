@@ -64,6 +64,7 @@ OF_SFT = {
     "{shards: 4}": "sft cannot be sharded, only reference_logprobs, rollout, score can",
     "{sharding: none, offload: all}": "set `sharding` to zero3 or fsdp, or `offload` to opt",
     "{sharding: zero2, offload: all}": "set `sharding` to zero3 or fsdp, or `offload` to opt",
+    "{samplers: 1}": r"`stages.sft`: `samplers` 1: sft has none, only online has",
     "{sharding: zero4}": "`stages.sft.sharding`",
     "{tasks_per_node: 6, sequence_parallel: 4}": (
         r"does not divide the number of ranks, 6 \(`nodes` times `tasks_per_node`\)"
@@ -73,6 +74,14 @@ OF_READERS = {
     "score: {tasks_per_node: 8, sharding: fsdp, shards: 4}": "`stages.score`.*set `shards` to 1",
     "evaluate: {nodes: 2, sharding: zero3, tensor_parallel: 8}": (
         "each of the 2 ranks of evaluate samples on a GPU of its own: set it to 1"
+    ),
+}
+OF_ONLINE = {
+    "{tasks_per_node: 4, samplers: 4}": "`stages.online`: `samplers` 4 of 4 ranks .* lower `sampl",
+    "{tasks_per_node: 4, samplers: -1}": r"`stages\.online\.samplers` is -1",
+    "{tasks_per_node: 2, samplers: 1, tensor_parallel: 2}": "each of the 2 ranks of online samples",
+    "{tasks_per_node: 4, samplers: 1, sequence_parallel: 2}": (
+        r"does not divide the number of ranks, 3 \(.*, less `samplers`\)"
     ),
 }
 MISTAKES = [
@@ -92,6 +101,7 @@ MISTAKES = [
         "each of the 8 ranks of online samples on a GPU of its own: set it to 1",
     ),
     *((f"executor: slurm\nstages:\n  {of}\n", said) for of, said in OF_READERS.items()),
+    *((f"executor: slurm\nstages:\n  online: {of}\n", said) for of, said in OF_ONLINE.items()),
 ]
 
 
