@@ -28,11 +28,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.context import Context, Stopped
+from stages.context import Context, StageError, Stopped
 from stages.contracts.online import OnlineConfig, step_name
+from stages.contracts.rollout import Engine
 from stages.data.artifacts import read_role
 from stages.data.schema import PromptRow, RolloutRow
 from stages.data.tokenizer import Decoder
+from stages.engines.generation.generators import choose
 from stages.engines.generation.resident_sampler import ResidentSampler
 from stages.engines.models.loaders import resident
 from stages.engines.processes.ranks import ALONE, Ranks, join
@@ -63,6 +65,13 @@ SHOWN = ("reward_mean", "kl_to_reference")
 def run(
     config: OnlineConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
+    engine = choose(inputs["policy"], ctx.device, config.rollout.engine)
+    if ctx.samplers and engine is not Engine.TORCH:
+        raise StageError(
+            f"stages.online.samplers in the profile is {ctx.samplers}, and rollout.engine is "
+            f"{engine}, which takes weights only from ranks that learn: set rollout.engine: torch, "
+            "or samplers to 0"
+        )
     prompts = read_role(inputs["prompts"], PromptRow, config.rollout.source, "online")
     arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
     longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)

@@ -278,6 +278,13 @@ def test_an_adapter_learns_in_fused_steps_as_in_iterations(copied):
         assert made.contents(policies / "fast" / part) == made.contents(policies / NAMES[1] / part)
 
 
+def test_samplers_of_an_engine_that_they_cannot_give_weights_are_refused(fused, monkeypatch):
+    runner = fused("run")
+    monkeypatch.setattr(online, "choose", lambda *_: Engine.VLLM)
+    with pytest.raises(StageError, match=r"stages\.online\.samplers .* set rollout\.engine: torch"):
+        runner.run("online@fast", runner.context("online@fast", samplers=1))
+
+
 def test_what_fused_steps_cannot_do_is_refused():
     rl = {"online": {"fast": {"policy": "sft", "steps": 2}}}
     for changes, said in (

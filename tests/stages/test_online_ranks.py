@@ -65,6 +65,7 @@ def run(root, rank, world, options):
             rank=rank,
             world=world,
             samplers=options.get("samplers", 0),
+            device=options.get("device", "cpu"),
             heartbeats=root / "signs" / f"{options['start']}-{number}",
             sharding=Sharding(options["sharding"]),
             checkpoint_seconds=options.get("checkpoint_seconds", 30.0),
