@@ -14,11 +14,12 @@ from stages import online
 from stages.context import StageError, Stopped
 from stages.contracts.params import Params
 from stages.contracts.rollout import Engine
-from stages.engines.generation import resident_sampler
+from stages.engines.generation import resident_sampler, vllm_generator
 from stages.engines.generation.resident_sampler import ResidentSampler
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.models import loaders
-from stages.engines.models.loaders import load_classifier
+from stages.engines.models.folders import load_policy
+from stages.engines.models.loaders import Loaders, load_classifier
 from stages.engines.training.journal import Journal
 from tests.models.test_reward_folders import write_classifier
 from tests.stages import conftest
@@ -220,29 +221,60 @@ def test_rows_that_were_damaged_since_are_made_again(fused):
     assert contents(stopped) == contents(undisturbed)
 
 
-def test_an_engine_that_is_given_folders_samples_the_same(fused, monkeypatch):
-    """As one does that has the weights in a process of its own."""
+class GivenWeights:
+    """In the place of vLLM, which draws other tokens: an engine that is given weights and answers
+    as the torch generator does."""
+
+    def __init__(self, folder, settings, *, empty):
+        assert empty, "its weights come through memory"
+        self.policy_hash, self.told = "", []
+        self._model = load_policy(folder, settings.device, settings.precision)
+        self._torch = TorchGenerator(settings.device, settings.precision, settings.slots)
+
+    def take(self, weights):
+        self.told.append("take")
+        own = self._model.state_dict()
+        for name, weight in weights:
+            own[name].copy_(weight)
+
+    def compare(self, weights):
+        self.told.append("compare")
+        own = self._model.state_dict()
+        assert all(torch.equal(own[name], weight) for name, weight in weights)
+
+    def generate(self, requests, **how):
+        self._torch.take(self._model, self.policy_hash, compared=False, owned=True)
+        return self._torch.generate(requests, **how)
+
+    def sleep(self):
+        self.told.append("sleep")
+
+    def close(self):
+        self.told.append("close")
+
+
+def test_an_engine_that_is_given_weights_samples_the_same(fused, monkeypatch):
     resident, apart, stopped = fused("resident"), fused("apart"), fused("stopped")
     resident.run("online@fast")
+    opened = []
+
+    def open_engine(*how, **options):
+        opened.append(GivenWeights(*how, **options))
+        return opened[-1]
+
     monkeypatch.setattr(resident_sampler, "choose", lambda *_: Engine.VLLM)
-    told = []
-    for name in ("load", "sleep", "close"):
-        method = getattr(TorchGenerator, name)
-        told_of = lambda self, *folder, name=name, method=method: (  # noqa: E731
-            told.append(name) or method(self, *folder)
-        )
-        monkeypatch.setattr(TorchGenerator, name, told_of)
+    monkeypatch.setattr(vllm_generator, "VllmGenerator", open_engine)
     apart.run("online@fast")
     assert contents(apart) == contents(resident)
-    a_step = ["load", "close", "sleep"]  # what was loaded before is let go
-    assert told == [*a_step * 3, "close"]
+    a_step = ["take", "compare", "sleep"]
+    assert [engine.told for engine in opened] == [[*a_step * 3, "close"]]
 
-    told.clear()
+    opened.clear()
     ctx = stopped.context("online@fast")
     ctx.log = lambda *_: ctx.request_stop()
     with pytest.raises(Stopped):
         stopped.run("online@fast", ctx)
-    assert told == [*a_step, "close"]
+    assert [engine.told for engine in opened] == [[*a_step, "close"]]
 
 
 def test_a_reward_model_that_a_user_gives_is_read_once_and_stays(fused, monkeypatch):
@@ -252,15 +284,15 @@ def test_a_reward_model_that_a_user_gives_is_read_once_and_stays(fused, monkeypa
         read.append(folder.name)
         return load_classifier(folder, *rest)
 
-    monkeypatch.setattr(loaders, "load_classifier", counted)
+    monkeypatch.setattr(loaders, "FRESH", Loaders(classifier=counted))
     given = {"rewards": {"taste": {"kind": "model", "folder": "rm", "form": "pair"}}}
     runner = fused("run", score={"weights": {"verifier": 1.0, "taste": 0.5}}, **given)
     write_classifier(runner.root / "rewards/rm")
     for stage in ("rollout", "score"):
         runner.run(f"{stage}@fast_001")
-    assert read == []  # a stage by itself reads it for itself
+    assert read == ["rm"]  # a stage by itself reads it for itself
     runner.run("online@fast")
-    assert read == ["rm"]
+    assert read == ["rm", "rm"]
     staged, together = (runner.rows(f"scores/{name}") for name in ("fast_001", "fast"))
     said = [dict(row["by_source"])["taste"] for row in staged]
     assert said == [dict(row["by_source"])["taste"] for row in together if row["step"] == 1]
