@@ -202,17 +202,23 @@ def test_killed_at_any_moment_they_end_with_the_same_bytes(copied, undisturbed, 
     assert all_left(runner) == undisturbed(name)
 
 
-@pytest.mark.parametrize("name", DISTURBED)
-def test_where_one_rank_is_asked_to_stop_all_do_and_go_on_later(copied, undisturbed, name):
-    runner = copied("stopped")
+def stop_again_and_again(runner, name, rank, samplers=0):
+    """Ask one rank to stop, each time later in its work, until all come to the end."""
     for number in range(20):
-        ranks = start(runner, FUSED, *DISTURBED[name], asked={"1": 2 + 5 * number})
+        asked = {str(rank): 2 + 5 * number}
+        ranks = start(runner, FUSED, *DISTURBED[name], asked=asked, samplers=samplers)
         for process in ranks:
             process.join(TIMEOUT_S)
         if ranks[0].exitcode == 0:
             break
         finish(runner, ranks, expected=3)
     assert number > 1
+
+
+@pytest.mark.parametrize("name", DISTURBED)
+def test_where_one_rank_is_asked_to_stop_all_do_and_go_on_later(copied, undisturbed, name):
+    runner = copied("stopped")
+    stop_again_and_again(runner, name, rank=1)
     assert all_left(runner) == undisturbed(name)
 
 
@@ -262,14 +268,7 @@ def test_a_lost_sampler_or_learner_is_named_and_others_go_on(copied, undisturbed
 @pytest.mark.parametrize("name", DISTURBED)
 def test_where_a_sampler_is_asked_to_stop_all_do(copied, undisturbed, name):
     runner = copied("stopped")
-    for number in range(20):
-        ranks = start(runner, FUSED, *DISTURBED[name], asked={"2": 2 + 5 * number}, samplers=1)
-        for process in ranks:
-            process.join(TIMEOUT_S)
-        if ranks[0].exitcode == 0:
-            break
-        finish(runner, ranks, expected=3)
-    assert number > 1
+    stop_again_and_again(runner, name, rank=2, samplers=1)
     assert all_left(runner) == undisturbed(name)
 
 
