@@ -66,7 +66,8 @@ class Context:
     offload: Offload = Offload.NONE
     """What of that waits in the host's memory."""
     tensor_parallel: int = 1
-    """GPUs that vLLM spreads each matrix over. Changes results by rounding at most."""
+    """GPUs that vLLM spreads each matrix over: of one process, or one of each of so many ranks.
+    Changes results by rounding at most."""
     generator_memory: float = 0.9
     """Share of a GPU's memory that vLLM may take, for weights and cache."""
     sequence_parallel: int = 1
@@ -109,6 +110,11 @@ class Context:
     def only_samples(self) -> bool:
         """Whether this rank is one of the samplers."""
         return self.rank >= self.world
+
+    @property
+    def ranks_per_sampler(self) -> int:
+        """Neighbouring ranks that sample as one, with a vLLM over their GPUs."""
+        return self.tensor_parallel if self.world > 1 and not self.samplers else 1
 
     @property
     def loads_on(self) -> str:

@@ -163,7 +163,7 @@ class Resources(Section):
     offload: Offload = Field(default=Offload.NONE, strict=False)
     """What training keeps in host memory: none, optimizer (its moments), or all (zero3, fsdp)."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Tensor-parallel size of vLLM; changes results only by rounding (no flag)."""
+    """Tensor-parallel size of vLLM, over so many ranks if joined; only rounding (no flag)."""
     generator_memory: float = Field(default=0.9, gt=0, le=1)
     """Fraction of a GPU's memory that vLLM may use, for weights and KV cache (no flag)."""
     sequence_parallel: int = Field(default=1, ge=1)
@@ -190,6 +190,13 @@ def processes_of(stage: Stage, resources: Resources) -> Processes:
     if stage.reads and several and resources.sharding.spreads_weights:
         return Processes.TOGETHER
     return stage.processes
+
+
+def tensor_parallel_of(stage: Stage, resources: Resources) -> int:
+    """GPUs that a stage's vLLM spans; of joined ranks, so many neighbours sample as one."""
+    joined = processes_of(stage, resources) is Processes.TOGETHER
+    samples = not joined or stage.name in (ONLINE.name, *EVALUATIONS)
+    return resources.tensor_parallel if samples else 1
 
 
 def num_samplers(stage: Stage, resources: Resources) -> int:
@@ -319,12 +326,31 @@ def _check(path: Path, profile: Profile, stage: Stage) -> None:
             f"`sequence_parallel` {sharing} does not divide the number of ranks, {learning} "
             f"({counted})"
         )
-    samples = joined and stage.name in ("online", *EVALUATIONS)
-    if world > 1 and resources.tensor_parallel > 1 and samples:
-        wrong = (
-            f"`tensor_parallel` {resources.tensor_parallel}: each of the {world} ranks of "
-            f"{stage.name} samples on a GPU of its own: set it to 1, or `nodes` and "
-            "`tasks_per_node` to 1"
-        )
+    wrong = wrong or wrong_with_groups(stage, resources)
     if wrong:
         raise LockstepError(f"{path}: `{key}`: {wrong}")
+
+
+def wrong_with_groups(stage: Stage, resources: Resources) -> str:
+    """Why neighbouring ranks cannot sample as one, where they are to; empty if they can."""
+    tasks, gpus = resources.tasks_per_node, resources.gpus_per_node
+    joined = processes_of(stage, resources) is Processes.TOGETHER and resources.nodes * tasks > 1
+    width = tensor_parallel_of(stage, resources)
+    if not joined or width == 1:
+        return ""
+    if tasks % width:
+        return (
+            f"`tensor_parallel` {width} does not divide `tasks_per_node` {tasks}: so many "
+            f"neighbouring ranks of {stage.name}, of one node, sample as one, over their GPUs"
+        )
+    if resources.device.startswith("cuda") and 0 < gpus < tasks:
+        return (
+            f"`tensor_parallel` {width} takes a GPU for each rank, and `gpus_per_node` {gpus} is "
+            f"less than `tasks_per_node` {tasks}: set them to the same, or `tensor_parallel` to 1"
+        )
+    if num_samplers(stage, resources):
+        return (
+            f"`tensor_parallel` {width}: `samplers` use the torch generator, which has one GPU: "
+            "set `tensor_parallel` to 1, or `samplers` to 0"
+        )
+    return ""

@@ -29,7 +29,12 @@ from pipelines.base.console import say_anything
 from pipelines.base.locks import hold_lock
 from pipelines.base.redact import RedactedStream, redact
 from pipelines.base.redacted_log import redacted_log
-from pipelines.config.profiles import ExecutorKind, num_samplers, processes_of
+from pipelines.config.profiles import (
+    ExecutorKind,
+    num_samplers,
+    processes_of,
+    tensor_parallel_of,
+)
 from pipelines.identity import environment
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import Spec
@@ -278,7 +283,7 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
         checkpoint_activations=resources.checkpoint_activations,
         sharding=resources.sharding if together else Sharding.NONE,
         offload=resources.offload,
-        tensor_parallel=resources.tensor_parallel,
+        tensor_parallel=tensor_parallel_of(stage, resources),
         generator_memory=resources.generator_memory,
         sequence_parallel=resources.sequence_parallel if together and not stage.reads else 1,
         checkpoint_seconds=resources.checkpoint_seconds,

@@ -9,7 +9,13 @@ import pytest
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
-from pipelines.config.profiles import ExecutorKind, Resources, load_profile, processes_of
+from pipelines.config.profiles import (
+    ExecutorKind,
+    Resources,
+    load_profile,
+    processes_of,
+    tensor_parallel_of,
+)
 from pipelines.driver.stage import _by_hand
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import Batch, batch_script
@@ -73,13 +79,21 @@ OF_SFT = {
 OF_READERS = {
     "score: {tasks_per_node: 8, sharding: fsdp, shards: 4}": "`stages.score`.*set `shards` to 1",
     "evaluate: {nodes: 2, sharding: zero3, tensor_parallel: 8}": (
-        "each of the 2 ranks of evaluate samples on a GPU of its own: set it to 1"
+        "`tensor_parallel` 8 does not divide `tasks_per_node` 1: .* ranks of evaluate, of one node"
     ),
 }
 OF_ONLINE = {
     "{tasks_per_node: 4, samplers: 4}": "`stages.online`: `samplers` 4 of 4 ranks .* lower `sampl",
     "{tasks_per_node: 4, samplers: -1}": r"`stages\.online\.samplers` is -1",
-    "{tasks_per_node: 2, samplers: 1, tensor_parallel: 2}": "each of the 2 ranks of online samples",
+    "{tasks_per_node: 2, samplers: 1, tensor_parallel: 2}": (
+        "`tensor_parallel` 2: `samplers` use the torch generator"
+    ),
+    "{nodes: 2, tasks_per_node: 8, tensor_parallel: 3}": (
+        "`tensor_parallel` 3 does not divide `tasks_per_node` 8: .* ranks of online, of one node"
+    ),
+    "{tasks_per_node: 8, gpus_per_node: 4, device: cuda, tensor_parallel: 2}": (
+        "a GPU for each rank, and `gpus_per_node` 4 is less than `tasks_per_node` 8"
+    ),
     "{tasks_per_node: 4, samplers: 1, sequence_parallel: 2}": (
         r"does not divide the number of ranks, 3 \(.*, less `samplers`\)"
     ),
@@ -96,10 +110,6 @@ MISTAKES = [
         "without Slurm a stage is one process",
     ),
     *((f"executor: slurm\nstages:\n  sft: {of}\n", said) for of, said in OF_SFT.items()),
-    (
-        "executor: slurm\nstages:\n  online: {tasks_per_node: 8, tensor_parallel: 2}\n",
-        "each of the 8 ranks of online samples on a GPU of its own: set it to 1",
-    ),
     *((f"executor: slurm\nstages:\n  {of}\n", said) for of, said in OF_READERS.items()),
     *((f"executor: slurm\nstages:\n  online: {of}\n", said) for of, said in OF_ONLINE.items()),
 ]
@@ -118,6 +128,18 @@ def test_override_replaces_only_what_it_names(tmp_path: Path) -> None:
     assert profile.executor is ExecutorKind.SLURM
     assert (profile.resources("sft").nodes, profile.resources("sft").partition) == (2, "b")
     assert profile.resources("prepare").partition == "a"
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), {"online": 4, "evaluate": 4, "score": 1, "policy_update": 1}.items()
+)
+def test_ranks_that_sample_do_so_over_the_gpus_of_neighbours(
+    tmp_path: Path, name: str, width: int
+) -> None:
+    ranks = "nodes: 2, tasks_per_node: 8, gpus_per_node: 8, device: cuda, sharding: fsdp"
+    text = f"executor: slurm\ndefaults: {{{ranks}, tensor_parallel: 4}}\n"
+    resources = load_profile(write(tmp_path, text), "mine").resources(name)
+    assert tensor_parallel_of(STAGES[name], resources) == width
 
 
 @pytest.mark.parametrize("name", ["score", "reference_logprobs", "evaluate", "evaluate_sft"])

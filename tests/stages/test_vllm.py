@@ -112,16 +112,16 @@ def test_an_engine_in_a_process_of_its_own_ends_with_the_one_that_started_it(tmp
         kill_each(started)
 
 
-@pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
-def test_a_replica_on_each_rank_takes_the_weights_of_all_through_memory(tmp_path):
+def said_by_ranks(program, folder):
+    """What each of two ranks has said, by what it was asked for."""
     for seed, name in enumerate(("old", "whole", "spread")):
-        tiny_llama(tmp_path / name, seed)
+        tiny_llama(folder / name, seed)
     variables = {"PYTHONPATH": python_path(), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    logs = [tmp_path / f"log-{rank}" for rank in range(2)]
+    logs = [folder / f"log-{rank}" for rank in range(2)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.stages.vllm_ranks", tmp_path, str(rank)],
+            [sys.executable, "-m", f"tests.stages.{program}", folder, str(rank)],
             cwd=TESTS.parents[1],
             env={**os.environ, **variables, "RANK": str(rank)},
             stdout=log.open("w"),
@@ -135,14 +135,34 @@ def test_a_replica_on_each_rank_takes_the_weights_of_all_through_memory(tmp_path
         for process in ranks:
             process.kill()
     assert ends == [0, 0], [log.read_text()[-4000:] for log in logs]
-    for rank in range(2):
-        lines = (tmp_path / f"said-{rank}").read_text().splitlines()
-        said = dict(json.loads(line) for line in lines)
+    return [
+        dict(json.loads(line) for line in (folder / f"said-{rank}").read_text().splitlines())
+        for rank in range(2)
+    ]
+
+
+# Both ranks end, by what only the second has.
+OLD_WEIGHTS = r"rank 1: .* tensor \S+ in memory is not what the learner holds"
+
+
+@pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
+def test_a_replica_on_each_rank_takes_the_weights_of_all_through_memory(tmp_path):
+    for said in said_by_ranks("vllm_ranks", tmp_path):
         assert said["whole"] == said["spread"] == [True, True]
-        # Both end, by what only the second rank has.
-        named = r"rank 1: .* tensor \S+ in memory is not what the learner holds"
-        assert re.match(named, said["kept old weights"])
+        assert re.match(OLD_WEIGHTS, said["kept old weights"])
         assert said["hash"] == ""
+
+
+@pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
+def test_a_replica_over_two_ranks_takes_from_each_the_weights_of_its_worker(tmp_path):
+    first, second = said_by_ranks("vllm_group_ranks", tmp_path)
+    assert first["whole"] == first["spread"] == [True, True]
+    for name in ("rows of whole", "rows of spread"):
+        assert first[name] == second[name]
+        assert len(first[name][1]) == 3
+    for said in (first, second):
+        assert re.match(OLD_WEIGHTS, said["kept old weights"])
+    assert first["hash"] == ""
 
 
 @pytest.mark.gpu

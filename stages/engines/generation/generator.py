@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
+from stages.engines.processes.sampling_group import SamplingGroup
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,23 @@ class GeneratorSettings:
     longest: int | None = None
     """Tokens that a request has at most together with its answer. vLLM starts only if its cache has
     room for such a sequence; where it is not known, for the model's whole context."""
+    group: SamplingGroup | None = None
+    """The ranks whose GPUs these are, where they are not all of one process."""
 
     @classmethod
     def of_job(
         cls, ctx: Context, precision: Precision, slots: int, longest: int
     ) -> "GeneratorSettings":
         """On what the job has."""
-        return cls(ctx.device, precision, slots, ctx.tensor_parallel, ctx.generator_memory, longest)
+        return cls(
+            ctx.device,
+            precision,
+            slots,
+            ctx.tensor_parallel,
+            ctx.generator_memory,
+            longest,
+            ctx.ranks.sampling_group if ctx.ranks is not None else None,
+        )
 
 
 class Generator(Protocol):

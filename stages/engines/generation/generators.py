@@ -23,9 +23,20 @@ def open_generator(folder: Path, engine: Engine, settings: GeneratorSettings) ->
         from stages.engines.generation.vllm_generator import VllmGenerator
 
         return VllmGenerator(folder, settings)
-    generator = TorchGenerator(settings.device, settings.precision, settings.slots)
+    generator = torch_generator(settings)
     generator.load(folder)
     return generator
+
+
+def torch_generator(settings: GeneratorSettings) -> TorchGenerator:
+    """One without weights; StageError where it would have to span ranks."""
+    if settings.group is not None:
+        raise StageError(
+            f"tensor_parallel in the profile is {settings.tensor_parallel}, and the torch "
+            "generator, which rollout.engine chooses here, has one GPU: set rollout.engine: vllm, "
+            "or tensor_parallel: 1"
+        )
+    return TorchGenerator(settings.device, settings.precision, settings.slots)
 
 
 def opened(

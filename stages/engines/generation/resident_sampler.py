@@ -4,7 +4,7 @@ The torch generator answers with the learner's own weights. It gets a model of i
 learner's weights are not what is sampled from: under an adapter, which a sampler loads merged;
 while the learner moves on; and where the learner is spread over the ranks, whose parts come to each
 of them through memory, one weight at a time, rounded. vLLM is given the weights in the same way, a
-replica on each rank, and compares what it holds with them.
+replica on each rank or on each group of neighbours, and compares what it holds with them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,13 +20,15 @@ from stages.context import Context, StageError
 from stages.contracts.online import OnlineConfig
 from stages.contracts.rollout import Engine
 from stages.engines.generation.generator import Generator, GeneratorSettings
-from stages.engines.generation.generators import choose
+from stages.engines.generation.generators import choose, torch_generator
 from stages.engines.generation.torch_generator import TorchGenerator
+from stages.engines.generation.weight_pieces import Through, compare, load
 from stages.engines.models.background_hash import BackgroundHash
 from stages.engines.models.folders import load_policy
 from stages.engines.models.lora import has_adapter
 from stages.engines.models.weights import is_rearranged
 from stages.engines.processes.ranks import ALONE
+from stages.engines.processes.sampling_group import SamplingGroup
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.sampled import sampled_weights
 from stages.engines.training.saving import hash_of_sampled
@@ -59,10 +61,10 @@ class ResidentSampler:
         beside = apart and ctx.device.startswith("cuda")
         self._stream = torch.cuda.Stream(ctx.device) if beside else None  # type: ignore[no-untyped-call]
         self._torch: TorchGenerator | None = None
-        self._vllm: VllmGenerator | None = None
+        self._vllm: VllmGenerator | Neighbour | None = None
         self._copy: Any = None
         if choose(folder, ctx.device, config.rollout.engine) is Engine.TORCH:
-            self._torch = TorchGenerator(ctx.device, config.precision, slots)
+            self._torch = torch_generator(self._settings)
             if apart or has_adapter(learner.model) or learner.lockstep:
                 self._copy = load_policy(folder, ctx.device, config.precision)
 
@@ -92,6 +94,11 @@ class ResidentSampler:
             own[name].copy_(weight)
 
     def _give_vllm(self) -> None:
+        if self._device.startswith("cuda"):
+            # What learning has left in this process's cache the engine's processes cannot use.
+            torch.cuda.empty_cache()
+        if (group := self._settings.group) is not None:
+            group.meet("the weights for their sampler")
         if self._vllm is None:
             self._vllm = self._open_vllm()
         vllm = self._vllm
@@ -126,14 +133,17 @@ class ResidentSampler:
             if of_rank:
                 raise StageError(f"rank {rank}: {of_rank}" if self._ranks.world > 1 else of_rank)
 
-    def _open_vllm(self) -> "VllmGenerator":
-        from stages.engines.generation.vllm_generator import VllmGenerator
-
+    def _open_vllm(self) -> "VllmGenerator | Neighbour":
         if is_rearranged(self._learner.model):
             raise StageError(
                 "the files of this model are arranged in another way than its weights in memory, "
                 "and vLLM knows the files: set rollout.engine: torch for rl.online"
             )
+        group = self._settings.group
+        if group is not None and not group.leads:
+            return Neighbour(group, self._device)
+        from stages.engines.generation.vllm_generator import VllmGenerator
+
         return VllmGenerator(self._source, self._settings, empty=True)
 
     def policy_hash(self) -> str:
@@ -148,6 +158,7 @@ class ResidentSampler:
     def opened(self) -> Iterator[Generator]:
         generator = self._torch or self._vllm
         assert generator is not None, "it takes the weights first"
+        assert not isinstance(generator, Neighbour), "it has no share of the requests"
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             yield generator
 
@@ -160,3 +171,27 @@ class ResidentSampler:
         for generator in (self._torch, self._vllm):
             if generator is not None:
                 generator.close()
+
+
+class Neighbour:
+    """In place of vLLM on a rank whose GPU the vLLM of its group's first rank uses, too.
+
+    It gives the worker on this GPU the weights, when the first rank's takes and compares them.
+    """
+
+    policy_hash = ""
+
+    def __init__(self, group: SamplingGroup, device: str) -> None:
+        self._receiver = (group.call_by(None), Through.between_processes(device), device)
+
+    def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        load(weights, *self._receiver)
+
+    def compare(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        compare(weights, *self._receiver)
+
+    def sleep(self) -> None:
+        """The first rank's does."""
+
+    def close(self) -> None:
+        """The first rank's does."""

@@ -88,8 +88,15 @@ def generate_all(
             assert generator is not None
             return partial(task.decode, generator)
 
-        num_rows = len(task.requests)
-        return Pass(name, num_rows, task.unit_rows, load, _response_length, phase="responses")
+        return Pass(
+            name,
+            len(task.requests),
+            task.unit_rows,
+            load,
+            _response_length,
+            phase="responses",
+            ranks_per_unit=ctx.ranks_per_sampler,
+        )
 
     kept = pass_names(ctx, RESPONSES)
     work = responses(kept[0] if len(kept) == 1 else RESPONSES)

@@ -22,6 +22,9 @@ What differs from the torch generator:
 
 The engine has a process of its own, too, wherever this one has a process group, which vLLM would
 take for its own, and end; and on any GPU but the first, since it takes the first that it sees.
+
+Over the GPUs of several ranks, the first of them has the generator. The others give their share of
+the weights when it takes and compares them (sampling_group.py), and are not needed otherwise.
 """
 
 import gc
@@ -52,7 +55,7 @@ from stages.engines.generation.generator import (
     check_context,
 )
 from stages.engines.generation.vllm_worker import Checked
-from stages.engines.generation.weight_pieces import Through, send
+from stages.engines.generation.weight_pieces import Call, Through, compare, load
 from stages.engines.models.folders import (
     content_hash,
     folder_hash,
@@ -96,14 +99,17 @@ class VllmGenerator:
     def __init__(self, folder: Path, settings: GeneratorSettings, *, empty: bool = False) -> None:
         """An empty one is to `take` weights of the model in the folder before it answers."""
         device, precision = settings.device, settings.precision
-        self._gpu = torch.device(device).index or 0
-        if self._gpu and (settings.tensor_parallel > 1 or os.environ.get(ENGINE_APART) == "0"):
+        self._group = settings.group
+        gpu = torch.device(device).index or 0
+        alone = os.environ.get(ENGINE_APART) == "0" or settings.tensor_parallel > 1
+        if gpu and alone and self._group is None:
             raise StageError(
                 f"vLLM takes the first GPU that it sees, not {device}, unless its engine has a "
                 "process and that GPU for itself: set tensor_parallel: 1 and not "
                 f"{ENGINE_APART}=0, or give each process its own GPUs by CUDA_VISIBLE_DEVICES, or "
                 "set rollout.engine: torch"
             )
+        self._gpus = self._group.gpus if self._group else [gpu] if gpu else []
         self._device = device
         self._precision, self._num_workers = precision, settings.tensor_parallel
         self._longest = settings.longest
@@ -154,16 +160,12 @@ class VllmGenerator:
         """
         self.wake()
         self.policy_hash = ""
-        self._call("begin_load")
-        send(weights, self._call, "load_piece", self._through, self._device)
-        self._call("end_load")
+        load(weights, self._call_in_step, self._through, self._device)
         self._forget()
 
     def compare(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """StageError if what was taken is not, bit by bit, these weights."""
-        self._call("begin_comparison")
-        send(weights, self._call, "compare_piece", self._through, self._device)
-        self._call("end_comparison")
+        compare(weights, self._call_in_step, self._through, self._device)
 
     def generate(
         self, requests: Sequence[Request], *, max_new_tokens: int, sampling: Sampling
@@ -281,7 +283,7 @@ class VllmGenerator:
             # go, and batch invariance does not keep all of that from the numbers.
             options["async_scheduling"] = False
         try:
-            with _unheard_by_workers(apart or self._num_workers > 1), _seeing(self._gpu):
+            with _unheard_by_workers(apart or self._num_workers > 1), _seeing(self._gpus):
                 if self._longest is not None:
                     options["max_model_len"] = min(self._longest, _context(folder, options))
                 self._llm = LLM(str(folder), **options)
@@ -301,10 +303,12 @@ class VllmGenerator:
             ) from error
         VllmGenerator._num_open += 1
         self._through = Through.THIS_PROCESS
-        if self._num_workers > 1 or (apart and not self._on_gpu):
+        if self._group is not None:
+            self._through = Through.between_processes(self._device)
+        elif self._num_workers > 1:
             self._through = Through.HOST
         elif apart:
-            self._through = Through.GPU
+            self._through = Through.between_processes(self._device)
         if apart:
             self._llm.collective_rpc("end_with", args=(os.getpid(),))
         self._config = _config(folder)
@@ -322,7 +326,7 @@ class VllmGenerator:
         # Over several GPUs it is the workers, processes of their own, that compute.
         one_worker = self._num_workers == 1
         grouped = dist.is_available() and dist.is_initialized()
-        elsewhere = self._gpu > 0
+        elsewhere = bool(self._gpus)
         wanted = grouped or elsewhere or ((deterministic or replaces_kernels) and one_worker)
         for name, value in {**SETTINGS, ENGINE_APART: str(int(wanted))}.items():
             os.environ.setdefault(name, value)
@@ -348,11 +352,21 @@ class VllmGenerator:
     def _check(self, folder: Path) -> None:
         self._call("differs_from_files", str(folder))
 
+    @property
+    def _call_in_step(self) -> Call:
+        """A method of every worker, which all ranks of the group call, if there is one."""
+        if self._group is None:
+            return self._call
+        return self._group.call_by(lambda *call: self._wrong("with_own", *call))
+
     def _call(self, method: str, *arguments: Any) -> None:
-        """A method of every worker, which may say what is wrong with its weights."""
-        for wrong in self._llm.collective_rpc(method, args=arguments):
-            if wrong:
-                raise StageError(f"in vLLM, after loading: {wrong}")
+        for wrong in filter(None, self._wrong(method, *arguments)):
+            raise StageError(wrong)
+
+    def _wrong(self, method: str, *arguments: Any) -> list[str]:
+        """Call a method of every worker, which may say what is wrong with its weights."""
+        of_workers = self._llm.collective_rpc(method, args=arguments)
+        return [f"in vLLM, after loading: {wrong}" if wrong else "" for wrong in of_workers]
 
 
 def _drawing(request: Request, sampling: Sampling) -> dict[str, Any]:
@@ -398,17 +412,18 @@ def _context(folder: Path, options: dict[str, Any]) -> int:
 
 
 @contextmanager
-def _seeing(gpu: int) -> Iterator[None]:
-    """Processes that are started meanwhile see this GPU alone; with the first, all as here."""
+def _seeing(gpus: Sequence[int]) -> Iterator[None]:
+    """Processes that are started meanwhile see these GPUs alone; without any, all as here."""
     before = os.environ.get(VISIBLE)
-    if gpu:
-        os.environ[VISIBLE] = before.split(",")[gpu] if before else str(gpu)
+    if gpus:
+        names = before.split(",") if before else list(map(str, range(max(gpus) + 1)))
+        os.environ[VISIBLE] = ",".join(names[gpu] for gpu in gpus)
     try:
         yield
     finally:
         if before is not None:
             os.environ[VISIBLE] = before
-        elif gpu:
+        elif gpus:
             del os.environ[VISIBLE]
 
 

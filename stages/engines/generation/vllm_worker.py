@@ -71,8 +71,12 @@ class Checked:
             return str(error)
         return ""
 
+    def with_own(self, method: str, arguments: list[list[Any]]) -> Any:
+        """Call a method with the arguments that are for this worker, of those for each."""
+        return getattr(self, method)(*arguments[self.rank])  # type: ignore[attr-defined]
+
     def open_buffer(self, where: Where) -> None:
-        self._buffer = opened(where)
+        self._buffer = opened(where, torch.device(self.device).index or 0)  # type: ignore[attr-defined]
 
     def close_buffer(self) -> None:
         self._buffer = torch.empty(0)

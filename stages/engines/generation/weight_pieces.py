@@ -37,6 +37,27 @@ class Through(Enum):
     """Of one GPU that both processes use: CUDA IPC."""
     HOST = "host"
 
+    @classmethod
+    def between_processes(cls, device: str) -> "Through":
+        """On the same device."""
+        return cls.GPU if device.startswith("cuda") else cls.HOST
+
+
+def load(weights: Iterable[tuple[str, Tensor]], call: Call, through: Through, device: str) -> None:
+    """Have the receiver load all weights."""
+    call("begin_load")
+    send(weights, call, "load_piece", through, device)
+    call("end_load")
+
+
+def compare(
+    weights: Iterable[tuple[str, Tensor]], call: Call, through: Through, device: str
+) -> None:
+    """Have the receiver compare all weights with those that it holds."""
+    call("begin_comparison")
+    send(weights, call, "compare_piece", through, device)
+    call("end_comparison")
+
 
 def send(
     weights: Iterable[tuple[str, Tensor]], call: Call, take: str, through: Through, device: str
@@ -50,31 +71,31 @@ def send(
         wait_for(buffer)
         call(take, layout)
 
-    try:
-        for name, weight in weights:
-            if layout and end + weight.nbytes > buffer.nbytes:
-                give()
-                layout, end = [], 0
-            if weight.nbytes > buffer.nbytes:
-                with _shared(max(PIECE_BYTES, weight.nbytes), through, device) as (buffer, where):
-                    call("open_buffer", where)
-            kind, shape = str(weight.dtype).removeprefix("torch."), list(weight.shape)
-            _view(buffer, kind, shape, end).copy_(weight.detach())
-            layout.append((name, kind, shape, end))
-            end += -(-weight.nbytes // _ALIGNED) * _ALIGNED
-        if layout:
+    for name, weight in weights:
+        if layout and end + weight.nbytes > buffer.nbytes:
             give()
-    finally:
-        call("close_buffer")
+            layout, end = [], 0
+        if weight.nbytes > buffer.nbytes:
+            with _shared(max(PIECE_BYTES, weight.nbytes), through, device) as (buffer, where):
+                call("open_buffer", where)
+        kind, shape = str(weight.dtype).removeprefix("torch."), list(weight.shape)
+        _view(buffer, kind, shape, end).copy_(weight.detach())
+        layout.append((name, kind, shape, end))
+        end += -(-weight.nbytes // _ALIGNED) * _ALIGNED
+    if layout:
+        give()
+    # Not after a failure: others may have to make this call, too, and need not have failed.
+    call("close_buffer")
 
 
-def opened(where: Where) -> Tensor:
+def opened(where: Where, gpu: int) -> Tensor:
+    """The buffer; `gpu` is the number of its GPU in this process."""
     if isinstance(where, Tensor):
         return where
     if isinstance(where, str):
         return _mapped(where)
     rebuild, arguments = pickle.loads(where)
-    buffer: Tensor = rebuild(*arguments)
+    buffer: Tensor = rebuild(*arguments[:6], gpu, *arguments[7:])
     return buffer
 
 
@@ -112,9 +133,7 @@ def _shared(size: int, through: Through, device: str) -> Iterator[tuple[Tensor, 
     if through is Through.THIS_PROCESS:
         yield buffer, buffer
         return
-    rebuild, arguments = reduce_tensor(buffer)  # type: ignore[no-untyped-call]
-    # The GPU's number, which is the first one of the other process.
-    yield buffer, pickle.dumps((rebuild, (*arguments[:6], 0, *arguments[7:])))
+    yield buffer, pickle.dumps(reduce_tensor(buffer))  # type: ignore[no-untyped-call]
 
 
 def _mapped(path: str) -> Tensor:

@@ -10,9 +10,10 @@ Whoever then finds that all parts are there has all results, in the order of the
 A context may keep parts in memory instead: then nothing outlives the process.
 
 Ranks that are joined share the units in the same way, and give each other their results. They stop
-together: one that is asked to leaves its units open, and all see so when they come to collect. What
-goes through a model they compute together, unit after unit or several at once, so that each rank
-has a share of every unit; rank 0 keeps the parts.
+together: one that is asked to leaves its units open, and all see so when they come to collect. Of
+ranks whose GPUs compute a unit as one, the first has a share. What goes through a model they
+compute together, unit after unit or several at once, so that each rank has a share of every unit;
+rank 0 keeps the parts.
 """
 
 import hashlib
@@ -61,6 +62,8 @@ class Pass:
     """What the progress line counts."""
     together: Together | None = None
     """How joined ranks compute units together, where they do; instead of `load`."""
+    ranks_per_unit: int = 1
+    """Neighbouring ranks of which the first computes units, on the GPUs of all."""
 
     @property
     def units(self) -> list[range]:
@@ -89,7 +92,8 @@ def _share(ctx: Context, work: Pass) -> list[range]:
     whatever its number of shards.
     """
     if ctx.world > 1:
-        return work.units[ctx.rank :: ctx.world]
+        group, place = divmod(ctx.rank, work.ranks_per_unit)
+        return [] if place else work.units[group :: ctx.world // work.ranks_per_unit]
     return work.units[ctx.shard :: ctx.num_shards]
 
 
@@ -130,6 +134,10 @@ def _exchange(ctx: Context, ranks: "Ranks", work: Pass) -> list[Any]:
     if work.together is not None:
         parts = ranks.same({} if ranks.rank else _kept(ctx, work, work.units))
     else:
+        if work.ranks_per_unit > 1:
+            # Longer than a collective may take: whoever computes has not yet come to one.
+            assert ranks.sampling_group is not None
+            ranks.sampling_group.meet(f"the end of {work.phase}")
         own = _kept(ctx, work, _share(ctx, work))
         parts = {start: part for some in ranks.gather(own) for start, part in some.items()}
     results: list[Any] = []

@@ -6,6 +6,7 @@ Always true:
 - All stop at the same step, resume from what rank 0 found, and fail together.
 - A rank that dies or hangs is named by the others in bounded time (see heartbeats.py).
 - Ranks that only sample are a group of their own, joined to those that learn by a bridge alone.
+- Where a sampler spans ranks, they are neighbours, and a group of their own beside that of all.
 
 The same number of ranks gives the same bytes again on the CPU. Another number adds the same
 gradients up in another order, which differs by rounding.
@@ -24,6 +25,7 @@ from stages.context import Context, RankLost, ShareDone, Stopped
 from stages.engines.processes.bridge import Bridge
 from stages.engines.processes.heartbeats import Heartbeats
 from stages.engines.processes.meeting import backend_of, open_store
+from stages.engines.processes.sampling_group import SamplingGroup
 
 T = TypeVar("T")
 BUCKET_ELEMENTS = 25_000_000
@@ -59,6 +61,8 @@ def join(ctx: Context) -> Iterator["Ranks"]:
             if ctx.samplers:
                 ranks.bridge = Bridge(ctx, heartbeats, store, timeout)
             ranks.connect(dist.PrefixStore(f"from-{side.start}", store), timeout)  # type: ignore[attr-defined]
+            if ctx.ranks_per_sampler > 1:
+                ranks.sampling_group = SamplingGroup(ctx, heartbeats)
             ctx.ranks = ranks
             yield ranks
             ranks.finish()
@@ -112,6 +116,8 @@ class Ranks:
         """The process group of these."""
         self.bridge: Bridge | None = None
         """To the ranks that only sample, or from these to those that learn, where there are any."""
+        self.sampling_group: SamplingGroup | None = None
+        """The neighbours that this rank samples with as one, where a sampler spans ranks."""
 
     def at_end(self, do: Callable[[], None]) -> None:
         """What all ranks do once more together before they part for good."""
