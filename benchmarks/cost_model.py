@@ -166,14 +166,9 @@ def plans(model: Model, found: Rates, work: Work = WORK) -> list[Plan]:
 
 
 def plan(model: Model, form: Form, nodes: int, found: Rates, work: Work) -> Plan:
-    width = tensor_parallel(model, work)
-    if form is Form.STAGED:
-        row = staged_row(model, nodes, work)
-        slots = staged_slots(model, nodes, width, work)
-    else:
-        row = online_row(model, nodes, work)
-        slots = row.slots
+    row = staged_row(model, nodes, work) if form is Form.STAGED else online_row(model, nodes, work)
     assert row is not None
+    width, slots = row.tensor_parallel, row.slots
     generating = generation_s(model, nodes, width, slots, found, work)
     arithmetic, network = training_s(model, nodes, row.sharding, found, work)
     training = max(arithmetic, network)
@@ -216,7 +211,9 @@ def stops(model: Model, row: Row) -> list[str]:
     return reasons
 
 
-def row_of(model: Model, form: Form, nodes: int, kind: Sharding, slots: int, work: Work) -> Row:
+def row_of(
+    model: Model, form: Form, nodes: int, kind: Sharding, width: int, slots: int, work: Work
+) -> Row:
     return Row(
         shape=model.shape,
         online=form is Form.ONLINE,
@@ -225,7 +222,7 @@ def row_of(model: Model, form: Form, nodes: int, kind: Sharding, slots: int, wor
         gpu_memory=CLUSTER.memory,
         host_memory=CLUSTER.host_memory,
         sharding=kind,
-        tensor_parallel=tensor_parallel(model, work),
+        tensor_parallel=width,
         slots=slots,
         samples=work.samples,
         sequences=work.sequences,
@@ -237,24 +234,42 @@ def row_of(model: Model, form: Form, nodes: int, kind: Sharding, slots: int, wor
 
 def staged_row(model: Model, nodes: int, work: Work) -> Row | None:
     """With the first sharding that fits training, as docs/engines.md advises."""
-    slots = staged_slots(model, nodes, tensor_parallel(model, work), work)
+    width = tensor_parallel(model, work)
+    slots = staged_slots(model, nodes, width, work)
     for kind in SHARDINGS:
-        row = row_of(model, Form.STAGED, nodes, kind, slots, work)
+        row = row_of(model, Form.STAGED, nodes, kind, width, slots, work)
         if use_of(row).gpu_needed <= CLUSTER.memory * CLUSTER.usable:
             return row
     return None
 
 
 def online_row(model: Model, nodes: int, work: Work) -> Row:
-    """With as many slots as fit, and the first sharding that fits these; if none does, the last."""
-    slots = staged_slots(model, nodes, tensor_parallel(model, work), work)
-    rows = []
-    while slots:
-        rows += [row_of(model, Form.ONLINE, nodes, kind, slots, work) for kind in SHARDINGS]
-        slots //= 2
+    """With the most slots over a node's GPUs that fit; if none do, on as many GPUs as there are.
+
+    Where a sampler spans GPUs, these may be more than hold the weights alone: what learns is there,
+    too. Of as many slots it is the most GPUs, which read the weights in the least time, and the
+    first sharding.
+    """
+    width = tensor_parallel(model, work)
+    widths = [width]
+    while width > 1 and widths[-1] < CLUSTER.gpus_per_node:
+        widths.append(2 * widths[-1])
     room = CLUSTER.memory * CLUSTER.usable
-    fitting = (row for row in rows if use_of(row).gpu_needed <= room)
-    return next(fitting, rows[len(SHARDINGS) - 1])
+    fitting = []
+    for width in widths:
+        rows = []
+        slots = staged_slots(model, nodes, width, work)
+        while slots:
+            of_kinds = ((model, Form.ONLINE, nodes, kind, width, slots, work) for kind in SHARDINGS)
+            rows += [row_of(*each) for each in of_kinds]
+            slots //= 2
+        first = next((row for row in rows if use_of(row).gpu_needed <= room), None)
+        fitting += [first] if first else []
+    return max(
+        fitting,
+        key=lambda row: (row.slots / row.tensor_parallel, row.tensor_parallel),
+        default=rows[len(SHARDINGS) - 1],
+    )
 
 
 def tensor_parallel(model: Model, work: Work) -> int:

@@ -4,6 +4,7 @@ What refuses a row is what refuses a run: `refuse_what_cannot_fit` of pipelines.
 the stages of a step. A test starts from the same profile, as a file.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 from pipelines.config.memory import Estimator, MemoryUse
 from pipelines.config.profiles import Profile
 from stages.contracts.params import Params
+from stages.contracts.precision import Precision
 from stages.contracts.sharding import Sharding
-from stages.memory.model import GIB
+from stages.memory.model import GIB, Layout, Model, Sampling, vllm_sampler
 from stages.memory.shape import ModelShape
 from stages.memory.work import TORCH_WEIGHTS, Shapes
 
@@ -49,13 +51,17 @@ def profile(row: Row) -> dict[str, Any]:
     """As slurm_profiles/NAME.yaml has it.
 
     A replica of rollout has GPUs of its own. Ranks that only read hold a model together where it is
-    too large for one of them. Each rank of online samples on its own GPU.
+    too large for one of them. Each rank of online samples on its own GPU, or over those of its
+    neighbours, with as much of them as vLLM needs for all slots.
     """
     ranks = {"nodes": row.nodes, "tasks_per_node": row.gpus_per_node}
     rollout = {"gpus_per_node": row.tensor_parallel, "tensor_parallel": row.tensor_parallel}
     score: dict[str, Any] = {"gpus_per_node": 1}
+    online = {**ranks, "sharding": row.sharding.value}
     if row.tensor_parallel > 1:
         score = {**ranks, "sharding": "fsdp"}
+        width = {"tensor_parallel": row.tensor_parallel}
+        online |= {**width, "generator_memory": vllm_share(row)}
     return {
         "executor": "slurm",
         "defaults": {
@@ -70,9 +76,17 @@ def profile(row: Row) -> dict[str, Any]:
             "rollout": rollout,
             "score": score,
             "policy_update": {**ranks, "sharding": row.sharding.value},
-            "online": {**ranks, "sharding": row.sharding.value},
+            "online": online,
         },
     }
+
+
+def vllm_share(row: Row) -> float:
+    """Of a GPU, that holds its part of the weights and of the cache of all slots."""
+    sampling = Sampling(row.slots, row.samples, row.slots * row.length)
+    layout = Layout(tensor_parallel=row.tensor_parallel)
+    needed = vllm_sampler(Model(row.shape, Precision.BFLOAT16), sampling, layout).total()
+    return min(1.0, math.ceil(100 * needed / row.gpu_memory) / 100)
 
 
 def params(row: Row) -> Params:

@@ -22,6 +22,8 @@ from pipelines.config.profiles import (
     bytes_of,
     num_samplers,
     processes_of,
+    tensor_parallel_of,
+    wrong_with_groups,
 )
 from stages.contracts.base import Processes, Stage
 from stages.contracts.catalog import STAGES
@@ -147,8 +149,10 @@ class Estimator:
         least = use
         on_slurm = self.profile.executor is ExecutorKind.SLURM
         for changes in _changes(use.resources, use.needs.longest, spreads=on_slurm):
-            if STAGES[use.stage].reads and "sharding" in changes:
-                changes = {**changes, **_as_ranks(use.resources)}
+            if STAGES[use.stage].reads and "sharding" in changes and use.resources.shards > 1:
+                changes = {**changes, "shards": 1}
+            if wrong_with_groups(STAGES[use.stage], use.resources.model_copy(update=dict(changes))):
+                continue
             other = self.use(use.stage, changes)
             if other is None or other.lacks_gpu:
                 least = min(least, other or least, key=lambda each: each.gpu_needed)
@@ -191,7 +195,7 @@ def layout_of(stage: Stage, resources: Resources) -> Layout:
         sharding=resources.sharding if together else Sharding.NONE,
         offload=resources.offload,
         sequence_parallel=resources.sequence_parallel if together and not stage.reads else 1,
-        tensor_parallel=resources.tensor_parallel,
+        tensor_parallel=tensor_parallel_of(stage, resources),
         samplers=num_samplers(stage, resources),
         generator_memory=resources.generator_memory,
         gpu_memory=bytes_of(resources.gpu_memory),
@@ -262,12 +266,6 @@ def _spread(
         for kind in list(Sharding)[1:] if nodes * tasks > 1 else ():
             for other in others:
                 yield {"sharding": kind, **where, **other}
-
-
-def _as_ranks(resources: Resources) -> dict[str, Any]:
-    """What a profile may not have beside ranks that only read."""
-    alone = {"shards": 1, "tensor_parallel": 1}
-    return {key: of for key, of in alone.items() if getattr(resources, key) != of}
 
 
 def _doubled(number: int, most: int) -> Iterator[int]:

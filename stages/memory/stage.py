@@ -184,8 +184,8 @@ def _online(work: Work) -> Peaks:
         yield "sampling", in_its_share(least, layout)
         share = max(least.total(), round(layout.generator_memory * layout.gpu_memory))
         yield "sampling", residents + kept + Counter({Part.SAMPLER: share})
-        # Asleep, its weights are on the host.
-        work.on_host[Part.SAMPLER] += least[Part.WEIGHTS]
+        # Asleep, it has dropped its weights; each rank hashes a copy of its part of them.
+        work.on_host[Part.SAMPLER] += model.bytes // layout.world
         own = Counter()
     else:
         is_spread = layout.sharding is not Sharding.NONE

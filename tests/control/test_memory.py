@@ -315,6 +315,45 @@ def test_fused_steps_fit_one_gpu_or_all_of_a_node(name: str, slots: int) -> None
     assert made.refusal("online") is None
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_fused_steps_of_a_70b_policy_fit_ranks_that_sample_as_one(algorithm: str) -> None:
+    shape = LLAMA["70B"]
+    made = estimator(ROOT, "slurm-70b", params_of(algorithm, **large_engine(shape)), shape)
+    assert made.refusal("online") is None
+    alone = made.use("online", {"tensor_parallel": 1})
+    assert alone is not None
+    assert alone.lacks_gpu
+
+
+def test_each_rank_has_its_share_of_a_sampler_that_ranks_have_together() -> None:
+    def least(width: int) -> Counter[Part]:
+        layout = Layout(nodes=2, tasks_per_node=8, sharding=Sharding.FSDP, tensor_parallel=width)
+        work = Work(params_of(**large_engine(LLAMA["70B"])), Shapes(LLAMA["70B"]), layout)
+        [(_, vllm), *_] = of_stages.STAGES["online"](work)
+        assert work.on_host[Part.SAMPLER] == Model(LLAMA["70B"], BF16).bytes // 16
+        return vllm
+
+    assert least(8)[Part.WEIGHTS] == least(1)[Part.WEIGHTS] // 8
+
+
+def test_only_a_tensor_parallel_that_ranks_can_have_is_advised(tmp_path: Path) -> None:
+    def said(tasks: int) -> str:
+        ranks = f"nodes: 8, tasks_per_node: {tasks}, gpus_per_node: 8, sharding: fsdp"
+        small = "device: cuda, gpu_memory: 139G, generator_memory: 0.4, micro_tokens: 2048"
+        (tmp_path / "slurm_profiles").mkdir(exist_ok=True)
+        path = tmp_path / "slurm_profiles/mine.yaml"
+        path.write_text(
+            f"executor: slurm\ndefaults: {{checkpoint_activations: true, {small}}}\n"
+            f"stages: {{online: {{{ranks}}}}}\n"
+        )
+        shape = LLAMA["70B"]
+        made = estimator(tmp_path, "mine", params_of(**large_engine(shape)), shape)
+        return str(made.refusal("online"))
+
+    assert "Set `stages.online.tensor_parallel` to " in said(8)
+    assert "`stages.online.tensor_parallel`" not in said(7)
+
+
 def test_samplers_take_their_copy_of_the_policy_off_the_ranks_that_learn() -> None:
     def peaks(samplers: int) -> dict[str, Counter[Part]]:
         layout = Layout(tasks_per_node=10, sharding=Sharding.FSDP, samplers=samplers)
