@@ -314,6 +314,15 @@ def copy_tree(target: Path) -> Clone:
     return clone
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _alone_in_its_process() -> Iterator[None]:
+    """What a worker that ran in this process has set does not reach the tests of other files."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.use_deterministic_algorithms(False)
+        assert not torch.distributed.is_initialized(), "a process group was left behind"
+
+
 @pytest.fixture
 def clone(tmp_path: Path) -> Iterator[Clone]:
     """A fresh clone with the shipped params; whatever still runs there at the end is killed."""
