@@ -32,7 +32,8 @@ from benchmarks import records
 from benchmarks.workloads import FIRST_WORD, load_at_random, make_model
 from stages.contracts.precision import Precision
 from stages.engines.generation.generator import GeneratorSettings, Request, Sampling
-from stages.engines.generation.vllm_generator import ENGINE_APART, VllmGenerator
+from stages.engines.generation.vllm_generator import VllmGenerator
+from stages.engines.generation.vllm_process import ENGINE_APART
 from stages.engines.models.folders import folder_hash
 from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner

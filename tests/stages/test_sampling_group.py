@@ -11,7 +11,8 @@ from stages.contracts.precision import Precision
 from stages.contracts.rollout import Engine
 from stages.engines.generation.generator import GeneratorSettings
 from stages.engines.generation.generators import open_generator
-from stages.engines.generation.vllm_generator import VISIBLE, VllmGenerator
+from stages.engines.generation.vllm_generator import VllmGenerator
+from stages.engines.generation.vllm_process import VISIBLE
 from stages.engines.processes.parts import Pass, missing
 from stages.engines.processes.sampling_group import Place, numbers_of
 from tests.stages.test_generators import tiny_llama

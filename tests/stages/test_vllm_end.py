@@ -13,7 +13,8 @@ import pytest
 
 from stages.contracts.precision import Precision
 from stages.engines.generation.generator import GeneratorSettings
-from stages.engines.generation.vllm_generator import ENGINE_APART, VISIBLE, VllmGenerator
+from stages.engines.generation.vllm_generator import VllmGenerator
+from stages.engines.generation.vllm_process import ENGINE_APART, VISIBLE
 from tests.stages.test_generators import tiny_llama
 
 

@@ -11,7 +11,8 @@ import torch
 from stages.context import StageError
 from stages.contracts.precision import Precision
 from stages.engines.generation.generator import GeneratorSettings
-from stages.engines.generation.vllm_generator import ENGINE_APART, VllmGenerator
+from stages.engines.generation.vllm_generator import VllmGenerator
+from stages.engines.generation.vllm_process import ENGINE_APART
 from stages.engines.processes import determinism
 from tests.stages.test_generators import tiny_llama
 from tests.stages.test_online import OVERLAP

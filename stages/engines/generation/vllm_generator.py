@@ -15,13 +15,9 @@ What differs from the torch generator:
   top_k and min_p are refused.
 - The log-probs of a greedy answer are those at temperature 1, whatever the temperature.
 - On a GPU, only in a deterministic job is all asked of vLLM that it has for answers to repeat bit
-  by bit: batch invariance, and no step that is scheduled before the one before it has ended. The
-  former replaces some of torch's kernels for good, and torch's deterministic mode forbids kernels
-  that vLLM needs. So in a deterministic job the engine has a process of its own: what else this
-  one computes must not depend on whether it has generated before, or generates just now.
+  by bit: batch invariance, and no step that is scheduled before the one before it has ended.
 
-The engine has a process of its own, too, wherever this one has a process group, which vLLM would
-take for its own, and end; and on any GPU but the first, since it takes the first that it sees.
+Whether its engine is in this process, vllm_process.py says.
 
 Over the GPUs of several ranks, the first of them has the generator. The others give their share of
 the weights when it takes and compares them (sampling_group.py), and are not needed otherwise.
@@ -30,18 +26,14 @@ the weights when it takes and compares them (sampling_group.py), and are not nee
 import gc
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
-from multiprocessing import resource_tracker
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from stages.context import StageError
@@ -53,6 +45,13 @@ from stages.engines.generation.generator import (
     Request,
     Sampling,
     check_context,
+)
+from stages.engines.generation.vllm_process import (
+    BATCH_INVARIANT,
+    ENGINE_APART,
+    forget_group,
+    set_variables,
+    starting,
 )
 from stages.engines.generation.vllm_worker import Checked
 from stages.engines.generation.weight_pieces import Call, Through, compare, load
@@ -66,21 +65,6 @@ from stages.engines.models.folders import (
 from stages.engines.models.lora import is_adapter_folder
 from stages.engines.models.own_code import may_run
 
-SETTINGS = {
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    # Which cores a job may use is for its scheduler to say.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "HF_HUB_OFFLINE": "1",
-}
-"""Variables that vLLM reads when it is imported; what a user has set stays."""
-ENGINE_APART = "VLLM_ENABLE_V1_MULTIPROCESSING"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
-NOT_FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
-"""What a scheduler sends to a whole job: this process answers it, and ends its workers."""
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
 """A lower temperature vLLM would silently raise."""
 NOT_OF_THE_MODEL = ("transformers_version", "dtype", "torch_dtype", "use_cache", "_name_or_path")
@@ -101,8 +85,8 @@ class VllmGenerator:
         device, precision = settings.device, settings.precision
         self._group = settings.group
         gpu = torch.device(device).index or 0
-        alone = os.environ.get(ENGINE_APART) == "0" or settings.tensor_parallel > 1
-        if gpu and alone and self._group is None:
+        may_be_elsewhere = settings.tensor_parallel == 1 and os.environ.get(ENGINE_APART) != "0"
+        if gpu and self._group is None and not may_be_elsewhere:
             raise StageError(
                 f"vLLM takes the first GPU that it sees, not {device}, unless its engine has a "
                 "process and that GPU for itself: set tensor_parallel: 1 and not "
@@ -265,7 +249,9 @@ class VllmGenerator:
     def _start(self, folder: Path) -> None:
         if VllmGenerator._num_open:
             raise StageError("a process can have one vLLM at a time: close the one that is open")
-        self._apart = apart = self._set_variables()
+        self._apart = apart = set_variables(
+            on_gpu=self._on_gpu, num_workers=self._num_workers, elsewhere=bool(self._gpus)
+        )
         from vllm import LLM
 
         options = {
@@ -283,7 +269,7 @@ class VllmGenerator:
             # go, and batch invariance does not keep all of that from the numbers.
             options["async_scheduling"] = False
         try:
-            with _unheard_by_workers(apart or self._num_workers > 1), _seeing(self._gpus):
+            with starting(self._gpus, workers=apart or self._num_workers > 1):
                 if self._longest is not None:
                     options["max_model_len"] = min(self._longest, _context(folder, options))
                 self._llm = LLM(str(folder), **options)
@@ -297,7 +283,7 @@ class VllmGenerator:
             ) from error
         except (ValueError, NotImplementedError, AssertionError) as error:
             if not apart:
-                _forget_group()
+                forget_group()
             raise StageError(
                 f"vLLM does not run the model in {folder}: {error}; set rollout.engine: torch"
             ) from error
@@ -313,36 +299,6 @@ class VllmGenerator:
             self._llm.collective_rpc("end_with", args=(os.getpid(),))
         self._config = _config(folder)
         self._ends = stored_end_ids(folder)
-
-    def _set_variables(self) -> bool:
-        """For vLLM to read; whether they give its engine a process of its own."""
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        if self._on_gpu and deterministic:
-            os.environ.setdefault(BATCH_INVARIANT, "1")
-        if find_spec("flashinfer") is None:
-            # vLLM 0.24 imports it, to see whether its sampler would do.
-            os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-        replaces_kernels = os.environ.get(BATCH_INVARIANT) == "1"
-        # Over several GPUs it is the workers, processes of their own, that compute.
-        one_worker = self._num_workers == 1
-        grouped = dist.is_available() and dist.is_initialized()
-        elsewhere = bool(self._gpus)
-        wanted = grouped or elsewhere or ((deterministic or replaces_kernels) and one_worker)
-        for name, value in {**SETTINGS, ENGINE_APART: str(int(wanted))}.items():
-            os.environ.setdefault(name, value)
-        apart = os.environ[ENGINE_APART] == "1"
-        if grouped and not apart:
-            raise StageError(
-                f"{ENGINE_APART}=0 has vLLM's engine in this process, whose process group it would "
-                "end: unset the variable"
-            )
-        if deterministic and one_worker and not apart:
-            raise StageError(
-                f"{ENGINE_APART}=0 has vLLM compute in this process, whose deterministic mode "
-                "forbids kernels that it needs: unset the variable, or set deterministic: false "
-                "in the profile"
-            )
-        return apart
 
     def _forget(self) -> None:
         """Drop what is cached of prompts: it was computed with earlier weights, or elsewhere."""
@@ -409,43 +365,3 @@ def _context(folder: Path, options: dict[str, Any]) -> int:
     from vllm import EngineArgs
 
     return int(EngineArgs(model=str(folder), **options).create_model_config().max_model_len)
-
-
-@contextmanager
-def _seeing(gpus: Sequence[int]) -> Iterator[None]:
-    """Processes that are started meanwhile see these GPUs alone; without any, all as here."""
-    before = os.environ.get(VISIBLE)
-    if gpus:
-        names = before.split(",") if before else list(map(str, range(max(gpus) + 1)))
-        os.environ[VISIBLE] = ",".join(names[gpu] for gpu in gpus)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[VISIBLE] = before
-        elif gpus:
-            del os.environ[VISIBLE]
-
-
-def _forget_group() -> None:
-    """Of this process alone, which vLLM made, and leaves behind where it does not start."""
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-    cleanup_dist_env_and_memory()
-
-
-@contextmanager
-def _unheard_by_workers(there_are_some: bool) -> Iterator[None]:
-    """Processes that are started meanwhile inherit that these signals do not reach them.
-
-    Here they wait until the end, so that none is lost.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_WORKERS)
-    try:
-        if there_are_some:
-            # Python starts it with the first worker, and then lets some of them through again.
-            resource_tracker.ensure_running()
-            signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_WORKERS)
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
