@@ -20,7 +20,8 @@ What differs from the torch generator:
 Whether its engine is in this process, vllm_process.py says.
 
 Over the GPUs of several ranks, the first of them has the generator. The others give their share of
-the weights when it takes and compares them (sampling_group.py), and are not needed otherwise.
+the weights when it takes and compares them (processes/sampling_group.py), and are not needed
+otherwise.
 """
 
 import gc
