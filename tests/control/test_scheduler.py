@@ -244,9 +244,10 @@ def test_accounting_that_calls_a_lost_job_running_is_not_believed(
 
 
 def test_cancelled_by_somebody_is_cancelled(slurm: FakeSlurm, job: Job) -> None:
-    slurm.say("sacct", "7|CANCELLED by 1000|None|n1|0:15|lockstep-sft\n")
+    nobody = 4_000_000_000  # a number that no user of this machine has
+    slurm.say("sacct", f"7|CANCELLED by {nobody}|None|n1|0:15|lockstep-sft\n")
     assert job.missing() is State.CANCELLED
-    assert "job 7 was cancelled from outside by 1000 (scancel)" in job.outcome.what
+    assert f"job 7 was cancelled from outside by {nobody} (scancel)" in job.outcome.what
 
 
 def test_a_job_that_slurm_still_has_is_looked_up_for_who_cancelled_it(
