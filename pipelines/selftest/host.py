@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from pipelines.base import atomic
 from pipelines.base.console import say_anything
+from pipelines.base.imports import uncollected
 from pipelines.base.locks import hold_lock
 from pipelines.base.redact import RedactedStream, redact
 from pipelines.base.redacted_log import close_to_others
@@ -328,9 +329,10 @@ def _import_everything(job: Job) -> None:
     deterministic = job.launch.resources.deterministic
     if deterministic:
         determinism.before_import()
-    for name in ("collectives", "compute", "sampler", "tiny", "training"):
-        importlib.import_module(f"stages.selftest.{name}")
-    importlib.import_module("transformers.models.llama.modeling_llama")
+    with uncollected():
+        for name in ("collectives", "compute", "sampler", "tiny", "training"):
+            importlib.import_module(f"stages.selftest.{name}")
+        importlib.import_module("transformers.models.llama.modeling_llama")
     if deterministic:
         determinism.after_import()
 

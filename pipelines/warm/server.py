@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipelines.base.imports import uncollected
 from pipelines.base.redact import RedactedStream
 from pipelines.identity.code import code_version
 from pipelines.warm import wire
@@ -196,11 +197,12 @@ def preload(kind: Kind) -> None:
             *(stage.module for stage in STAGES.values()),
             *_OF_COMPUTE,
         ]
-    for name in dict.fromkeys(names):
-        try:
-            importlib.import_module(name)
-        except Exception:
-            traceback.print_exc()  # whoever needs it meets the same error, and says it better
+    with uncollected():
+        for name in dict.fromkeys(names):
+            try:
+                importlib.import_module(name)
+            except Exception:
+                traceback.print_exc()  # whoever needs it meets the same error, and says it better
 
 
 _OF_CONTROL = (
@@ -324,7 +326,6 @@ def main(folder: Path, kind: Kind) -> int:
         wire.refuse(folder)
         return 1
     print(f"ready after {time.monotonic() - began:.1f} s", flush=True)
-    gc.collect()
     gc.freeze()
     wanted = Server(folder, HERE, lock, wire.listen(folder, lock)).serve()
     if wanted is None:

@@ -25,6 +25,7 @@ from pathlib import Path
 import psutil
 
 from pipelines.base.console import say_anything
+from pipelines.base.imports import uncollected
 from pipelines.base.processes import end_processes
 from pipelines.base.redact import RedactedStream
 from pipelines.base.redacted_log import close_to_others, open_log, output_put_back
@@ -139,11 +140,12 @@ class Host:
         """What every stage would import for itself, before the first one is posted."""
         if self.launch.resources.deterministic:
             determinism.before_import()
-        for name in self.launch.stages:
-            try:
-                importlib.import_module(STAGES[name].module)
-            except Exception:
-                traceback.print_exc()  # whoever posts such a stage is told so
+        with uncollected():
+            for name in self.launch.stages:
+                try:
+                    importlib.import_module(STAGES[name].module)
+                except Exception:
+                    traceback.print_exc()  # whoever posts such a stage is told so
 
     def _run(self, attempt: Attempt) -> str:
         self.doing = attempt.entry.stage

@@ -26,6 +26,7 @@ from typing import Any
 
 from pipelines.base import atomic
 from pipelines.base.console import say_anything
+from pipelines.base.imports import uncollected
 from pipelines.base.locks import hold_lock
 from pipelines.base.redact import RedactedStream, redact
 from pipelines.base.redacted_log import redacted_log
@@ -193,7 +194,8 @@ def _run(attempt: Attempt, launch: Launch, task: Task, warning: SlurmWarning) ->
         with _on_terminate(_stop_at_once, task, warning), among_ranks(task, context) as meet_all:
             if deterministic:
                 determinism.before_import()
-            run = importlib.import_module(STAGES[spec.name].module).run
+            with uncollected():
+                run = importlib.import_module(STAGES[spec.name].module).run
             if deterministic:
                 determinism.after_import()
             made_by = environment.describe(context, deterministic)
