@@ -76,10 +76,14 @@ def run_demo(clone: Path, variables: dict[str, str], *, tiny: bool) -> dict[str,
         set_params(clone, TINY)
     start = time.monotonic()
     subprocess.run(
-        ["lockstep", "run"], cwd=clone, env=surroundings, check=True, stdout=subprocess.DEVNULL
+        ["python", "-m", "pipelines", "run"],
+        cwd=clone,
+        env=surroundings,
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     taken = time.monotonic() - start
-    subprocess.run(["lockstep", "down"], cwd=clone, env=surroundings, check=True)
+    subprocess.run(["python", "-m", "pipelines", "down"], cwd=clone, env=surroundings, check=True)
     entries = [path.parent for path in clone.glob(".lockstep/jobs/*/*/record.json")]
     parts: dict[str, float] = defaultdict(float)
     for entry in entries:
