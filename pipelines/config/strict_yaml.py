@@ -4,6 +4,8 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +36,7 @@ def load_yaml(path: Path, *, pure: bool = True) -> dict[str, Any]:
     The pure loader explains mistakes better; the other is faster, for files programs write.
     """
     try:
-        values = YAML(typ="safe", pure=pure).load(path.read_text(encoding="utf-8"))
+        values = deepcopy(_parsed(path.read_text(encoding="utf-8"), pure))
     except FileNotFoundError:
         raise LockstepError(f"{path}: no such file") from None
     except (YAMLError, UnicodeDecodeError) as error:
@@ -46,6 +48,12 @@ def load_yaml(path: Path, *, pure: bool = True) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise LockstepError(f"{path}: expected `key: value` lines, found {type(values).__name__}")
     return values
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str, pure: bool) -> Any:
+    """A stage's driver reads its params twice; the second time, only whether they have changed."""
+    return YAML(typ="safe", pure=pure).load(text)
 
 
 def _describe(

@@ -26,8 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipelines.base.errors import LockstepError
 from pipelines.base.imports import uncollected
 from pipelines.base.redact import RedactedStream
+from pipelines.config.strict_yaml import load_yaml
 from pipelines.identity.code import code_version
 from pipelines.warm import wire
 from pipelines.warm.child import Request, become
@@ -203,6 +205,25 @@ def preload(kind: Kind) -> None:
                 importlib.import_module(name)
             except Exception:
                 traceback.print_exc()  # whoever needs it meets the same error, and says it better
+    if kind is Kind.CONTROL:
+        from pipelines.config.profiles import Profile
+        from stages.contracts.base import Section
+        from stages.contracts.params import Params
+
+        models: list[type[Section]] = [
+            Params,
+            Profile,
+            *(stage.config for stage in STAGES.values()),
+        ]
+        for model in models:
+            model.model_rebuild()
+
+
+def read_settings(clone: Path) -> None:
+    """Parse what each driver will: one that finds the same text need not do it again."""
+    for path in (clone / "params.yaml", *clone.glob("slurm_profiles/*.yaml")):
+        with suppress(LockstepError, OSError):
+            load_yaml(path)
 
 
 _OF_CONTROL = (
@@ -319,6 +340,8 @@ def main(folder: Path, kind: Kind) -> int:
     # A module may print what it likes while it is imported, into a log that nobody else redacts.
     sys.stdout, sys.stderr = map(RedactedStream, plain)  # type: ignore[assignment]
     preload(kind)
+    if kind is Kind.CONTROL:
+        read_settings(Path.cwd())
     # Python warns of any thread; which ones there are is looked at here.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", append=False)
     if threads := threads_at_a_fork():

@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 from pipelines.base.errors import LockstepError
 from pipelines.config.params import load_params
 from pipelines.config.reference import descriptions
+from pipelines.config.strict_yaml import load_yaml
 from stages.contracts.params import Params
 from stages.contracts.rewards import AnySource
 
@@ -242,3 +243,11 @@ def test_every_field_is_explained_in_one_line() -> None:
             for name in section.model_fields:
                 assert texts.get(name), f"{section.__name__}.{name} has no docstring"
                 assert "\n" not in texts[name], f"{section.__name__}.{name}"
+
+
+def test_what_a_caller_changes_of_a_file_it_has_read_the_next_one_does_not_see(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.yaml").write_text("section: {number: 1}\n")
+    load_yaml(tmp_path / "mine.yaml")["section"]["number"] = 2
+    assert load_yaml(tmp_path / "mine.yaml") == {"section": {"number": 1}}
