@@ -35,12 +35,37 @@ SMALL = {"rollout": {"batch_size": 4}}
 KL = {"policy_update": {"kl_target": 0.1}}
 LORA = {"lora": {"rank": 4, "alpha": 8, "save": "adapter"}}
 DISTILL = {"algorithm": "distill", "reward": "verifier", "teacher": "artifacts/base"}
+DPO = {"algorithm": "dpo", "reward": "verifier"}
+BEST = {"algorithm": "best_of_n", "reward": "verifier"}
+GAME = {"algorithm": "grpo", "reward": "game"}
+TURNS = {"environment": "asks:Asks", "max_turns": 3, "max_observation_tokens": 8}
+PLAYED = {
+    "rewards": {"game": {"kind": "environment"}},
+    "rollout": {**SMALL["rollout"], **TURNS, "max_new_tokens": 14, "temperature": 1.5},
+}
+ASKS = '''
+from stages.environments.environment import Environment, Observation
+
+
+class Asks(Environment):
+    """Asks again as often as the seed says, and pays for long answers."""
+
+    def reset(self, row, seed):
+        self.left = 1 + seed % 3
+
+    def step(self, action):
+        self.left -= 1
+        return Observation("1+2=", reward=0.25 * len(action), done=not self.left)
+'''
 CASES = {
     "ppo": (PPO, KL, 2, "none"),
     "grpo-4": (GRPO, {}, 4, "none"),
-    "lora": (GRPO, LORA, 2, "none"),
+    "dpo-lora": (DPO, LORA, 2, "none"),
+    "best-of-n": (BEST, {}, 2, "none"),
+    "game": (GAME, PLAYED, 2, "none"),
     "lora-bfloat16-fsdp": (GRPO, {**LORA, "precision": "bfloat16"}, 2, "fsdp"),
     "lora-zero3": (GRPO, LORA, 2, "zero3"),
+    "ppo-zero2": (PPO, KL, 2, "zero2"),
     "ppo-zero3": (PPO, KL, 2, "zero3"),
     "ppo-fsdp": (PPO, KL, 2, "fsdp"),
     "distill-fsdp": (DISTILL, {"policy_update": {"distill_top_k": 4}}, 2, "fsdp"),
@@ -154,13 +179,20 @@ def test_fused_steps_end_with_the_bytes_of_iterations_on_as_many_ranks(copied, c
     if "zero" in CASES[case][3]:
         pytest.importorskip("deepspeed")
     runner = copied("run")
-    go_through(runner, [*STAGED, *FUSED], *CASES[case])
+    given = []
+    if case == "game":
+        given = ["reward_source@game"]
+        (runner.root / "environments/asks.py").write_text(ASKS)
+    go_through(runner, [*given, *STAGED, *FUSED], *CASES[case])
     assert left(runner, "fast") == left(runner, NAMES[-1])
     for path in ROWS:
         together = runner.rows(path.format("fast"))
         for step, name in enumerate(NAMES, 1):
             own = [row for row in together if row["step"] == step]
             assert own == [{"step": step, **row} for row in runner.rows(path.format(name))]
+    if case == "game":
+        turns = {0 in row["loss_mask"] for row in runner.rows("rollouts/fast")}
+        assert turns == {True, False}, "some episodes have several turns"
     staged = json.loads((runner.root / f"policy_update@{NAMES[-1]}.json").read_text())
     fused = json.loads((runner.root / "online@fast.json").read_text())
     assert fused["num_steps"] == 2 * staged.pop("num_steps")
