@@ -44,9 +44,10 @@ SLOW = (
     *(
         f"tests/stages/test_{name}.py"
         for name in (
-            *("algorithms", "benchmarks", "capabilities", "determinism", "evaluate", "kernels"),
-            *("kernels_compile", "lora", "online", "packed", "parts", "precision", "ranks"),
-            *("resume", "stages", "vllm", "zero"),
+            *("algorithms", "benchmarks", "capabilities", "determinism", "environments"),
+            *("evaluate", "kernels", "kernels_compile", "lora", "online", "online_ranks"),
+            *("packed", "parts", "precision", "ranks", "readers", "resume", "spread", "stages"),
+            "vllm",
         )
     ),
     *(f"tests/sandbox/test_{name}.py" for name in ("attacks", "code", "sandbox", "verdict")),

@@ -2,9 +2,9 @@
 
 What is counted is what torch allocates at the peak, plus the CUDA context. The caching allocator
 reserves some more where there is room and gives it back before it fails, so the sum is what a GPU
-must have and not what it will show. benchmarks/results/memory.json has the peaks of 135M, 1.1B and
-5.9B weights on an H200; a test holds every one of them within 15 %. No constant is fitted to a
-cell: activations are the tensors that autograd keeps of a layer, counted in the code that makes
+must have and not what it will show. benchmarks/results/memory.json has the peaks of 135M, 1.1B,
+5.9B and 8B weights on an H200; a test holds every one of them within 15 %. No constant is fitted to
+a cell: activations are the tensors that autograd keeps of a layer, counted in the code that makes
 them, and the rest follows from the number of weights.
 """
 

@@ -3,9 +3,14 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+from tests.conftest import SLOW
 from tests.cost import describe, limits, not_run, seconds_by_test
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_what_is_left_out_as_slow_is_there() -> None:
+    assert [name for name in SLOW if not (ROOT / name).exists()] == []
 
 
 def report(nodeid: str, duration: float) -> SimpleNamespace:

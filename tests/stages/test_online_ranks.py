@@ -30,23 +30,78 @@ NAMES = ["fast_001", "fast_002"]
 CHAINED = {name: {"policy": parent} for name, parent in zip(NAMES, ["sft", *NAMES], strict=False)}
 STAGED = [f"{stage}@{name}" for name in NAMES for stage in ("rollout", "score", "policy_update")]
 FUSED = ["online@fast"]
+KEPT = ("rollouts", "scores", "experience")
 # A rollout has several units, so that each rank has some.
 SMALL = {"rollout": {"batch_size": 4}}
 KL = {"policy_update": {"kl_target": 0.1}}
 LORA = {"lora": {"rank": 4, "alpha": 8, "save": "adapter"}}
 DISTILL = {"algorithm": "distill", "reward": "verifier", "teacher": "artifacts/base"}
+DPO = {"algorithm": "dpo", "reward": "verifier"}
+BEST = {"algorithm": "best_of_n", "reward": "verifier"}
+GAME = {"algorithm": "grpo", "reward": "game"}
+TURNS = {"environment": "asks:Asks", "max_turns": 3, "max_observation_tokens": 8}
+PLAYED = {
+    "rewards": {"game": {"kind": "environment"}},
+    "rollout": {**SMALL["rollout"], **TURNS, "max_new_tokens": 14, "temperature": 1.5},
+}
+ASKS = '''
+from stages.environments.environment import Environment, Observation
+
+
+class Asks(Environment):
+    """Asks again as often as the seed says, and pays for long answers."""
+
+    def reset(self, row, seed):
+        self.left = 1 + seed % 3
+
+    def step(self, action):
+        self.left -= 1
+        return Observation("1+2=", reward=0.25 * len(action), done=not self.left)
+'''
 CASES = {
     "ppo": (PPO, KL, 2, "none"),
     "grpo-4": (GRPO, {}, 4, "none"),
-    "lora": (GRPO, LORA, 2, "none"),
+    "dpo-lora": (DPO, LORA, 2, "none"),
+    "best-of-n": (BEST, {}, 2, "none"),
+    "game": (GAME, PLAYED, 2, "none"),
     "lora-bfloat16-fsdp": (GRPO, {**LORA, "precision": "bfloat16"}, 2, "fsdp"),
     "lora-zero3": (GRPO, LORA, 2, "zero3"),
+    "ppo-zero2": (PPO, KL, 2, "zero2"),
     "ppo-zero3": (PPO, KL, 2, "zero3"),
     "ppo-fsdp": (PPO, KL, 2, "fsdp"),
     "distill-fsdp": (DISTILL, {"policy_update": {"distill_top_k": 4}}, 2, "fsdp"),
     "bfloat16-fsdp": (GRPO, {"precision": "bfloat16"}, 2, "fsdp"),
 }
 """rl, params, ranks, how the policy is spread."""
+SAVED = "best-of-n"
+"""Each of its steps begins with a checkpoint; no other's does."""
+
+
+def note_writing(ctx, root):
+    """Note what was written in the last step: what this rank opened for it, and what is new then.
+
+    The latter is also what other ranks wrote, and libraries that are not Python's.
+    """
+    opened, before, log = set(), set(), ctx.log
+
+    def heard(event, arguments):
+        if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            opened.add(str(arguments[0]))
+
+    def there():
+        walks = (os.walk(folder) for folder in (ctx.folder, os.environ["TMPDIR"]))
+        return {f"{at}/{name}" for walk in walks for at, _, files in walk for name in files}
+
+    def log_and_note(step, metrics):
+        log(step, metrics)
+        if step == len(NAMES):
+            written = sorted(opened | (there() - before))
+            (root / f"signs/written-{ctx.rank}.json").write_text(json.dumps(written))
+        opened.clear()
+        before.update(there())
+
+    sys.addaudithook(heard)
+    ctx.log = log_and_note
 
 
 def run(root, rank, world, options):
@@ -72,6 +127,8 @@ def run(root, rank, world, options):
         )
         if options.get("asked", {}).get(str(rank)) is not None:
             ctx._stop = AskedAt(options["asked"][str(rank)])
+        if [address] == FUSED:
+            note_writing(ctx, root)
         try:
             metrics = runner.run(address, ctx)
             (root / f"{address}.json").write_text(json.dumps(metrics))
@@ -87,6 +144,7 @@ def main(options):
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(options["world"]), "LOCAL_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "DS_ACCELERATOR": "cpu"}
+    os.environ["TMPDIR"] = str(root / "temporary")
     try:
         run(root, rank, options["world"], options)
     except Stopped:
@@ -110,7 +168,8 @@ def start(runner, addresses, rl, changes, world, sharding, **options):
     options |= {"root": str(runner.root), "addresses": addresses, "world": world}
     options |= {"params": {**SMALL, **changes, **params}, "sharding": sharding}
     options |= {"ports": [free_port() for _ in addresses], "start": next(STARTS)}
-    (runner.root / "signs").mkdir(exist_ok=True)
+    for name in ("signs", "temporary"):
+        (runner.root / name).mkdir(exist_ok=True)
     ranks = [
         FORKS.Process(
             target=runpy.run_path, args=(__file__, {"OPTIONS": {**options, "rank": rank}}, RANK)
@@ -149,18 +208,41 @@ def all_left(runner):
     return left(runner, "fast"), {path: runner.rows(path.format("fast")) for path in ROWS}
 
 
+def unexpected(runner, rank):
+    """What a rank wrote in the last step beside its rows and what is said of it."""
+    job = runner.root / "jobs/online@fast"
+    expected = [*(f"{job}/scratch/rows/{kind}/00000" for kind in KEPT), f"{runner.root}/signs/"]
+    expected += [f"{job}/{name}" for name in ("metrics.jsonl", "progress.json", "tables/samples")]
+    written = json.loads((runner.root / f"signs/written-{rank}.json").read_text())
+    return [path for path in written if not path.startswith((*expected, "/dev/null"))]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_fused_steps_end_with_the_bytes_of_iterations_on_as_many_ranks(copied, case):
     if "zero" in CASES[case][3]:
         pytest.importorskip("deepspeed")
     runner = copied("run")
-    go_through(runner, [*STAGED, *FUSED], *CASES[case])
+    given = []
+    if case == "game":
+        given = ["reward_source@game"]
+        (runner.root / "environments/asks.py").write_text(ASKS)
+    seconds = 0.0 if case == SAVED else 1e9
+    go_through(runner, [*given, *STAGED, *FUSED], *CASES[case], checkpoint_seconds=seconds)
     assert left(runner, "fast") == left(runner, NAMES[-1])
     for path in ROWS:
         together = runner.rows(path.format("fast"))
         for step, name in enumerate(NAMES, 1):
             own = [row for row in together if row["step"] == step]
             assert own == [{"step": step, **row} for row in runner.rows(path.format(name))]
+    for rank in range(CASES[case][2]):
+        places = {os.path.relpath(path, runner.root) for path in unexpected(runner, rank)}
+        if case == SAVED:
+            assert any("scratch/checkpoint-00000001/" in place for place in places)
+        else:
+            assert not places, "a step of which nothing is saved writes nothing but its rows"
+    if case == "game":
+        turns = {0 in row["loss_mask"] for row in runner.rows("rollouts/fast")}
+        assert turns == {True, False}, "some episodes have several turns"
     staged = json.loads((runner.root / f"policy_update@{NAMES[-1]}.json").read_text())
     fused = json.loads((runner.root / "online@fast.json").read_text())
     assert fused["num_steps"] == 2 * staged.pop("num_steps")

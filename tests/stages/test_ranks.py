@@ -79,6 +79,7 @@ def fit(
     hang_at=None,
     early=False,
     bare=False,
+    late=False,
 ):
     """The mean over all tokens of a step, as in SFT; this rank's weights and moments, history."""
     plan = Plan(NUM_ROWS, batch_size, epochs, seed=5, learning_rate=warmup_then_cosine(0.1))
@@ -115,6 +116,11 @@ def fit(
     with join(ctx) as ranks:
         if early:
             raise Stopped("in between")
+        if late:
+            time.sleep(0.0 if ctx.rank else 0.2)
+            came = time.monotonic()
+            ranks.agree("a place where nothing is asked")
+            assert time.monotonic() > max(ranks.gather(came)), "each waits for the last one"
         while bare:
             dist.all_reduce(torch.zeros(1))
             (ctx.folder / "begun").touch()
@@ -295,7 +301,7 @@ def test_ranks_learn_what_one_rank_learns(tmp_path, world, batch_size):
     """Three ranks for two rows, and for one at the end of an epoch, among the cases."""
     options = {"batch_size": batch_size, "epochs": 2}
     fit(context(tmp_path / "one", micro_tokens=64), **options)
-    said = run_all("fit", tmp_path / "many", world, fit=options)
+    said = run_all("fit", tmp_path / "many", world, fit={**options, "late": True})
     assert said[0] == "returned"
     assert {rank: word.split(":")[0] for rank, word in said.items() if rank} == dict.fromkeys(
         range(1, world), "ShareDone"

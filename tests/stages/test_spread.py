@@ -47,6 +47,8 @@ from tests.waiting import until
 
 RANK = "tests.stages.test_spread"
 WORLD = 2
+FILE_BYTES = 8_000
+"""So that each rank writes files."""
 NUM_ROWS = 11  # of which five a step, and one in the last: a rank has fewer turns, or none
 ZEROS = ("zero1", "zero2", "zero3")
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -123,6 +125,7 @@ def fit(
     precision="float32",
     bad=None,
     looked_at=False,
+    untrained=False,
     **how,
 ):
     """SFT on the rows, with a survey; the model and what training left are in the folder."""
@@ -141,6 +144,10 @@ def fit(
     with join(ctx) as ranks:
         model = open_for_training(load_policy, base, ctx.loads_on, params, ctx.seed)
         learner = open_learner(ctx, ranks, model, how)
+        if untrained:
+            save_learner(
+                learner, folder / "untrained", tokenizer_from=base, lora=params, ranks=ranks
+            )
         work = imitation(model, *rows(), ctx.device, lambda i: f"row {i}")
 
         def loss(some, step):
@@ -190,7 +197,7 @@ def main(jobs, rank):
     """One rank: all jobs, one after the other; what it says of each is in the job's folder."""
     torch.set_num_threads(1)
     head.CHUNK_TOKENS = 8  # so that the ranks have different numbers of chunks
-    tensor_files.FILE_BYTES = 8_000  # so that each rank writes files
+    tensor_files.FILE_BYTES = FILE_BYTES
     zero.configured = spread_small_weights_too
     # What Dynamo makes of a layer, without the minute that a C++ compiler needs for it.
     torch.compile = partial(torch.compile, backend="aot_eager")
@@ -277,7 +284,9 @@ def jobs(base, trained, tmp_path_factory):
     tied = with_tied_head(base, root / "tied_base")
     fit(root / "plain_tied", tied, ema=0.9)
     lora = {**LORA, "save": "adapter"}
-    fit(root / "plain", base, ema=0.9)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tensor_files, "FILE_BYTES", FILE_BYTES)
+        fit(root / "plain", base, ema=0.9, untrained=True)
     fit(root / "plain_lora", base, lora=lora)
     fit(root / "plain_bfloat16", base, precision="bfloat16")
     with pytest.raises(Stopped):
@@ -304,7 +313,7 @@ def jobs(base, trained, tmp_path_factory):
 
     def resumed(sharding):
         return [
-            job(sharding, sharding, ema=0.9),
+            job(sharding, sharding, ema=0.9, untrained=True),
             job(f"stopped_{sharding}", sharding, ema=0.9, stop_after=3),
             job(f"stopped_{sharding}", sharding, ema=0.9),
         ]
@@ -318,7 +327,7 @@ def jobs(base, trained, tmp_path_factory):
     # Those of four ranks come first: two of these have no more to do then.
     todo = [
         {**job("four", "fsdp", world=4, ema=0.9), "base": str(tied)},
-        job("from_four", "fsdp", world=4, ema=0.9, stop_after=3),
+        job("from_four", "fsdp", world=4, ema=0.9, stop_after=3, untrained=True),
         job("from_four", "fsdp", ema=0.9),
         *resumed("fsdp"),
         job("to_one_fsdp", "fsdp", ema=0.9, stop_after=3),
@@ -343,7 +352,7 @@ def jobs(base, trained, tmp_path_factory):
             job("from_one", "zero3", ema=0.9),
             job("host", "zero3", offload="all", ema=0.9),
             {**job("tied_zero3", "zero3", ema=0.9), "base": str(tied)},
-            {**job("long", "none", ema=0.9), "sequence_parallel": 2},
+            {**job("long", "none", ema=0.9, untrained=True), "sequence_parallel": 2},
             {
                 **job("long_zero3", "zero3", ema=0.9),
                 "sequence_parallel": 2,
@@ -419,6 +428,14 @@ def test_stopped_and_resumed_they_end_with_the_same_bytes(jobs, sharding):
     for file in (*files, jobs / sharding / "history.json"):
         resumed = jobs / f"stopped_{sharding}" / file.relative_to(jobs / sharding)
         assert file.read_bytes() == resumed.read_bytes(), file
+
+
+@pytest.mark.parametrize("name", [*by_zero(*ZEROS, "long"), "fsdp", "from_four"])
+def test_files_of_a_model_do_not_depend_on_how_it_is_spread(jobs, name):
+    """One rank, two that have all of it, two and four that have parts of it."""
+    one, many = (Runner.contents(jobs / of / "untrained") for of in ("plain", name))
+    assert sum(file.endswith(".safetensors") for file in one) > WORLD
+    assert many == one
 
 
 @pytest.mark.parametrize(

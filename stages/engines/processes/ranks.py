@@ -164,14 +164,18 @@ class Ranks:
         return stop
 
     def agree(self, at: str, *asked: bool) -> Sequence[bool]:
-        """Of each thing that a rank may ask for, whether any has before it came to `at`."""
+        """Of each thing that a rank may ask for, whether any has before it came to `at`.
+
+        None goes on before all have come there, whether they ask for something or not.
+        """
         if self.world == 1:
             return asked
         assert self._heartbeats
         self._heartbeats.at = at
-        flags = torch.tensor([int(one) for one in asked], device=self._device)
+        # Backends do not wait for others to reduce nothing.
+        flags = torch.tensor([0, *(int(one) for one in asked)], device=self._device)
         with self._collective():
-            return [bool(one) for one in self._reduce(flags, dist.ReduceOp.MAX)]
+            return [bool(one) for one in self._reduce(flags, dist.ReduceOp.MAX)][1:]
 
     def same(self, value: T) -> T:
         """Rank 0's value, on every rank."""
