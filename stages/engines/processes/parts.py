@@ -166,11 +166,14 @@ def _compute(ctx: Context, work: Pass, todo: Sequence[range]) -> None:
     compute = work.load()
     looked = -math.inf
     for unit in todo:
-        if ctx.should_stop():
+        try:
+            if ctx.should_stop():
+                raise Stopped(f"stopped before row {unit.start} of {work.name}")
+            results = compute(unit)
+        except Stopped:
             if ctx.world > 1:
                 return
-            raise Stopped(f"stopped before row {unit.start} of {work.name}")
-        results = compute(unit)
+            raise
         _keep(ctx, work, unit, results)
         if unit is todo[-1] or time.monotonic() - looked >= LOOK_INTERVAL_S:
             done = _rows_there(ctx, work)
