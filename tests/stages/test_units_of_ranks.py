@@ -1,10 +1,12 @@
-"""Joined ranks that share units, of which one stops within a unit."""
+"""Joined ranks that share units: one that stops within a unit, and one that is slower."""
 
 import multiprocessing
 import os
 import time
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from stages.context import Context, ShareDone, Stopped
@@ -72,5 +74,31 @@ def stops_in_a_unit(ctx):
     return collect(ctx, work)
 
 
+def is_slower(ctx, *, goes_on):
+    """Rank 1 takes longer for its unit than a collective may take; a model may be next."""
+
+    def compute(unit):
+        time.sleep(SLOW_S if ctx.rank else 0)
+        return [1.0 for _ in unit]
+
+    def together(units):
+        return ((unit, [2.0 for _ in unit]) for unit in units)
+
+    judge = Pass("judge", WORLD, 1, lambda: compute)
+    model = Pass("model", WORLD, 1, dict, together=together)
+    works = [judge, model] if goes_on else [judge]
+    fill(ctx, *works)
+    return [collect(ctx, work) for work in works]
+
+
 def test_a_rank_that_is_stopped_within_a_unit_stops_all(tmp_path: Path) -> None:
     assert go_through(stops_in_a_unit, tmp_path) == ["stopped"] * WORLD
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "said"), [(False, [[1.0] * 2]), (True, [[1.0] * 2, [2.0] * 2])]
+)
+def test_a_rank_may_be_slower_than_a_collective_may_take(
+    tmp_path: Path, goes_on: bool, said: list[list[float]]
+) -> None:
+    assert go_through(partial(is_slower, goes_on=goes_on), tmp_path) == [str(said)] * WORLD
