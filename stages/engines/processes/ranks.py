@@ -73,10 +73,12 @@ def join(ctx: Context) -> Iterator["Ranks"]:
                 # Samplers are done first; one that had left would be taken for lost.
                 ranks.bridge.meet("the end")
             ranks.part()
+            ranks.close_bridge()
     except Stopped:
         # Asked to stop on its own, between two loops: it says so where the others ask next.
         if dist.is_initialized():
             ranks.agree_to_stop(True, heartbeats.at)
+        ranks.close_bridge()
         raise
     except RankLost as error:
         heartbeats.write_failure(str(error))
@@ -88,8 +90,6 @@ def join(ctx: Context) -> Iterator["Ranks"]:
     finally:
         ctx.ranks = None
         heartbeats.end()
-        if ranks.bridge is not None:
-            ranks.bridge.close()
     if ctx.rank:
         done = "sampled" if ctx.only_samples else "trained"
         raise ShareDone(f"rank {ctx.rank} has {done}; rank 0 writes")
@@ -156,6 +156,11 @@ class Ranks:
         with self._heartbeats.waiting(), suppress(RuntimeError):
             self._reduce(torch.zeros(1, device=self._device), dist.ReduceOp.SUM)
         dist.destroy_process_group()
+
+    def close_bridge(self) -> None:
+        """Once all ranks of both sides do so: to end NCCL may wait for the others."""
+        if self.bridge is not None:
+            self.bridge.close()
 
     def share(self, rows: Any, of: int | None = None) -> Any:
         """This rank's, or another's, rows of all. Rank 0 has some whenever there are any."""
