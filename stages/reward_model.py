@@ -132,9 +132,9 @@ def _as_it_is(
     held_out = read_parquet(inputs["held_out_preferences"], PreferenceRow)
     with join(ctx) as ranks:
         copy = ranks.same(out["model"])
-        ranks.first_does(
-            lambda: save_model(start(source, "cpu"), copy, tokenizer_from=inputs["base"])
-        )
+        if not ranks.rank:
+            save_model(start(source, "cpu"), copy, tokenizer_from=inputs["base"])
+        ranks.meet("the copy of the reward model")
         model = fresh(ctx).scalar(copy, ctx.device, config.precision)
         rewards = _all_pair_rewards(model, rule, held_out, ctx)
     quality = _measured(rewards, rule, held_out, out["model"], ctx)

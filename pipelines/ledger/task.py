@@ -46,8 +46,9 @@ class Task:
         return self.world == 1 or self.local_rank == 0
 
     def device(self, resources: Resources) -> str:
-        """On Slurm a GPU each, in turn: where a node has fewer than tasks, some have the same."""
-        if resources.device != "cuda" or self.job is None:
+        """A GPU each, in turn: where a node has fewer than tasks, some have the same."""
+        alone = self.job is None and self.world == 1
+        if resources.device != "cuda" or alone:
             return resources.device
         return f"cuda:{self.local_rank % (resources.gpus_per_node or resources.tasks_per_node)}"
 

@@ -79,13 +79,12 @@ class Job:
 
     def context(self, name: str, heartbeats: str, *, checkpoint_seconds: float) -> Context:
         resources = self.launch.resources
-        one_gpu_each = resources.device == "cuda"
         return Context(
             stage="selftest",
             key=None,
             seed=0,
             folder=self.folder_of(name),
-            device=f"cuda:{self.task.local_rank}" if one_gpu_each else resources.device,
+            device=self.task.device(resources),
             micro_tokens=resources.micro_tokens,
             checkpoint_activations=resources.checkpoint_activations,
             sharding=resources.sharding,

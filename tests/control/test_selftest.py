@@ -18,14 +18,18 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import ExecutorKind, Resources
 from pipelines.doctor.checks import _selftest
+from pipelines.ledger.launch import Launch
+from pipelines.ledger.task import Task
 from pipelines.selftest import disk
 from pipelines.selftest.finding import Finding, Verdict
+from pipelines.selftest.host import Job
 from pipelines.selftest.job import plan_launch
 from pipelines.selftest.judge import judge
 from pipelines.selftest.report import Report
 from pipelines.selftest.seen import Seen
 from pipelines.selftest.settings import (
     Measurement,
+    Settings,
     read_measurements,
     write_measurement,
 )
@@ -428,3 +432,26 @@ def test_other_bytes_than_were_written_are_an_error(
     monkeypatch.setattr(disk, "PIECE", bytes(len(disk.PIECE)))
     with pytest.raises(LockstepError, match="not what another node wrote"):
         disk._read(tmp_path / "data", 1.0)
+
+
+@pytest.mark.parametrize(("job", "gpus"), [("7", 1), ("7", 2), (None, 2)])
+def test_ranks_take_the_gpus_of_their_node_in_turn(
+    tmp_path: Path, job: str | None, gpus: int
+) -> None:
+    resources = Resources(device="cuda", tasks_per_node=2, gpus_per_node=gpus)
+    launch = Launch(
+        executor=ExecutorKind.SLURM,
+        profile="gpus",
+        resources=resources,
+        clone=tmp_path,
+        root=tmp_path,
+        code=tmp_path,
+        user=0,
+    )
+
+    def device(rank: int) -> str:
+        task = Task(rank=rank, world=2, local_rank=rank, job=job)
+        host = Job(tmp_path, launch, Settings({}), task, "node")
+        return host.context("compute", "compute", checkpoint_seconds=1.0).device
+
+    assert [device(rank) for rank in range(2)] == ["cuda:0", f"cuda:{gpus - 1}"]

@@ -90,6 +90,7 @@ def fit_together(folder, precision, sharding):
     ranks = []
     try:
         for rank in range(WORLD):
+            place = {"RANK": str(rank), "WORLD_SIZE": str(WORLD)}
             ranks.append(
                 subprocess.Popen(
                     [sys.executable, "-m", NAME, folder, precision, sharding, str(rank)],
@@ -97,7 +98,7 @@ def fit_together(folder, precision, sharding):
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     encoding="utf-8",
-                    env=os.environ | meeting | {"RANK": str(rank), "WORLD_SIZE": str(WORLD)},
+                    env=os.environ | meeting | {**place, "LOCAL_RANK": str(rank)},
                 )
             )
         said = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
@@ -117,7 +118,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.FSDP])
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.FSDP, Sharding.ZERO3])
 def test_two_ranks_on_one_gpu_learn_what_one_process_learns(
     alone, tmp_path, sharding, precision, record_property
 ):

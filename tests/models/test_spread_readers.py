@@ -91,6 +91,20 @@ def test_a_llama_is_read_by_rows_and_rounded(tmp_path, read, changes):
     assert read.by_rows()
 
 
+@pytest.mark.parametrize("equal", [False, True])
+def test_a_head_that_is_stored_beside_the_embeddings_it_is_tied_to_counts(tmp_path, read, equal):
+    folder = write_family(tmp_path / "model", "llama", tie_word_embeddings=True)
+
+    def add_head(tensors):
+        embeddings = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"] = embeddings.clone() if equal else embeddings.flip(0)
+
+    rewrite_weights(folder / "model.safetensors", add_head)
+    whole = load_policy(folder)
+    assert (whole.lm_head.weight is whole.model.embed_tokens.weight) == equal
+    assert_same(read(folder), whole)
+
+
 @pytest.mark.parametrize("family", ["llama", "granite"])
 def test_a_scalar_model_is_the_same_spread(tmp_path, family):
     from stages.engines.models.folders import save_model, start_scalar_model

@@ -1,5 +1,6 @@
 """Undocumented members of DeepSpeed: every job of ZeRO checks that those it uses are there."""
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -7,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stages.context import StageError
+from stages.context import Context, StageError
+from stages.engines.processes import deepspeed_engine
 from stages.engines.processes.deepspeed_members import MEMBERS, check_members, check_version
 
 ROOT = Path(__file__).parents[2]
@@ -52,3 +54,13 @@ def test_nothing_is_used_that_is_not_in_the_table():
     assert set(used) - documented <= known
     for member in known:
         assert re.search(rf"\b{member}\b", text), f"{member} is not used any more"
+
+
+@pytest.mark.parametrize(("device", "gpu"), [("cuda:2", "2"), ("cuda", "0"), ("cpu", "0")])
+def test_deepspeed_takes_the_gpu_of_the_rank(tmp_path, monkeypatch, device, gpu):
+    # As the fourth process of a node that has three GPUs, or one.
+    monkeypatch.setattr(os, "environ", {**os.environ, "LOCAL_RANK": "3"})
+    monkeypatch.setattr(deepspeed_engine, "connect_alone", lambda _: None)
+    monkeypatch.setattr("deepspeed.comm.init_distributed", lambda **_: None)
+    deepspeed_engine.connect(Context("test", None, 0, tmp_path, device=device))
+    assert os.environ["LOCAL_RANK"] == gpu

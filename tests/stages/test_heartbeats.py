@@ -1,10 +1,15 @@
 """Who is taken for lost while ranks wait for others that are at work on their own."""
 
 import time
+from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from stages.context import Context
 from stages.engines.processes import heartbeats
+from stages.engines.processes.bridge import Bridge
 from stages.engines.processes.heartbeats import Heartbeats
 from tests.waiting import until
 
@@ -66,3 +71,20 @@ def test_only_ranks_that_come_to_the_same_collectives_are_compared_by_them(begun
     assert said[0].startswith("rank 1 on ")
     assert "where 1 rank has waited" in said[0]
     assert "rank 2" not in said[0]
+
+
+def test_weights_that_one_rank_sends_to_samplers_do_not_count(begun, tmp_path):
+    begin, said = begun
+    hangs, waiting, _ = begin(0, range(2)), begin(1, range(2)), begin(2, range(2, 3))
+
+    def bridge(beats):
+        ctx = Context("test", None, 0, tmp_path)
+        return Bridge(ctx, beats, dist.HashStore(), timedelta(seconds=60))
+
+    sender, other = bridge(hangs), bridge(waiting)
+    sender.send(lambda: ((name, torch.ones(2)) for name in "abc"))
+    other.same([], source=0)
+    with waiting.waiting():
+        until(lambda: said, "it gives up")
+    assert said[0].startswith("rank 0 on ")
+    assert "has not come to the place of 1" in said[0]

@@ -76,6 +76,12 @@ def test_that_it_could_not_wake_is_said_where_nothing_else_failed(asleep):
     generator.close()
 
 
+def test_an_engine_in_a_process_of_its_own_is_not_woken_to_be_closed(asleep):
+    os.environ[ENGINE_APART] = "1"
+    asleep().close()
+    assert NeverWakes.running == 0
+
+
 @pytest.mark.parametrize("visible", [None, "4,7"])
 @pytest.mark.parametrize(("device", "number"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
 def test_an_engine_on_another_gpu_than_the_first_has_a_process_that_sees_it_alone(

@@ -229,7 +229,10 @@ class VllmGenerator:
     def _stop(self) -> None:
         under_way = sys.exception()
         try:
-            self.wake()
+            if self._asleep and self._is_here:
+                # What this process has in its cache would be missing to wake.
+                torch.cuda.empty_cache()
+                self.wake()
         except Exception:
             # A GPU that is too full to wake on is what may just have failed somebody else.
             if under_way is None:
@@ -289,6 +292,8 @@ class VllmGenerator:
                 f"vLLM does not run the model in {folder}: {error}; set rollout.engine: torch"
             ) from error
         VllmGenerator._num_open += 1
+        # Other processes give back what they hold as they end, asleep or not.
+        self._is_here = not apart and self._num_workers == 1
         self._through = Through.THIS_PROCESS
         if self._group is not None:
             self._through = Through.between_processes(self._device)

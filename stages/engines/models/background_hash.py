@@ -20,6 +20,8 @@ class BackgroundHash:
     def __init__(self, thread: Executor) -> None:
         self._thread = thread
         self._copies: dict[str, Tensor] = {}
+        self._device: torch.device | None = None
+        """The GPU that the copies are of."""
         self._stream: torch.cuda.Stream | None = None
         self._hash: Future[str] | None = None
         self._lines: Future[dict[str, bytes]] | None = None
@@ -55,7 +57,9 @@ class BackgroundHash:
 
     def start_lines(self, copies: Sequence[tuple[str, Tensor]]) -> None:
         """Compute what a hash is made of, of some weights."""
-        copied = torch.cuda.current_stream().record_event() if self._copies else None
+        copied = None
+        if self._device is not None:
+            copied = torch.cuda.current_stream(self._device).record_event()
 
         def hashed() -> dict[str, bytes]:
             if copied is not None:
@@ -80,5 +84,6 @@ class BackgroundHash:
         if not tensor.is_cuda:
             return tensor
         if name not in self._copies:
+            self._device = tensor.device
             self._copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=True)
         return self._copies[name].copy_(tensor, non_blocking=True)

@@ -7,8 +7,9 @@ Always true:
 - The model computes what a whole one computes, on the CPU to the bit.
 - All ranks load it together and make the same passes through it.
 
-An adapter folder, or files that are arranged in another way than the model, cannot be read by rows:
-each rank then loads the whole model on the host, and keeps its rows.
+An adapter folder, or files that are arranged in another way than the model, or that have two
+tensors for one of its weights, cannot be read by rows: each rank then loads the whole model on the
+host, and keeps its rows.
 """
 
 import gc
@@ -70,7 +71,19 @@ def _outline(auto_class: Any, folder: Path) -> tuple[Any, Stored] | None:
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if stored is None or stored.keys() - weights or not _compute_buffers(model):
         return None
-    return model, stored
+    return None if _has_tensors_of_a_tied_weight(model, stored) else (model, stored)
+
+
+def _has_tensors_of_a_tied_weight(model: Any, stored: Stored) -> bool:
+    """Whether files have two tensors for a weight that config.json ties.
+
+    Where these differ, transformers does not tie them: only a whole load tells.
+    """
+    tensors: dict[int, str] = {}
+    return any(
+        tensors.setdefault(id(weight), stored[name].name) != stored[name].name
+        for name, weight in model.named_parameters(remove_duplicate=False)
+    )
 
 
 def _compute_buffers(model: Any) -> bool:

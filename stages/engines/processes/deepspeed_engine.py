@@ -136,7 +136,8 @@ def connect(ctx: Context) -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated")
     connect_alone(ctx.device)
-    os.environ.setdefault("LOCAL_RANK", "0")
+    # Which GPU to take, to DeepSpeed: ranks of a node may share one.
+    os.environ["LOCAL_RANK"] = str(torch.device(ctx.device).index or 0)
     _forget_ended_groups()
     deepspeed.comm.init_distributed(dist_init_required=None)
 

@@ -51,7 +51,9 @@ class Heartbeats:
         self._timeout_s = timeout_s
         self._together = together or range(world)
         self._host = socket.gethostname()
+        self._waits = 0
         self._collectives = 0
+        """Those of the waits that the ranks which are together all come to."""
         self._waiting = self._patient = False
         self._beat = 0
         self._ended = threading.Event()
@@ -67,13 +69,15 @@ class Heartbeats:
         self._thread.join()
 
     @contextmanager
-    def waiting(self, *, patient: bool = False) -> Iterator[None]:
+    def waiting(self, *, patient: bool = False, all_come: bool = True) -> Iterator[None]:
         """Around each collective, with nothing in it that takes time on its own.
 
         `patient`: the others may be at work for as long as they like, and are lost if they send no
-        heartbeats for too long.
+        heartbeats for too long. Unless `all_come` of those that are together, it does not say how
+        far this rank is.
         """
-        self._collectives += 1
+        self._waits += 1
+        self._collectives += all_come
         self._waiting, self._patient = True, patient
         try:
             yield
@@ -131,8 +135,8 @@ class Heartbeats:
             now = time.monotonic()
             passed, last = min(now - last, 2 * BEAT_S), now
             self._write_heartbeat()
-            if not self._waiting or number != self._collectives:
-                number, waited, before = self._collectives, 0.0, None
+            if not self._waiting or number != self._waits:
+                number, waited, before = self._waits, 0.0, None
                 watch = self.watch()
                 continue
             waited += passed
@@ -148,7 +152,7 @@ class Heartbeats:
                 self._give_up(number, self._late(before, self._heartbeats(), waited))
 
     def _give_up(self, number: int, error: str) -> None:
-        if self._waiting and number == self._collectives:
+        if self._waiting and number == self._waits:
             self.write_failure(error)
             print(f"error: {error}", file=sys.stderr, flush=True)
             os._exit(1)

@@ -134,10 +134,8 @@ def _exchange(ctx: Context, ranks: "Ranks", work: Pass) -> list[Any]:
     if work.together is not None:
         parts = ranks.same({} if ranks.rank else _kept(ctx, work, work.units))
     else:
-        if work.ranks_per_unit > 1:
-            # Longer than a collective may take: whoever computes has not yet come to one.
-            assert ranks.sampling_group is not None
-            ranks.sampling_group.meet(f"the end of {work.phase}")
+        # Longer than a collective may take: whoever computes has not yet come to one.
+        ranks.meet(f"the end of {work.phase}")
         own = _kept(ctx, work, _share(ctx, work))
         parts = {start: part for some in ranks.gather(own) for start, part in some.items()}
     results: list[Any] = []
@@ -155,6 +153,7 @@ def _kept(ctx: Context, work: Pass, units: Sequence[range]) -> dict[int, list[An
 
 def _compute_together(ctx: Context, ranks: "Ranks", work: Pass, compute: Together) -> None:
     """Rank 0 says what is missing, since its parts are those that count."""
+    ranks.meet(f"the start of {work.phase}")
     kept = {} if ranks.rank else _kept(ctx, work, work.units)
     todo = ranks.same([unit for unit in work.units if kept.get(unit.start) is None])
     for unit, results in compute(todo) if todo else ():
@@ -166,11 +165,14 @@ def _compute(ctx: Context, work: Pass, todo: Sequence[range]) -> None:
     compute = work.load()
     looked = -math.inf
     for unit in todo:
-        if ctx.should_stop():
+        try:
+            if ctx.should_stop():
+                raise Stopped(f"stopped before row {unit.start} of {work.name}")
+            results = compute(unit)
+        except Stopped:
             if ctx.world > 1:
                 return
-            raise Stopped(f"stopped before row {unit.start} of {work.name}")
-        results = compute(unit)
+            raise
         _keep(ctx, work, unit, results)
         if unit is todo[-1] or time.monotonic() - looked >= LOOK_INTERVAL_S:
             done = _rows_there(ctx, work)

@@ -12,6 +12,7 @@ The same number of ranks gives the same bytes again on the CPU. Another number a
 gradients up in another order, which differs by rounding.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -30,6 +31,8 @@ from stages.engines.processes.sampling_group import SamplingGroup
 T = TypeVar("T")
 BUCKET_ELEMENTS = 25_000_000
 """Size of a gradient bucket, in numbers."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.3
+"""Between two looks at who has come to a meeting."""
 
 
 @contextmanager
@@ -70,10 +73,12 @@ def join(ctx: Context) -> Iterator["Ranks"]:
                 # Samplers are done first; one that had left would be taken for lost.
                 ranks.bridge.meet("the end")
             ranks.part()
+            ranks.close_bridge()
     except Stopped:
         # Asked to stop on its own, between two loops: it says so where the others ask next.
         if dist.is_initialized():
             ranks.agree_to_stop(True, heartbeats.at)
+        ranks.close_bridge()
         raise
     except RankLost as error:
         heartbeats.write_failure(str(error))
@@ -85,8 +90,6 @@ def join(ctx: Context) -> Iterator["Ranks"]:
     finally:
         ctx.ranks = None
         heartbeats.end()
-        if ranks.bridge is not None:
-            ranks.bridge.close()
     if ctx.rank:
         done = "sampled" if ctx.only_samples else "trained"
         raise ShareDone(f"rank {ctx.rank} has {done}; rank 0 writes")
@@ -110,6 +113,8 @@ class Ranks:
         self._device = torch.device(device)
         self._heartbeats = heartbeats
         self._at_end: list[Callable[[], None]] = []
+        self._store: Any = None
+        self._num_meetings = 0
         self.num_sharing = num_sharing
         """Neighbours that share rows, each a part of their tokens (forward/ulysses.py)."""
         self.shared: Any = None
@@ -131,6 +136,7 @@ class Ranks:
         """`store` is of these ranks alone."""
         if self.world == 1:
             return
+        self._store = store
         with self._collective():
             backend = backend_of(store, self.rank, self.world, self._device)
             dist.init_process_group(
@@ -150,6 +156,11 @@ class Ranks:
         with self._heartbeats.waiting(), suppress(RuntimeError):
             self._reduce(torch.zeros(1, device=self._device), dist.ReduceOp.SUM)
         dist.destroy_process_group()
+
+    def close_bridge(self) -> None:
+        """Once all ranks of both sides do so: to end NCCL may wait for the others."""
+        if self.bridge is not None:
+            self.bridge.close()
 
     def share(self, rows: Any, of: int | None = None) -> Any:
         """This rank's, or another's, rows of all. Rank 0 has some whenever there are any."""
@@ -176,6 +187,25 @@ class Ranks:
         flags = torch.tensor([0, *(int(one) for one in asked)], device=self._device)
         with self._collective():
             return [bool(one) for one in self._reduce(flags, dist.ReduceOp.MAX)][1:]
+
+    def meet(self, at: str) -> None:
+        """Wait until all ranks have come to `at`, for as long as they send heartbeats.
+
+        For ranks that have been at work on their own: collectives have a time limit. One follows,
+        so that no rank leaves before all have seen that they are there.
+        """
+        if self.world == 1:
+            return
+        assert self._heartbeats
+        self._heartbeats.at = at
+        self._num_meetings += 1
+        name, pause = f"meeting-{self._num_meetings}", SHORTEST_PAUSE_S
+        with self.exchanging(), self._heartbeats.waiting(patient=True):
+            num_there = self._store.add(name, 1)
+            while num_there < self.world:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+                num_there = self._store.add(name, 0)
 
     def same(self, value: T) -> T:
         """Rank 0's value, on every rank."""
