@@ -12,7 +12,6 @@ The same number of ranks gives the same bytes again on the CPU. Another number a
 gradients up in another order, which differs by rounding.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stages.context import Context, RankLost, ShareDone, Stopped
-from stages.engines.processes.bridge import Bridge
+from stages.engines.processes.bridge import FOR_EVER, Bridge
 from stages.engines.processes.heartbeats import Heartbeats
 from stages.engines.processes.meeting import backend_of, open_store
 from stages.engines.processes.sampling_group import SamplingGroup
@@ -31,8 +30,6 @@ from stages.engines.processes.sampling_group import SamplingGroup
 T = TypeVar("T")
 BUCKET_ELEMENTS = 25_000_000
 """Size of a gradient bucket, in numbers."""
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.3
-"""Between two looks at who has come to a meeting."""
 
 
 @contextmanager
@@ -113,8 +110,8 @@ class Ranks:
         self._device = torch.device(device)
         self._heartbeats = heartbeats
         self._at_end: list[Callable[[], None]] = []
-        self._store: Any = None
-        self._num_meetings = 0
+        self._patient: Any = None
+        """A process group of all of them, whose collectives have no time limit."""
         self.num_sharing = num_sharing
         """Neighbours that share rows, each a part of their tokens (forward/ulysses.py)."""
         self.shared: Any = None
@@ -136,7 +133,6 @@ class Ranks:
         """`store` is of these ranks alone."""
         if self.world == 1:
             return
-        self._store = store
         with self._collective():
             backend = backend_of(store, self.rank, self.world, self._device)
             dist.init_process_group(
@@ -147,6 +143,7 @@ class Ranks:
                 timeout=timeout,
                 device_id=self._device if backend == "nccl" else None,
             )
+            self._patient = dist.new_group(timeout=FOR_EVER, backend="gloo")
 
     def part(self) -> None:
         """Leave the group, once every rank has all that it needs from the others."""
@@ -191,21 +188,14 @@ class Ranks:
     def meet(self, at: str) -> None:
         """Wait until all ranks have come to `at`, for as long as they send heartbeats.
 
-        For ranks that have been at work on their own: collectives have a time limit. One follows,
-        so that no rank leaves before all have seen that they are there.
+        For ranks that have been at work on their own: other collectives have a time limit.
         """
         if self.world == 1:
             return
         assert self._heartbeats
         self._heartbeats.at = at
-        self._num_meetings += 1
-        name, pause = f"meeting-{self._num_meetings}", SHORTEST_PAUSE_S
         with self.exchanging(), self._heartbeats.waiting(patient=True):
-            num_there = self._store.add(name, 1)
-            while num_there < self.world:
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-                num_there = self._store.add(name, 0)
+            dist.all_reduce(torch.zeros(1), group=self._patient)
 
     def same(self, value: T) -> T:
         """Rank 0's value, on every rank."""
