@@ -150,13 +150,17 @@ class Attempt:
             return self._state_on_slurm()
         if (session := self.session) is not None:
             return self._state_in(session)
+        # A worker has the lock when it notes that it is there: one that is noted by now, and has no
+        # lock afterwards, has ended.
+        noted = self.worker is not None
         if is_locked(self.folder / "alive"):
             return State.RUNNING
+        starts = not (noted or self.was_cancelled) and self._may_still_start()
         if (result := self.result) is not None:
             return State(result.state)  # written since
-        if self.was_cancelled:
-            return State.CANCELLED
-        return State.STARTING if self.worker is None and self._may_still_start() else State.DIED
+        if starts:
+            return State.STARTING
+        return State.CANCELLED if self.was_cancelled else State.DIED
 
     def _state_on_slurm(self) -> State:
         """A job that was cancelled counts as such at once: nobody waits for it any more."""

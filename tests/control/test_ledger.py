@@ -145,6 +145,25 @@ def test_states_of_an_attempt(entry: Entry) -> None:
     assert [a.number for a in entry.attempts()] == [1, 2]
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_worker_that_starts_while_one_looks_has_not_died(
+    entry: Entry, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """Between two looks of a process that a busy machine keeps waiting, a worker may do a lot."""
+    attempt = entry.new_attempt(launch())
+    attempt.write(launch(pid=os.getpid(), pid_started=start_of(os.getpid())))
+
+    def is_locked_before_it_starts(path: Path) -> bool:
+        found = is_locked(path)
+        attempt.write(worker())
+        if ends:
+            attempt.write(result())
+        return found
+
+    monkeypatch.setattr("pipelines.ledger.entry.is_locked", is_locked_before_it_starts)
+    assert attempt.state() is (State.COMPLETED if ends else State.STARTING)
+
+
 def test_a_submission_whose_driver_died_is_given_up_at_once_unless_its_job_is_there(
     entry: Entry,
 ) -> None:
