@@ -213,7 +213,8 @@ Names = namedtuple("Names", ("read", "defined"))
 def _names(source: str, called: str) -> Names:
     names = Names(set(), set())
     try:
-        table = symtable.symtable(source, called, "exec")
+        own_scopes = ast.unparse(_Scoped().visit(ast.parse(source)))
+        table = symtable.symtable(own_scopes, called, "exec")
     except (SyntaxError, ValueError) as error:
         raise Broken(repr(error)) from None
     for inner in _tables(table):
@@ -224,6 +225,24 @@ def _names(source: str, called: str) -> Names:
             if symbol.is_referenced() and (inner is table or symbol.is_global()):
                 names.read.add(symbol.get_name())
     return names
+
+
+class _Scoped(ast.NodeTransformer):
+    """Comprehensions as generators, whose names are their own in the tables of every Python.
+
+    From 3.12 on, those of `[f for f in g]` are also among those of what is around it.
+    """
+
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp) -> ast.AST:
+        self.generic_visit(node)
+        return ast.GeneratorExp(node.elt, node.generators)
+
+    visit_SetComp = visit_ListComp  # noqa: N815
+
+    def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
+        self.generic_visit(node)
+        both = ast.Tuple([node.key, node.value], ast.Load())
+        return ast.GeneratorExp(both, node.generators)
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
