@@ -29,6 +29,11 @@ class SlurmJob:
         return self.state in ENDED
 
     @property
+    def never_ran(self) -> bool:
+        """Whether it was cancelled while it was waiting for nodes: such a job is not put back."""
+        return self.state == "CANCELLED" and self.used == 0
+
+    @property
     def number(self) -> str:
         """The number of the job, without the task of an array."""
         return self.id.partition("_")[0]

@@ -187,13 +187,15 @@ class Scheduler:
         if seen and all(job.ended for job in seen.values()):
             seen |= {key: _with_exit(job) for key, job in list(seen.items())[:MOST_DETAILS]}
         over = bool(seen) and all(job.ended for job in seen.values())
+        never_ran = over and all(job.never_ran for job in seen.values())
         ended_since = _earlier(before.ended_since) if over else None
+        confirmed = ended_since is not None and time.time() - ended_since >= CONFIRM_S
         news = SchedulerView(
             token=token,
             jobs=dict(sorted(seen.items())),
             missing_since=since,
             ended_since=ended_since,
-            ended=ended_since is not None and time.time() - ended_since >= CONFIRM_S,
+            ended=confirmed or never_ran,
         )
         if news != before:
             attempt.write(news)

@@ -190,6 +190,17 @@ def test_what_each_of_slurms_states_means(job: Job, state: str, expected: State)
     assert job.attempt.scheduler.ended is (not expected.alive)
 
 
+def test_an_end_is_believed_late_but_that_of_a_job_that_never_ran(
+    slurm: FakeSlurm, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ran may be put back, and then shows an end for a moment."""
+    monkeypatch.setattr(scheduler, "CONFIRM_S", 60.0)
+    assert job.shown("CANCELLED").alive, "it ran for five seconds"
+    slurm.used = "0:00"
+    assert job.shown("FAILED").alive
+    assert job.shown("CANCELLED") is State.CANCELLED
+
+
 def test_a_job_whose_number_nobody_wrote_down_is_found_by_its_token(slurm: FakeSlurm) -> None:
     job = slurm.submit("sft")
     slurm.queue(("8", "RUNNING", "None", "somebody-else"), ("9", "RUNNING", "None", job.token))
