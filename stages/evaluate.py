@@ -32,11 +32,17 @@ from stages.data.tokenizer import Decoder
 from stages.engines.forward.inference import logprobs_by, response_pass
 from stages.engines.generation.generator import Completion, Request, Sampling
 from stages.engines.generation.generators import opened
-from stages.engines.generation.sampling import SamplingTask, generate_all, sample_seed
+from stages.engines.generation.sampling import Samples, SamplingTask, generate_all, sample_seed
 from stages.engines.models.loaders import fresh
 from stages.engines.processes.parts import collect, fill
 from stages.engines.processes.ranks import join
-from stages.environments.episodes import longest_sequence, of_episodes, open_arena, played
+from stages.environments.episodes import (
+    longest_sequence,
+    of_episodes,
+    open_arena,
+    played,
+    tell_failures,
+)
 from stages.evaluation import folder, measures, tasks
 from stages.evaluation.answers import Answer, Answered
 from stages.evaluation.contest import Contest, contest
@@ -75,20 +81,9 @@ def run(
     indices = range(config.evaluate.samples)
     asked: list[Asked] = [{**row, "sample_index": None} for row in prompts]
     asked += [{**row, "sample_index": index} for row in prompts for index in indices]
-    arena = open_arena(config, inputs["environments"], inputs["policy"], ctx.seed)
-    longest = longest_sequence(prompts, config.max_new_tokens, arena)
-    how = (config.engine, config.precision, config.batch_size, longest)
-    task = SamplingTask(
-        [_request(row, ctx.seed) for row in asked],
-        max_new_tokens=config.max_new_tokens,
-        sampling=Sampling(config.temperature),
-        slots=config.batch_size,
-        describe=lambda i: sample_name(asked[i]),
-        play=played(arena, asked) if arena else None,
-    )
     judge = load_source(config.evaluate.correct, inputs["judge"])
     with join(ctx):
-        generated = generate_all(ctx, lambda: opened(ctx, inputs["policy"], *how), task)
+        generated = _generated(config, inputs, prompts, asked, ctx)
         responses = _responses(asked, generated.completions, Decoder(inputs["policy"]))
         of_samples, sampled = generated.completions[len(prompts) :], responses[len(prompts) :]
 
@@ -118,6 +113,7 @@ def run(
         ]
 
     verifier = Verifier.load(inputs["judge"]) if judge.name == Reward.VERIFIER else None
+    failed = tell_failures(ctx, generated.completions) if config.environment else {}
     answers = [_answer(*parts, verifier) for parts in zip(responses, rewards, correct, strict=True)]
     answered = _by_prompt(prompts, answers, config.evaluate.samples)
     compared = _compare(answered, inputs.get("reference_evaluation"))
@@ -150,9 +146,32 @@ def run(
         "truncation_rate": statistics.fmean(c.finish_reason == "length" for c in of_samples),
         "num_prompts": len(prompts),
         "num_judged": sum(item.is_judged for item in answered),
-        **(of_episodes(of_samples) if arena else {}),
+        **(of_episodes(of_samples) if config.environment else {}),
+        **failed,
         **tasks.task_metrics(by_task, config.evaluate.task_metrics),
     }
+
+
+def _generated(
+    config: EvaluateConfig,
+    inputs: Mapping[str, Path],
+    prompts: Sequence[PromptRow],
+    asked: Sequence[Asked],
+    ctx: Context,
+) -> Samples:
+    playing = (config, config.episodes, inputs["environments"], inputs["policy"])
+    with open_arena(*playing, ctx.seed) as arena:
+        longest = longest_sequence(prompts, config.max_new_tokens, arena)
+        how = (config.engine, config.precision, config.batch_size, longest)
+        task = SamplingTask(
+            [_request(row, ctx.seed) for row in asked],
+            max_new_tokens=config.max_new_tokens,
+            sampling=Sampling(config.temperature),
+            slots=config.batch_size,
+            describe=lambda i: sample_name(asked[i]),
+            play=played(arena, asked) if arena else None,
+        )
+        return generate_all(ctx, lambda: opened(ctx, inputs["policy"], *how), task)
 
 
 def _check_answers(prompts: Sequence[PromptRow], reward: Source) -> None:

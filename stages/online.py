@@ -73,15 +73,19 @@ def run(
             "or samplers to 0"
         )
     prompts = read_role(inputs["prompts"], PromptRow, config.rollout.source, "online")
-    arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
-    longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
     decoder = Decoder(inputs["policy"])
+    playing = (config.rollout, config.episodes, inputs["environments"], inputs["policy"])
+    with (
+        open_arena(*playing, ctx.seed) as arena,
+        ThreadPoolExecutor(1) as aside,
+        join(ctx) as ranks,
+    ):
+        longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
+        opened = partial(open_sampler, config, inputs["policy"], ctx, longest)
 
-    def sample(generator: OpenGenerator, ctx: Context) -> tuple[list[RolloutRow], Metrics]:
-        return roll_out(config, prompts, decoder, generator, ctx, arena)
+        def sample(generator: OpenGenerator, ctx: Context) -> tuple[list[RolloutRow], Metrics]:
+            return roll_out(config, prompts, decoder, generator, ctx, arena)
 
-    opened = partial(open_sampler, config, inputs["policy"], ctx, longest)
-    with ThreadPoolExecutor(1) as aside, join(ctx) as ranks:
         if ctx.only_samples:
             assert ranks.bridge is not None
             with opened(received(ranks.bridge)) as sampler:

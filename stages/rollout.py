@@ -13,27 +13,36 @@ from functools import partial
 from pathlib import Path
 
 from stages.context import Context, StageError
+from stages.contracts.episodes import FailedEpisode
 from stages.contracts.rollout import RolloutConfig
 from stages.data.artifacts import read_role, write_parquet
 from stages.data.finite import sample_name
 from stages.data.schema import PromptRow, RolloutRow
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
-from stages.engines.generation.generator import Generator, Request, Sampling
+from stages.engines.generation.generator import Completion, Generator, Request, Sampling
 from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import SamplingTask, generate_all, sample_seed
-from stages.environments.episodes import Arena, longest_sequence, of_episodes, open_arena, played
+from stages.environments.episodes import (
+    Arena,
+    longest_sequence,
+    of_episodes,
+    open_arena,
+    played,
+    tell_failures,
+)
 
 
 def run(
     config: RolloutConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     prompts = read_role(inputs["prompts"], PromptRow, config.rollout.source, "rollout")
-    arena = open_arena(config.rollout, inputs["environments"], inputs["policy"], ctx.seed)
-    longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
-    how = (config.rollout.engine, config.precision, config.rollout.batch_size, longest)
-    generator = partial(opened, ctx, inputs["policy"], *how)
-    rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), generator, ctx, arena)
+    playing = (config.rollout, config.episodes, inputs["environments"], inputs["policy"])
+    with open_arena(*playing, ctx.seed) as arena:
+        longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
+        how = (config.rollout.engine, config.precision, config.rollout.batch_size, longest)
+        generator = partial(opened, ctx, inputs["policy"], *how)
+        rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), generator, ctx, arena)
     write_parquet(out["rollouts"], rows, RolloutRow)
     return metrics
 
@@ -80,7 +89,12 @@ def roll_out(
             play=played(arena, named) if arena else None,
         ),
     )
-    completions = sampled.completions
+    told = tell_failures(ctx, sampled.completions) if arena else {}
+    kept = _without_dropped(config, [row for row, _ in slots], sampled.completions)
+    if arena:
+        told["episodes_dropped"] = len(slots) - len(kept)
+    slots, seeds = [slots[i] for i in kept], [seeds[i] for i in kept]
+    completions = [sampled.completions[i] for i in kept]
     texts = decoder.texts([completion.ids for completion in completions])
 
     rows: list[RolloutRow] = [
@@ -116,4 +130,24 @@ def roll_out(
         "num_sequences": len(drawn_at_random),
         "num_tokens": num_tokens,
         **(of_episodes(drawn_at_random) if arena else {}),
+        **told,
     }
+
+
+def _without_dropped(
+    config: RolloutConfig, rows: Sequence[PromptRow], completions: Sequence[Completion]
+) -> list[int]:
+    """What is left where failed episodes are dropped: samples of one prompt are compared, so all of
+    a prompt or none."""
+    failures = {
+        row["prompt_id"]: completion.failure
+        for row, completion in zip(rows, completions, strict=True)
+        if completion.failure is not None and config.episodes.failed is FailedEpisode.DROP
+    }
+    kept = [index for index, row in enumerate(rows) if row["prompt_id"] not in failures]
+    if not kept:
+        raise StageError(
+            "an episode of every prompt failed, so that episodes.failed: drop leaves nothing to "
+            f"learn from; the first: {next(iter(failures.values()))}"
+        )
+    return kept

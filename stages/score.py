@@ -142,7 +142,7 @@ def _shaped(
     rewards = combine(by_source, weights)
     if params.clip is not None:
         rewards = clip_rewards(rewards, params.clip)
-    ended = torch.tensor([row["finish_reason"] == "stop" for row in rollouts])
+    ended = torch.tensor([row["finish_reason"] != "length" for row in rollouts])
     lengths = torch.tensor([float(sum(loss_mask(row))) for row in rollouts])
     rewards = rewards + missing_eos(ended, params.missing_eos_penalty)
     rewards = rewards + overlong_penalty(

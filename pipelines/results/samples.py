@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 EVALUATIONS = "artifacts/evaluations"
 _MARKS = {True: "right", False: "wrong", None: ""}
+_ENDINGS = {"length": "cut off", "failed": "environment failed"}
 
 
 @dataclass(frozen=True)
@@ -241,9 +242,14 @@ def _render(
 
 
 def _answer(name: str, answer: "Answer", width: int, pass_rate: float | None) -> list[str]:
-    cut = "cut off" if answer.finish_reason == "length" else ""
+    ended = _ENDINGS.get(answer.finish_reason, "")
     often = "" if pass_rate is None else f"{pass_rate:.0%} of samples right"
-    parts = (_MARKS[answer.correct], f"reward {answer.reward:.4g}", f"{answer.length} tokens", cut)
+    parts = (
+        _MARKS[answer.correct],
+        f"reward {answer.reward:.4g}",
+        f"{answer.length} tokens",
+        ended,
+    )
     notes = ", ".join(filter(None, (*parts, often)))
     return [*_field(name, answer.response or "(empty)", width), f"{'':{width + 4}}({notes})"]
 

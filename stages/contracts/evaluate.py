@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from stages.contracts.base import Over, Section, Stage, StageConfig
+from stages.contracts.episodes import EpisodeParams
 from stages.contracts.precision import Precision
 from stages.contracts.rollout import Engine
 
@@ -37,7 +38,7 @@ class EvaluateConfig(StageConfig):
     environment: str | None = Field(alias="rollout.environment")
     max_turns: int = Field(alias="rollout.max_turns")
     max_observation_tokens: int = Field(alias="rollout.max_observation_tokens")
-    environment_timeout: float = Field(alias="rollout.environment_timeout")
+    episodes: EpisodeParams
 
 
 AGAINST = {"reference_evaluation": "artifacts/evaluations/sft"}

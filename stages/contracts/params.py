@@ -3,6 +3,7 @@
 from pydantic import Field, field_validator, model_validator
 
 from stages.contracts.base import Section
+from stages.contracts.episodes import EpisodeParams
 from stages.contracts.evaluate import EvaluateParams
 from stages.contracts.lora import LoraParams
 from stages.contracts.model import ModelParams
@@ -51,6 +52,8 @@ class Params(Section):
     """Algorithm, reward, and the family tree of policies."""
     rollout: RolloutParams = RolloutParams()
     """Sampling responses to train on."""
+    episodes: EpisodeParams = EpisodeParams()
+    """Asking the environment of `rollout.environment`, and what happens where it fails."""
     rewards: dict[str, AnySource] = Field(default_factory=dict)
     """Sources of rewards by name, each of a kind: docs/rewards.md."""
     score: ScoreParams = ScoreParams()

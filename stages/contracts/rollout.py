@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from stages.contracts.base import Over, Processes, Section, Stage, StageConfig
+from stages.contracts.episodes import EpisodeParams
 from stages.contracts.precision import Precision
 
 
@@ -59,8 +60,6 @@ class RolloutParams(Section):
     """Largest number of turns of an episode; they share `max_new_tokens`."""
     max_observation_tokens: int = Field(default=64, ge=1)
     """Largest number of tokens of one observation, chat template included."""
-    environment_timeout: float = Field(default=60.0, gt=0)
-    """Time limit of one answer of an environment, in seconds."""
 
     @property
     def cuts_support(self) -> bool:
@@ -72,6 +71,7 @@ class RolloutConfig(StageConfig):
     seed: int
     precision: Precision = Field(strict=False)
     rollout: RolloutParams
+    episodes: EpisodeParams
 
 
 ROLLOUT = Stage(

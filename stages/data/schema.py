@@ -171,10 +171,10 @@ class RolloutRow(TypedDict):
 
     `logprobs` are those of the distribution that each token was drawn from; `support` the tokens it
     was drawn from, where some were cut off (top-p and the like), else null; `finish_reason` is
-    `stop` or `length`. `loss_mask` has 0 for each token that the policy did not say itself and is
-    not trained on: its log-prob is 0, its support empty; null where it said all.
-    `environment_reward` is what an environment paid; null where there was none. A `greedy` row is
-    the likeliest response, to compare with and not to learn from.
+    `stop`, `length`, or `failed` where an environment did. `loss_mask` has 0 for each token that
+    the policy did not say itself and is not trained on: its log-prob is 0, its support empty; null
+    where it said all. `environment_reward` is what an environment paid; null where there was none.
+    A `greedy` row is the likeliest response, to compare with and not to learn from.
     """
 
     prompt_id: Text

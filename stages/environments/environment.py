@@ -44,3 +44,6 @@ class Environment(ABC):
     @abstractmethod
     def step(self, action: str) -> Observation:
         """Answer a turn; `action` is the policy's text in it, without special tokens."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of what the episode had; nothing is asked afterwards."""

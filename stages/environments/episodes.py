@@ -1,25 +1,30 @@
 """Episodes: a policy and an environment in turns, as completions of whole episodes.
 
-All live episodes of a turn are generated together, each from all that was said and observed so far,
-as ids; those that are over drop out. A sample's random numbers are a hash of its seed and the turn,
-so neither its neighbours nor how long they play change what is drawn: the first turn's seed is the
-sample's own, and an episode of one turn is the completion that it would be without an environment.
+All live episodes of a unit are generated together, each from all that was said and observed so far,
+as ids; then their environments are asked side by side (asking.py), and meanwhile another unit is
+generated. Those that are over drop out. A sample's random numbers are a hash of its seed and the
+turn, so neither its neighbours nor how long they play change what is drawn: the first turn's seed
+is the sample's own, and an episode of one turn is the completion that it would be without an
+environment.
 """
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 from typing import Any, Protocol
 
-from stages.context import StageError
+from stages.context import Context, StageError
+from stages.contracts.episodes import EpisodeParams, FailedEpisode
 from stages.data.finite import is_finite, sample_name
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder
-from stages.engines.generation.generator import Completion, Generator, Request, Sampling
+from stages.engines.generation.generator import Completion, FinishReason, Request
+from stages.engines.generation.interleaved import Turns
 from stages.engines.generation.sampling import Play
+from stages.environments.asking import Asking, NoAnswer, Seat
 from stages.environments.environment import Environment, Observation
 from stages.environments.loading import find
 from stages.environments.turns import TurnTemplate, read_turns
@@ -37,27 +42,26 @@ class EpisodeLimits(Protocol):
     @property
     def max_observation_tokens(self) -> int: ...
 
-    @property
-    def environment_timeout(self) -> float: ...
-
 
 @dataclass(frozen=True)
 class Arena:
     """An environment, and the limits of its episodes."""
 
     limits: EpisodeLimits
+    params: EpisodeParams
     environment: Callable[[], Environment]
     turns: TurnTemplate
     decoder: Decoder
     seed: int
     """The run's."""
+    asking: Asking
 
 
 @dataclass
 class _Episode:
     row: Mapping[str, Any]
     request: Request
-    environment: Environment
+    seat: Seat
     ids: list[int] = field(default_factory=list)
     loss_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -68,41 +72,57 @@ class _Episode:
     over: bool = False
     """Whether the environment has said so."""
     cut: bool = False
+    failure: str | None = None
+    """Why its environment gave no answer, for good."""
 
     @property
     def live(self) -> bool:
-        return not self.over and not self.cut
+        """Whether the policy is to speak: at least once, also where its environment failed."""
+        return not (self.over or self.cut or (self.failure and self.turns))
 
-    def next_request(self, max_new_tokens: int) -> Request:
+    @property
+    def finish_reason(self) -> FinishReason:
+        if self.failure:
+            return "failed"
+        return "stop" if self.over else "length"
+
+    def next_request(self, max_new_tokens: int, turn_tokens: int | None) -> Request:
         seed = self.request.seed
         if seed is not None and self.turns:
             seed = stable_hash(seed, "turn", self.turns)
         left = max_new_tokens - sum(self.loss_mask)
-        return Request([*self.request.prompt_ids, *self.ids], seed, left)
+        limit = left if turn_tokens is None else min(left, turn_tokens)
+        return Request([*self.request.prompt_ids, *self.ids], seed, limit)
 
     def completion(self, *, with_support: bool) -> Completion:
         return Completion(
             ids=self.ids,
             logprobs=self.logprobs,
             entropy=self.entropy,
-            finish_reason="stop" if self.over else "length",
+            finish_reason=self.finish_reason,
             support=self.support if with_support else None,
             loss_mask=self.loss_mask,
             environment_reward=self.reward,
             turns=self.turns,
+            failure=self.failure,
         )
 
 
-def open_arena(params: EpisodeLimits, folder: Path, policy: Path, run_seed: int) -> Arena | None:
+@contextmanager
+def open_arena(
+    limits: EpisodeLimits, params: EpisodeParams, folder: Path, policy: Path, run_seed: int
+) -> Iterator[Arena | None]:
     """The environment that params name, for a policy's folder; None where they name none.
 
     `folder` is where a user's environments are.
     """
-    if params.environment is None:
-        return None
-    environment = find(params.environment, folder)
+    if limits.environment is None:
+        yield None
+        return
+    environment = find(limits.environment, folder)
     turns = read_turns(policy, environment.role, environment.stops)
-    return Arena(params, environment, turns, Decoder(policy), run_seed)
+    with closing(Asking(params)) as asking:
+        yield Arena(limits, params, environment, turns, Decoder(policy), run_seed, asking)
 
 
 def longest_sequence(
@@ -117,10 +137,10 @@ def longest_sequence(
 def played(arena: Arena, rows: Sequence[Mapping[str, Any]]) -> Play:
     """What `generate_all` takes, for requests that stand for these rows one by one."""
 
-    def of_unit(generator: Generator, unit: range, *requests: Any, **how: Any) -> list[Completion]:
-        return play(arena, generator, rows[unit.start : unit.stop], *requests, **how)
+    def of_unit(unit: range, *requests: Any, **how: Any) -> Turns:
+        return play(arena, rows[unit.start : unit.stop], *requests, **how)
 
-    return of_unit
+    return Play(of_unit, arena.turns.stop_ids, arena.params.concurrency)
 
 
 def of_episodes(completions: Sequence[Completion]) -> dict[str, float]:
@@ -133,128 +153,134 @@ def of_episodes(completions: Sequence[Completion]) -> dict[str, float]:
     }
 
 
+def tell_failures(ctx: Context, completions: Sequence[Completion]) -> dict[str, float]:
+    """How many episodes there were and how many failed, as metrics; why, as a table."""
+    failures = [completion.failure for completion in completions if completion.failure is not None]
+    if failures:
+        ctx.table("failed_episodes", [{"failure": failure} for failure in failures])
+        print(f"{len(failures)} of {len(completions)} episodes failed; the first: {failures[0]}")
+    return {"episodes": len(completions), "episodes_failed": len(failures)}
+
+
 def play(
     arena: Arena,
-    generator: Generator,
     rows: Sequence[Mapping[str, Any]],
     requests: Sequence[Request],
     *,
     max_new_tokens: int,
-    sampling: Sampling,
-) -> list[Completion]:
+    with_support: bool,
+) -> Turns:
     """An episode for each row, in their order; `max_new_tokens` is for all turns of one together.
 
     A row has the columns of a prompt, and names the sample for messages.
     """
     episodes = [
-        _Episode(row, request, _begun(arena, row))
+        _Episode(row, request, _seat(arena, row))
         for row, request in zip(rows, requests, strict=True)
     ]
-    stopping = Sampling(**{**vars(sampling), "stop_ids": arena.turns.stop_ids})
-    for _ in range(arena.limits.max_turns):
-        live = [episode for episode in episodes if episode.live]
-        if not live:
-            break
-        completions = generator.generate(
-            [episode.next_request(max_new_tokens) for episode in live],
-            max_new_tokens=max_new_tokens,
-            sampling=stopping,
-        )
-        for episode, completion in zip(live, completions, strict=True):
-            _take_turn(arena, episode, completion, max_new_tokens)
-    return [episode.completion(with_support=sampling.cuts) for episode in episodes]
+    try:
+        begun = yield arena.asking.begin([episode.seat for episode in episodes])
+        for episode, answer in zip(episodes, begun, strict=True):
+            if isinstance(answer, NoAnswer):
+                _fail(arena, episode, "the start", answer)
+        while live := [episode for episode in episodes if episode.live]:
+            completions = yield [
+                episode.next_request(max_new_tokens, arena.params.turn_tokens) for episode in live
+            ]
+            turns = [_spoken(*turn) for turn in zip(live, completions, strict=True)]
+            acted = [turn for turn in turns if turn is not None]
+            answers = yield arena.asking.step(
+                [turn.episode.seat for turn in acted],
+                [turn.action(arena.decoder) for turn in acted],
+            )
+            for turn, answer in zip(acted, answers, strict=True):
+                _hear(arena, turn, answer, max_new_tokens)
+    finally:
+        arena.asking.leave([episode.seat for episode in episodes])
+    return [episode.completion(with_support=with_support) for episode in episodes]
 
 
-def _begun(arena: Arena, row: Mapping[str, Any]) -> Environment:
+@dataclass(frozen=True)
+class _Turn:
+    """What the policy has said in an episode, to be answered."""
+
+    episode: _Episode
+    ids: Sequence[int]
+
+    def action(self, decoder: Decoder) -> str:
+        return decoder.text(self.ids)
+
+
+def _seat(arena: Arena, row: Mapping[str, Any]) -> Seat:
     given = {name: row.get(name) for name in ("prompt_id", "prompt", "answer")}
     given["extra"] = json.loads(row.get("extra") or "{}")
     seed = stable_hash(arena.seed, "environment", row["prompt_id"])
-    environment: Environment = _asked(arena, row, "its start", arena.environment)
-    _asked(arena, row, "reset", environment.reset, given, seed)
-    return environment
+    return Seat(arena.environment, given, seed)
 
 
-def _take_turn(
-    arena: Arena, episode: _Episode, completion: Completion, max_new_tokens: int
-) -> None:
+def _spoken(episode: _Episode, completion: Completion) -> _Turn | None:
+    """None where nobody is to answer: half an action is none."""
     episode.ids += completion.ids
     episode.loss_mask += [1] * len(completion.ids)
     episode.logprobs += completion.logprobs
     episode.support += completion.support or []
     episode.entropy += completion.entropy
     episode.turns += 1
-    if completion.finish_reason == "length":
-        # Half an action is none.
-        episode.cut = True
-        return
-    action = arena.decoder.text(completion.ids)
-    where = f"step, after the action {action!r} in turn {episode.turns}"
-    answer = _checked(
-        arena, episode, where, _asked(arena, episode.row, where, episode.environment.step, action)
-    )
-    episode.reward += float(answer.reward)
-    episode.over = answer.done
-    used_up = episode.turns == arena.limits.max_turns or sum(episode.loss_mask) >= max_new_tokens
-    if answer.done or used_up:
-        episode.cut = not answer.done
-        return
+    episode.cut = completion.finish_reason == "length"
+    return None if episode.cut or episode.failure else _Turn(episode, completion.ids)
+
+
+def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
+    """Go on with what the environment has answered, or a NoAnswer."""
+    episode = turn.episode
     try:
-        same = completion.ids[-1] in arena.turns.stop_ids
-        observed = arena.turns.observed(answer.text, same_message=same)
-    except ValueError as error:
-        raise _wrong(arena, episode.row, where, str(error)) from error
-    if len(observed) > arena.limits.max_observation_tokens:
-        problem = (
-            f"its answer has {len(observed)} tokens, more than rollout.max_observation_tokens "
-            f"{arena.limits.max_observation_tokens}: have it say less, or raise that"
-        )
-        raise _wrong(arena, episode.row, where, problem)
+        observation = _checked(answer)
+        episode.reward += float(observation.reward)
+        episode.over = observation.done
+        spent = sum(episode.loss_mask) >= max_new_tokens
+        episode.cut = not observation.done and (spent or episode.turns == arena.limits.max_turns)
+        observed = _observed(arena, turn, observation) if episode.live else []
+    except NoAnswer as problem:
+        where = f"step, after the action {turn.action(arena.decoder)!r} in turn {episode.turns}"
+        _fail(arena, episode, where, problem)
+        return
     episode.ids += observed
     episode.loss_mask += [0] * len(observed)
     episode.logprobs += [0.0] * len(observed)
-    episode.support += [[] for _ in observed if completion.support is not None]
+    episode.support += [[] for _ in observed]
 
 
-def _checked(arena: Arena, episode: _Episode, where: str, answer: Any) -> Observation:
+def _checked(answer: Any) -> Observation:
+    if isinstance(answer, NoAnswer):
+        raise answer
     if not isinstance(answer, Observation):
-        problem = f"it answered with {type(answer).__name__}, not with an Observation"
-    elif not isinstance(answer.text, str):
-        problem = f"the text of its answer is of type {type(answer.text).__name__}"
-    elif not is_finite(answer.reward):
-        problem = f"its reward is {answer.reward!r}, not a finite number"
-    else:
-        return answer
-    raise _wrong(arena, episode.row, where, problem)
+        raise NoAnswer(f"it answered with {type(answer).__name__}, not with an Observation")
+    if not isinstance(answer.text, str):
+        raise NoAnswer(f"the text of its answer is of type {type(answer.text).__name__}")
+    if not is_finite(answer.reward):
+        raise NoAnswer(f"its reward is {answer.reward!r}, not a finite number")
+    return answer
 
 
-def _asked(
-    arena: Arena, row: Mapping[str, Any], where: str, ask: Callable[..., Any], *arguments: Any
-) -> Any:
-    """What the environment says, within its time: in a thread that can be left behind."""
-    answers: list[Any] = []
-    failed: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            answers.append(ask(*arguments))
-        except BaseException as error:
-            failed.append(error)
-
-    seconds = arena.limits.environment_timeout
-    thread = Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failed:
-        problem = f"{type(failed[0]).__name__}: {failed[0]}"
-        raise _wrong(arena, row, where, problem) from failed[0]
-    if not answers:
-        problem = f"no answer within rollout.environment_timeout {seconds:g} seconds"
-        raise _wrong(arena, row, where, problem)
-    return answers[0]
+def _observed(arena: Arena, turn: _Turn, observation: Observation) -> list[int]:
+    """The ids of what the policy reads next."""
+    same = turn.ids[-1] in arena.turns.stop_ids
+    try:
+        observed = arena.turns.observed(observation.text, same_message=same)
+    except ValueError as error:
+        raise NoAnswer(str(error)) from error
+    limit = arena.limits.max_observation_tokens
+    if len(observed) > limit:
+        raise NoAnswer(
+            f"its answer has {len(observed)} tokens, more than rollout.max_observation_tokens "
+            f"{limit}: have it say less, or raise that"
+        )
+    return observed
 
 
-def _wrong(arena: Arena, row: Mapping[str, Any], where: str, problem: str) -> StageError:
-    name = f"{sample_name(row)} ({row.get('prompt')!r})"
-    return StageError(
-        f"environment {arena.limits.environment} failed at {where}, for {name}: {problem}"
-    )
+def _fail(arena: Arena, episode: _Episode, where: str, problem: NoAnswer) -> None:
+    name = f"{sample_name(episode.row)} ({episode.row.get('prompt')!r})"
+    failure = f"environment {arena.limits.environment} failed at {where}, for {name}: {problem}"
+    if arena.params.failed is FailedEpisode.FAIL:
+        raise StageError(failure) from problem
+    episode.failure, episode.reward = failure, arena.params.failed_reward

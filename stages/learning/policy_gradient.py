@@ -96,7 +96,7 @@ def rows_to_learn_from(update: Update) -> list[int]:
     rows = range(len(update.rollouts))
     if not update.config.policy_update.overlong_filter:
         return list(rows)
-    ended = [i for i in rows if update.rollouts[i]["finish_reason"] == "stop"]
+    ended = [i for i in rows if update.rollouts[i]["finish_reason"] != "length"]
     if not ended:
         raise StageError(
             "policy_update.overlong_filter leaves nothing to learn from: every response was cut at "

@@ -12,9 +12,10 @@ from stages.data.tokenizer import EOS, Decoder
 from stages.engines.generation.generator import Request, Sampling
 from stages.engines.generation.sampling import sample_seed
 from stages.engines.generation.torch_generator import TorchGenerator
-from stages.environments.episodes import open_arena, play
+from stages.environments.episodes import open_arena
 from tests.convergence.conftest import SORTING
 from tests.convergence.runs import continued, write_data
+from tests.episodes import play_all
 from tests.stages.conftest import Runner
 
 SAMPLES = 4
@@ -98,8 +99,6 @@ def wins(runner: Runner, policy: str) -> float:
     """The share of held-out games that a policy wins."""
     folder = runner.root / f"artifacts/policies/{policy}/model"
     params = runner.params.rollout
-    arena = open_arena(params, runner.root / "environments", folder, runner.params.seed)
-    assert arena is not None
     rows = [
         {**row, "sample_index": index}
         for row in read_parquet(runner.root / "artifacts/data/held_out.parquet", PromptRow)
@@ -112,12 +111,9 @@ def wins(runner: Runner, policy: str) -> float:
     ]
     generator = TorchGenerator("cpu", Precision.FLOAT32, 256)
     generator.load(folder)
-    episodes = play(
-        arena,
-        generator,
-        rows,
-        requests,
-        max_new_tokens=params.max_new_tokens,
-        sampling=Sampling(params.temperature),
-    )
+    playing = (params, runner.params.episodes, runner.root / "environments", folder)
+    with open_arena(*playing, seed) as arena:
+        assert arena is not None
+        limits = (params.max_new_tokens, Sampling(params.temperature))
+        episodes = play_all(arena, generator, rows, requests, *limits)
     return statistics.fmean(episode.environment_reward or 0.0 for episode in episodes)

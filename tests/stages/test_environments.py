@@ -1,6 +1,7 @@
 """Episodes with an environment: ids, masks, seeds and rewards; what holds of any rollout, too."""
 
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,9 @@ from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Completion, Request, Sampling
 from stages.engines.generation.sampling import sample_seed
 from stages.engines.generation.torch_generator import TorchGenerator
+from stages.engines.processes import parts
 from stages.engines.processes.parts import fill
+from stages.environments import episodes
 from stages.environments.calculator import Calculator, result
 from stages.environments.environment import Observation
 from stages.environments.episodes import longest_sequence, open_arena, play
@@ -24,6 +27,7 @@ from stages.environments.guess import Guess
 from stages.environments.turns import around_observation, read_turns
 from stages.rewards.named import NamedSource, named_pass
 from tests.data.test_rendering import words_tokenizer
+from tests.episodes import play_all
 from tests.waiting import must_not_wait
 
 ROLLOUT, SCORE, UPDATE = (f"{stage}@iter_001" for stage in ("rollout", "score", "policy_update"))
@@ -226,15 +230,15 @@ def test_the_bytes_do_not_depend_on_shards_or_stops(playing):
 def test_a_killed_rollout_plays_only_the_episodes_that_are_left(playing, monkeypatch):
     whole, cut = playing("whole"), playing("cut")
     whole.run(ROLLOUT)
-    monkeypatch.setattr("stages.environments.episodes.play", dies_in_unit(3, play))
-    with pytest.raises(RuntimeError, match="the third unit"):
+    monkeypatch.setattr(parts, "_keep", dies_at(3, parts._keep))
+    with pytest.raises(RuntimeError, match="killed"):
         cut.run(ROLLOUT)
+    monkeypatch.undo()
     begun = []
     monkeypatch.setattr(
-        "stages.environments.episodes.play",
-        lambda arena, generator, rows, *rest, **how: (
-            begun.extend(rows) or play(arena, generator, rows, *rest, **how)
-        ),
+        episodes,
+        "play",
+        lambda arena, rows, *rest, **how: begun.extend(rows) or play(arena, rows, *rest, **how),
     )
     cut.run(ROLLOUT)
     assert len(begun) == 18 - 2 * 4
@@ -243,14 +247,14 @@ def test_a_killed_rollout_plays_only_the_episodes_that_are_left(playing, monkeyp
     )
 
 
-def dies_in_unit(number, play):
+def dies_at(number, keep):
     count = []
 
-    def dying(*arguments, **how):
+    def dying(*arguments):
         count.append(1)
         if len(count) == number:
-            raise RuntimeError("the third unit")
-        return play(*arguments, **how)
+            raise RuntimeError("killed")
+        keep(*arguments)
 
     return dying
 
@@ -322,8 +326,8 @@ def test_an_environment_that_fails_is_named_with_the_row(playing, name, problem)
 
 @must_not_wait
 def test_an_environment_that_hangs_is_given_up(playing):
-    run = playing(rollout={"environment": "echo:Hangs", "environment_timeout": 0.2})
-    with pytest.raises(StageError, match=r"prompt \w+, sample 0.*environment_timeout 0.2 seconds"):
+    run = playing(rollout={"environment": "echo:Hangs"}, episodes={"answer_timeout": 0.2})
+    with pytest.raises(StageError, match=r"prompt \w+, sample \d.*answer_timeout 0.2 seconds"):
         run.run(ROLLOUT)
 
 
@@ -538,24 +542,26 @@ def test_a_policy_is_evaluated_in_its_environment(playing):
     assert metrics["kl_to_reference"] < 1e-6
 
 
+@contextmanager
 def arena_of(run):
     """The policy's folder, where it plays, and the rows that it is asked for."""
-    policy = run.root / "artifacts/policies/sft/model"
-    arena = open_arena(run.params.rollout, run.root / "environments", policy, run.params.seed)
-    return policy, arena, [{**row, "sample_index": 0} for row in run.rows("data/prompts")]
+    policy, params = run.root / "artifacts/policies/sft/model", run.params
+    playing = (params.rollout, params.episodes, run.root / "environments", policy)
+    with open_arena(*playing, params.seed) as arena:
+        yield policy, arena, [{**row, "sample_index": 0} for row in run.rows("data/prompts")]
 
 
 def test_the_template_stands_around_what_follows_an_end_token_alone(playing):
     run = playing(rollout={"max_observation_tokens": 9})
-    policy, arena, asked = arena_of(run)
-    before, after = arena.decoder.ids("++"), arena.decoder.ids("==")
-    arena = replace(arena, turns=replace(arena.turns, before=before, after=after))
-    generator = TorchGenerator("cpu", Precision.FLOAT32, 64)
-    generator.load(policy)
-    requests = [Request(row["prompt_ids"], seed) for seed, row in enumerate(asked)]
-    how = {"max_new_tokens": 14, "sampling": Sampling(1.5)}
+    with arena_of(run) as (policy, arena, asked):
+        before, after = arena.decoder.ids("++"), arena.decoder.ids("==")
+        arena = replace(arena, turns=replace(arena.turns, before=before, after=after))
+        generator = TorchGenerator("cpu", Precision.FLOAT32, 64)
+        generator.load(policy)
+        requests = [Request(row["prompt_ids"], seed) for seed, row in enumerate(asked)]
+        episodes = play_all(arena, generator, asked, requests, 14, Sampling(1.5))
     endings = set()
-    for episode in play(arena, generator, asked, requests, **how):
+    for episode in episodes:
         for at in range(1, len(episode.ids)):
             if (episode.loss_mask[at - 1], episode.loss_mask[at]) != (1, 0):
                 continue
@@ -581,10 +587,10 @@ class Terse:
 
 def test_no_sequence_is_longer_than_was_said_before_any_began(playing):
     run = playing(rollout={"environment": "echo:Talks", "max_observation_tokens": 9})
-    _, arena, asked = arena_of(run)
-    requests = [Request(row["prompt_ids"], seed=1) for row in asked]
-    generator = Terse(arena.decoder.vocabulary()[";"])
-    episodes = play(arena, generator, asked, requests, max_new_tokens=14, sampling=Sampling())
+    with arena_of(run) as (_, arena, asked):
+        requests = [Request(row["prompt_ids"], seed=1) for row in asked]
+        generator = Terse(arena.decoder.vocabulary()[";"])
+        episodes = play_all(arena, generator, asked, requests, 14, Sampling())
     assert {episode.turns for episode in episodes} == {3}
     assert generator.longest == longest_sequence(asked, 14, arena)
     longest_prompt = max(len(row["prompt_ids"]) for row in asked)

@@ -54,6 +54,10 @@ class Request:
         return of_call if self.max_new_tokens is None else min(self.max_new_tokens, of_call)
 
 
+FinishReason = Literal["stop", "length", "failed"]
+"""How a response ended: by an end, at a limit, or with an environment that failed."""
+
+
 @dataclass(frozen=True)
 class Completion:
     """A sampled response; one that ended has an end token, or one that stops, as its last id.
@@ -66,7 +70,7 @@ class Completion:
     logprobs: list[float]
     entropy: float
     """Sum over the tokens, in nats."""
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     support: list[list[int]] | None = None
     """The ids, sorted, that each token was drawn from; None: the whole vocabulary."""
     loss_mask: list[int] | None = None
@@ -75,6 +79,8 @@ class Completion:
     environment_reward: float | None = None
     """The environment's reward of the episode."""
     turns: int = 1
+    failure: str | None = None
+    """What was wrong with the environment, where the episode failed."""
 
     @property
     def num_sampled(self) -> int:

@@ -4,17 +4,26 @@ A unit is a fixed range of requests that are decoded together, more than there a
 are many requests: a slot whose sequence has ended then takes the next.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from stages.context import Context
+from stages.context import Context, Stopped
 from stages.data.finite import check_finite
 from stages.data.seeds import stable_hash
 from stages.engines.generation.generator import Completion, Generator, Request, Sampling
-from stages.engines.processes.parts import Compute, Pass, collect, fill, missing, pass_names
+from stages.engines.generation.interleaved import Turns, interleaved
+from stages.engines.processes.parts import (
+    Compute,
+    Pass,
+    Several,
+    collect,
+    fill,
+    missing,
+    pass_names,
+)
 
 RESPONSES = "responses-"
 """A pass is named so, with the hash of the weights that sample."""
@@ -24,8 +33,16 @@ MOST_ROUNDS = 8
 """A unit has at most so many requests a slot."""
 
 
-Play = Callable[..., list[Completion]]
-"""(generator, range of requests, requests, max_new_tokens=, sampling=) to an episode for each."""
+@dataclass(frozen=True)
+class Play:
+    """Requests are where episodes begin, and completions the whole of them."""
+
+    begin: Callable[..., Turns]
+    """(unit, its requests, max_new_tokens=, with_support=) to the episodes of a unit."""
+    stop_ids: tuple[int, ...]
+    """What ends a turn besides the end tokens."""
+    concurrency: int
+    """How many episodes may wait for their environments; others are generated meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +57,6 @@ class SamplingTask:
     describe: Callable[[int], str]
     """Names a request where its log-probs are not finite."""
     play: Play | None = None
-    """With it a request is where an episode begins, and its completion the whole of it."""
 
     @property
     def unit_rows(self) -> int:
@@ -49,12 +65,36 @@ class SamplingTask:
 
     def decode(self, generator: Generator, unit: range) -> list[dict[str, Any]]:
         """The completions of a unit of the requests."""
-        answer = generator.generate if self.play is None else partial(self.play, generator, unit)
-        completions = answer(
-            self.requests[unit.start : unit.stop],
-            max_new_tokens=self.max_new_tokens,
-            sampling=self.sampling,
+        return self._checked(unit, self._answer(generator, self._of(unit)))
+
+    def play_all(
+        self, generator: Generator, play: Play, check: Callable[[], None], units: Iterator[range]
+    ) -> Iterator[tuple[range, list[dict[str, Any]]]]:
+        """The episodes of units, several of which are under way at a time."""
+
+        def begin(unit: range) -> Turns:
+            return play.begin(
+                unit,
+                self._of(unit),
+                max_new_tokens=self.max_new_tokens,
+                with_support=self.sampling.cuts,
+            )
+
+        turn = replace(self, sampling=replace(self.sampling, stop_ids=play.stop_ids))
+        answer = partial(turn._answer, generator)
+        at_once = 2 + play.concurrency // self.unit_rows
+        for unit, completions in interleaved(units, begin, answer, at_once=at_once, check=check):
+            yield unit, self._checked(unit, completions)
+
+    def _of(self, unit: range) -> Sequence[Request]:
+        return self.requests[unit.start : unit.stop]
+
+    def _answer(self, generator: Generator, requests: Sequence[Request]) -> list[Completion]:
+        return generator.generate(
+            requests, max_new_tokens=self.max_new_tokens, sampling=self.sampling
         )
+
+    def _checked(self, unit: range, completions: Sequence[Completion]) -> list[dict[str, Any]]:
         for index, completion in zip(unit, completions, strict=True):
             check_finite("the sampler's log-prob", self.describe(index), completion.logprobs)
             check_finite("the entropy of the samples", self.describe(index), completion.entropy)
@@ -88,6 +128,11 @@ def generate_all(
             assert generator is not None
             return partial(task.decode, generator)
 
+        def load_play() -> Several:
+            assert generator is not None
+            assert task.play is not None
+            return partial(task.play_all, generator, task.play, check)
+
         return Pass(
             name,
             len(task.requests),
@@ -96,7 +141,12 @@ def generate_all(
             _response_length,
             phase="responses",
             ranks_per_unit=ctx.ranks_per_sampler,
+            load_several=load_play if task.play else None,
         )
+
+    def check() -> None:
+        if ctx.should_stop():
+            raise Stopped("stopped between two turns of episodes")
 
     kept = pass_names(ctx, RESPONSES)
     work = responses(kept[0] if len(kept) == 1 else RESPONSES)

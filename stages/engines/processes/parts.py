@@ -38,6 +38,8 @@ UNIT_ROWS = 256
 """Rows of a unit that is scored: what a kill may cost, and the least that a shard takes on."""
 Compute = Callable[[range], Sequence[Any]]
 """The results of a unit, one per row: JSON."""
+Several = Callable[[Iterator[range]], Iterator[tuple[range, Sequence[Any]]]]
+"""Units, as far as they are asked for, each with its results once it has them, in any order."""
 Together = Callable[[Sequence[range]], Iterator[tuple[range, Sequence[Any]]]]
 """Units, each with its results once it has them; all ranks that are joined ask for the same ones,
 and stop together."""
@@ -62,6 +64,8 @@ class Pass:
     """What the progress line counts."""
     together: Together | None = None
     """How joined ranks compute units together, where they do; instead of `load`."""
+    load_several: Callable[[], Several] | None = None
+    """The same of what computes several units at a time; instead of `load`."""
     ranks_per_unit: int = 1
     """Neighbouring ranks of which the first computes units, on the GPUs of all."""
 
@@ -162,22 +166,37 @@ def _compute_together(ctx: Context, ranks: "Ranks", work: Pass, compute: Togethe
 
 
 def _compute(ctx: Context, work: Pass, todo: Sequence[range]) -> None:
-    compute = work.load()
-    looked = -math.inf
-    for unit in todo:
-        try:
+    several = work.load_several() if work.load_several else one_by_one(work.load())
+    left = set(todo)
+
+    def wanted() -> Iterator[range]:
+        for unit in todo:
             if ctx.should_stop():
                 raise Stopped(f"stopped before row {unit.start} of {work.name}")
-            results = compute(unit)
-        except Stopped:
-            if ctx.world > 1:
-                return
+            yield unit
+
+    looked = -math.inf
+    try:
+        for unit, results in several(wanted()):
+            _keep(ctx, work, unit, results)
+            left.remove(unit)
+            if not left or time.monotonic() - looked >= LOOK_INTERVAL_S:
+                done = _rows_there(ctx, work)
+                ctx.progress(done, work.num_rows, work.phase, **work.numbers(results))
+                looked = time.monotonic()
+    except Stopped:
+        if ctx.world == 1:
             raise
-        _keep(ctx, work, unit, results)
-        if unit is todo[-1] or time.monotonic() - looked >= LOOK_INTERVAL_S:
-            done = _rows_there(ctx, work)
-            ctx.progress(done, work.num_rows, work.phase, **work.numbers(results))
-            looked = time.monotonic()
+
+
+def one_by_one(compute: Compute) -> Several:
+    """What computes a unit after the other."""
+
+    def several(units: Iterator[range]) -> Iterator[tuple[range, Sequence[Any]]]:
+        for unit in units:
+            yield unit, compute(unit)
+
+    return several
 
 
 def _folder(ctx: Context, work: Pass) -> Path:

@@ -1,0 +1,39 @@
+"""episodes: how environments are asked, and what becomes of an episode whose environment fails."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from stages.contracts.base import Section
+
+
+class FailedEpisode(StrEnum):
+    """What becomes of an episode whose environment fails for good."""
+
+    FAIL = "fail"
+    """The stage fails, with the environment's error."""
+    DROP = "drop"
+    """All samples of its prompt are left out and counted; an evaluation ends it."""
+    END = "end"
+    """It ends where it is, with a reward that is stated."""
+
+
+class EpisodeParams(Section):
+    """Asking environments, which answer side by side."""
+
+    concurrency: int = Field(default=512, ge=1)
+    """Largest number of environments that are asked at the same time."""
+    answer_timeout: float = Field(default=60.0, gt=0)
+    """Time limit of one answer of an environment, in seconds."""
+    timeout: float | None = Field(default=None, gt=0)
+    """Time limit of all answers of one episode together, in seconds; null: none."""
+    turn_tokens: int | None = Field(default=None, ge=1)
+    """Largest number of tokens of one turn; null: what is left of `rollout.max_new_tokens`."""
+    retries: int = Field(default=0, ge=0)
+    """How often an answer that failed is asked for again, of an environment that is made anew."""
+    backoff: float = Field(default=1.0, ge=0)
+    """Seconds before the first retry; twice as long before each one after it."""
+    failed: FailedEpisode = Field(default=FailedEpisode.FAIL, strict=False)
+    """Episodes whose environment fails for good: `fail` the stage, `drop` them, or `end` them."""
+    failed_reward: float = 0.0
+    """The reward of an episode that is ended so."""

@@ -1,0 +1,200 @@
+"""Environments are asked side by side: each answer within its time, and again where it failed.
+
+A loop in a thread of its own waits for all of them. An `async` method runs on that loop; any other
+has a thread, which is left behind where it gives no answer in time.
+
+Where an answer fails, the environment is made anew, hears all earlier actions again, and has to
+answer them as before: it is a function of (row, seed, actions).
+"""
+
+import asyncio
+import inspect
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any
+
+from stages.contracts.episodes import EpisodeParams
+from stages.environments.environment import Environment
+
+GIVE_UP_S = 5.0
+"""For `async` methods that are given up, to let go of what they have."""
+
+
+class NoAnswer(Exception):
+    """An environment has not answered; the message says why."""
+
+
+@dataclass
+class Seat:
+    """The environment of one episode."""
+
+    make: Callable[[], Environment]
+    row: Mapping[str, Any]
+    seed: int
+    heard: list[tuple[str, Any]] = field(default_factory=list)
+    """What it was told so far, and its answers."""
+    environment: Environment | None = None
+    """None until it is first asked, and after a failure."""
+    seconds: float = 0.0
+    """How long its answers have taken."""
+
+
+class Asking:
+    """What waits for the environments; to be closed."""
+
+    def __init__(self, params: EpisodeParams) -> None:
+        self._params = params
+        self._loop: AbstractEventLoop | None = None
+        self._permits = asyncio.Semaphore(params.concurrency)
+        self._leaving: set[Future[None]] = set()
+
+    def begin(self, seats: Sequence[Seat]) -> "Future[list[Any]]":
+        """Begin their episodes: for each None, or a NoAnswer."""
+        return self._ask([self._tried(seat, None) for seat in seats])
+
+    def step(self, seats: Sequence[Seat], actions: Sequence[str]) -> "Future[list[Any]]":
+        """What each answers to its action: anything, or a NoAnswer."""
+        pairs = zip(seats, actions, strict=True)
+        return self._ask([self._tried(seat, action) for seat, action in pairs])
+
+    def leave(self, seats: Sequence[Seat]) -> None:
+        """Nothing more is asked of them; nobody waits for it before the end."""
+        for seat in seats:
+            if seat.environment is not None:
+                self._leaving.add(self._submit(self._left(seat)))
+
+    def close(self) -> None:
+        """Wait for those that are being left, and give up what is still asked."""
+        if self._loop is None:
+            return
+        for leaving in self._leaving:
+            leaving.result()
+        self._submit(_cancel_others()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop = None
+
+    def _ask(self, questions: Sequence[Coroutine[Any, Any, Any]]) -> "Future[list[Any]]":
+        async def answers() -> list[Any]:
+            return await asyncio.gather(*questions)
+
+        return self._submit(answers())
+
+    def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            Thread(target=self._loop.run_forever, name="environments", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def _tried(self, seat: Seat, action: str | None) -> Any:
+        """An answer, also after retries; a NoAnswer where there is none for good."""
+        for retry in range(self._params.retries + 1):
+            if retry:
+                await asyncio.sleep(self._params.backoff * 2 ** (retry - 1))
+            try:
+                async with self._permits:
+                    return await self._answer(seat, action)
+            except NoAnswer as problem:
+                seat.environment, why = None, problem
+            if self._time_left(seat) <= 0:
+                break
+        return why
+
+    async def _answer(self, seat: Seat, action: str | None) -> Any:
+        if seat.environment is None:
+            seat.environment = await self._begun(seat)
+        if action is None:
+            return None
+        answer = await self._in_time(seat, seat.environment.step, action)
+        seat.heard.append((action, answer))
+        return answer
+
+    async def _begun(self, seat: Seat) -> Environment:
+        """An environment that is as far as the episode is."""
+        environment: Environment = await self._in_time(seat, seat.make)
+        await self._in_time(seat, environment.reset, seat.row, seat.seed)
+        for action, before in seat.heard:
+            answer = await self._in_time(seat, environment.step, action)
+            if answer != before:
+                raise NoAnswer(
+                    f"made anew after a failure, it answered the action {action!r} with {answer}, "
+                    f"and before with {before}: it is to be a function of the row, the seed and "
+                    "the actions; set episodes.retries: 0 if it cannot be"
+                )
+        return environment
+
+    async def _left(self, seat: Seat) -> None:
+        assert seat.environment is not None
+        async with self._permits:
+            with suppress(NoAnswer):
+                await self._in_time(seat, seat.environment.close)
+
+    def _time_left(self, seat: Seat) -> float:
+        limit = self._params.timeout
+        return float("inf") if limit is None else limit - seat.seconds
+
+    async def _in_time(self, seat: Seat, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """What a method returns; NoAnswer where it raises or takes too long."""
+        loop = asyncio.get_running_loop()
+        limit, since = self._params.answer_timeout, loop.time()
+        name = f"episodes.answer_timeout {limit:g} seconds"
+        if self._time_left(seat) < limit:
+            limit = self._time_left(seat)
+            name = f"what was left of episodes.timeout {self._params.timeout:g} seconds"
+        if inspect.iscoroutinefunction(ask):
+            call: asyncio.Future[Any] = loop.create_task(_caught(ask, *arguments))
+        else:
+            call = _in_a_thread(loop, ask, *arguments)
+        done, _ = await asyncio.wait({call}, timeout=limit)
+        seat.seconds += loop.time() - since
+        if not done:
+            call.cancel()
+            raise NoAnswer(f"no answer within {name}")
+        answer, error = call.result()
+        if error is not None:
+            raise NoAnswer(f"{type(error).__name__}: {error}") from error
+        return answer
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.wait(others, timeout=GIVE_UP_S) if others else None
+
+
+_Result = tuple[Any, BaseException | None]
+
+
+async def _caught(ask: Callable[..., Any], *arguments: Any) -> _Result:
+    try:
+        return await ask(*arguments), None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
+
+
+def _in_a_thread(
+    loop: AbstractEventLoop, ask: Callable[..., Any], *arguments: Any
+) -> "asyncio.Future[_Result]":
+    result: asyncio.Future[_Result] = loop.create_future()
+
+    def tell(answer: Any, error: BaseException | None) -> None:
+        if not result.done():
+            result.set_result((answer, error))
+
+    def call() -> None:
+        answer, failure = None, None
+        try:
+            answer = ask(*arguments)
+        except BaseException as error:
+            failure = error
+        with suppress(RuntimeError):  # nobody waits any more
+            loop.call_soon_threadsafe(tell, answer, failure)
+
+    Thread(target=call, daemon=True).start()
+    return result
