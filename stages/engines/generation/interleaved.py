@@ -4,10 +4,8 @@ What a generator answers depends on the requests of its call alone, so which uni
 changes no byte.
 """
 
-import heapq
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -21,14 +19,6 @@ Turns = Generator[Sequence[Request] | Future[Any], Any, list[Completion]]
 sent what comes of that; at the end it has a completion for each of its requests."""
 
 
-@dataclass(order=True)
-class _Unit:
-    start: int
-    rows: range = field(compare=False)
-    turns: Turns = field(compare=False)
-    reply: Any = field(default=None, compare=False)
-
-
 def interleaved(
     units: Iterator[range],
     begin: Callable[[range], Turns],
@@ -37,43 +27,39 @@ def interleaved(
     at_once: int,
     check: Callable[[], None],
 ) -> Iterator[tuple[range, list[Completion]]]:
-    """Each unit with its completions, once it has them; of those that are ready the first goes on.
+    """Each unit with its completions, once it has them.
 
+    Whoever was ready first goes on: then all come as far, and their last waits fall together.
     `check` may raise, between two turns and while all wait.
     """
-    ready: list[_Unit] = []
-    answered: SimpleQueue[_Unit] = SimpleQueue()
-    under_way: dict[int, _Unit] = {}
+    ready: SimpleQueue[tuple[range, Any]] = SimpleQueue()
+    under_way: dict[range, Turns] = {}
     try:
         while True:
             check()
             while len(under_way) < at_once and (rows := next(units, None)) is not None:
-                unit = under_way[rows.start] = _Unit(rows.start, rows, begin(rows))
-                heapq.heappush(ready, unit)
+                under_way[rows] = begin(rows)
+                ready.put((rows, None))
             if not under_way:
                 return
-            while not answered.empty() or not ready:
-                try:
-                    heapq.heappush(ready, answered.get(timeout=LOOK_S))
-                except Empty:
-                    check()
-            unit = heapq.heappop(ready)
-            reply, unit.reply = unit.reply, None
             try:
-                wanted = unit.turns.send(reply.result() if isinstance(reply, Future) else reply)
-            except StopIteration as end:
-                del under_way[unit.start]
-                yield unit.rows, end.value
+                rows, future = ready.get(timeout=LOOK_S)
+            except Empty:
                 continue
-            unit.reply = wanted if isinstance(wanted, Future) else generate(wanted)
-            if isinstance(wanted, Future):
-                wanted.add_done_callback(partial(_tell, answered, unit))
+            reply = future and future.result()
+            try:
+                # Once it has spoken it is told so at once, to wait while the next one speaks.
+                while not isinstance(wanted := under_way[rows].send(reply), Future):
+                    reply = generate(wanted)
+            except StopIteration as end:
+                del under_way[rows]
+                yield rows, end.value
             else:
-                heapq.heappush(ready, unit)
+                wanted.add_done_callback(partial(_put, ready, rows))
     finally:
-        for unit in under_way.values():
-            unit.turns.close()
+        for turns in under_way.values():
+            turns.close()
 
 
-def _tell(answered: "SimpleQueue[_Unit]", unit: _Unit, _: "Future[Any]") -> None:
-    answered.put(unit)
+def _put(ready: "SimpleQueue[tuple[range, Any]]", rows: range, done: "Future[Any]") -> None:
+    ready.put((rows, done))
