@@ -23,6 +23,8 @@ class EpisodeParams(Section):
 
     concurrency: int = Field(default=512, ge=1)
     """Largest number of environments that are asked at the same time."""
+    processes: int = Field(default=0, ge=0)
+    """Processes that environments run in, one answer at a time in each; 0: threads instead."""
     answer_timeout: float = Field(default=60.0, gt=0)
     """Time limit of one answer of an environment, in seconds."""
     timeout: float | None = Field(default=None, gt=0)

@@ -1,7 +1,8 @@
 """Environments are asked side by side: each answer within its time, and again where it failed.
 
 A loop in a thread of its own waits for all of them. An `async` method runs on that loop; any other
-has a thread, which is left behind where it gives no answer in time.
+has a thread, which is left behind where it gives no answer in time. Or they run in processes of
+their own (isolated.py).
 
 Where an answer fails, the environment is made anew, hears all earlier actions again, and has to
 answer them as before: it is a function of (row, seed, actions).
@@ -14,27 +15,29 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 from stages.contracts.episodes import EpisodeParams
-from stages.environments.environment import Environment
+from stages.environments.environment import Environment, NoAnswer
+from stages.environments.isolated import IsolatedEnvironment, Lane
+from stages.environments.loading import find
+from stages.rewards.isolated import Hung
 
 GIVE_UP_S = 5.0
 """For `async` methods that are given up, to let go of what they have."""
-
-
-class NoAnswer(Exception):
-    """An environment has not answered; the message says why."""
 
 
 @dataclass
 class Seat:
     """The environment of one episode."""
 
-    make: Callable[[], Environment]
     row: Mapping[str, Any]
     seed: int
+    lane: Lane | None
+    """The process that it runs in, where it has one."""
     heard: list[tuple[str, Any]] = field(default_factory=list)
     """What it was told so far, and its answers."""
     environment: Environment | None = None
@@ -46,11 +49,19 @@ class Seat:
 class Asking:
     """What waits for the environments; to be closed."""
 
-    def __init__(self, params: EpisodeParams) -> None:
+    def __init__(self, params: EpisodeParams, name: str, folder: Path) -> None:
+        """The environment of that name, which may be in a module of the folder."""
+        self.kind = find(name, folder)
         self._params = params
         self._loop: AbstractEventLoop | None = None
         self._permits = asyncio.Semaphore(params.concurrency)
-        self._leaving: set[Future[None]] = set()
+        self._lanes = [Lane(name, folder) for _ in range(params.processes)]
+        self._next_lane = cycle(self._lanes or [None])
+        self._leaving: list[Future[None]] = []
+
+    def seat(self, row: Mapping[str, Any], seed: int) -> Seat:
+        """For a new episode."""
+        return Seat(row, seed, next(self._next_lane))
 
     def begin(self, seats: Sequence[Seat]) -> "Future[list[Any]]":
         """Begin their episodes: for each None, or a NoAnswer."""
@@ -65,7 +76,7 @@ class Asking:
         """Nothing more is asked of them; nobody waits for it before the end."""
         for seat in seats:
             if seat.environment is not None:
-                self._leaving.add(self._submit(self._left(seat)))
+                self._leaving.append(self._submit(self._left(seat)))
 
     def close(self) -> None:
         """Wait for those that are being left, and give up what is still asked."""
@@ -76,6 +87,8 @@ class Asking:
         self._submit(_cancel_others()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop = None
+        for lane in self._lanes:
+            lane.process.end()
 
     def _ask(self, questions: Sequence[Coroutine[Any, Any, Any]]) -> "Future[list[Any]]":
         async def answers() -> list[Any]:
@@ -95,7 +108,7 @@ class Asking:
             if retry:
                 await asyncio.sleep(self._params.backoff * 2 ** (retry - 1))
             try:
-                async with self._permits:
+                async with self._turn(seat):
                     return await self._answer(seat, action)
             except NoAnswer as problem:
                 seat.environment, why = None, problem
@@ -114,7 +127,11 @@ class Asking:
 
     async def _begun(self, seat: Seat) -> Environment:
         """An environment that is as far as the episode is."""
-        environment: Environment = await self._in_time(seat, seat.make)
+        if seat.lane:
+            _, error = await _in_a_thread(asyncio.get_running_loop(), seat.lane.start)
+            if error is not None:
+                raise error
+        environment: Environment = await self._in_time(seat, self._make, seat)
         await self._in_time(seat, environment.reset, seat.row, seat.seed)
         for action, before in seat.heard:
             answer = await self._in_time(seat, environment.step, action)
@@ -126,11 +143,17 @@ class Asking:
                 )
         return environment
 
+    def _make(self, seat: Seat) -> Environment:
+        return IsolatedEnvironment(seat.lane) if seat.lane else self.kind()
+
     async def _left(self, seat: Seat) -> None:
-        assert seat.environment is not None
-        async with self._permits:
-            with suppress(NoAnswer):
-                await self._in_time(seat, seat.environment.close)
+        async with self._turn(seat):
+            if seat.environment is not None:
+                with suppress(NoAnswer):
+                    await self._in_time(seat, seat.environment.close)
+
+    def _turn(self, seat: Seat) -> asyncio.Semaphore | asyncio.Lock:
+        return seat.lane.turn if seat.lane else self._permits
 
     def _time_left(self, seat: Seat) -> float:
         limit = self._params.timeout
@@ -144,16 +167,21 @@ class Asking:
         if self._time_left(seat) < limit:
             limit = self._time_left(seat)
             name = f"what was left of episodes.timeout {self._params.timeout:g} seconds"
+        if seat.lane:
+            seat.lane.seconds = limit
         if inspect.iscoroutinefunction(ask):
-            call: asyncio.Future[Any] = loop.create_task(_caught(ask, *arguments))
+            call: asyncio.Future[_Result] = loop.create_task(_caught(ask, *arguments))
         else:
             call = _in_a_thread(loop, ask, *arguments)
-        done, _ = await asyncio.wait({call}, timeout=limit)
+        # A process keeps the time itself, since it is killed before anybody else is asked in it.
+        done, _ = await asyncio.wait({call}, timeout=None if seat.lane else limit)
         seat.seconds += loop.time() - since
-        if not done:
+        answer, error = call.result() if done else (None, Hung())
+        if isinstance(error, Hung):
             call.cancel()
             raise NoAnswer(f"no answer within {name}")
-        answer, error = call.result()
+        if isinstance(error, NoAnswer):
+            raise error
         if error is not None:
             raise NoAnswer(f"{type(error).__name__}: {error}") from error
         return answer

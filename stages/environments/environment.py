@@ -27,6 +27,10 @@ class Observation:
     """Whether the episode is over."""
 
 
+class NoAnswer(Exception):
+    """An environment has not answered; the message says why."""
+
+
 class Environment(ABC):
     """One episode. It is made without arguments."""
 

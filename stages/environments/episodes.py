@@ -10,7 +10,7 @@ environment.
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,8 @@ from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Completion, FinishReason, Request
 from stages.engines.generation.interleaved import Turns
 from stages.engines.generation.sampling import Play
-from stages.environments.asking import Asking, NoAnswer, Seat
-from stages.environments.environment import Environment, Observation
-from stages.environments.loading import find
+from stages.environments.asking import Asking, Seat
+from stages.environments.environment import NoAnswer, Observation
 from stages.environments.turns import TurnTemplate, read_turns
 
 
@@ -49,7 +48,6 @@ class Arena:
 
     limits: EpisodeLimits
     params: EpisodeParams
-    environment: Callable[[], Environment]
     turns: TurnTemplate
     decoder: Decoder
     seed: int
@@ -119,10 +117,9 @@ def open_arena(
     if limits.environment is None:
         yield None
         return
-    environment = find(limits.environment, folder)
-    turns = read_turns(policy, environment.role, environment.stops)
-    with closing(Asking(params)) as asking:
-        yield Arena(limits, params, environment, turns, Decoder(policy), run_seed, asking)
+    with closing(Asking(params, limits.environment, folder)) as asking:
+        turns = read_turns(policy, asking.kind.role, asking.kind.stops)
+        yield Arena(limits, params, turns, Decoder(policy), run_seed, asking)
 
 
 def longest_sequence(
@@ -215,7 +212,7 @@ def _seat(arena: Arena, row: Mapping[str, Any]) -> Seat:
     given = {name: row.get(name) for name in ("prompt_id", "prompt", "answer")}
     given["extra"] = json.loads(row.get("extra") or "{}")
     seed = stable_hash(arena.seed, "environment", row["prompt_id"])
-    return Seat(arena.environment, given, seed)
+    return arena.asking.seat(given, seed)
 
 
 def _spoken(episode: _Episode, completion: Completion) -> _Turn | None:

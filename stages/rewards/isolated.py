@@ -1,9 +1,9 @@
-"""A Python process that scores rows, and that can be killed wherever it hangs.
+"""A Python process for code that we did not write, which can be killed wherever it hangs.
 
 A rule may meet a response that it never finishes with, a function of the user's may do anything: in
 a process of its own it can neither take the stage with it nor keep it waiting, not even from inside
-a C call, and all that it has started ends with it. Rows and rewards cross as lines of JSON, through
-pipes that the scored code does not see: what it prints goes to the job's log.
+a C call, and all that it has started ends with it. Questions and answers cross as lines of JSON,
+through pipes that the code does not see: what it prints goes to the job's log.
 """
 
 import json
@@ -41,9 +41,12 @@ class CannotScore(Exception):
 class Isolated:
     """The process; it starts when first needed, and again after it was ended."""
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
-        """`order`: the first line that it gets, which says what it shall score by."""
+    def __init__(self, order: Mapping[str, Any], worker: str = isolated_worker.__file__) -> None:
+        """`order`: the first line that it gets, which says what it shall answer by."""
         self.order = order
+        self.starts = 0
+        """How often the process was started."""
+        self._worker = worker
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self.is_over = False
@@ -52,9 +55,17 @@ class Isolated:
 
     def score(self, rows: Sequence[Mapping[str, Any]], seconds: float) -> list[float]:
         """A reward for each row, within so many seconds."""
-        self.start()
-        rewards: list[float] = self._ask({"rows": list(rows)}, seconds)["rewards"]
+        rewards: list[float] = self.ask({"rows": list(rows)}, seconds)["rewards"]
         return rewards
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """The process's answer, within so many seconds."""
+        self.start()
+        return self._ask(message, seconds)
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
 
     def start(self) -> None:
         """Have the process running and ready: what it imports takes time of its own."""
@@ -63,9 +74,10 @@ class Isolated:
         root = Path(isolated_worker.__file__).parents[2]
         paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._unread = b""
+        self.starts += 1
         self._process = subprocess.Popen(
             # -P: a folder called `stages` where we happen to be is not the code that is meant.
-            [sys.executable, "-P", isolated_worker.__file__],
+            [sys.executable, "-P", self._worker],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

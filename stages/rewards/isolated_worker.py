@@ -30,6 +30,8 @@ RULE_MEMORY = 8 << 30
 """Bytes of address space for a rule: a response may be a number that no memory holds."""
 LOOK_INTERVAL_S = 1.0
 Score = Callable[[Sequence[Mapping[str, Any]]], list[float]]
+Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""A message to what is answered to it."""
 
 
 class Refusal(Exception):
@@ -39,26 +41,36 @@ class Refusal(Exception):
 
 
 def main() -> None:
+    serve(_open_score)
+
+
+def serve(opened: Callable[[Mapping[str, Any]], Answer]) -> None:
+    """Answer line by line, by what is opened for the first one."""
     keep()
     questions, answers = _private_pipes()
     asked = os.getpid()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    score: Score | None = None
+    by: Answer | None = None
     for line in questions:
         message = json.loads(line)
         try:
-            if score is None:
-                score = _by_rule(message) if "rule" in message else _by_function(message)
-                answer: dict[str, Any] = {"ready": True}
+            if by is None:
+                by = opened(message)
+                answer: Mapping[str, Any] = {"ready": True}
             else:
-                answer = {"rewards": score(message["rows"])}
+                answer = by(message)
         except Refusal as refusal:
             answer = {"refused": str(refusal), "index": refusal.index}
         if os.getpid() != asked:
-            # A fork of the scored code came back, too: a second answer would be the next batch's.
+            # A fork of the code came back, too: a second answer would be the next question's.
             os._exit(1)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _open_score(order: Mapping[str, Any]) -> Answer:
+    score = _by_rule(order) if "rule" in order else _by_function(order)
+    return lambda message: {"rewards": score(message["rows"])}
 
 
 def _private_pipes() -> tuple[Any, Any]:

@@ -66,6 +66,15 @@ class Gathering(Echo):
         mark("closed")
 
 
+class Async(Echo):
+    async def reset(self, row, seed):
+        super().reset(row, seed)
+
+    async def step(self, action):
+        await asyncio.sleep(0)
+        return super().step(action)
+
+
 class Counted(Echo):
     """Notes how many are asked at the same time."""
 
@@ -184,6 +193,34 @@ class NeverAsync(Echo):
     async def step(self, action):
         mark("asked")
         await asyncio.sleep(FOR_EVER_S)
+
+
+class Crashes(Flaky):
+    """Takes its process along in the second turn of each prompt, once."""
+
+    def step(self, action):
+        import os
+
+        self.steps += 1
+        if self.steps == 2:
+            try:
+                (FOLDER / f"ended-{self.prompt}").touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os._exit(7)
+        return Echo.step(self, action)
+
+
+class HangsOnce(Flaky):
+    """Like a C library that never returns, once for each prompt."""
+
+    def step(self, action):
+        try:
+            (FOLDER / f"ended-{self.prompt}").touch(exist_ok=False)
+        except FileExistsError:
+            return Echo.step(self, action)
+        time.sleep(FOR_EVER_S)
 
 
 class Exits(Echo):
@@ -375,3 +412,33 @@ def test_a_job_is_stopped_while_all_wait(case, name):
     threading.Thread(target=stop_it, daemon=True).start()
     with pytest.raises(Stopped, match="between two turns"):
         rollout.run(bound.config, inputs, outs, ctx)
+
+
+@pytest.mark.parametrize("name", ["Echo", "Async", "Crashes", "HangsOnce"])
+def test_processes_answer_as_threads_do_whatever_ends_them(case, name):
+    """An episode that loses its process to another goes on in the next one."""
+    plain = case("Echo", "plain")
+    plain.run(ROLLOUT)
+    limits = {"retries": 1, "backoff": 0.0, "answer_timeout": 2.0 if name == "HangsOnce" else 60.0}
+    run = case(name, name, episodes={"processes": 2, **limits})
+    run.run(ROLLOUT)
+    assert rows_of(run) == rows_of(plain)
+    assert bool(list(run.root.glob("ended-*"))) is (name in ("Crashes", "HangsOnce"))
+
+
+def test_what_an_environment_raises_in_a_process_is_named(case):
+    for name, problem in (
+        ("Raises", "KeyError: 'no such tool'"),
+        ("Mumbles", "answered with str, not with an Observation"),
+        ("Infinite", "reward is inf"),
+    ):
+        run = case(name, name, episodes={"processes": 1})
+        with pytest.raises(StageError, match=rf"step, after the action .*prompt.*: .*{problem}"):
+            run.run(ROLLOUT)
+
+
+@must_not_wait
+def test_an_answer_in_a_process_has_a_limit(case):
+    run = case("Never", episodes={"processes": 2, "answer_timeout": 0.3})
+    with pytest.raises(StageError, match=r"no answer within episodes.answer_timeout 0.3 seconds"):
+        run.run(ROLLOUT)
