@@ -3,12 +3,15 @@
 transformers imports optional packages when they are installed: scikit-learn alone (it comes with
 MLflow) costs every stage more than a second at start-up, for an assisted-decoding method that no
 stage calls. While transformers is being imported, such packages look as if they were not there.
-And it lists the classes of its models by reading all their files, twice; here, once.
+And it lists the classes of its models by reading all their files, twice; here, once. It lists the
+files of all installed distributions, to know what a package comes from; here, it asks by name.
 """
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,36 @@ def listed_once(import_utils: Any) -> Iterator[None]:
         import_utils.create_import_structure_from_path = classes_in
 
 
-with hidden(OPTIONAL):
+class Distributions(dict[str, list[str]]):
+    """Packages, and the distributions that they come from: found when one is asked for.
+
+    To list them all takes half a second. Those of flash_attn do differ from their package in name.
+    """
+
+    listed = staticmethod(cache(metadata.packages_distributions))
+
+    def get(self, package: str, default: Any = None) -> Any:
+        """The names of the distributions."""
+        name = package.replace("_", "-")
+        try:
+            same = None if name.startswith("flash-attn") else metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            same = None
+        return [same.name] if same else self.listed().get(package, default)
+
+
+@contextmanager
+def found_by_name() -> Iterator[None]:
+    """`transformers` finds distributions as they are asked for."""
+    listed = metadata.packages_distributions
+    metadata.packages_distributions = Distributions
+    try:
+        yield
+    finally:
+        metadata.packages_distributions = listed
+
+
+with hidden(OPTIONAL), found_by_name():
     from transformers.utils import import_utils
 
 with hidden(OPTIONAL), listed_once(import_utils):
