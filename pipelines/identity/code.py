@@ -101,16 +101,19 @@ def changed_files(old: CodeMap, new: CodeMap) -> dict[str, str]:
 
 def _closure(module: str, read: Callable[[str], Source | None]) -> dict[str, str]:
     found: dict[str, str] = {}
-    queue = [module]
-    while queue:
-        path = Path(*queue.pop().split(".")).with_suffix(".py").as_posix()
-        if path not in found and (source := read(path)) is not None:
-            found[path] = source.digest
-            queue += source.imports
-            for name in source.files:
-                beside = Path(path).with_name(name).as_posix()
-                if (read_too := read(beside)) is not None:
-                    found[beside] = read_too.digest
+    modules = [module]
+    known = {module}
+    for name in modules:
+        path = f"{name.replace('.', '/')}.py"
+        if (source := read(path)) is None:
+            continue
+        found[path] = source.digest
+        new = [imported for imported in source.imports if imported not in known]
+        known.update(new)
+        modules += new
+        for beside in (Path(path).with_name(file).as_posix() for file in source.files):
+            if (read_too := read(beside)) is not None:
+                found[beside] = read_too.digest
     return dict(sorted(found.items()))
 
 
