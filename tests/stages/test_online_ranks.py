@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from stages.context import RankLost, ShareDone, Stopped
 from stages.contracts.base import Processes as Kind
@@ -66,6 +67,7 @@ CASES = {
     "game": (GAME, PLAYED, 2, "none"),
     "lora-bfloat16-fsdp": (GRPO, {**LORA, "precision": "bfloat16"}, 2, "fsdp"),
     "lora-zero3": (GRPO, LORA, 2, "zero3"),
+    "grpo-zero1": (GRPO, {}, 2, "zero1"),
     "ppo-zero2": (PPO, KL, 2, "zero2"),
     "ppo-zero3": (PPO, KL, 2, "zero3"),
     "ppo-fsdp": (PPO, KL, 2, "fsdp"),
@@ -282,6 +284,28 @@ def test_killed_at_any_moment_they_end_with_the_same_bytes(copied, undisturbed, 
     assert "rank 1" in log
     go_through(runner, FUSED, *DISTURBED[name], checkpoint_seconds=0.0)
     assert all_left(runner) == undisturbed(name)
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_what_two_ranks_began_another_number_of_them_ends(copied, undisturbed, world):
+    """The first step is that of two ranks, with their bytes; the second differs by rounding."""
+    rl, changes, two, spread = DISTURBED["serial"]
+    runner = copied("moved")
+    ranks = start(runner, FUSED, rl, changes, two, spread, checkpoint_seconds=0.0)
+    saved = runner.root / "jobs/online@fast/scratch/checkpoint-00000001"
+    until(saved.exists, "the first step", at_work=lambda: all(one.is_alive() for one in ranks))
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    ranks[0].join(TIMEOUT_S)
+    finish(runner, ranks[:1], expected=4)
+    go_through(runner, FUSED, rl, changes, world, spread, checkpoint_seconds=0.0)
+    (moved, moved_rows), (stayed, stayed_rows) = all_left(runner), undisturbed("serial")
+    for path, rows in stayed_rows.items():
+        first = [row for row in moved_rows[path] if row["step"] == 1]
+        assert first == [row for row in rows if row["step"] == 1], path
+        assert len(moved_rows[path]) == len(rows), path
+    one, other = (load(left["model"]["model.safetensors"]) for left in (moved, stayed))
+    for name, weight in other.items():
+        torch.testing.assert_close(one[name], weight, rtol=1e-3, atol=1e-4)
 
 
 def stop_again_and_again(runner, name, rank, samplers=0):
