@@ -185,9 +185,13 @@ def bytes_of(memory: str | None) -> int:
 
 
 def processes_of(stage: Stage, resources: Resources) -> Processes:
-    """How its processes work: a stage that only reads models has ranks where these are spread."""
+    """How its processes work.
+
+    A stage that only reads models has ranks where these are spread, and an evaluation always.
+    """
     several = resources.nodes * resources.tasks_per_node > 1
-    if stage.reads and several and resources.sharding.spreads_weights:
+    whole = stage.processes is Processes.SHARDS and not resources.sharding.spreads_weights
+    if stage.reads and several and not whole:
         return Processes.TOGETHER
     return stage.processes
 

@@ -150,8 +150,8 @@ def test_what_only_reads_has_ranks_where_several_processes_hold_a_model(
     stage = STAGES[name]
     one, two = (Resources(tasks_per_node=tasks, sharding=sharding) for tasks in (1, 2))
     assert processes_of(stage, one) is stage.processes
-    spread = sharding in (Sharding.ZERO3, Sharding.FSDP)
-    assert processes_of(stage, two) is (Processes.TOGETHER if spread else stage.processes)
+    whole = name in ("score", "reference_logprobs") and sharding not in ("zero3", "fsdp")
+    assert processes_of(stage, two) is (stage.processes if whole else Processes.TOGETHER)
     assert processes_of(STAGES["rollout"], two) is Processes.SHARDS
 
 

@@ -38,6 +38,7 @@ RANK = "one_rank"
 WORLD = 2
 SCORE, EVALUATE, REFERENCE = "score@iter_001", "evaluate_sft", "reference_logprobs@dpo"
 PREFERENCE = {"rl": {"preferences": {"dpo": {"policy": "sft"}}}}
+SEVERAL_UNITS = {"rollout": {"batch_size": 40}}
 BFLOAT16 = {"precision": "bfloat16"}
 SOURCES = {
     "rewards": {"sums": {"kind": "maths"}},
@@ -244,7 +245,8 @@ def jobs(copies, trained):
         "bfloat16": copies("bfloat16", SCORE, BFLOAT16, sharding="zero3", unit_rows=4),
         "one_batch": copies("one_batch", SCORE, SOURCES, micro_tokens=8192),
         "reference": copies("reference", REFERENCE, PREFERENCE),
-        "evaluate": copies("evaluate", EVALUATE, {"rollout": {"batch_size": 40}}),
+        "evaluate": copies("evaluate", EVALUATE, SEVERAL_UNITS),
+        "evaluate_whole": copies("evaluate_whole", EVALUATE, SEVERAL_UNITS, sharding="zero2"),
         "taken": copies("taken", "reward_model", TAKEN),
         **{name: copies(name, model=str(models[name])) for name in models},
     }
@@ -273,7 +275,7 @@ def left(job, root=None):
 STAGES = ["score", "bfloat16", "one_batch", "reference", "evaluate", "taken"]
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", [*STAGES, "evaluate_whole"])
 def test_ranks_write_what_one_process_writes(jobs, name):
     job = jobs[name]
     assert [report(job, rank)["said"].split(":")[0] for rank in range(2)] == [
@@ -304,6 +306,14 @@ def test_ranks_share_the_micro_batches_and_not_the_units(jobs):
     assert num_batches > 2
     assert [len(some) for some in computed] == [2 * -(-num_batches // 2)] * 2
     assert {str(g) for some in computed for g in some} == {str(g) for g in of_one["computed"]}
+
+
+def test_ranks_with_whole_models_share_the_micro_batches_too(jobs):
+    reports = [report(jobs["evaluate_whole"], rank) for rank in range(2)]
+    of_one = json.loads((Path(f"{jobs['evaluate_whole'].root}-alone") / "rank-0.json").read_text())
+    shares = [len(each["computed"]) for each in reports]
+    assert [each["held"] for each in reports] == [[], []]
+    assert max(shares) < len(of_one["computed"])
 
 
 def test_a_rank_without_rows_makes_the_passes_all_the_same(jobs):
