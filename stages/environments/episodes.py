@@ -66,12 +66,18 @@ class _Episode:
     support: list[list[int]] = field(default_factory=list)
     entropy: float = 0.0
     reward: float = 0.0
-    turns: int = 0
+    turn_ends: list[int] = field(default_factory=list)
+    turn_rewards: list[float] = field(default_factory=list)
+    observations_cut: int = 0
     over: bool = False
     """Whether the environment has said so."""
     cut: bool = False
     failure: str | None = None
     """Why its environment gave no answer, for good."""
+
+    @property
+    def turns(self) -> int:
+        return len(self.turn_ends)
 
     @property
     def live(self) -> bool:
@@ -93,6 +99,8 @@ class _Episode:
         return Request([*self.request.prompt_ids, *self.ids], seed, limit)
 
     def completion(self, *, with_support: bool) -> Completion:
+        # The reward of a failed episode stands for all that was paid before.
+        of_turns = [0.0] * (self.turns - 1) + [self.reward] if self.failure else self.turn_rewards
         return Completion(
             ids=self.ids,
             logprobs=self.logprobs,
@@ -102,6 +110,9 @@ class _Episode:
             loss_mask=self.loss_mask,
             environment_reward=self.reward,
             turns=self.turns,
+            turn_ends=self.turn_ends,
+            turn_rewards=of_turns,
+            observations_cut=self.observations_cut,
             failure=self.failure,
         )
 
@@ -222,7 +233,8 @@ def _spoken(episode: _Episode, completion: Completion) -> _Turn | None:
     episode.logprobs += completion.logprobs
     episode.support += completion.support or []
     episode.entropy += completion.entropy
-    episode.turns += 1
+    episode.turn_ends.append(len(episode.ids) - 1)
+    episode.turn_rewards.append(0.0)
     episode.cut = completion.finish_reason == "length"
     return None if episode.cut or episode.failure else _Turn(episode, completion.ids)
 
@@ -235,6 +247,7 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
         episode.reward += float(observation.reward)
         episode.over = observation.done
         spent = sum(episode.loss_mask) >= max_new_tokens
+        episode.turn_rewards[-1] = float(observation.reward)
         episode.cut = not observation.done and (spent or episode.turns == arena.limits.max_turns)
         observed = _observed(arena, turn, observation) if episode.live else []
     except NoAnswer as problem:
