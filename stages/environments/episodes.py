@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stages.context import Context, StageError
-from stages.contracts.episodes import EpisodeParams, FailedEpisode
+from stages.contracts.episodes import EpisodeParams, FailedEpisode, LongObservation
 from stages.data.finite import is_finite, sample_name
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder
@@ -129,7 +129,9 @@ def open_arena(
         yield None
         return
     with closing(Asking(params, limits.environment, folder)) as asking:
-        turns = read_turns(policy, asking.kind.role, asking.kind.stops)
+        turns = read_turns(policy, asking.kind.role, asking.kind.stops, params.cut_marker)
+        if params.long_observation is LongObservation.CUT:
+            turns.check_room(limits.max_observation_tokens)
         yield Arena(limits, params, turns, Decoder(policy), run_seed, asking)
 
 
@@ -158,6 +160,7 @@ def of_episodes(completions: Sequence[Completion]) -> dict[str, float]:
         "environment_reward": statistics.fmean(
             completion.environment_reward or 0.0 for completion in completions
         ),
+        "observations_cut": sum(completion.observations_cut for completion in completions),
     }
 
 
@@ -244,10 +247,10 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
     episode = turn.episode
     try:
         observation = _checked(answer)
+        episode.turn_rewards[-1] = float(observation.reward)
         episode.reward += float(observation.reward)
         episode.over = observation.done
         spent = sum(episode.loss_mask) >= max_new_tokens
-        episode.turn_rewards[-1] = float(observation.reward)
         episode.cut = not observation.done and (spent or episode.turns == arena.limits.max_turns)
         observed = _observed(arena, turn, observation) if episode.live else []
     except NoAnswer as problem:
@@ -280,10 +283,13 @@ def _observed(arena: Arena, turn: _Turn, observation: Observation) -> list[int]:
     except ValueError as error:
         raise NoAnswer(str(error)) from error
     limit = arena.limits.max_observation_tokens
+    if len(observed) > limit and arena.params.long_observation is LongObservation.CUT:
+        turn.episode.observations_cut += 1
+        return arena.turns.shortened(observed, limit, same_message=same)
     if len(observed) > limit:
         raise NoAnswer(
             f"its answer has {len(observed)} tokens, more than rollout.max_observation_tokens "
-            f"{limit}: have it say less, or raise that"
+            f"{limit}: have it say less, raise that, or set episodes.long_observation to cut"
         )
     return observed
 
