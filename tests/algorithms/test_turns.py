@@ -1,4 +1,4 @@
-"""Credit over turns against numbers worked out by hand; episodes have different numbers of turns."""
+"""Credit over turns against numbers worked out by hand, of episodes of unequal length."""
 
 import pytest
 import torch
