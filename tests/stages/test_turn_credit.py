@@ -6,12 +6,14 @@ have episodes of unequal length, and what the columns say at observations is non
 
 import shutil
 import statistics
+from contextlib import suppress
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from stages.context import Context, StageError
+from stages import score
+from stages.context import Context, ShareDone, StageError, Stopped
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
 from stages.data.tokenizer import Decoder
@@ -22,6 +24,7 @@ from stages.engines.training.rl_state import RlState
 from stages.environments.turns import TurnTemplate
 from stages.learning.policy_gradient import learn_by_policy_gradient
 from stages.learning.update import Update
+from tests.stages.test_online import OVERLAP, AskedAt, contents
 from tests.stages.test_ppo_by_hand import kept, models, said_by
 
 KL, GAMMA, TURN_DISCOUNT, TEMPERATURE = 0.3, 0.9, 0.5, 0.7
@@ -242,13 +245,13 @@ def test_shares_are_what_turns_were_paid_and_the_last_has_all_else(playing):
     played = run.rows("rollouts/iter_001")
     assert len({len(row["turn_ends"]) for row in played}) == 3
     assert {row["finish_reason"] for row in played} == {"stop", "length"}
-    for row, score in zip(played, run.rows("scores/iter_001"), strict=True):
+    for row, scored_row in zip(played, run.rows("scores/iter_001"), strict=True):
         assert row["environment_reward"] == pytest.approx(sum(row["turn_rewards"]), abs=1e-6)
         shares = [0.3 * paid for paid in row["turn_rewards"]]
-        shares[-1] += 2.0 * dict(score["by_source"])["short"]
+        shares[-1] += 2.0 * dict(scored_row["by_source"])["short"]
         shares[-1] -= 0.25 * (row["finish_reason"] == "length")
-        assert score["reward_by_turn"] == pytest.approx(shares, abs=1e-6)
-        assert score["reward"] == pytest.approx(sum(shares), abs=1e-5)
+        assert scored_row["reward_by_turn"] == pytest.approx(shares, abs=1e-6)
+        assert scored_row["reward"] == pytest.approx(sum(shares), abs=1e-5)
 
 
 def test_an_episode_that_is_credited_as_a_whole_has_no_shares(playing):
@@ -300,6 +303,37 @@ def test_fused_steps_credit_what_chained_iterations_do(playing, algorithm):
             ]
 
 
+@pytest.mark.parametrize("changes", [{}, OVERLAP], ids=["serial", "overlap"])
+def test_fused_steps_that_are_stopped_time_and_again_end_with_the_same_bytes(playing, changes):
+    rl = {"algorithm": "grpo", "online": {"fast": {"policy": "sft", "steps": 2}}}
+    undisturbed, stopped = (playing(name, rl=rl, **changes) for name in ("undisturbed", "stopped"))
+    undisturbed.run("online@fast")
+    stops = 0
+    # Each attempt lasts longer: one that ends before any unit of episodes is over leaves nothing.
+    for questions in range(5, 500, 7):
+        ctx = stopped.context("online@fast", checkpoint_seconds=0.0, _stop=AskedAt(questions))
+        try:
+            stopped.run("online@fast", ctx)
+            break
+        except Stopped:
+            stops += 1
+    assert stops > 2
+    assert contents(stopped) == contents(undisturbed)
+
+
+def test_scores_by_shards_are_those_of_one_process(playing):
+    whole, cut = playing("whole"), playing("cut")
+    for run in (whole, cut):
+        run.run(ROLLOUT)
+    whole.run(SCORE)
+    bound, (inputs, outs) = bind(SCORE, cut.params), cut.paths(SCORE)
+    with suppress(ShareDone):
+        score.run(bound.config, inputs, outs, cut.context(SCORE, shard=1, num_shards=2))
+    score.run(bound.config, inputs, outs, cut.context(SCORE, shard=0, num_shards=2))
+    scores = [run.contents(run.root / "artifacts/scores") for run in (whole, cut)]
+    assert scores[0] == scores[1]
+
+
 def test_the_reward_of_a_failed_episode_stands_for_what_was_paid_before(playing):
     run = playing(environment="Breaks", episodes={"failed": "end", "failed_reward": -0.75})
     run.run(ROLLOUT)
@@ -312,8 +346,8 @@ def test_the_reward_of_a_failed_episode_stands_for_what_was_paid_before(playing)
     run.run(SCORE)
     scores = run.rows("scores/iter_001")
     shares = [
-        score["reward_by_turn"]
-        for row, score in zip(run.rows("rollouts/iter_001"), scores, strict=True)
+        scored_row["reward_by_turn"]
+        for row, scored_row in zip(run.rows("rollouts/iter_001"), scores, strict=True)
         if row["finish_reason"] == "failed"
     ]
     assert all(of_row == [0.0, -0.75] for of_row in shares)
