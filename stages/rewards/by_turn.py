@@ -31,7 +31,7 @@ def reward_by_turn(
 
 def _shares(row: RolloutRow, reward: float, weight: float) -> list[float]:
     paid, total = row.get("turn_rewards"), row["environment_reward"]
-    if paid is None or total is None:
+    if not paid or total is None:
         raise StageError(
             f"rl.turn_credit is turn, but {sample_name(row)} has no turns that an environment paid "
             "for: set rollout.environment, and roll out again"
