@@ -17,7 +17,7 @@ from stages.contracts.episodes import FailedEpisode
 from stages.contracts.rollout import RolloutConfig
 from stages.data.artifacts import read_role, write_parquet
 from stages.data.finite import sample_name
-from stages.data.schema import PromptRow, RolloutRow
+from stages.data.schema import PromptRow, RolloutRow, as_kept
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Completion, Generator, Request, Sampling
@@ -120,6 +120,9 @@ def roll_out(
             slots, seeds, completions, texts, strict=True
         )
     ]
+    if arena:
+        for rollout, completion in zip(rows, completions, strict=True):
+            _keep_turns(rollout, completion)
     drawn_at_random = [c for c, seed in zip(completions, seeds, strict=True) if seed is not None]
     num_tokens = sum(completion.num_sampled for completion in drawn_at_random)
     num_cut = sum(completion.finish_reason == "length" for completion in drawn_at_random)
@@ -132,6 +135,14 @@ def roll_out(
         **(of_episodes(drawn_at_random) if arena else {}),
         **told,
     }
+
+
+def _keep_turns(row: RolloutRow, completion: Completion) -> None:
+    """What a row has only where there was an environment."""
+    row["turn_ends"] = completion.turn_ends or []
+    row["turn_rewards"] = as_kept(completion.turn_rewards or [])
+    # A step that reads it from memory learns what one that reads the file does.
+    [row["environment_reward"]] = as_kept([completion.environment_reward or 0.0])
 
 
 def _without_dropped(

@@ -2,6 +2,7 @@
 
 Each source's reward is computed as it is and kept; what is learnt from is their weighted sum,
 clipped, with penalties for responses that did not end or nearly did not, and whitened if asked for.
+With `rl.turn_credit: turn` it is also shared out over an episode's turns (rewards/by_turn.py).
 
 One model is in memory at a time: the reward model is let go before the reference is loaded. Rules,
 functions and servers work beside them. Shards share out the rows of all passes; the last to be done
@@ -26,17 +27,18 @@ from stages.algorithms.shaping import (
     whiten_rewards,
 )
 from stages.context import Context
-from stages.contracts.rl import Reward
+from stages.contracts.rl import Reward, TurnCredit
 from stages.contracts.score import ScoreConfig
 from stages.data.artifacts import read_parquet, write_parquet
 from stages.data.batching import loss_mask, loss_masks_of, pad
 from stages.data.finite import check_finite, sample_name
-from stages.data.schema import RolloutRow, ScoreRow
+from stages.data.schema import RolloutRow, ScoreRow, as_kept
 from stages.engines.forward.inference import logprobs_by, response_pass
 from stages.engines.models.loaders import FRESH, Loaders, fresh
 from stages.engines.processes.beside import Beside
 from stages.engines.processes.parts import collect, fill
 from stages.engines.processes.ranks import join
+from stages.rewards.by_turn import environment_weight, reward_by_turn
 from stages.rewards.isolated import Workers
 from stages.rewards.named import FRESH_WORKERS, NamedSource
 from stages.rewards.source import BuiltIn, Source, computes_elsewhere, rewards_from
@@ -116,6 +118,12 @@ def score(
             rollouts, rewards, of_rows, ref_logprobs, strict=True
         )
     ]
+    if config.turn_credit is TurnCredit.TURN:
+        weight = environment_weight(weights, config.rewards)
+        for of_row, shares in zip(scores, reward_by_turn(rollouts, shaped, weight), strict=True):
+            of_row["reward_by_turn"] = as_kept(shares)
+            for share in of_row["reward_by_turn"]:
+                check_finite("a turn's reward to learn from", sample_name(of_row), share)
     samples = [
         {"prompt": row["prompt"], "response": row["response"], "reward": reward}
         for row, reward in zip(rollouts, shaped.tolist(), strict=True)

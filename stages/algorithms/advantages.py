@@ -15,6 +15,9 @@ from torch import Tensor
 
 from stages.algorithms.groups import zero_variance
 
+Discount = float | Tensor
+"""Of what follows an action: one for all, or [B, T] one after each token."""
+
 
 def token_rewards(final: Tensor, penalties: Tensor, mask: Tensor) -> Tensor:
     """[B, T] rewards by token: minus the penalties, and `final` [B] on the last action token.
@@ -27,7 +30,7 @@ def token_rewards(final: Tensor, penalties: Tensor, mask: Tensor) -> Tensor:
 
 
 def gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float
+    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: Discount, lam: float
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al. 2016): advantages and returns, [B, T].
 
@@ -38,23 +41,29 @@ def gae(
     next_value = values.new_zeros(len(values))
     next_advantage = values.new_zeros(len(values))
     for t in reversed(range(values.shape[1])):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantage = delta + gamma * lam * next_advantage
+        discount = _after(gamma, t)
+        delta = rewards[:, t] + discount * next_value - values[:, t]
+        advantage = delta + discount * lam * next_advantage
         next_advantage = torch.where(kept[:, t], advantage, next_advantage)
         next_value = torch.where(kept[:, t], values[:, t], next_value)
         advantages[:, t] = torch.where(kept[:, t], advantage, 0.0)
     return advantages, torch.where(kept, advantages + values, 0.0)
 
 
-def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
+def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: Discount) -> Tensor:
     """[B, T] what each action token and those after it are paid, discounted by action."""
     kept = mask > 0
     returns = torch.zeros_like(rewards)
     following = rewards.new_zeros(len(rewards))
     for t in reversed(range(rewards.shape[1])):
-        following = torch.where(kept[:, t], rewards[:, t] + gamma * following, following)
+        worth = rewards[:, t] + _after(gamma, t) * following
+        following = torch.where(kept[:, t], worth, following)
         returns[:, t] = torch.where(kept[:, t], following, 0.0)
     return returns
+
+
+def _after(gamma: Discount, t: int) -> Discount:
+    return gamma[:, t] if isinstance(gamma, Tensor) else gamma
 
 
 def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
@@ -70,7 +79,7 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     return white
 
 
-def reinforce_plus_plus(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
+def reinforce_plus_plus(rewards: Tensor, mask: Tensor, *, gamma: Discount) -> Tensor:
     """REINFORCE++ (Hu et al. 2025) from token rewards [B, T] of the whole rollout batch."""
     return whiten(discounted_returns(rewards, mask, gamma=gamma), mask)
 

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.contracts.base import Section
 
@@ -16,6 +16,15 @@ class FailedEpisode(StrEnum):
     """All samples of its prompt are left out and counted; an evaluation ends it."""
     END = "end"
     """It ends where it is, with a reward that is stated."""
+
+
+class LongObservation(StrEnum):
+    """What becomes of an observation that is longer than allowed."""
+
+    FAIL = "fail"
+    """The environment has failed; `failed` says what follows."""
+    CUT = "cut"
+    """Its middle is left out, before the policy sees it."""
 
 
 class EpisodeParams(Section):
@@ -39,3 +48,16 @@ class EpisodeParams(Section):
     """Episodes whose environment fails for good: `fail` the stage, `drop` them, or `end` them."""
     failed_reward: float = 0.0
     """The reward of an episode that is ended so."""
+    long_observation: LongObservation = Field(default=LongObservation.FAIL, strict=False)
+    """Observations above `rollout.max_observation_tokens`: `fail`, or `cut` out their middle."""
+    cut_marker: str = ""
+    """Text in place of what was cut out of an observation, such as ` ... `; empty: none."""
+
+    @model_validator(mode="after")
+    def _a_marker_is_used(self) -> "EpisodeParams":
+        if self.cut_marker and self.long_observation is LongObservation.FAIL:
+            raise ValueError(
+                f"cut_marker {self.cut_marker!r} is not read, since long_observation is fail: set "
+                'that to cut, or cut_marker to ""'
+            )
+        return self

@@ -195,6 +195,7 @@ class PolicyUpdateConfig(StageConfig):
     policy_update: PolicyUpdateParams
     algorithm: Algorithm = Field(alias="rl.algorithm", strict=False)
     reward: str = Field(alias="rl.reward")
+    turn_discount: float = Field(alias="rl.turn_discount")
     prompts: int = Field(alias="rollout.prompts")
     reserve: int = Field(alias="rollout.reserve")
     temperature: float = Field(alias="rollout.temperature")

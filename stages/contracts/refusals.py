@@ -11,7 +11,7 @@ from stages.contracts.lora import LoraSave
 from stages.contracts.objectives import Mismatch, PolicyObjective, PreferenceLoss
 from stages.contracts.policy_update import Chosen, Critic, DpoReference, PolicyUpdateParams
 from stages.contracts.rewards import Paid
-from stages.contracts.rl import Algorithm, Reward
+from stages.contracts.rl import Algorithm, Reward, TurnCredit
 from stages.contracts.rollout import PromptSource
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 WHITENED = frozenset({Algorithm.REINFORCE_PP, Algorithm.REINFORCE_PP_BASELINE})
 BY_TOKEN = WHITENED | {Algorithm.PPO, Algorithm.REINFORCE}
 """Algorithms whose advantages differ from token to token."""
+BY_TURN = frozenset({Algorithm.PPO, Algorithm.GRPO, Algorithm.RLOO, Algorithm.REINFORCE,
+                     Algorithm.REINFORCE_PP})  # fmt: skip
+"""Algorithms that know what to do with a reward at each turn."""
 _GRADIENTS = frozenset(algorithm for algorithm in Algorithm if algorithm.is_policy_gradient)
 _SAMPLED = _GRADIENTS | {Algorithm.DISTILL}
 READ_BY = {
@@ -194,6 +197,47 @@ def _about_rewards(params: "Params") -> Iterator[str]:
         )
 
 
+def _about_turns(params: "Params") -> Iterator[str]:
+    rl, update = params.rl, params.policy_update
+    if rl.turn_credit is TurnCredit.EPISODE:
+        if rl.turn_discount != 1:
+            yield (
+                f"rl.turn_discount is {rl.turn_discount}, but rl.turn_credit episode pays an "
+                "episode once: set rl.turn_credit to turn, or turn_discount back to 1.0"
+            )
+        return
+    if params.rollout.environment is None:
+        yield (
+            "rl.turn_credit is turn, but without rollout.environment there are no turns: name "
+            "one, or set turn_credit to episode"
+        )
+    if rl.algorithm not in BY_TURN:
+        *others, last = sorted(BY_TURN)
+        yield (
+            f"rl.turn_credit is turn, but rl.algorithm {rl.algorithm} learns from the reward of "
+            f"whole episodes: set turn_credit to episode, or algorithm to {', '.join(others)} or "
+            f"{last}"
+        )
+    if update.objective is PolicyObjective.GSPO:
+        yield (
+            "policy_update.objective gspo has one ratio per response, but rl.turn_credit turn an "
+            "advantage for each turn: set objective to clip, or turn_credit to episode"
+        )
+    used = params.score.weights or {rl.reward: 1.0}
+    if not any(weight and isinstance(params.rewards.get(name), Paid)
+               for name, weight in used.items()):  # fmt: skip
+        yield (
+            "rl.turn_credit is turn, but no reward in rl.reward or score.weights is of the kind "
+            "environment, so no turn would be paid: name one, or set turn_credit to episode"
+        )
+    for name, unset in (("clip", "null"), ("whiten", "false")):
+        if getattr(params.score, name):
+            yield (
+                f"score.{name} changes the reward of a whole episode, which rl.turn_credit turn "
+                f"shares out over its turns: set {name} to {unset}, or turn_credit to episode"
+            )
+
+
 def _about_the_reference(params: "Params") -> Iterator[str]:
     if params.score.reference:
         return
@@ -267,6 +311,7 @@ REFUSALS: tuple[Callable[["Params"], Iterator[str]], ...] = (
     _about_cut_support,
     _about_pairs,
     _about_rewards,
+    _about_turns,
     _about_the_reference,
     _about_lengths,
     _about_fused_steps,

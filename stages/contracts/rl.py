@@ -55,6 +55,15 @@ class Reward(StrEnum):
     VERIFIER = "verifier"
 
 
+class TurnCredit(StrEnum):
+    """Which tokens an environment's rewards are paid to."""
+
+    EPISODE = "episode"
+    """Their sum, to the last token of the episode."""
+    TURN = "turn"
+    """Each, to the last token of the turn that earned it."""
+
+
 class Start(Section):
     """A node in the family tree of policies."""
 
@@ -76,6 +85,10 @@ class RlParams(Section):
     """How policies learn from their rollouts; docs/algorithms.md describes each."""
     reward: str = Reward.REWARD_MODEL.value
     """`reward_model`: the trained one. `verifier`: 1 for a right answer. Or a name in `rewards`."""
+    turn_credit: TurnCredit = Field(default=TurnCredit.EPISODE, strict=False)
+    """Rewards of an environment: to the whole `episode`, or each to its `turn`."""
+    turn_discount: float = Field(default=1.0, ge=0, le=1)
+    """Discount per turn, besides `policy_update.gamma` per token (`turn_credit: turn`)."""
     teacher: str = "models"
     """Hugging Face folder of the policy that `distill` learns from; it shares the tokenizer."""
     iterations: dict[str, Start] = Field(

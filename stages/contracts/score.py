@@ -5,6 +5,7 @@ from pydantic import Field
 from stages.contracts.base import Over, Processes, Section, Stage, StageConfig
 from stages.contracts.precision import Precision
 from stages.contracts.rewards import AnySource
+from stages.contracts.rl import TurnCredit
 
 
 class ScoreParams(Section):
@@ -33,6 +34,7 @@ class ScoreConfig(StageConfig):
     score: ScoreParams
     rewards: dict[str, AnySource]
     reward: str = Field(alias="rl.reward")
+    turn_credit: TurnCredit = Field(alias="rl.turn_credit", strict=False)
     temperature: float = Field(alias="rollout.temperature")
     max_new_tokens: int = Field(alias="rollout.max_new_tokens")
 

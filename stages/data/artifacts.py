@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.context import StageError
-from stages.data.schema import columns_of
+from stages.data.schema import columns_of, optional_fields
 
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
@@ -21,7 +21,9 @@ R = TypeVar("R", bound=Mapping[str, Any])
 
 def write_parquet(path: Path, rows: Iterable[R], kind: type[R]) -> None:
     """Rows of a kind, in the given order, without volatile metadata."""
-    table = pa.Table.from_pylist([dict(row) for row in rows], schema=columns_of(kind))
+    listed = [dict(row) for row in rows]
+    present = {name for name in optional_fields(kind) if any(name in row for row in listed)}
+    table = pa.Table.from_pylist(listed, schema=columns_of(kind, present))
     pq.write_table(table, path, compression="zstd", store_schema=False)
     path.chmod(FILE_MODE)
 

@@ -1,7 +1,8 @@
 """The rows of everything that passes between stages: a type for each kind.
 
 A kind is declared once: its Parquet schema (`columns_of`) has the fields of the type, in their
-order, and a column is nullable where its field may be None.
+order, and a column is nullable where its field may be None. A field that is not required has a
+column only in files whose rows have it.
 
 Text is rendered to token ids once, in prepare; from there on ids are what counts, and text is
 carried for people and for verifiers. Nothing is ever re-tokenised.
@@ -18,10 +19,9 @@ carried for people and for verifiers. Nothing is ever re-tokenised.
 `extra`         the other columns of the source's row, a JSON object with sorted keys; `{}`: none
 """
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Collection, Sequence
 from types import NoneType
-from typing import Annotated, Any, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
@@ -38,16 +38,32 @@ Supports = Annotated[Sequence[Sequence[int]], pa.list_(pa.list_(pa.int32()))]
 BySource = Annotated[Sequence[tuple[str, float]], pa.map_(pa.string(), pa.float32())]
 
 
-@cache
-def columns_of(kind: type[Any]) -> pa.Schema:
-    """The Parquet schema of a kind of rows."""
+def as_kept(numbers: Sequence[float]) -> list[float]:
+    """As they are read from a column of `Numbers`, so that rows in memory are those of a file."""
+    kept: list[float] = pa.array(numbers, pa.float32()).to_pylist()
+    return kept
+
+
+def columns_of(kind: type[Any], present: Collection[str] = ()) -> pa.Schema:
+    """The Parquet schema of a kind of rows; `present` names what there is of its fields that are
+    not required."""
     fields = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is NotRequired:
+            if name not in present:
+                continue
+            (hint,) = get_args(hint)
         nullable = NoneType in get_args(hint)
         _, column = get_args(get_args(hint)[0] if nullable else hint)
         fields.append(pa.field(name, column, nullable=nullable))
     # Where a row comes from is what it ends with.
     return pa.schema(sorted(fields, key=lambda field: field.name in RowOrigin.__annotations__))
+
+
+def optional_fields(kind: type[Any]) -> frozenset[str]:
+    """The fields that are not required."""
+    optional: frozenset[str] = kind.__optional_keys__
+    return optional
 
 
 class RowOrigin(TypedDict):
@@ -175,6 +191,10 @@ class RolloutRow(TypedDict):
     the policy did not say itself and is not trained on: its log-prob is 0, its support empty; null
     where it said all. `environment_reward` is what an environment paid; null where there was none.
     A `greedy` row is the likeliest response, to compare with and not to learn from.
+
+    Where there was an environment, `turn_ends` are the positions in `response_ids` of the last
+    token of each of the policy's turns, and `turn_rewards` what was paid for each: their sum is
+    `environment_reward`.
     """
 
     prompt_id: Text
@@ -193,13 +213,16 @@ class RolloutRow(TypedDict):
     finish_reason: Text
     environment_reward: Float32 | None
     policy_hash: Text
+    turn_ends: NotRequired[Tokens]
+    turn_rewards: NotRequired[Numbers]
 
 
 class ScoreRow(TypedDict):
     """scores, row by row beside the rollouts they belong to.
 
     `reward` is what is learnt from; `by_source` what each source said, before weights, penalties
-    and clipping; `ref_logprobs` are null where nobody asked for them.
+    and clipping; `ref_logprobs` are null where nobody asked for them. `reward_by_turn` is `reward`
+    shared out over the turns of an episode, where `rl.turn_credit` is `turn`.
     """
 
     prompt_id: Text
@@ -207,6 +230,7 @@ class ScoreRow(TypedDict):
     reward: Float32
     by_source: BySource
     ref_logprobs: Numbers | None
+    reward_by_turn: NotRequired[Numbers]
 
 
 class ScoredRollout(RolloutRow):
@@ -215,6 +239,7 @@ class ScoredRollout(RolloutRow):
     reward: Float32
     by_source: BySource
     ref_logprobs: Numbers | None
+    reward_by_turn: NotRequired[Numbers]
 
 
 class ExperienceRow(TypedDict):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stages.context import Context, StageError
-from stages.contracts.episodes import EpisodeParams, FailedEpisode
+from stages.contracts.episodes import EpisodeParams, FailedEpisode, LongObservation
 from stages.data.finite import is_finite, sample_name
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder
@@ -66,12 +66,18 @@ class _Episode:
     support: list[list[int]] = field(default_factory=list)
     entropy: float = 0.0
     reward: float = 0.0
-    turns: int = 0
+    turn_ends: list[int] = field(default_factory=list)
+    turn_rewards: list[float] = field(default_factory=list)
+    observations_cut: int = 0
     over: bool = False
     """Whether the environment has said so."""
     cut: bool = False
     failure: str | None = None
     """Why its environment gave no answer, for good."""
+
+    @property
+    def turns(self) -> int:
+        return len(self.turn_ends)
 
     @property
     def live(self) -> bool:
@@ -93,6 +99,8 @@ class _Episode:
         return Request([*self.request.prompt_ids, *self.ids], seed, limit)
 
     def completion(self, *, with_support: bool) -> Completion:
+        # The reward of a failed episode stands for all that was paid before.
+        of_turns = [0.0] * (self.turns - 1) + [self.reward] if self.failure else self.turn_rewards
         return Completion(
             ids=self.ids,
             logprobs=self.logprobs,
@@ -102,6 +110,9 @@ class _Episode:
             loss_mask=self.loss_mask,
             environment_reward=self.reward,
             turns=self.turns,
+            turn_ends=self.turn_ends,
+            turn_rewards=of_turns,
+            observations_cut=self.observations_cut,
             failure=self.failure,
         )
 
@@ -118,7 +129,9 @@ def open_arena(
         yield None
         return
     with closing(Asking(params, limits.environment, folder)) as asking:
-        turns = read_turns(policy, asking.kind.role, asking.kind.stops)
+        turns = read_turns(policy, asking.kind.role, asking.kind.stops, params.cut_marker)
+        if params.long_observation is LongObservation.CUT:
+            turns.check_room(limits.max_observation_tokens)
         yield Arena(limits, params, turns, Decoder(policy), run_seed, asking)
 
 
@@ -147,6 +160,7 @@ def of_episodes(completions: Sequence[Completion]) -> dict[str, float]:
         "environment_reward": statistics.fmean(
             completion.environment_reward or 0.0 for completion in completions
         ),
+        "observations_cut": sum(completion.observations_cut for completion in completions),
     }
 
 
@@ -222,7 +236,8 @@ def _spoken(episode: _Episode, completion: Completion) -> _Turn | None:
     episode.logprobs += completion.logprobs
     episode.support += completion.support or []
     episode.entropy += completion.entropy
-    episode.turns += 1
+    episode.turn_ends.append(len(episode.ids) - 1)
+    episode.turn_rewards.append(0.0)
     episode.cut = completion.finish_reason == "length"
     return None if episode.cut or episode.failure else _Turn(episode, completion.ids)
 
@@ -232,6 +247,7 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
     episode = turn.episode
     try:
         observation = _checked(answer)
+        episode.turn_rewards[-1] = float(observation.reward)
         episode.reward += float(observation.reward)
         episode.over = observation.done
         spent = sum(episode.loss_mask) >= max_new_tokens
@@ -267,10 +283,13 @@ def _observed(arena: Arena, turn: _Turn, observation: Observation) -> list[int]:
     except ValueError as error:
         raise NoAnswer(str(error)) from error
     limit = arena.limits.max_observation_tokens
+    if len(observed) > limit and arena.params.long_observation is LongObservation.CUT:
+        turn.episode.observations_cut += 1
+        return arena.turns.shortened(observed, limit, same_message=same)
     if len(observed) > limit:
         raise NoAnswer(
             f"its answer has {len(observed)} tokens, more than rollout.max_observation_tokens "
-            f"{limit}: have it say less, or raise that"
+            f"{limit}: have it say less, raise that, or set episodes.long_observation to cut"
         )
     return observed
 

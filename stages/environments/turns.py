@@ -36,17 +36,37 @@ class TurnTemplate:
     stop_ids: tuple[int, ...]
     tokenizer: Tokenizer
     """For what is no text's beginning."""
+    marker: Sequence[int] = ()
+    """What stands where a long observation has been cut."""
 
     def observed(self, text: str, *, same_message: bool) -> list[int]:
         """What comes after a turn; ValueError where the tokenizer cannot say the text."""
-        own = _ids(self.tokenizer, text)
-        unknown = getattr(self.tokenizer.model, "unk_token", None)
-        if unknown is not None and self.tokenizer.token_to_id(unknown) in own:
-            raise ValueError(f"the policy's tokenizer has no tokens for all of {text!r}")
+        own = _text_ids(self.tokenizer, text)
         return own if same_message else [*self.before, *own, *self.after]
 
+    def check_room(self, limit: int) -> None:
+        """StageError where nothing would be left of an observation that is cut to `limit`."""
+        around = len(self.before) + len(self.after)
+        if around + len(self.marker) >= limit:
+            raise StageError(
+                f"rollout.max_observation_tokens {limit} leaves nothing of an observation that is "
+                f"cut: the chat template takes {around} of its tokens and episodes.cut_marker "
+                f"{len(self.marker)}: raise it to {around + len(self.marker) + 1} or more"
+            )
 
-def read_turns(model_folder: Path, role: str, stops: Sequence[str]) -> TurnTemplate:
+    def shortened(self, observed: Sequence[int], limit: int, *, same_message: bool) -> list[int]:
+        """An observation of more than `limit` tokens, cut to as many: the template stays whole, and
+        of its own tokens the first and the last are kept, with the marker between."""
+        before, after = (0, 0) if same_message else (len(self.before), len(self.after))
+        room = limit - before - after - len(self.marker)
+        head = before + (room + 1) // 2
+        tail = room // 2 + after
+        return [*observed[:head], *self.marker, *observed[len(observed) - tail :]]
+
+
+def read_turns(
+    model_folder: Path, role: str, stops: Sequence[str], marker: str = ""
+) -> TurnTemplate:
     """For a policy's folder; StageError where its template or tokenizer does not allow turns."""
     from transformers import AutoTokenizer
 
@@ -62,7 +82,12 @@ def read_turns(model_folder: Path, role: str, stops: Sequence[str]) -> TurnTempl
     around = between, [*_ids(within, words), *_ids(tokenizer, rest)]
     # From here on a text is a text.
     within.encode_special_tokens = True
-    return TurnTemplate(*around, tuple(_stop_id(within, stop) for stop in stops), within)
+    try:
+        of_marker = _text_ids(within, marker)
+    except ValueError as error:
+        raise StageError(f"episodes.cut_marker: {error}") from error
+    stop_ids = tuple(_stop_id(within, stop) for stop in stops)
+    return TurnTemplate(*around, stop_ids, within, of_marker)
 
 
 def around_observation(tokenizer: Any, role: str) -> tuple[str, str]:
@@ -129,6 +154,15 @@ def _up_to_a_token(tokenizer: Tokenizer, text: str) -> tuple[str, str]:
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [int(i) for i in tokenizer.encode(text, add_special_tokens=False).ids]
+
+
+def _text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """ValueError where the tokenizer cannot say the text."""
+    ids = _ids(tokenizer, text)
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    if unknown is not None and tokenizer.token_to_id(unknown) in ids:
+        raise ValueError(f"the policy's tokenizer has no tokens for all of {text!r}")
+    return ids
 
 
 def _stop_id(tokenizer: Tokenizer, stop: str) -> int:

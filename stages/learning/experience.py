@@ -6,6 +6,7 @@ response's loss mask leaves out are masked as padding is: they are paid nothing,
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,12 @@ from stages.contracts.rl import Algorithm
 from stages.data.batching import loss_masks_of, pad, to_device
 from stages.engines.forward.inference import Quantity, kept_over_responses, logprobs_by
 from stages.engines.forward.scalars import response_values
+from stages.learning.credit import (
+    advantages_of_turns,
+    discount_of,
+    is_by_turn,
+    rewards_by_token,
+)
 from stages.learning.update import Rollouts, Update
 
 
@@ -195,33 +202,33 @@ def _advantages(
     penalties = token_penalties(measured, params, kl_coef)
     # Algorithms that give a response one advantage see its reward and penalties as one number.
     paid = rewards - (penalties * mask).sum(1)
+    by_token = rewards_by_token(update.rollouts, penalties, mask)
+    discount = discount_of(update.config, update.rollouts, mask)
     match update.config.algorithm:
         case Algorithm.PPO:
             assert values is not None
-            by_token = token_rewards(rewards, penalties, mask)
-            advantages, returns = gae(
-                by_token, values, mask, gamma=params.gamma, lam=params.gae_lambda
-            )
+            advantages, returns = gae(by_token, values, mask, gamma=discount, lam=params.gae_lambda)
             return (whiten(advantages, mask) if params.whiten_advantages else advantages), returns
         case Algorithm.REINFORCE:
-            by_token = token_rewards(rewards, penalties, mask)
-            returns = discounted_returns(by_token, mask, gamma=params.gamma)
+            returns = discounted_returns(by_token, mask, gamma=discount)
             return (whiten(returns, mask) if params.whiten_advantages else returns), None
         case Algorithm.REINFORCE_PP:
-            by_token = token_rewards(rewards, penalties, mask)
-            return reinforce_plus_plus(by_token, mask, gamma=params.gamma), None
+            return reinforce_plus_plus(by_token, mask, gamma=discount), None
         case Algorithm.REINFORCE_PP_BASELINE:
             by_token = token_rewards(group_centred(rewards, groups), penalties, mask)
             return reinforce_plus_plus(by_token, mask, gamma=params.gamma), None
-        case Algorithm.GRPO:
-            of_response = group_relative(
-                paid,
-                groups,
-                normalise_by_std=params.normalise_by_std,
-                leave_one_out=params.leave_one_out,
-            )
-        case Algorithm.RLOO:
-            of_response = leave_one_out(paid, groups)
+        case Algorithm.GRPO | Algorithm.RLOO:
+            compare = leave_one_out
+            if update.config.algorithm is Algorithm.GRPO:
+                compare = partial(
+                    group_relative,
+                    normalise_by_std=params.normalise_by_std,
+                    leave_one_out=params.leave_one_out,
+                )
+            if is_by_turn(update.rollouts):
+                of_turns = (update.config, update.rollouts, penalties, mask, groups, compare)
+                return advantages_of_turns(*of_turns), None
+            of_response = compare(paid, groups)
         case Algorithm.REMAX:
             baselines = [update.greedy[row["prompt_id"]] for row in update.rollouts]
             of_response = against_baseline(paid, torch.tensor(baselines))

@@ -15,9 +15,7 @@ itself computes; the sampler's are compared with them (algorithms/mismatch.py).
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
-from stages.algorithms.advantages import discounted_returns, token_rewards
+from stages.algorithms.advantages import discounted_returns
 from stages.algorithms.kl import kl_loss, next_kl_coef, reported_kl
 from stages.algorithms.loss import Loss, LossAggregation, MetricPart, Per, Tokens
 from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
@@ -33,6 +31,7 @@ from stages.engines.forward.scalars import response_values
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.loop import Rows, Step, Work, counted, train
 from stages.engines.training.resume import Metrics
+from stages.learning.credit import discount_of, rewards_by_token
 from stages.learning.experience import (
     Experience,
     Measured,
@@ -207,13 +206,9 @@ def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef:
     params, rollouts = update.config.policy_update, update.rollouts
     device = update.ctx.device
     returns = discounted_returns(
-        token_rewards(
-            torch.tensor([row["reward"] for row in rollouts]),
-            token_penalties(measured, params, kl_coef),
-            measured.mask,
-        ),
+        rewards_by_token(rollouts, token_penalties(measured, params, kl_coef), measured.mask),
         measured.mask,
-        gamma=params.gamma,
+        gamma=discount_of(update.config, rollouts, measured.mask),
     )
 
     def loss(rows: Rows, step: Step) -> Loss:

@@ -91,6 +91,9 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         ("policy_update: {keep_best: 2}\n", "ppo does not read it: set it back to 1"),
         ("rl: {algorithm: dpo}\npolicy_update: {mismatch: token_mask}\n", "set it back to none"),
         ("rollout: {greedy_baseline: true}\n", "only rl.algorithm remax"),
+        ("rl: {turn_discount: 0.9}\n", "rl.turn_discount is 0.9, but rl.turn_credit episode"),
+        ("rl: {turn_credit: turn}\n", "without rollout.environment there are no turns"),
+        ("episodes: {cut_marker: ...}\n", "is not read, since long_observation is fail"),
         (
             "rl: {algorithm: reinforce_pp}\npolicy_update: {whiten_advantages: false}\n",
             "defined by its whitening",

@@ -72,6 +72,23 @@ def test_the_columns_of_a_kind_are_its_fields_and_null_where_they_may_be_none(ki
     assert schema.columns_of(kind).to_string() == COLUMNS[kind]
 
 
+def test_a_column_that_is_not_required_is_there_only_where_rows_have_it(tmp_path: Path) -> None:
+    score: schema.ScoreRow = {
+        "prompt_id": "p",
+        "sample_index": 0,
+        "reward": 0.5,
+        "by_source": [("game", 0.5)],
+        "ref_logprobs": None,
+    }
+    without, having = tmp_path / "without.parquet", tmp_path / "having.parquet"
+    write_parquet(without, [score], schema.ScoreRow)
+    write_parquet(having, [{**score, "reward_by_turn": [0.25, 0.25]}], schema.ScoreRow)
+    (plain,), (by_turn,) = (read_parquet(path, schema.ScoreRow) for path in (without, having))
+    assert by_turn.keys() - plain.keys() == {"reward_by_turn"}
+    assert list(plain) == schema.columns_of(schema.ScoreRow).names
+    assert by_turn == {**plain, "reward_by_turn": [0.25, 0.25]}
+
+
 def test_a_scored_rollout_is_a_rollout_and_its_score() -> None:
     both = schema.RolloutRow.__annotations__ | schema.ScoreRow.__annotations__
     assert schema.ScoredRollout.__annotations__ == both

@@ -141,6 +141,7 @@ def test_every_turn_is_what_the_policy_says_after_all_before_it(playing):
             {name: row[name] for name in ("prompt_id", "prompt", "answer")} | {"extra": {}}, of_game
         )
         ids, mask, logprobs, paid, turn, reason = [], [], [], 0.0, 0, "length"
+        ends, rewards = [], []
         while turn < 3 and sum(mask) < 14:
             turn_seed = stable_hash(seed, "turn", turn) if turn else seed
             (said,) = generator.generate(
@@ -151,11 +152,13 @@ def test_every_turn_is_what_the_policy_says_after_all_before_it(playing):
             turn += 1
             ids, mask = ids + said.ids, mask + [1] * len(said.ids)
             logprobs += said.logprobs
+            ends, rewards = [*ends, len(ids) - 1], [*rewards, 0.0]
             endings.add(said.ids[-1] if said.ids[-1] in (eos, stop) else said.finish_reason)
             if said.finish_reason == "length":
                 break
             seen = environment.step(decoder.text(said.ids))
             paid += seen.reward
+            rewards[-1] = seen.reward
             if seen.done:
                 reason = "stop"
                 break
@@ -169,6 +172,8 @@ def test_every_turn_is_what_the_policy_says_after_all_before_it(playing):
         assert row["logprobs"] == pytest.approx(logprobs, abs=1e-5)
         assert all(x == 0.0 for x, said in zip(row["logprobs"], mask, strict=True) if not said)
         assert row["environment_reward"] == pytest.approx(paid)
+        assert (row["turn_ends"], row["turn_rewards"]) == (ends, pytest.approx(rewards))
+        assert all(mask[end] for end in row["turn_ends"])
         assert row["finish_reason"] == reason
         assert row["response"] == decoder.text(ids)
         all_turns.append(turn)
@@ -194,6 +199,7 @@ def test_an_episode_of_one_turn_is_the_response_without_an_environment(playing):
     for plain, played in zip(first, second, strict=True):
         assert plain["loss_mask"] is None
         assert plain["environment_reward"] is None
+        assert plain.keys() == played.keys() - {"turn_ends", "turn_rewards"}
         ids = plain["response_ids"]
         length = 1 + ids.index(stop) if stop in ids else len(ids)
         assert played["response_ids"] == ids[:length]

@@ -2,8 +2,8 @@
 
 No batch, no padding and no packing on that side: each sequence goes through the model alone, and
 every formula is a loop over its tokens. Some responses end with the end token, others were cut. The
-sampler was another policy, as where sampling runs ahead. In half of the cases some tokens were said
-by somebody else: the loops read them and pass them by.
+sampler was another policy, as where sampling runs ahead. In most of the cases some tokens were said
+by somebody else: the loops read them and pass them by. In some, each turn is paid by itself.
 """
 
 import math
@@ -59,12 +59,21 @@ PPO = {
 }
 
 
-def config():
+TURN_DISCOUNT = 0.6
+
+
+def config(by_turn=False):
     changes = {
         "policy_update": PPO,
         "rl": {"algorithm": "ppo", "reward": "verifier"},
         "rollout": {"temperature": 0.7},
     }
+    if by_turn:
+        changes["rl"] |= {
+            "reward": "game", "turn_credit": "turn", "turn_discount": TURN_DISCOUNT
+        }  # fmt: skip
+        changes["rewards"] = {"game": {"kind": "environment"}}
+        changes["rollout"] |= {"environment": "guess", "max_turns": 1}
     params = Params.model_validate(changes)
     return bind("policy_update@iter_001", params).config
 
@@ -109,6 +118,16 @@ def rollouts(seed, masked=False):
     return rows
 
 
+def in_turns(rows):
+    """The same rows, but that several of the policy's tokens end a turn and are paid."""
+    for row in rows:
+        own = [at for at, said in enumerate(row["loss_mask"]) if said]
+        row["turn_ends"] = sorted({*own[1:-1:2], own[-1]})
+        row["reward_by_turn"] = [0.3 * at - 0.7 for at in row["turn_ends"]]
+        row["reward"] = 1e6  # of which nothing may be learnt: it is in the shares
+    return rows
+
+
 def models():
     """A policy and a critic, the same at every call."""
     torch.manual_seed(0)
@@ -148,7 +167,9 @@ def update_of(tmp_path, monkeypatch):
             lambda *args: learnt_from.append(build(*args)) or learnt_from[-1],
         )
         ctx = Context("update", "iter_001", seed=3, folder=tmp_path, micro_tokens=micro_tokens)
-        update = Update(config(), {}, ctx, ALONE, RlState(0, None, {}), learners, rows, {})
+        update = Update(
+            config("turn_ends" in rows[0]), {}, ctx, ALONE, RlState(0, None, {}), learners, rows, {}
+        )
         outcome = policy_gradient.learn_by_policy_gradient(update)
         return update, learnt_from[0], seen, outcome.history
 
@@ -184,18 +205,25 @@ def worth_of(row, old, values):
         -PPO["kl_coef"] * (logprob - reference)
         for logprob, reference in zip(old, kept(row, row["ref_logprobs"]), strict=True)
     ]
-    paid[-1] += row["reward"]
+    gammas = [PPO["gamma"]] * len(paid)
+    if "turn_ends" in row:
+        own = kept(row, range(len(row["response_ids"])))
+        for end, reward in zip(row["turn_ends"], row["reward_by_turn"], strict=True):
+            paid[own.index(end)] += reward
+            gammas[own.index(end)] *= TURN_DISCOUNT
+    else:
+        paid[-1] += row["reward"]
     advantages, returns = [], []
     following_value = following = 0.0
-    for reward, value in zip(reversed(paid), reversed(values), strict=True):
-        delta = reward + PPO["gamma"] * following_value - value
-        following = delta + PPO["gamma"] * PPO["gae_lambda"] * following
+    for reward, value, gamma in zip(*map(reversed, (paid, values, gammas)), strict=True):
+        delta = reward + gamma * following_value - value
+        following = delta + gamma * PPO["gae_lambda"] * following
         following_value = value
         advantages.insert(0, following)
         returns.insert(0, following + value)
     worth, discounted = 0.0, []
-    for reward in reversed(paid):
-        worth = reward + PPO["gamma"] * worth
+    for reward, gamma in zip(reversed(paid), reversed(gammas), strict=True):
+        worth = reward + gamma * worth
         discounted.insert(0, worth)
     return advantages, returns, discounted
 
@@ -250,12 +278,14 @@ def policy_losses(policy, row, old, advantages, temperature):
     return losses, torch.stack(entropies).sum().item(), held
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["all said", "some masked"])
+@pytest.mark.parametrize("case", ["all said", "some masked", "by turn"])
 @pytest.mark.parametrize("micro_tokens", [1000, 14])
 def test_every_number_of_an_update_is_that_of_the_responses_one_by_one(
-    update_of, micro_tokens, masked
+    update_of, micro_tokens, case
 ):
-    rows = rollouts(seed=0, masked=masked)
+    rows = rollouts(seed=0, masked=case != "all said")
+    if case == "by turn":
+        rows = in_turns(rows)
     update, learnt_from, seen, history = update_of(rows, micro_tokens)
     temperature = update.config.temperature
     policy, critic = models()

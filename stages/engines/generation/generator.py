@@ -79,6 +79,12 @@ class Completion:
     environment_reward: float | None = None
     """The environment's reward of the episode."""
     turns: int = 1
+    turn_ends: list[int] | None = None
+    """Where in `ids` the last token of each turn is; None without an environment."""
+    turn_rewards: list[float] | None = None
+    """What the environment paid for each turn."""
+    observations_cut: int = 0
+    """Observations that were too long and have been cut."""
     failure: str | None = None
     """What was wrong with the environment, where the episode failed."""
 

@@ -119,7 +119,7 @@ class Journal:
     def publish(self, kind: str, num_steps: int, path: Path) -> None:
         """The rows of all steps as one file, one row group per step."""
         self._settle(sync=False)
-        columns = columns_of(KINDS[kind])
+        columns = columns_of(KINDS[kind], pq.read_schema(self._path(kind, 1)).names)
         whole = pa.schema([STEP, *columns])
         with pq.ParquetWriter(path, whole, compression="zstd", store_schema=False) as writer:
             for step in range(1, num_steps + 1):
