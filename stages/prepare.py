@@ -27,6 +27,7 @@ from stages.data.artifacts import set_modes, write_json
 from stages.data.corpus import ArithmeticCorpus, Corpus
 from stages.data.dialogue import Message, response_text
 from stages.data.items import Demonstration, Example, Labelled, Pair
+from stages.data.offered_tools import read_tools
 from stages.data.parquet_stream import streaming
 from stages.data.rendering import Rendered, TooLong, render
 from stages.data.seeds import stable_hash
@@ -68,7 +69,7 @@ def run(
             config.model, config.precision, inputs["base_model"], out["base"]
         )
 
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, read_tools(params.tools, inputs["files"]))
     watch = _Watch(Verifier(after=corpus.answer_after))
     for index, (role, kind) in enumerate(KINDS.items()):
         sorted_by = "prompt_id" if role.asks else None
