@@ -45,7 +45,7 @@ class McpTools(Environment):
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        require("mcp", "mcp")
+        require("mcp", "tools")
 
     def reward(self, row: Mapping[str, Any], answer: str) -> float:
         """Of the policy's answer; may be `async`. 1 where it equals the row's `answer`, else 0."""

@@ -1,9 +1,11 @@
-"""Packages that only some environments need: the extra `tools` has them."""
+"""Packages that only some environments need; extras of pyproject.toml have them."""
 
 from importlib.util import find_spec
 
 
-def require(package: str, name: str) -> None:
-    """ImportError where a package is not installed; `name` is what pip calls it."""
+def require(package: str, extra: str) -> None:
+    """ImportError where a package is not installed."""
     if find_spec(package) is None:
-        raise ImportError(f"{name} is not installed: pip install 'lockstep-rlhf[tools]'")
+        raise ImportError(
+            f"{package} is not installed: pip install -c constraints.txt -e '.[{extra}]'"
+        )

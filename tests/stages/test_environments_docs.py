@@ -1,12 +1,18 @@
 """The examples of docs/environments.md do what it says of them."""
 
+import json
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import yaml
 
+from stages.contracts.episodes import EpisodeParams
 from stages.contracts.params import Params
+from stages.data.offered_tools import read_tools, tools_hash
+from stages.environments import list_tools, write_prompts
+from stages.environments.asking import Asking
 from stages.environments.calculator import Calculator
 from stages.environments.environment import Environment, Observation
 from stages.environments.guess import Guess
@@ -20,12 +26,17 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
+def write_files(folder: Path) -> None:
+    """The examples, in the files that they name."""
+    for source in blocks("python"):
+        name = re.match(r"# environments/(\w+\.py)", source)
+        assert name
+        (folder / name[1]).write_text(source)
+
+
 @pytest.fixture
 def search(tmp_path: Path) -> Environment:
-    (source,) = blocks("python")
-    name = re.match(r"# environments/(\w+\.py)", source)
-    assert name
-    (tmp_path / name[1]).write_text(source)
+    write_files(tmp_path)
     asked = yaml.safe_load(blocks("yaml")[1])["rollout"]["environment"]
     return find(asked, tmp_path)()
 
@@ -38,11 +49,59 @@ def test_the_environment_of_the_guide_plays(search: Environment) -> None:
 
 
 def test_the_params_of_the_guide_are_valid() -> None:
-    first, own = (yaml.safe_load(block) for block in blocks("yaml"))
+    first, own, *others = (yaml.safe_load(block) for block in blocks("yaml"))
     model = {"max_length": 512}
     params = Params.model_validate({**first, "model": model})
     assert params.rollout.environment in BUILT_IN
     Params.model_validate({**own, "model": {"max_length": 1024}})
+    for other in others:
+        Params.model_validate(other)
+
+
+def commands(module: str) -> list[list[str]]:
+    """The words after a command of the guide."""
+    return [
+        line.split()[3:] for line in TEXT.splitlines() if line.startswith(f"python -m {module} ")
+    ]
+
+
+def test_the_tools_of_the_guide_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "data").mkdir()
+    write_files(tmp_path / "environments")
+    monkeypatch.chdir(tmp_path)
+    [words] = commands("stages.environments.list_tools")
+    assert list_tools.main(words) == 0
+    tools = read_tools("cities.tools.json", tmp_path / "data")
+    row = {"prompt_id": "p", "prompt": "", "answer": "Tiber", "extra": {"tools": tools_hash(tools)}}
+    with closing(Asking(EpisodeParams(), words[0], tmp_path / "environments")) as asking:
+        seats = [asking.seat(row, 0)]
+        assert asking.begin(seats).result() == [None]
+        call = re.findall(r"`(<tool_call>.*</tool_call>)`", TEXT)[0]
+        assert asking.step(seats, [call]).result() == [Observation("Tiber")]
+        [wrong] = asking.step(seats, [call.replace("Rome", "Bonn")]).result()
+        assert wrong.text.startswith("error:")
+        answer = asking.step(seats, ["The Tiber."]).result()
+        assert answer == [Observation(reward=1.0, done=True)]
+        asking.leave(seats)
+
+
+def test_the_cards_of_the_guide_are_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "data").mkdir()
+    write_files(tmp_path / "environments")
+    monkeypatch.chdir(tmp_path)
+    [words] = commands("stages.environments.write_prompts")
+    assert write_prompts.main(words) == 0
+    rows = [json.loads(line) for line in Path("data/prompts.jsonl").read_text().splitlines()]
+    # As many as the guide's prepare.held_out needs.
+    assert len(rows) >= 2 * 64
+    cards = find(words[0], tmp_path / "environments")()
+    cards.reset({"prompt": rows[0]["prompt"], "extra": {"seed": rows[0]["seed"]}}, 0)
+    assert cards.step("Hm.").reward == -0.1
+    last = cards.step("0")
+    assert last.done
+    assert last.reward in (-1.0, 0.0, 1.0, 1.5)
 
 
 def test_what_the_guide_says_of_the_two_is_so() -> None:

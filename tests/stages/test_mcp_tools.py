@@ -1,30 +1,34 @@
 """Tools of real MCP servers: sessions, calls side by side, failures, and the prompts' tools."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from stages.contracts.episodes import EpisodeParams
 from stages.data.offered_tools import tools_hash
+from stages.data.tokenizer import build_character_tokenizer
 from stages.environments import list_tools
 from stages.environments.asking import Asking
 from stages.environments.environment import NoAnswer, Observation
-from stages.environments.mcp_tools import McpTools
 from tests import waiting
+from tests.data.test_rendering import LETTERS
 from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 TOKEN = "a-secret-of-the-tests"
 NAMES = ["add", "count", "die", "draw", "environment", "hang", "meet", "refuse"]
 STDIO = "    command = (sys.executable, 'server.py')\n    env = ('TESTS_TOKEN',)\n"
-HTTP = "    url = 'http://127.0.0.1:{port}/mcp'\n    headers = {{'Authorization': 'Bearer ${{{name}}}'}}\n"
+HTTP = (
+    "    url = 'http://127.0.0.1:{port}/mcp'\n"
+    "    headers = {{'Authorization': 'Bearer ${{{name}}}'}}\n"
+)
 AT_ONCE = 150
 """More than an HTTP client allows by default."""
 
@@ -104,7 +108,8 @@ def test_a_turn_with_calls_is_answered_and_one_without_is_the_answer(server, tmp
         both = f"<think>{call('die')}</think>{call('add', a=1, b=2)} {call('add', a=5, b=2)}"
         assert episodes.say(both) == [Observation("3\n7")]
         [wrong] = episodes.say(call("add", a="x"))
-        assert wrong.text.startswith("error: ") and "add" in wrong.text
+        assert wrong.text.startswith("error: ")
+        assert "add" in wrong.text
         [wrong] = episodes.say(call("subtract"))
         assert wrong.text == f"error: there is no tool subtract, only {', '.join(NAMES)}"
         assert episodes.say("<think>so 4? no</think>\n3\n") == [Observation(reward=1.0, done=True)]
@@ -144,7 +149,8 @@ def test_a_tools_error_is_told_to_the_policy_without_the_secret(server, tmp_path
     write_module(tmp_path, server)
     with Episodes(tmp_path) as episodes:
         [answer] = episodes.say(call("refuse"))
-    assert answer.text.startswith("error: ") and "not with ${TESTS_TOKEN}" in answer.text
+    assert answer.text.startswith("error: ")
+    assert "not with ${TESTS_TOKEN}" in answer.text
 
 
 def test_a_command_gets_the_variables_that_are_named_and_no_other(stdio, tmp_path, monkeypatch):
@@ -211,14 +217,18 @@ def test_a_server_that_is_restarted_is_found_again(tmp_path):
         ("    command = ('no-such-program', 'x')\n", ["MCP server no-such-program x: "]),
         ("    command = (sys.executable, '-c', 'exit(7)')\n", ["-c exit(7): "]),
         ("    url = 'http://127.0.0.1:9/${TESTS_TOKEN}'\n", ["http://127.0.0.1:9/${TESTS_TOKEN}"]),
-        ("    url = 'http://127.0.0.1:9/${NO_SUCH}'\n", ["the environment variable NO_SUCH is not"]),
+        (
+            "    url = 'http://127.0.0.1:9/${NO_SUCH}'\n",
+            ["variable NO_SUCH is not set"],
+        ),
         ("    command = ('x',)\n    env = ('NO_SUCH',)\n", ["variable NO_SUCH is not set"]),
         ("", ["either a `command` or a `url`"]),
         (STDIO + "    tools = ('add', 'fly')\n", ["has no tool fly"]),
     ],
 )
 @waiting.must_not_wait
-def test_a_server_that_cannot_be_reached_is_named(server, says, stdio, tmp_path):
+@pytest.mark.usefixtures("stdio")
+def test_a_server_that_cannot_be_reached_is_named(server, says, tmp_path):
     write_module(tmp_path, server)
     with Episodes(tmp_path) as episodes:
         problem = str(episodes.begun[0])
@@ -231,7 +241,8 @@ def test_a_server_that_refuses_is_named_without_the_token(port, tmp_path, monkey
     write_module(tmp_path, HTTP.format(port=port, name="WRONG_TOKEN"))
     with Episodes(tmp_path) as episodes:
         problem = str(episodes.begun[0])
-    assert f"MCP server http://127.0.0.1:{port}/mcp: " in problem and "401" in problem
+    assert f"MCP server http://127.0.0.1:{port}/mcp: " in problem
+    assert "401" in problem
     assert "another-secret" not in problem
 
 
@@ -265,7 +276,8 @@ def test_a_server_whose_tools_are_not_the_prompts_is_refused(stdio, tmp_path, ca
     for extra in ({}, {"tools": tools_hash(tools)}):
         with Episodes(tmp_path, extra=extra) as episodes:
             problem = str(episodes.begun[0])
-        assert "python -m stages.environments.list_tools" in problem and "add, count" in problem
+        assert "python -m stages.environments.list_tools" in problem
+        assert "add, count" in problem
 
 
 def test_a_file_of_tools_of_a_server_that_is_not_there_is_not_written(tmp_path, capfd):
@@ -285,4 +297,73 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path):
     )
     write_module(tmp_path, STDIO)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "pip install 'lockstep-rlhf[tools]'" in done.stderr
+    assert "mcp is not installed: pip install -c constraints.txt -e '.[tools]'" in done.stderr
+
+
+QWEN = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "{{ eos_token }}\n{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}"
+    "<|im_start|>user{% endif %}\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ eos_token }}\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Tools in a system message, and results in a user's, as the templates of Qwen have them."""
+
+
+@pytest.mark.slow
+def test_a_policy_calls_the_tools_that_its_prompts_list(runner):
+    """From prepare to a rollout: a policy that was taught a call reads the result and says it."""
+    asks = [{"role": "user", "content": "3?"}]
+    says = [
+        {"role": "assistant", "content": call("add", a=1, b=2)},
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "3"},
+    ]
+    rows = [{"messages": [*asks, *says], "answer": "3", "line": number} for number in range(2)]
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "num_kv_heads": 2}
+    run = runner(
+        model={"source": "folder", "max_length": 600},
+        prepare={"source": "files", "tools": "own.tools.json", "duplicates": "keep", "held_out": 0},
+        sft={"epochs": 150, "batch_size": 2, "learning_rate": 5e-3},
+        rollout={
+            "environment": "own:Own", "prompts": 1, "samples": 4, "max_new_tokens": 120,
+            "temperature": 0.2, "max_observation_tokens": 90, "max_turns": 2, "batch_size": 4,
+        },
+        rl={"reward": "game"},
+        rewards={"game": {"kind": "environment"}},
+    )  # fmt: skip
+    save_model(run.root / "models", sizes)
+    (run.root / "data/demonstrations.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (run.root / "data/prompts.jsonl").write_text('{"prompt": "3?", "answer": "3"}\n')
+    (run.root / "data/held_out.jsonl").write_text('{"prompt": "4?", "answer": "4"}\n')
+    folder = run.root / "environments"
+    shutil.copy(SERVER, folder / "server.py")
+    write_module(folder, STDIO, "    listed = True\n    tools = ('add',)\n")
+    file = run.root / "data/own.tools.json"
+    assert list_tools.main(["own:Own", str(file), "--environments", str(folder)]) == 0
+    run.run("prepare")
+    run.run("sft")
+    metrics = run.run("rollout@iter_001")
+    assert metrics["episodes_failed"] == 0
+    responses = [row["response"] for row in run.rows("rollouts/iter_001")]
+    assert metrics["environment_reward"] == 1.0, responses
+    assert metrics["turns"] == 2, responses
+
+
+def save_model(folder: Path, sizes: dict) -> None:
+    tokenizer = build_character_tokenizer([LETTERS])
+    tokenizer.chat_template = QWEN
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        num_hidden_layers=2,
+        max_position_embeddings=600,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **sizes,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
