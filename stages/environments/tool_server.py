@@ -6,8 +6,6 @@ come from environment variables; no error shows their values.
 """
 
 import asyncio
-import os
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.environments.environment import NoAnswer
-
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
+from stages.environments.variables import filled, redacted, value_of
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,7 @@ class Address:
 
     def redacted(self, text: str) -> str:
         """A text without the values of the variables that the server is given."""
-        written = " ".join([self.url, *self.headers.values()])
-        for name in {*self.env, *_VARIABLE.findall(written)}:
-            if value := os.environ.get(name):
-                text = text.replace(value, f"${{{name}}}")
-        return text
+        return redacted(text, [self.url, *self.headers.values()], self.env)
 
 
 @dataclass(frozen=True)
@@ -167,7 +160,7 @@ async def _connected(
         if address.command:
             program, *arguments = address.command
             # The folder is an input of the stage: nothing may be left in it.
-            env = {"PYTHONDONTWRITEBYTECODE": "1", **{name: _value(name) for name in address.env}}
+            env = {"PYTHONDONTWRITEBYTECODE": "1", **{name: value_of(name) for name in address.env}}
             started = StdioServerParameters(
                 command=program, args=arguments, env=env, cwd=address.folder
             )
@@ -175,13 +168,13 @@ async def _connected(
         else:
             # Time limits, and how many calls there are at a time, are those of the episodes.
             http = httpx2.AsyncClient(
-                headers={name: _filled(value) for name, value in address.headers.items()},
+                headers={name: filled(value) for name, value in address.headers.items()},
                 timeout=httpx2.Timeout(None),
                 limits=httpx2.Limits(max_connections=None),
                 event_hooks={"response": [note]},
             )
             await stack.enter_async_context(http)
-            transport = streamable_http_client(_filled(address.url), http_client=http)
+            transport = streamable_http_client(filled(address.url), http_client=http)
         # Over HTTP only the older protocol has sessions.
         mode = "legacy" if address.stateful else "auto"
         yield await stack.enter_async_context(Client(transport, mode=mode))
@@ -194,13 +187,3 @@ async def _listed(client: Any) -> list[Any]:
         page = await client.list_tools(cursor=page.next_cursor)
         tools += page.tools
     return tools
-
-
-def _filled(text: str) -> str:
-    return _VARIABLE.sub(lambda match: _value(match[1]), text)
-
-
-def _value(name: str) -> str:
-    if name not in os.environ:
-        raise NoAnswer(f"the environment variable {name} is not set: export it before the run")
-    return os.environ[name]

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from stages.environments.calculator import Calculator
 from stages.environments.environment import Environment, Observation
 from stages.environments.guess import Guess
 from stages.environments.loading import BUILT_IN, find
+from tests.ports import free_port
+from tests.waiting import answers, until
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
@@ -91,7 +95,7 @@ def test_the_cards_of_the_guide_are_played(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "data").mkdir()
     write_files(tmp_path / "environments")
     monkeypatch.chdir(tmp_path)
-    [words] = commands("stages.environments.write_prompts")
+    words, _ = commands("stages.environments.write_prompts")
     assert write_prompts.main(words) == 0
     rows = [json.loads(line) for line in Path("data/prompts.jsonl").read_text().splitlines()]
     # As many as the guide's prepare.held_out needs.
@@ -102,6 +106,36 @@ def test_the_cards_of_the_guide_are_played(tmp_path: Path, monkeypatch: pytest.M
     last = cards.step("0")
     assert last.done
     assert last.reward in (-1.0, 0.0, 1.0, 1.5)
+
+
+def test_the_words_of_the_guide_are_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "data").mkdir()
+    write_files(tmp_path / "environments")
+    port = free_port()
+    for name in ("word_server.py", "words.py"):
+        file = tmp_path / "environments" / name
+        file.write_text(file.read_text().replace("8000", str(port)))
+    monkeypatch.chdir(tmp_path)
+    server = subprocess.Popen([sys.executable, "environments/word_server.py"])
+    try:
+        until(
+            lambda: answers(f"http://127.0.0.1:{port}/health"), "the server is up", at_work=server
+        )
+        _, words = commands("stages.environments.write_prompts")
+        assert write_prompts.main([*words[:-1], "8"]) == 0
+        rows = [json.loads(line) for line in Path("data/prompts.jsonl").read_text().splitlines()]
+        prompt = "Guess the city.\n\nA city of 5 letters, game 5."
+        assert rows[5] == {"prompt": prompt, "seed": 5}
+        with closing(find(words[0], tmp_path / "environments")()) as game:
+            game.reset({"prompt": prompt, "extra": {"seed": 5}}, 0)
+            assert game.step("Rome") == Observation("It begins with P.")
+            assert game.step("Paris") == Observation("yes", reward=1.0, done=True)
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_what_the_guide_says_of_the_two_is_so() -> None:
