@@ -27,7 +27,6 @@ from stages.data.artifacts import set_modes, write_json
 from stages.data.corpus import ArithmeticCorpus, Corpus
 from stages.data.dialogue import Message, response_text
 from stages.data.items import Demonstration, Example, Labelled, Pair
-from stages.data.offered_tools import read_tools
 from stages.data.parquet_stream import streaming
 from stages.data.rendering import Rendered, TooLong, render
 from stages.data.seeds import stable_hash
@@ -35,6 +34,7 @@ from stages.data.selection import FilesCorpus
 from stages.data.sources import unreadable
 from stages.data.tally import Dropped, shown
 from stages.data.tokenizer import Renderer, build_character_tokenizer
+from stages.data.tools_file import read_tools
 from stages.engines.models.base_folder import take_base_model
 from stages.engines.models.lean_transformers import AutoConfig, AutoModelForCausalLM, hidden
 from stages.rewards.verifier import Verifier, pairwise_accuracy

@@ -1,42 +1,16 @@
-"""The tools that prompts offer: a file in the data's folder, as chat templates take them.
+"""The hash of the tools that a prompt offers.
 
-A chat template writes their schemas into every prompt that has no tools of its own. The hash of
-what a prompt offers stays in its row, so that an environment can tell whether it has these tools.
+prepare leaves it in the row's `extra`, as `tools`, so that an environment can tell whether the
+prompt was rendered with the tools that it has.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from stages.context import StageError
 from stages.data.artifacts import canonical_json
-from stages.data.formats.messages import tools_of
-from stages.data.row_error import RowError
 from stages.data.seeds import content_id
 
-Tools = Sequence[Mapping[str, Any]]
 
-
-def tools_hash(tools: Tools) -> str:
+def tools_hash(tools: Sequence[Mapping[str, Any]]) -> str:
     """The same for the same tools."""
     return content_id(canonical_json(list(tools)))
-
-
-def read_tools(name: str | None, folder: Path) -> Tools:
-    """Those of the file that prepare.tools names; none where it names none."""
-    if name is None:
-        return ()
-    path = folder / name
-    where = f"prepare.tools is {name}, and {path}"
-    if not path.is_file():
-        raise StageError(
-            f"{where} is no file: write it with `python -m stages.environments.list_tools`"
-        )
-    try:
-        tools = tools_of(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RowError) as error:
-        raise StageError(f"{where} is no list of tools in JSON: {error}") from None
-    if not tools:
-        raise StageError(f"{where} has no tool: set prepare.tools to null to offer none")
-    return tools

@@ -8,9 +8,10 @@ from stages.context import StageError
 from stages.data.dialogue import Dialogue, asked, reply
 from stages.data.folder import entries
 from stages.data.items import Demonstration, Example
-from stages.data.offered_tools import read_tools, tools_hash
+from stages.data.offered_tools import tools_hash
 from stages.data.rendering import render
 from stages.data.tokenizer import Renderer
+from stages.data.tools_file import read_tools
 from tests.data.test_rendering import PLACE, TOKENIZER, text_of
 
 TOOLS = [

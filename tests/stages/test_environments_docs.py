@@ -12,7 +12,8 @@ import yaml
 
 from stages.contracts.episodes import EpisodeParams
 from stages.contracts.params import Params
-from stages.data.offered_tools import read_tools, tools_hash
+from stages.data.offered_tools import tools_hash
+from stages.data.tools_file import read_tools
 from stages.environments import list_tools, write_prompts
 from stages.environments.asking import Asking
 from stages.environments.calculator import Calculator
