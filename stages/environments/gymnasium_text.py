@@ -61,7 +61,7 @@ class GymnasiumText(Started):
         try:
             parsed = self.parse(action)
             if not self._game.action_space.contains(parsed):
-                raise ValueError(f"{parsed} is not one of {self._game.action_space}")
+                raise ValueError(f"an action is one of {self._game.action_space}")
         except ValueError as problem:
             return Observation(f"error: {problem}", reward=self.invalid_reward)
         observation, reward, ended, truncated, _ = self._game.step(parsed)

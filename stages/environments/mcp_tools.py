@@ -11,7 +11,8 @@ is compared when an episode begins.
 import asyncio
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +40,8 @@ class McpTools(Environment):
     """For servers with state; with a command, each episode then has a process of its own."""
     listed: ClassVar[bool] = True
     """False where prompts say in their own words what the tools are: nothing is compared."""
+    longest: ClassVar[int | None] = None
+    """Characters of an observation; what is beyond is cut off."""
     role: ClassVar[str] = "tool"
 
     _shared: ClassVar[dict[tuple[asyncio.AbstractEventLoop, type], Session]] = {}
@@ -57,19 +60,17 @@ class McpTools(Environment):
         self._row = row
         self._own: Session | None = None
         session = self._opened()
-        offered = await self.offered(session)
+        with self._closed_on_failure():
+            offered = await self.offered(session)
+            self._compare(row, session.address, offered)
         self._names = [tool["function"]["name"] for tool in offered]
-        if self.listed and row["extra"].get("tools") != tools_hash(offered):
-            raise NoAnswer(
-                f"{session.address} lists {', '.join(self._names)}, and the prompt was "
-                "rendered with other tools, or none: write them anew with `python -m "
-                "stages.environments.list_tools` and name the file in prepare.tools"
-            )
 
     async def step(self, action: str) -> Observation:  # type: ignore[override]
         calls = calls_in(action)
         if calls:
-            return Observation("\n".join([await self._answer(call) for call in calls]))
+            with self._closed_on_failure():
+                answers = [await self._answer(call) for call in calls]
+            return Observation("\n".join(answers)[: self.longest])
         reward = self.reward(self._row, without_reasoning(action))
         if inspect.isawaitable(reward):
             reward = await reward
@@ -100,6 +101,27 @@ class McpTools(Environment):
             stateful=cls.session_per_episode,
         )
 
+    def _compare(
+        self, row: Mapping[str, Any], address: Address, offered: Sequence[Mapping[str, Any]]
+    ) -> None:
+        if self.listed and row["extra"].get("tools") != tools_hash(offered):
+            raise NoAnswer(
+                f"{address} lists {', '.join(tool['function']['name'] for tool in offered)}, and "
+                "the prompt was rendered with other tools, or none: write them anew with `python "
+                "-m stages.environments.list_tools` and name the file in prepare.tools, or set "
+                "`listed = False` where the prompts describe the tools themselves"
+            )
+
+    @contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        """An environment that has failed, or was late, is asked nothing more, nor to close."""
+        try:
+            yield
+        except BaseException:
+            if self._own:
+                self._own.give_up()
+            raise
+
     def _opened(self) -> Session:
         if self.session_per_episode:
             self._own = self._own or Session(self.address())
@@ -115,6 +137,6 @@ class McpTools(Environment):
         if isinstance(call, Malformed):
             return f"error: {call.problem}"
         if call.name not in self._names:
-            return f"error: there is no tool {call.name}, only {', '.join(self._names)}"
+            return f"error: there is no such tool, only {', '.join(self._names)}"
         result = await self._opened().call(call.name, call.arguments)
         return f"error: {result.text}" if result.is_error else result.text

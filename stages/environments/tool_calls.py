@@ -62,7 +62,7 @@ def _call_at(said: str, start: int) -> tuple[Call | Malformed, int]:
         return Malformed('a call is {"name": ..., "arguments": {...}}'), end
     arguments = value.get("arguments", {})
     if not isinstance(arguments, dict):
-        return Malformed(f"the arguments of {value['name']} are not an object"), end
+        return Malformed("the arguments of a call are an object"), end
     return Call(value["name"], arguments), end
 
 

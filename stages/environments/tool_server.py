@@ -111,6 +111,10 @@ class Session:
         if not self._asked:
             await asyncio.wait({self._task})
 
+    def give_up(self) -> None:
+        """Close it, whatever is asked."""
+        self._task.cancel()
+
     def _close_if_unneeded(self) -> None:
         if not self.usable and not self._asked:
             self._unneeded.set()

@@ -111,7 +111,7 @@ def test_a_turn_with_calls_is_answered_and_one_without_is_the_answer(server, tmp
         assert wrong.text.startswith("error: ")
         assert "add" in wrong.text
         [wrong] = episodes.say(call("subtract"))
-        assert wrong.text == f"error: there is no tool subtract, only {', '.join(NAMES)}"
+        assert wrong.text == f"error: there is no such tool, only {', '.join(NAMES)}"
         assert episodes.say("<think>so 4? no</think>\n3\n") == [Observation(reward=1.0, done=True)]
         assert episodes.say("4") == [Observation(reward=0.0, done=True)]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
@@ -136,6 +136,26 @@ def test_episodes_share_a_server_unless_it_has_state(own, stdio, tmp_path):
         counts = sorted(answer.text for answer in episodes.say(*[call("count")] * 3))
         assert counts == (["1", "1", "1"] if own else ["1", "2", "3"])
     assert not [p for p in psutil.Process().children() if p not in before]
+
+
+def test_a_session_of_an_episode_that_fails_is_closed(stdio, tmp_path):
+    write_module(tmp_path, stdio, "    session_per_episode = True\n")
+    before = psutil.Process().children()
+
+    def servers():
+        return [each for each in psutil.Process().children() if each not in before]
+
+    with Episodes(tmp_path, 3, answer_timeout=20) as episodes:
+        assert len(servers()) == 3
+        died = tmp_path.parent / f"{tmp_path.name}-died"
+        [_, _, other] = episodes.say(call("die", file=str(died)), call("hang"), call("count"))
+        assert other == Observation("1")
+        waiting.until(lambda: len(servers()) == 1, "the servers of failed episodes are gone")
+        assert episodes.seats[2].environment is not None
+    write_module(tmp_path, stdio, "    session_per_episode = True\n    listed = True\n")
+    with Episodes(tmp_path, 2) as episodes:
+        assert all("rendered with other tools" in str(answer) for answer in episodes.begun)
+        waiting.until(lambda: not servers(), "the servers of failed episodes are gone")
 
 
 def test_an_episode_of_a_server_with_state_has_a_session_over_http(port, tmp_path):
@@ -172,11 +192,9 @@ def test_what_is_no_text_fails_and_says_so(server, tmp_path):
 
 def test_a_tool_that_is_late_fails_its_own_episode_alone(server, tmp_path):
     write_module(tmp_path, server)
-    with Episodes(tmp_path, 2, answer_timeout=20) as episodes:
-        pass
-    with Episodes(tmp_path, 2, answer_timeout=5) as episodes:
+    with Episodes(tmp_path, 2, answer_timeout=12) as episodes:
         late, other = episodes.say(call("hang"), call("add", a=1, b=2))
-        assert "no answer within episodes.answer_timeout 5 seconds" in str(late)
+        assert "no answer within episodes.answer_timeout 12 seconds" in str(late)
         assert other == Observation("3")
 
 
@@ -256,8 +274,9 @@ def test_environments_in_processes_have_servers_of_their_own(stdio, tmp_path):
 
 def test_the_reward_may_be_the_users_own_and_async(stdio, tmp_path):
     more = "    async def reward(self, row, answer):\n        return 0.25 * len(answer)\n"
-    write_module(tmp_path, stdio, more)
+    write_module(tmp_path, stdio, f"    longest = 2\n{more}")
     with Episodes(tmp_path) as episodes:
+        assert episodes.say(call("add", a=100, b=23)) == [Observation("12")]
         assert episodes.say("four") == [Observation(reward=1.0, done=True)]
 
 

@@ -134,13 +134,11 @@ def test_prompts_have_the_first_observation(port, tmp_path):
 
 
 def test_a_failure_of_the_environment_is_its_episodes_alone(port, tmp_path):
-    with Episodes(tmp_path, port, [1, 1, 1], answer_timeout=20) as episodes:
-        pass
-    with Episodes(tmp_path, port, [1, 1, 1], answer_timeout=3) as episodes:
+    with Episodes(tmp_path, port, [1, 1, 1], answer_timeout=10) as episodes:
         crashed, late, fine = episodes.say("crash", "hang", "z")
         assert f"OpenEnv server http://127.0.0.1:{port}: " in str(crashed)
         assert "no more words" in str(crashed)
-        assert "no answer within episodes.answer_timeout 3 seconds" in str(late)
+        assert "no answer within episodes.answer_timeout 10 seconds" in str(late)
         assert fine == Observation("_____")
 
 
