@@ -34,6 +34,7 @@ from stages.data.selection import FilesCorpus
 from stages.data.sources import unreadable
 from stages.data.tally import Dropped, shown
 from stages.data.tokenizer import Renderer, build_character_tokenizer
+from stages.data.tools_file import read_tools
 from stages.engines.models.base_folder import take_base_model
 from stages.engines.models.lean_transformers import AutoConfig, AutoModelForCausalLM, hidden
 from stages.rewards.verifier import Verifier, pairwise_accuracy
@@ -68,7 +69,7 @@ def run(
             config.model, config.precision, inputs["base_model"], out["base"]
         )
 
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, read_tools(params.tools, inputs["files"]))
     watch = _Watch(Verifier(after=corpus.answer_after))
     for index, (role, kind) in enumerate(KINDS.items()):
         sorted_by = "prompt_id" if role.asks else None

@@ -50,6 +50,8 @@ class PrepareParams(Section):
     """What to do with a row that is longer than `model.max_length`."""
     bad_rows: Unfit = Field(default=Unfit.REFUSE, strict=False)
     """What to do with a row that does not fit its format."""
+    tools: str | None = None
+    """File in `folder` (*.tools.json) with the tools that prompts offer; null: only their own."""
     turns: Turns = Field(default=Turns.ALL, strict=False)
     """Which assistant turns of a demonstration are learnt."""
     ranked_pairs: int = Field(default=0, ge=0)

@@ -67,5 +67,7 @@ def _is_beside(path: Path) -> bool:
         return True
     if path.suffix == ".dvc":  # what `dvc add` writes beside a file; without it, it was not pulled
         return path.with_suffix("").exists()
+    if path.name.endswith(".tools.json") and role_of(path) is None:  # of prepare.tools
+        return True
     about = path.name.partition(".")[0].lower() in _ABOUT_DATA or path.suffix.lower() in _PROSE
     return about and role_of(path) is None and not path.is_dir()

@@ -12,6 +12,7 @@ from typing import Any
 from stages.data.artifacts import canonical_json
 from stages.data.dialogue import response_text, spoken
 from stages.data.items import Demonstration, Example, Labelled, Pair, Rated
+from stages.data.offered_tools import tools_hash
 from stages.data.row_error import RowError
 from stages.data.tokenizer import Renderer, Response, Segment
 
@@ -109,7 +110,7 @@ def _row(
         "prompt_id": item.prompt.id,
         "prompt": item.prompt.text,
         "prompt_ids": prompt_ids,
-        **_of_its_role(item, made, responses),
+        **_of_its_role(item, made, responses, renderer),
     }
     return Rendered(values, len(prompt_ids) + max((len(r.ids) for r in made), default=0))
 
@@ -118,6 +119,7 @@ def _of_its_role(
     item: Example,
     made: Sequence[Response],
     responses: Sequence[tuple[Sequence[Segment], Sequence[list[int]]]],
+    renderer: Renderer,
 ) -> dict[str, Any]:
     if isinstance(item, Pair):
         return {
@@ -143,7 +145,9 @@ def _of_its_role(
             "step_ends": [*(length - 1 for length in lengths[:-1]), len(made[0].ids) - 1],
             "step_labels": list(item.labels),
         }
-    extra = {"answer": item.answer, "extra": canonical_json(item.extra)}
+    tools = renderer.offered(item.prompt)
+    beside = {"tools": tools_hash(tools)} if tools and item.prompt.messages else {}
+    extra = {"answer": item.answer, "extra": canonical_json({**item.extra, **beside})}
     if isinstance(item, Demonstration):
         return {
             **extra,

@@ -62,8 +62,10 @@ class Renderer:
     end-of-sequence token: those are the ids that a policy would sample after the prompt.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """`tools` are offered to every prompt that has none of its own."""
         self._tokenizer = tokenizer
+        self._tools = tuple(tools)
         self._template = tokenizer.chat_template
         self._bos: int | None = tokenizer.bos_token_id
         self._eos = int(tokenizer.eos_token_id)
@@ -74,6 +76,10 @@ class Renderer:
     def template_hash(self) -> str | None:
         """Of the chat template; None where there is none."""
         return None if self._template is None else content_id(str(self._template))
+
+    def offered(self, prompt: Dialogue) -> tuple[Mapping[str, Any], ...]:
+        """The tools that a prompt is rendered with."""
+        return prompt.tools or self._tools
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text by itself, without special ones."""
@@ -91,16 +97,18 @@ class Renderer:
     def prompt_texts(self, prompts: Sequence[Dialogue]) -> list[str | RowError]:
         """Each prompt up to where the response starts; what the template refuses, as an error."""
         if self._template is None:
-            return [_untemplated(prompt) for prompt in prompts]
+            return [_untemplated(prompt, self.offered(prompt)) for prompt in prompts]
         texts: Sequence[str | RowError]
         try:
             if any(prompt.tools for prompt in prompts):
                 raise ValueError("tools go with one dialogue at a time")
-            texts = self._rendered([prompt.messages for prompt in prompts], (), asks=True)
+            texts = self._rendered([prompt.messages for prompt in prompts], self._tools, asks=True)
         except Exception:  # one of them: each by itself tells which
             texts = [self._one_prompt(prompt) for prompt in prompts]
         return [
-            text if isinstance(text, RowError) else _left_out(_tools_of(prompt), text) or text
+            text
+            if isinstance(text, RowError)
+            else _left_out(_tools_of(prompt, self.offered(prompt)), text) or text
             for prompt, text in zip(prompts, texts, strict=True)
         ]
 
@@ -191,7 +199,7 @@ class Renderer:
 
     def _by_itself(self, messages: Sequence[Message], prompt: Dialogue, *, asks: bool) -> str:
         try:
-            [text] = self._rendered([messages], prompt.tools, asks=asks)
+            [text] = self._rendered([messages], self.offered(prompt), asks=asks)
         except Exception as error:  # a template may raise anything
             raise RowError(f"the chat template refuses it ({error})") from None
         return text
@@ -217,8 +225,8 @@ class Response:
     """None: everywhere."""
 
 
-def _untemplated(prompt: Dialogue) -> str | RowError:
-    if len(prompt.messages) == 1 and not prompt.tools:
+def _untemplated(prompt: Dialogue, tools: Sequence[Mapping[str, Any]]) -> str | RowError:
+    if len(prompt.messages) == 1 and not tools:
         text: str = prompt.messages[0]["content"]
         return text
     return RowError(
@@ -226,9 +234,9 @@ def _untemplated(prompt: Dialogue) -> str | RowError:
     )
 
 
-def _tools_of(prompt: Dialogue) -> list[str]:
+def _tools_of(prompt: Dialogue, tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names of the tools that a prompt offers, and of those that were called in it."""
-    offered = (tool.get("function", tool) for tool in prompt.tools)
+    offered = (tool.get("function", tool) for tool in tools)
     names = [str(tool["name"]) for tool in offered if isinstance(tool, Mapping) and "name" in tool]
     return names + [name for message in prompt.messages for name in _called(message)]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from stages.environments.environment import Environment, Observation
+from stages.environments.environment import Environment, Observation, right_answer
 
 CALL, END = "calc(", ")"
 LONGEST = 200
@@ -36,9 +36,7 @@ class Calculator(Environment):
     stops: ClassVar[tuple[str, ...]] = (END,)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:  # noqa: ARG002
-        if row["answer"] is None:
-            raise ValueError("the row has no `answer` to compare with: add it to the data")
-        self._answer = row["answer"].strip()
+        self._answer = right_answer(row)
 
     def step(self, action: str) -> Observation:
         _, _, rest = action.rstrip().partition(CALL)

@@ -27,6 +27,13 @@ class Observation:
     """Whether the episode is over."""
 
 
+def right_answer(row: Mapping[str, Any]) -> str:
+    """The row's `answer`; ValueError where it has none."""
+    if row["answer"] is None:
+        raise ValueError("the row has no `answer` to compare with: add it to the data")
+    return str(row["answer"]).strip()
+
+
 class NoAnswer(Exception):
     """An environment has not answered; the message says why."""
 

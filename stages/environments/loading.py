@@ -13,8 +13,13 @@ from stages.context import StageError
 from stages.environments.calculator import Calculator
 from stages.environments.environment import Environment
 from stages.environments.guess import Guess
+from stages.environments.gymnasium_text import GymnasiumText
+from stages.environments.mcp_tools import McpTools
+from stages.environments.openenv import OpenEnv
 
 BUILT_IN: dict[str, type[Environment]] = {"calculator": Calculator, "guess": Guess}
+ADAPTERS = (McpTools, GymnasiumText, OpenEnv)
+"""What users' classes may extend: named here, they are part of the code of the stages."""
 
 
 def find(name: str, folder: Path) -> type[Environment]:

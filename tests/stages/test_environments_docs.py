@@ -1,16 +1,27 @@
 """The examples of docs/environments.md do what it says of them."""
 
+import json
 import re
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import yaml
 
+from stages.contracts.episodes import EpisodeParams
 from stages.contracts.params import Params
+from stages.data.offered_tools import tools_hash
+from stages.data.tools_file import read_tools
+from stages.environments import list_tools, write_prompts
+from stages.environments.asking import Asking
 from stages.environments.calculator import Calculator
 from stages.environments.environment import Environment, Observation
 from stages.environments.guess import Guess
 from stages.environments.loading import BUILT_IN, find
+from tests.ports import free_port
+from tests.waiting import answers, until
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
@@ -20,12 +31,17 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
+def write_files(folder: Path) -> None:
+    """The examples, in the files that they name."""
+    for source in blocks("python"):
+        name = re.match(r"# environments/(\w+\.py)", source)
+        assert name
+        (folder / name[1]).write_text(source)
+
+
 @pytest.fixture
 def search(tmp_path: Path) -> Environment:
-    (source,) = blocks("python")
-    name = re.match(r"# environments/(\w+\.py)", source)
-    assert name
-    (tmp_path / name[1]).write_text(source)
+    write_files(tmp_path)
     asked = yaml.safe_load(blocks("yaml")[1])["rollout"]["environment"]
     return find(asked, tmp_path)()
 
@@ -38,15 +54,89 @@ def test_the_environment_of_the_guide_plays(search: Environment) -> None:
 
 
 def test_the_params_of_the_guide_are_valid() -> None:
-    first, own, *others = (yaml.safe_load(block) for block in blocks("yaml"))
-    model = {"max_length": 512}
-    params = Params.model_validate({**first, "model": model})
-    assert params.rollout.environment in BUILT_IN
-    Params.model_validate({**own, "model": {"max_length": 1024}})
-    assert len(others) == 3
-    for other in others:
-        sections = {name: first.get(name, {}) | values for name, values in other.items()}
-        Params.model_validate({**first, **sections, "model": model})
+    """Each block, over what the first one says."""
+    first, *others = (yaml.safe_load(block) for block in blocks("yaml"))
+    for other in ({}, *others):
+        over = {name: first.get(name, {}) | values for name, values in other.items()}
+        params = Params.model_validate({**first, **over, "model": {"max_length": 8192}})
+        module, colon, _ = str(params.rollout.environment).partition(":")
+        assert f"# environments/{module}.py" in TEXT if colon else module in BUILT_IN
+
+
+def commands(module: str) -> list[list[str]]:
+    """The words after a command of the guide."""
+    return [
+        line.split()[3:] for line in TEXT.splitlines() if line.startswith(f"python -m {module} ")
+    ]
+
+
+def test_the_tools_of_the_guide_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "data").mkdir()
+    write_files(tmp_path / "environments")
+    monkeypatch.chdir(tmp_path)
+    [words] = commands("stages.environments.list_tools")
+    assert list_tools.main(words) == 0
+    tools = read_tools("cities.tools.json", tmp_path / "data")
+    row = {"prompt_id": "p", "prompt": "", "answer": "Tiber", "extra": {"tools": tools_hash(tools)}}
+    with closing(Asking(EpisodeParams(), words[0], tmp_path / "environments")) as asking:
+        seats = [asking.seat(row, 0)]
+        assert asking.begin(seats).result() == [None]
+        call = re.findall(r"`(<tool_call>.*</tool_call>)`", TEXT)[0]
+        assert asking.step(seats, [call]).result() == [Observation("Tiber")]
+        [wrong] = asking.step(seats, [call.replace("Rome", "Bonn")]).result()
+        assert wrong.text.startswith("error:")
+        answer = asking.step(seats, ["The Tiber."]).result()
+        assert answer == [Observation(reward=1.0, done=True)]
+        asking.leave(seats)
+
+
+def test_the_cards_of_the_guide_are_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "data").mkdir()
+    write_files(tmp_path / "environments")
+    monkeypatch.chdir(tmp_path)
+    words, _ = commands("stages.environments.write_prompts")
+    assert write_prompts.main(words) == 0
+    rows = [json.loads(line) for line in Path("data/prompts.jsonl").read_text().splitlines()]
+    # As many as the guide's prepare.held_out needs.
+    assert len(rows) >= 2 * 64
+    cards = find(words[0], tmp_path / "environments")()
+    cards.reset({"prompt": rows[0]["prompt"], "extra": {"seed": rows[0]["seed"]}}, 0)
+    assert cards.step("Hm.").reward == -0.1
+    last = cards.step("0")
+    assert last.done
+    assert last.reward in (-1.0, 0.0, 1.0, 1.5)
+
+
+def test_the_words_of_the_guide_are_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "data").mkdir()
+    write_files(tmp_path / "environments")
+    port = free_port()
+    for name in ("word_server.py", "words.py"):
+        file = tmp_path / "environments" / name
+        file.write_text(file.read_text().replace("8000", str(port)))
+    monkeypatch.chdir(tmp_path)
+    server = subprocess.Popen([sys.executable, "environments/word_server.py"])
+    try:
+        until(
+            lambda: answers(f"http://127.0.0.1:{port}/health"), "the server is up", at_work=server
+        )
+        _, words = commands("stages.environments.write_prompts")
+        assert write_prompts.main([*words[:-1], "8"]) == 0
+        rows = [json.loads(line) for line in Path("data/prompts.jsonl").read_text().splitlines()]
+        prompt = "Guess the city.\n\nA city of 5 letters, game 5."
+        assert rows[5] == {"prompt": prompt, "seed": 5}
+        with closing(find(words[0], tmp_path / "environments")()) as game:
+            game.reset({"prompt": prompt, "extra": {"seed": 5}}, 0)
+            assert game.step("Rome") == Observation("It begins with P.")
+            assert game.step("Paris") == Observation("yes", reward=1.0, done=True)
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_what_the_guide_says_of_the_two_is_so() -> None:

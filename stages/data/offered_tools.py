@@ -1,0 +1,16 @@
+"""The hash of the tools that a prompt offers.
+
+prepare leaves it in the row's `extra`, as `tools`, so that an environment can tell whether the
+prompt was rendered with the tools that it has.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stages.data.artifacts import canonical_json
+from stages.data.seeds import content_id
+
+
+def tools_hash(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The same for the same tools."""
+    return content_id(canonical_json(list(tools)))
