@@ -11,12 +11,13 @@ from types import ModuleType
 
 from stages.context import StageError
 from stages.environments.calculator import Calculator
+from stages.environments.chat_agent import ChatAgent
 from stages.environments.environment import Environment
 from stages.environments.guess import Guess
 from stages.environments.mcp_tools import McpTools
 
 BUILT_IN: dict[str, type[Environment]] = {"calculator": Calculator, "guess": Guess}
-ADAPTERS = (McpTools,)
+ADAPTERS = (ChatAgent, McpTools)
 """What users' classes may extend: named here, they are part of the code of the stages."""
 
 

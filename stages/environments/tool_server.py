@@ -49,7 +49,6 @@ class Address:
         return text
 
 
-
 @dataclass(frozen=True)
 class Result:
     """What a tool has answered."""
