@@ -24,6 +24,7 @@ from stages.contracts.episodes import EpisodeParams
 from stages.environments.environment import Environment, NoAnswer
 from stages.environments.isolated import IsolatedEnvironment, Lane
 from stages.environments.loading import find
+from stages.environments.threads import Outcome, in_a_thread
 from stages.rewards.isolated import Hung
 
 GIVE_UP_S = 5.0
@@ -128,7 +129,7 @@ class Asking:
     async def _begun(self, seat: Seat) -> Environment:
         """An environment that is as far as the episode is."""
         if seat.lane:
-            _, error = await _in_a_thread(asyncio.get_running_loop(), seat.lane.start)
+            _, error = await in_a_thread(asyncio.get_running_loop(), seat.lane.start)
             if error is not None:
                 raise error
         environment: Environment = await self._in_time(seat, self._make, seat)
@@ -170,9 +171,9 @@ class Asking:
         if seat.lane:
             seat.lane.seconds = limit
         if inspect.iscoroutinefunction(ask):
-            call: asyncio.Future[_Result] = loop.create_task(_caught(ask, *arguments))
+            call: asyncio.Future[Outcome] = loop.create_task(_caught(ask, *arguments))
         else:
-            call = _in_a_thread(loop, ask, *arguments)
+            call = in_a_thread(loop, ask, *arguments)
         # A process keeps the time itself, since it is killed before anybody else is asked in it.
         done, _ = await asyncio.wait({call}, timeout=None if seat.lane else limit)
         seat.seconds += loop.time() - since
@@ -194,35 +195,10 @@ async def _cancel_others() -> None:
     await asyncio.wait(others, timeout=GIVE_UP_S) if others else None
 
 
-_Result = tuple[Any, BaseException | None]
-
-
-async def _caught(ask: Callable[..., Any], *arguments: Any) -> _Result:
+async def _caught(ask: Callable[..., Any], *arguments: Any) -> Outcome:
     try:
         return await ask(*arguments), None
     except asyncio.CancelledError:
         raise
     except BaseException as error:
         return None, error
-
-
-def _in_a_thread(
-    loop: AbstractEventLoop, ask: Callable[..., Any], *arguments: Any
-) -> "asyncio.Future[_Result]":
-    result: asyncio.Future[_Result] = loop.create_future()
-
-    def tell(answer: Any, error: BaseException | None) -> None:
-        if not result.done():
-            result.set_result((answer, error))
-
-    def call() -> None:
-        answer, failure = None, None
-        try:
-            answer = ask(*arguments)
-        except BaseException as error:
-            failure = error
-        with suppress(RuntimeError):  # nobody waits any more
-            loop.call_soon_threadsafe(tell, answer, failure)
-
-    Thread(target=call, daemon=True).start()
-    return result

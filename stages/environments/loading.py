@@ -11,6 +11,7 @@ from types import ModuleType
 
 from stages.context import StageError
 from stages.environments.calculator import Calculator
+from stages.environments.chat_agent import ChatAgent
 from stages.environments.environment import Environment
 from stages.environments.guess import Guess
 from stages.environments.gymnasium_text import GymnasiumText
@@ -18,7 +19,7 @@ from stages.environments.mcp_tools import McpTools
 from stages.environments.openenv import OpenEnv
 
 BUILT_IN: dict[str, type[Environment]] = {"calculator": Calculator, "guess": Guess}
-ADAPTERS = (McpTools, GymnasiumText, OpenEnv)
+ADAPTERS = (ChatAgent, GymnasiumText, McpTools, OpenEnv)
 """What users' classes may extend: named here, they are part of the code of the stages."""
 
 
