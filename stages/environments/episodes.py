@@ -12,6 +12,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from ctypes import c_float
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,7 +102,8 @@ class _Episode:
             finish_reason=self.finish_reason,
             support=self.support if with_support else None,
             loss_mask=self.loss_mask,
-            environment_reward=self.reward,
+            # As precise as on disk: fused steps learn from it without having read it back.
+            environment_reward=c_float(self.reward).value,
             turns=self.turns,
             failure=self.failure,
             answers=self.seat.answers.rows,

@@ -4,7 +4,6 @@ same, byte by byte."""
 import json
 import shutil
 import threading
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 
@@ -84,7 +83,10 @@ class Server:
             def log_message(self, *_):
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Http(ThreadingHTTPServer):
+            request_queue_size = 128
+
+        self._http = Http(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 
@@ -97,7 +99,7 @@ def by_rule(request):
     """A function of the request."""
     actions = request["actions"]
     text = f"{(len(''.join(actions)) + request['seed']) % 10}="
-    return {"text": text, "reward": 0.25 * len(actions), "done": len(actions) > 2}
+    return {"text": text, "reward": len(actions) / 7, "done": len(actions) > 2}
 
 
 def by_turn():
@@ -257,6 +259,15 @@ def test_fused_steps_replay_their_record_and_chained_iterations_do_too(remote, s
             together = [row for row in first.rows(f"{name}/fast") if row.pop("step") == step]
             assert again.rows(f"{name}/fast_00{step}") == together
             assert together
+
+
+def test_a_reward_that_the_files_round_is_learnt_from_as_rounded(remote, serve):
+    """By fused steps, too, which do not read it back."""
+    run = remote("run", serve(), rl=fused())
+    run.run(ONLINE)
+    run.run_iterations("fast_001", "fast_002")
+    policies = run.root / "artifacts/policies"
+    assert run.contents(policies / "fast/model") == run.contents(policies / "fast_002/model")
 
 
 def test_steps_whose_responses_are_sampled_ahead_are_recorded_and_replayed(remote, serve):
@@ -444,13 +455,6 @@ def test_nothing_is_read_or_recorded_without_an_environment(playing):
         run.run(ROLLOUT)
         assert run.rows("tool_answers/iter_001") == []
     assert made(runs[0], *SAMPLED) == made(runs[1], *SAMPLED) == made(runs[2], *SAMPLED)
-
-
-@contextmanager
-def refused(run, problem):
-    with pytest.raises(StageError, match=problem):
-        run.run(ROLLOUT)
-    yield
 
 
 def test_a_folder_that_is_no_record_is_refused(remote, serve):
