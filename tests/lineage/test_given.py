@@ -46,7 +46,12 @@ def update(teacher: str = "models", algorithm: str = "ppo") -> StageRun:
 
 
 def online(teacher: str = "models", algorithm: str = "grpo", **params: Any) -> StageRun:
-    folders = {"environments": "e", "tool_answers": "t", "rewards": "f", teacher: f"hash of {teacher}"}
+    folders = {
+        "environments": "e",
+        "tool_answers": "t",
+        "rewards": "f",
+        teacher: f"hash of {teacher}",
+    }
     return stage_run(
         "online@iter_001",
         {"artifacts/policies/sft/model": "s", "artifacts/data/prompts.parquet": "p", **folders},

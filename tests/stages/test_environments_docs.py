@@ -38,11 +38,13 @@ def test_the_environment_of_the_guide_plays(search: Environment) -> None:
 
 
 def test_the_params_of_the_guide_are_valid() -> None:
-    first, own = (yaml.safe_load(block) for block in blocks("yaml"))
+    first, own, *others = (yaml.safe_load(block) for block in blocks("yaml"))
     model = {"max_length": 512}
     params = Params.model_validate({**first, "model": model})
     assert params.rollout.environment in BUILT_IN
     Params.model_validate({**own, "model": {"max_length": 1024}})
+    for other in others:
+        Params.model_validate(other)
 
 
 def test_what_the_guide_says_of_the_two_is_so() -> None:
