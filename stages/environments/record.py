@@ -114,16 +114,17 @@ class Record:
             return None
         row = self._of_sample.get((*answers.sample.values(), answers.request))
         row = row or self._of_any.get(answers.request)
-        if row is None and self._tools is Tools.REPLAY:
-            raise StageError(self._lacks(answers, action))
         if row is None:
+            if self._tools is Tools.REPLAY:
+                raise StageError(self._lacks(answers, action))
             return None
-        if row["error"] is None:
-            return Observation(row["text"], row["reward"], row["done"])
-        # What failed is worth another try, but not in a replay.
-        return NoAnswer(row["error"]) if self._tools is Tools.REPLAY else None
+        if row["error"] is not None:
+            return NoAnswer(row["error"])
+        return Observation(row["text"], row["reward"], row["done"])
 
     def _add(self, row: ToolAnswerRow, file: Path) -> None:
+        if row["error"] is not None and self._tools is Tools.RECORD:
+            return  # it is worth another try
         key = (row["iteration"], row["prompt_id"], row["sample_index"], row["request"])
         known = self._of_sample.setdefault(key, row)
         if any(known[name] != row[name] for name in _ANSWER):  # type: ignore[literal-required]

@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages import rollout
-from stages.context import ShareDone, StageError
+from stages.context import ShareDone, StageError, Stopped
 from stages.contracts.catalog import bind
 from stages.engines.processes import parts
 from tests.remote_tools import REMOTE, Server, by_rule, by_turn
+from tests.stages.conftest import Interrupted
 from tests.stages.test_environments import ROLLOUT, dies_at, playing
 
 __all__ = ["playing"]
@@ -73,6 +74,19 @@ def test_with_the_server_off_the_same_rollouts_come_from_the_record(remote, serv
     again = remote("again", rollout={"tools": "replay"}, episodes=episodes)
     hand_over(first, again)
     assert again.run(ROLLOUT) == metrics
+    assert made(again, *SAMPLED) == made(first, *SAMPLED)
+
+
+def test_samples_that_ask_the_same_get_what_each_was_answered(remote, serve):
+    server, same = serve(by_turn()), {"temperature": 0.001}
+    first = remote("first", server, same)
+    first.run(ROLLOUT)
+    server.stop()
+    acted = [row for row in first.rows("tool_answers/iter_001") if row["turn"] == 1]
+    assert len({row["request"] for row in acted}) < len({row["text"] for row in acted})
+    again = remote("again", rollout={"tools": "replay", **same})
+    hand_over(first, again)
+    again.run(ROLLOUT)
     assert made(again, *SAMPLED) == made(first, *SAMPLED)
 
 
@@ -176,12 +190,30 @@ def test_a_reward_that_the_files_round_is_learnt_from_as_rounded(remote, serve):
     assert run.contents(policies / "fast/model") == run.contents(policies / "fast_002/model")
 
 
+AHEAD = {
+    "rl": fused(3),
+    "online": {"overlap": True},
+    "policy_update": {"mismatch": "token_truncate"},
+}
+
+
+@pytest.mark.parametrize("changes", [{"rl": fused(3)}, AHEAD], ids=["one by one", "ahead"])
+def test_fused_steps_that_were_stopped_go_on_with_the_same_record(remote, serve, changes):
+    server = serve()
+    whole, cut = remote("whole", server, **changes), remote("cut", server, **changes)
+    whole.run(ONLINE)
+    folder = cut.context(ONLINE).folder
+    stopping = Interrupted(ONLINE, "fast", cut.params.seed, folder, checkpoint_seconds=0)
+    stopping.stop_after = 2
+    with pytest.raises(Stopped):
+        cut.run(ONLINE, stopping)
+    cut.run(ONLINE)
+    assert made(cut, *SAMPLED) == made(whole, *SAMPLED)
+    assert {row["step"] for row in cut.rows("tool_answers/fast")} == {1, 2, 3}
+
+
 def test_steps_whose_responses_are_sampled_ahead_are_recorded_and_replayed(remote, serve):
-    changes = {
-        "rl": fused(3),
-        "online": {"overlap": True},
-        "policy_update": {"mismatch": "token_truncate"},
-    }
+    changes = AHEAD
     server = serve(by_turn())
     first = remote("first", server, **changes)
     first.run(ONLINE)
