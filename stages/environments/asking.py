@@ -159,7 +159,7 @@ class Asking:
                 why, remedy = "after a failure", "set episodes.retries: 0"
                 if seat.answers.from_record:
                     why = "to answer what the record lacks"
-                    remedy = "take the record of this episode out of rollout.tool_record"
+                    remedy = "empty rollout.tool_record"
                 raise NoAnswer(
                     f"made anew {why}, it answered the action {action!r} with {answer}, and before "
                     f"with {before}: it is to be a function of the row, the seed and the actions; "

@@ -192,16 +192,17 @@ def answers_of(environment: str, row: Mapping[str, Any], given: Any, seed: int) 
 
 
 def _rows(file: Path) -> list[ToolAnswerRow]:
+    names = columns_of(ToolAnswerRow).names
     try:
         with pq.ParquetFile(file) as opened:
-            rows: list[ToolAnswerRow] = opened.read(columns_of(ToolAnswerRow).names).to_pylist()
+            lacking = [name for name in names if name not in opened.schema_arrow.names]
+            rows: list[ToolAnswerRow] = opened.read(names).to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise StageError(
             f"{file} cannot be read as a record of answers ({error}): remove it, or copy it again"
         ) from error
-    for name in columns_of(ToolAnswerRow).names:
-        if rows and name not in rows[0]:
-            raise StageError(
-                f"{file} has no column {name!r}: it is no record of answers; remove it"
-            )
+    if lacking:
+        raise StageError(
+            f"{file} has no column {lacking[0]!r}: it is no record of answers; remove it"
+        )
     return rows

@@ -313,7 +313,7 @@ def test_a_tool_that_answers_differently_cannot_go_on_from_a_record(remote, serv
     again = remote("again", serve(answers))
     hand_over(first, again)
     drop(again, lambda row: row["turn"] == 2)
-    problem = "made anew to answer what the record lacks, it answered.*out of rollout.tool_record"
+    problem = "made anew to answer what the record lacks, it answered.*empty rollout.tool_record"
     with pytest.raises(StageError, match=problem):
         again.run(ROLLOUT)
 
