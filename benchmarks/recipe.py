@@ -24,7 +24,7 @@ from benchmarks import records
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = records.RESULTS / "recipes.json"
 CURVES = ("reward_mean", "response_length", "entropy", "kl_to_reference")
-LINKED = ("recipes", "rewards", "environments")
+LINKED = ("recipes", "rewards", "environments", "tool_answers")
 """Folders of the clone that stages read."""
 
 

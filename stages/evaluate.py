@@ -24,10 +24,10 @@ from stages.algorithms.loss import Tokens
 from stages.context import Context, StageError
 from stages.contracts.evaluate import EvaluateConfig
 from stages.contracts.rl import Reward
-from stages.data.artifacts import read_role
+from stages.data.artifacts import read_role, write_parquet
 from stages.data.batching import loss_mask, loss_masks_of, pad
 from stages.data.finite import sample_name
-from stages.data.schema import PromptRow
+from stages.data.schema import PromptRow, ToolAnswerRow
 from stages.data.tokenizer import Decoder
 from stages.engines.forward.inference import logprobs_by, response_pass
 from stages.engines.generation.generator import Completion, Request, Sampling
@@ -43,6 +43,7 @@ from stages.environments.episodes import (
     played,
     tell_failures,
 )
+from stages.environments.record import Record, recorded, tell_times
 from stages.evaluation import folder, measures, tasks
 from stages.evaluation.answers import Answer, Answered
 from stages.evaluation.contest import Contest, contest
@@ -113,12 +114,18 @@ def run(
         ]
 
     verifier = Verifier.load(inputs["judge"]) if judge.name == Reward.VERIFIER else None
-    failed = tell_failures(ctx, generated.completions) if config.environment else {}
+    failed: dict[str, float] = {}
+    named = _named(asked, ctx)
+    if config.environment:
+        failed |= tell_failures(ctx, generated.completions)
+        tell_times(ctx, named, generated.completions)
     answers = [_answer(*parts, verifier) for parts in zip(responses, rewards, correct, strict=True)]
     answered = _by_prompt(prompts, answers, config.evaluate.samples)
     compared = _compare(answered, inputs.get("reference_evaluation"))
     by_task = tasks.breakdown(answered, compared)
     folder.write(out["evaluation"], answered, compared, by_task)
+    told = recorded(config.tools, named, generated.completions)
+    write_parquet(out["evaluation_answers"], told, ToolAnswerRow)
     ctx.table("samples", _shown(answered, compared))
 
     # What an environment said was not sampled, and does not count.
@@ -160,7 +167,8 @@ def _generated(
     ctx: Context,
 ) -> Samples:
     playing = (config, config.episodes, inputs["environments"], inputs["policy"])
-    with open_arena(*playing, ctx.seed) as arena:
+    record = Record(config.tools, inputs["tool_record"])
+    with open_arena(*playing, ctx.seed, record) as arena:
         longest = longest_sequence(prompts, config.max_new_tokens, arena)
         how = (config.engine, config.precision, config.batch_size, longest)
         task = SamplingTask(
@@ -169,9 +177,14 @@ def _generated(
             sampling=Sampling(config.temperature),
             slots=config.batch_size,
             describe=lambda i: sample_name(asked[i]),
-            play=played(arena, asked) if arena else None,
+            play=played(arena, _named(asked, ctx)) if arena else None,
         )
         return generate_all(ctx, lambda: opened(ctx, inputs["policy"], *how), task)
+
+
+def _named(asked: Sequence[Asked], ctx: Context) -> list[dict[str, Any]]:
+    """As the record of what an environment answers names them."""
+    return [{**row, "iteration": f"evaluation of {ctx.key}"} for row in asked]
 
 
 def _check_answers(prompts: Sequence[PromptRow], reward: Source) -> None:

@@ -32,7 +32,7 @@ from stages.context import Context, StageError, Stopped
 from stages.contracts.online import OnlineConfig, step_name
 from stages.contracts.rollout import Engine
 from stages.data.artifacts import read_role
-from stages.data.schema import PromptRow, RolloutRow
+from stages.data.schema import PromptRow, RolloutRow, ToolAnswerRow
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.generators import choose
 from stages.engines.generation.resident_sampler import ResidentSampler
@@ -43,6 +43,7 @@ from stages.engines.training.learner import AnyLearner
 from stages.engines.training.resume import Metrics
 from stages.engines.training.rl_state import RlState, load_state
 from stages.environments.episodes import longest_sequence, open_arena
+from stages.environments.record import Record
 from stages.learning.update import Update
 from stages.online_sampling import (
     OpenGenerator,
@@ -75,15 +76,18 @@ def run(
     prompts = read_role(inputs["prompts"], PromptRow, config.rollout.source, "online")
     decoder = Decoder(inputs["policy"])
     playing = (config.rollout, config.episodes, inputs["environments"], inputs["policy"])
+    record = Record(config.rollout.tools, inputs["tool_record"])
     with (
-        open_arena(*playing, ctx.seed) as arena,
+        open_arena(*playing, ctx.seed, record) as arena,
         ThreadPoolExecutor(1) as aside,
         join(ctx) as ranks,
     ):
         longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
         opened = partial(open_sampler, config, inputs["policy"], ctx, longest)
 
-        def sample(generator: OpenGenerator, ctx: Context) -> tuple[list[RolloutRow], Metrics]:
+        def sample(
+            generator: OpenGenerator, ctx: Context
+        ) -> tuple[list[RolloutRow], list[ToolAnswerRow], Metrics]:
             return roll_out(config, prompts, decoder, generator, ctx, arena)
 
         if ctx.only_samples:
@@ -102,7 +106,7 @@ def run(
                 steps.take_all()
             num_steps = steps.optimizer_steps
             ctx.wrote_all(save(config, inputs, out, num_steps, learners, steps.kl_coef, ranks))
-    for kind in ("rollouts", "scores", "experience"):
+    for kind in ("rollouts", "tool_answers", "scores", "experience"):
         steps.journal.publish(kind, config.steps, out[kind])
     return {**steps.journal.history[-1], "num_steps": num_steps - state.steps}
 
@@ -212,15 +216,19 @@ class Steps:
         outcome, of_update = learn(update)
         clock.lap("update_seconds")
         if sampled is not self.ahead:
-            self.journal.write("rollouts", step, sampled.rows)
+            self._write_sampled(step, sampled)
         self.ahead = self.sampling.end() if samples_ahead else None
         clock.lap("waited_seconds")
         if self.ahead is not None:
-            self.journal.write("rollouts", step + 1, self.ahead.rows)
+            self._write_sampled(step + 1, self.ahead)
         self.kl_coef = outcome.kl_coef
         self.journal.write("scores", step, scores)
         self.journal.write("experience", step, outcome.experience)
         return {**sampled.metrics, **of_score, **of_update}, clock.seconds
+
+    def _write_sampled(self, step: int, sampled: Sampled) -> None:
+        self.journal.write("rollouts", step, sampled.rows)
+        self.journal.write("tool_answers", step, sampled.answers)
 
     def _begin_ahead(self, step: int) -> None:
         ctx = self.journal.begin(step, step_name(str(self.ctx.key), step), AHEAD)
@@ -238,7 +246,8 @@ class Steps:
         self.kl_coef = values["kl_coef"]
         if ahead := values["ahead"]:
             rows = self.journal.read_rollouts(len(self.journal.history) + 1)
-            self.ahead = Sampled(rows, ahead["metrics"])
+            # What was answered is written, and nobody learns from it.
+            self.ahead = Sampled(rows, (), ahead["metrics"])
 
 
 class Clock:

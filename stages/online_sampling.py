@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from stages.context import Context, ShareDone, Stopped
-from stages.data.schema import RolloutRow
+from stages.data.schema import RolloutRow, ToolAnswerRow
 from stages.engines.generation.generator import Generator
 from stages.engines.generation.resident_sampler import ResidentSampler
 from stages.engines.processes.bridge import Bridge
@@ -25,8 +25,12 @@ from stages.engines.training.learner import AnyLearner
 from stages.engines.training.sampled import sampled_weights
 
 OpenGenerator = Callable[[], AbstractContextManager[Generator]]
-RollOut = Callable[[OpenGenerator, Context], tuple[list[RolloutRow], dict[str, float | int]]]
-"""The responses of a step, by a generator and in the step's context, and their metrics."""
+RollOut = Callable[
+    [OpenGenerator, Context],
+    tuple[list[RolloutRow], list[ToolAnswerRow], dict[str, float | int]],
+]
+"""The responses of a step, by a generator and in the step's context, what their environment
+answered, and their metrics."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Sampled:
     """A step's responses."""
 
     rows: Sequence[RolloutRow]
+    answers: Sequence[ToolAnswerRow]
     metrics: Mapping[str, float | int]
 
 
@@ -52,11 +57,11 @@ class Sampling(Protocol):
 
 def sample(roll_out: RollOut, sampler: ResidentSampler, ctx: StepContext) -> Sampled:
     """A step's responses by the weights that the sampler has taken; all ranks that sample."""
-    rows, metrics = roll_out(sampler.opened, ctx)
+    rows, answers, metrics = roll_out(sampler.opened, ctx)
     # Also where all responses were there already.
     sampler.rest()
     policy_hash = sampler.policy_hash()
-    return Sampled([{**row, "policy_hash": policy_hash} for row in rows], metrics)
+    return Sampled([{**row, "policy_hash": policy_hash} for row in rows], answers, metrics)
 
 
 class SampledHere:

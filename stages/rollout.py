@@ -17,7 +17,7 @@ from stages.contracts.episodes import FailedEpisode
 from stages.contracts.rollout import RolloutConfig
 from stages.data.artifacts import read_role, write_parquet
 from stages.data.finite import sample_name
-from stages.data.schema import PromptRow, RolloutRow, as_kept
+from stages.data.schema import PromptRow, RolloutRow, ToolAnswerRow
 from stages.data.seeds import draw_order
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Completion, Generator, Request, Sampling
@@ -31,6 +31,7 @@ from stages.environments.episodes import (
     played,
     tell_failures,
 )
+from stages.environments.record import Record, recorded, tell_times
 
 
 def run(
@@ -38,12 +39,15 @@ def run(
 ) -> dict[str, float | int]:
     prompts = read_role(inputs["prompts"], PromptRow, config.rollout.source, "rollout")
     playing = (config.rollout, config.episodes, inputs["environments"], inputs["policy"])
-    with open_arena(*playing, ctx.seed) as arena:
+    record = Record(config.rollout.tools, inputs["tool_record"])
+    with open_arena(*playing, ctx.seed, record) as arena:
         longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
         how = (config.rollout.engine, config.precision, config.rollout.batch_size, longest)
         generator = partial(opened, ctx, inputs["policy"], *how)
-        rows, metrics = roll_out(config, prompts, Decoder(inputs["policy"]), generator, ctx, arena)
+        decoder = Decoder(inputs["policy"])
+        rows, answers, metrics = roll_out(config, prompts, decoder, generator, ctx, arena)
     write_parquet(out["rollouts"], rows, RolloutRow)
+    write_parquet(out["tool_answers"], answers, ToolAnswerRow)
     return metrics
 
 
@@ -54,8 +58,9 @@ def roll_out(
     generator: Callable[[], AbstractContextManager[Generator]],
     ctx: Context,
     arena: Arena | None = None,
-) -> tuple[list[RolloutRow], dict[str, float | int]]:
-    """Rollouts for the iteration that `ctx` is bound to, and their metrics."""
+) -> tuple[list[RolloutRow], list[ToolAnswerRow], dict[str, float | int]]:
+    """Rollouts for the iteration that `ctx` is bound to, what its environment answered, and their
+    metrics."""
     params = config.rollout
     iteration = str(ctx.key)
     prompts = {row["prompt_id"]: row for row in data}
@@ -76,7 +81,7 @@ def roll_out(
         for row, index in slots
     ]
 
-    named = [{**row, "sample_index": index} for row, index in slots]
+    named = [{**row, "sample_index": index, "iteration": iteration} for row, index in slots]
     sampled = generate_all(
         ctx,
         generator,
@@ -89,7 +94,12 @@ def roll_out(
             play=played(arena, named) if arena else None,
         ),
     )
-    told = tell_failures(ctx, sampled.completions) if arena else {}
+    told: dict[str, float] = {}
+    if arena:
+        told |= tell_failures(ctx, sampled.completions)
+        tell_times(ctx, named, sampled.completions)
+    # Those of dropped episodes, too: a replay has to drop the same.
+    answers = recorded(params.tools, named, sampled.completions)
     kept = _without_dropped(config, [row for row, _ in slots], sampled.completions)
     if arena:
         told["episodes_dropped"] = len(slots) - len(kept)
@@ -126,23 +136,25 @@ def roll_out(
     drawn_at_random = [c for c, seed in zip(completions, seeds, strict=True) if seed is not None]
     num_tokens = sum(completion.num_sampled for completion in drawn_at_random)
     num_cut = sum(completion.finish_reason == "length" for completion in drawn_at_random)
-    return rows, {
-        "response_length": num_tokens / len(drawn_at_random),
-        "truncation_rate": num_cut / len(drawn_at_random),
-        "entropy": sum(completion.entropy for completion in drawn_at_random) / num_tokens,
-        "num_sequences": len(drawn_at_random),
-        "num_tokens": num_tokens,
-        **(of_episodes(drawn_at_random) if arena else {}),
-        **told,
-    }
+    return (
+        rows,
+        answers,
+        {
+            "response_length": num_tokens / len(drawn_at_random),
+            "truncation_rate": num_cut / len(drawn_at_random),
+            "entropy": sum(completion.entropy for completion in drawn_at_random) / num_tokens,
+            "num_sequences": len(drawn_at_random),
+            "num_tokens": num_tokens,
+            **(of_episodes(drawn_at_random) if arena else {}),
+            **told,
+        },
+    )
 
 
 def _keep_turns(row: RolloutRow, completion: Completion) -> None:
     """What a row has only where there was an environment."""
     row["turn_ends"] = completion.turn_ends or []
-    row["turn_rewards"] = as_kept(completion.turn_rewards or [])
-    # A step that reads it from memory learns what one that reads the file does.
-    [row["environment_reward"]] = as_kept([completion.environment_reward or 0.0])
+    row["turn_rewards"] = completion.turn_rewards or []
 
 
 def _without_dropped(

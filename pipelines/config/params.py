@@ -10,7 +10,15 @@ from stages.contracts.params import Params
 
 PARAMS_FILE = "params.yaml"
 _OF_PREPARE = ("prepare.folder", "model.folder")
-_GIVEN = (*_OF_PREPARE, "reward_model.folder", "score.folder", "rollout.environments", "rl.teacher")
+_RECORD = "rollout.tool_record"
+_GIVEN = (
+    *_OF_PREPARE,
+    "reward_model.folder",
+    "score.folder",
+    "rollout.environments",
+    _RECORD,
+    "rl.teacher",
+)
 """Params that are paths which dvc.yaml depends on."""
 _WRITTEN = ("artifacts", "metrics")
 
@@ -44,4 +52,6 @@ def _wrong_path(root: Path, key: str, value: str) -> str | None:
             return f"is {value!r}, which contains the results in {name}/: use a separate folder"
         if key in _OF_PREPARE and path.is_relative_to(root / name):
             return f"is {value!r}, which is computed after prepare: copy it to a separate folder"
+        if key == _RECORD and path.is_relative_to(root / name):
+            return f"is {value!r}, which this pipeline computes: copy it to a separate folder"
     return None

@@ -22,7 +22,11 @@ _READ_IF: Mapping[str, Mapping[str, Switch | None]] = {
         "model.folder": ("model.source", "folder"),
     },
     "reward_model": {"reward_model.folder": ("reward_model.start", "folder")},
-    "online": {"score.folder": None, "rollout.environments": None},
+    "online": {
+        "score.folder": None,
+        "rollout.environments": None,
+        "rollout.tool_record": None,
+    },
 }
 """The params of a stage that name its folders; without a switch, a folder counts as read."""
 _TAUGHT = ("policy_update", "online")

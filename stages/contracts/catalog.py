@@ -77,6 +77,7 @@ def bind(address: str, params: Params) -> BoundStage:
         "base_model": params.model.folder,
         "prompts": params.rollout.source.value,
         "environments": params.rollout.environments,
+        "tool_record": params.rollout.tool_record,
         "teacher": params.rl.teacher,
         "reward_start": params.reward_model.folder,
         **stage.binding,

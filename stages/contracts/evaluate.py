@@ -8,7 +8,7 @@ from pydantic import Field
 from stages.contracts.base import Over, Section, Stage, StageConfig
 from stages.contracts.episodes import EpisodeParams
 from stages.contracts.precision import Precision
-from stages.contracts.rollout import Engine
+from stages.contracts.rollout import Engine, Tools
 
 
 class EvaluateParams(Section):
@@ -36,6 +36,7 @@ class EvaluateConfig(StageConfig):
     engine: Engine = Field(alias="rollout.engine", strict=False)
     batch_size: int = Field(alias="rollout.batch_size")
     environment: str | None = Field(alias="rollout.environment")
+    tools: Tools = Field(alias="rollout.tools", strict=False)
     max_turns: int = Field(alias="rollout.max_turns")
     max_observation_tokens: int = Field(alias="rollout.max_observation_tokens")
     episodes: EpisodeParams
@@ -59,9 +60,13 @@ def _evaluation(
             "held_out": "artifacts/data/held_out.parquet",
             "judge": "artifacts/rewards/{correct}",
             "environments": "{environments}",
+            "tool_record": "{tool_record}",
             **compared,
         },
-        outs={"evaluation": "artifacts/evaluations/{key}"},
+        outs={
+            "evaluation": "artifacts/evaluations/{key}",
+            "evaluation_answers": "artifacts/tool_answers/evaluations/{key}.parquet",
+        },
         metrics="metrics/evaluations/{key}.json",
         reads=True,
         over=over,

@@ -25,6 +25,17 @@ class Engine(StrEnum):
     VLLM = "vllm"
 
 
+class Tools(StrEnum):
+    """What becomes of what environments answer."""
+
+    LIVE = "live"
+    """They are asked, and nothing is recorded."""
+    RECORD = "record"
+    """What `rollout.tool_record` lacks is asked, and all answers are recorded."""
+    REPLAY = "replay"
+    """Nobody is asked: every answer is in `rollout.tool_record`."""
+
+
 class RolloutParams(Section):
     """Sampling responses to train on."""
 
@@ -56,6 +67,10 @@ class RolloutParams(Section):
     """Environment of multi-turn rollouts: `calculator`, `guess` or module:Class; null: none."""
     environments: str = "environments"
     """Folder with the modules of your own environments."""
+    tools: Tools = Field(default=Tools.RECORD, strict=False)
+    """Answers of environments: `live`, `record`, or `replay` from `tool_record` alone."""
+    tool_record: str = "tool_answers"
+    """Folder with answers of an earlier run, which `record` and `replay` read."""
     max_turns: int = Field(default=8, ge=1)
     """Largest number of turns of an episode; they share `max_new_tokens`."""
     max_observation_tokens: int = Field(default=64, ge=1)
@@ -82,8 +97,12 @@ ROLLOUT = Stage(
         "policy": "artifacts/policies/{policy}/model",
         "prompts": "artifacts/data/{prompts}.parquet",
         "environments": "{environments}",
+        "tool_record": "{tool_record}",
     },
-    outs={"rollouts": "artifacts/rollouts/{key}.parquet"},
+    outs={
+        "rollouts": "artifacts/rollouts/{key}.parquet",
+        "tool_answers": "artifacts/tool_answers/{key}.parquet",
+    },
     metrics="metrics/iterations/{key}/rollout.json",
     processes=Processes.SHARDS,
     over=Over.ITERATIONS,

@@ -217,6 +217,28 @@ class RolloutRow(TypedDict):
     turn_rewards: NotRequired[Numbers]
 
 
+class ToolAnswerRow(TypedDict):
+    """tool_answers, in the order of the samples and their turns: what environments were asked, and
+    what they answered.
+
+    Turn 0 is the start of an episode, which has no action. `seed` is the environment's; `request`
+    the id of what was asked: environment, row, seed and all actions so far. `error` says why there
+    was no answer; null: there was one. `iteration` is `evaluation of POLICY` in an evaluation.
+    """
+
+    iteration: Text
+    prompt_id: Text
+    sample_index: Int32 | None
+    turn: Int32
+    seed: Int64
+    request: Text
+    action: Text | None
+    text: Text
+    reward: Float64
+    done: Flag
+    error: Text | None
+
+
 class ScoreRow(TypedDict):
     """scores, row by row beside the rollouts they belong to.
 

@@ -5,7 +5,8 @@ has a thread, which is left behind where it gives no answer in time. Or they run
 their own (isolated.py).
 
 Where an answer fails, the environment is made anew, hears all earlier actions again, and has to
-answer them as before: it is a function of (row, seed, actions).
+answer them as before: it is a function of (row, seed, actions). What the record has is not asked
+(record.py), so an environment is made when it is first needed.
 """
 
 import asyncio
@@ -21,10 +22,13 @@ from threading import Thread
 from typing import Any
 
 from stages.contracts.episodes import EpisodeParams
-from stages.environments.environment import Environment, NoAnswer
+from stages.environments.environment import Environment, NoAnswer, Observation
 from stages.environments.isolated import IsolatedEnvironment, Lane
 from stages.environments.loading import find
+from stages.environments.observations import checked
+from stages.environments.record import NO_RECORD, Answers, Record
 from stages.environments.threads import Outcome, in_a_thread
+from stages.redaction import redact
 from stages.rewards.isolated import Hung
 
 GIVE_UP_S = 5.0
@@ -39,7 +43,9 @@ class Seat:
     seed: int
     lane: Lane | None
     """The process that it runs in, where it has one."""
-    heard: list[tuple[str, Any]] = field(default_factory=list)
+    answers: Answers
+    """All of the episode."""
+    heard: list[tuple[str, Observation]] = field(default_factory=list)
     """What it was told so far, and its answers."""
     environment: Environment | None = None
     """None until it is first asked, and after a failure."""
@@ -50,28 +56,30 @@ class Seat:
 class Asking:
     """What waits for the environments; to be closed."""
 
-    def __init__(self, params: EpisodeParams, name: str, folder: Path) -> None:
+    def __init__(
+        self, params: EpisodeParams, name: str, folder: Path, record: Record = NO_RECORD
+    ) -> None:
         """The environment of that name, which may be in a module of the folder."""
         self.kind = find(name, folder)
-        self._params = params
+        self._params, self._record = params, record
         self._loop: AbstractEventLoop | None = None
         self._permits = asyncio.Semaphore(params.concurrency)
         self._lanes = [Lane(name, folder) for _ in range(params.processes)]
         self._next_lane = cycle(self._lanes or [None])
         self._leaving: list[Future[None]] = []
 
-    def seat(self, row: Mapping[str, Any], seed: int) -> Seat:
-        """For a new episode."""
-        return Seat(row, seed, next(self._next_lane))
+    def seat(self, row: Mapping[str, Any], seed: int, answers: Answers | None = None) -> Seat:
+        """For a new episode, of a sample that `answers` names."""
+        return Seat(row, seed, next(self._next_lane), answers or Answers({}, seed, ""))
 
     def begin(self, seats: Sequence[Seat]) -> "Future[list[Any]]":
-        """Begin their episodes: for each None, or a NoAnswer."""
-        return self._ask([self._tried(seat, None) for seat in seats])
+        """Begin their episodes: for each a NoAnswer where it could not."""
+        return self._ask([self._answered(seat, None) for seat in seats])
 
     def step(self, seats: Sequence[Seat], actions: Sequence[str]) -> "Future[list[Any]]":
-        """What each answers to its action: anything, or a NoAnswer."""
+        """What each answers to its action: an Observation, or a NoAnswer."""
         pairs = zip(seats, actions, strict=True)
-        return self._ask([self._tried(seat, action) for seat, action in pairs])
+        return self._ask([self._answered(seat, action) for seat, action in pairs])
 
     def leave(self, seats: Sequence[Seat]) -> None:
         """Nothing more is asked of them; nobody waits for it before the end."""
@@ -103,6 +111,22 @@ class Asking:
             Thread(target=self._loop.run_forever, name="environments", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
+    async def _answered(self, seat: Seat, action: str | None) -> Observation | NoAnswer:
+        """From the record, or by the environment."""
+        seat.answers.ask(action)
+        answer, seconds = self._record.find(seat.answers, action), None
+        if answer is None:
+            before = seat.seconds
+            try:
+                answer = checked(await self._tried(seat, action))
+            except NoAnswer as problem:
+                answer = _fit_to_keep(problem)
+            seconds = seat.seconds - before
+        seat.answers.add(action, answer, seconds)
+        if action is not None and isinstance(answer, Observation):
+            seat.heard.append((action, answer))
+        return answer
+
     async def _tried(self, seat: Seat, action: str | None) -> Any:
         """An answer, also after retries; a NoAnswer where there is none for good."""
         for retry in range(self._params.retries + 1):
@@ -121,10 +145,8 @@ class Asking:
         if seat.environment is None:
             seat.environment = await self._begun(seat)
         if action is None:
-            return None
-        answer = await self._in_time(seat, seat.environment.step, action)
-        seat.heard.append((action, answer))
-        return answer
+            return Observation()
+        return await self._in_time(seat, seat.environment.step, action)
 
     async def _begun(self, seat: Seat) -> Environment:
         """An environment that is as far as the episode is."""
@@ -135,12 +157,16 @@ class Asking:
         environment: Environment = await self._in_time(seat, self._make, seat)
         await self._in_time(seat, environment.reset, seat.row, seat.seed)
         for action, before in seat.heard:
-            answer = await self._in_time(seat, environment.step, action)
+            answer = checked(await self._in_time(seat, environment.step, action))
             if answer != before:
+                why, remedy = "after a failure", "set episodes.retries: 0"
+                if seat.answers.from_record:
+                    why = "to answer what the record lacks"
+                    remedy = "empty rollout.tool_record"
                 raise NoAnswer(
-                    f"made anew after a failure, it answered the action {action!r} with {answer}, "
-                    f"and before with {before}: it is to be a function of the row, the seed and "
-                    "the actions; set episodes.retries: 0 if it cannot be"
+                    f"made anew {why}, it answered the action {action!r} with {answer}, and before "
+                    f"with {before}: it is to be a function of the row, the seed and the actions; "
+                    f"{remedy} if it cannot be"
                 )
         return environment
 
@@ -186,6 +212,11 @@ class Asking:
         if error is not None:
             raise NoAnswer(f"{type(error).__name__}: {error}") from error
         return answer
+
+
+def _fit_to_keep(problem: NoAnswer) -> NoAnswer:
+    """The same without secrets, and of characters that every file can hold."""
+    return NoAnswer(redact(str(problem)).encode(errors="replace").decode())
 
 
 async def _cancel_others() -> None:

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from stages.context import Context, StageError
 from stages.contracts.episodes import EpisodeParams, FailedEpisode, LongObservation
-from stages.data.finite import is_finite, sample_name
+from stages.data.finite import sample_name
+from stages.data.schema import as_kept
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Completion, FinishReason, Request
@@ -26,6 +27,7 @@ from stages.engines.generation.interleaved import Turns
 from stages.engines.generation.sampling import Play
 from stages.environments.asking import Asking, Seat
 from stages.environments.environment import NoAnswer, Observation
+from stages.environments.record import NO_RECORD, Record, answers_of
 from stages.environments.turns import TurnTemplate, read_turns
 
 
@@ -101,6 +103,8 @@ class _Episode:
     def completion(self, *, with_support: bool) -> Completion:
         # The reward of a failed episode stands for all that was paid before.
         of_turns = [0.0] * (self.turns - 1) + [self.reward] if self.failure else self.turn_rewards
+        # As precise as on disk: fused steps learn from them without having read them back.
+        reward, *of_turns = as_kept([self.reward, *of_turns])
         return Completion(
             ids=self.ids,
             logprobs=self.logprobs,
@@ -108,18 +112,24 @@ class _Episode:
             finish_reason=self.finish_reason,
             support=self.support if with_support else None,
             loss_mask=self.loss_mask,
-            environment_reward=self.reward,
+            environment_reward=reward,
             turns=self.turns,
             turn_ends=self.turn_ends,
             turn_rewards=of_turns,
             observations_cut=self.observations_cut,
             failure=self.failure,
+            answers=self.seat.answers.rows,
         )
 
 
 @contextmanager
 def open_arena(
-    limits: EpisodeLimits, params: EpisodeParams, folder: Path, policy: Path, run_seed: int
+    limits: EpisodeLimits,
+    params: EpisodeParams,
+    folder: Path,
+    policy: Path,
+    run_seed: int,
+    record: Record = NO_RECORD,
 ) -> Iterator[Arena | None]:
     """The environment that params name, for a policy's folder; None where they name none.
 
@@ -128,7 +138,8 @@ def open_arena(
     if limits.environment is None:
         yield None
         return
-    with closing(Asking(params, limits.environment, folder)) as asking:
+    record.read()
+    with closing(Asking(params, limits.environment, folder, record)) as asking:
         turns = read_turns(policy, asking.kind.role, asking.kind.stops, params.cut_marker)
         if params.long_observation is LongObservation.CUT:
             turns.check_room(limits.max_observation_tokens)
@@ -183,7 +194,7 @@ def play(
 ) -> Turns:
     """An episode for each row, in their order; `max_new_tokens` is for all turns of one together.
 
-    A row has the columns of a prompt, and names the sample for messages.
+    A row has the columns of a prompt, and names the sample, for messages and the record.
     """
     episodes = [
         _Episode(row, request, _seat(arena, row))
@@ -226,7 +237,8 @@ def _seat(arena: Arena, row: Mapping[str, Any]) -> Seat:
     given = {name: row.get(name) for name in ("prompt_id", "prompt", "answer")}
     given["extra"] = json.loads(row.get("extra") or "{}")
     seed = stable_hash(arena.seed, "environment", row["prompt_id"])
-    return arena.asking.seat(given, seed)
+    answers = answers_of(str(arena.limits.environment), row, given, seed)
+    return arena.asking.seat(given, seed, answers)
 
 
 def _spoken(episode: _Episode, completion: Completion) -> _Turn | None:
@@ -246,9 +258,11 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
     """Go on with what the environment has answered, or a NoAnswer."""
     episode = turn.episode
     try:
-        observation = _checked(answer)
-        episode.turn_rewards[-1] = float(observation.reward)
-        episode.reward += float(observation.reward)
+        if isinstance(answer, NoAnswer):
+            raise answer
+        observation: Observation = answer
+        episode.turn_rewards[-1] = observation.reward
+        episode.reward += observation.reward
         episode.over = observation.done
         spent = sum(episode.loss_mask) >= max_new_tokens
         episode.cut = not observation.done and (spent or episode.turns == arena.limits.max_turns)
@@ -261,18 +275,6 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
     episode.loss_mask += [0] * len(observed)
     episode.logprobs += [0.0] * len(observed)
     episode.support += [[] for _ in observed]
-
-
-def _checked(answer: Any) -> Observation:
-    if isinstance(answer, NoAnswer):
-        raise answer
-    if not isinstance(answer, Observation):
-        raise NoAnswer(f"it answered with {type(answer).__name__}, not with an Observation")
-    if not isinstance(answer.text, str):
-        raise NoAnswer(f"the text of its answer is of type {type(answer.text).__name__}")
-    if not is_finite(answer.reward):
-        raise NoAnswer(f"its reward is {answer.reward!r}, not a finite number")
-    return answer
 
 
 def _observed(arena: Arena, turn: _Turn, observation: Observation) -> list[int]:

@@ -46,7 +46,12 @@ def update(teacher: str = "models", algorithm: str = "ppo") -> StageRun:
 
 
 def online(teacher: str = "models", algorithm: str = "grpo", **params: Any) -> StageRun:
-    folders = {"environments": "e", "rewards": "f", teacher: f"hash of {teacher}"}
+    folders = {
+        "environments": "e",
+        "tool_answers": "t",
+        "rewards": "f",
+        teacher: f"hash of {teacher}",
+    }
     return stage_run(
         "online@iter_001",
         {"artifacts/policies/sft/model": "s", "artifacts/data/prompts.parquet": "p", **folders},
@@ -71,7 +76,7 @@ def test_folders_that_are_listed_and_not_read_were_not_given() -> None:
 
 
 def test_a_teacher_was_given_to_what_is_distilled_alone() -> None:
-    folders = {"environments": "e", "rewards": "f"}
+    folders = {"environments": "e", "tool_answers": "t", "rewards": "f"}
     assert given_to(prepare(), sft(), online()) == folders
     assert given_to(prepare(), sft(), online("elsewhere/teacher")) == folders
     taught = given_to(prepare(), sft(), online("elsewhere/teacher", "distill"))

@@ -116,6 +116,7 @@ def test_the_tree_tells_all_that_is_known_of_each_stage(ask: Asker) -> None:
         "score@iter_001",
         "score@iter_002",
         "sft",
+        "tool_answers",
     ]
     update = stage_of(answer, "policy_update@iter_002")
     record = newest(ask.root, "policy_update@iter_002")

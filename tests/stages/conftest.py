@@ -72,7 +72,7 @@ class Runner:
             for key, value in {**{name: {} for name in TINY}, **changes}.items()
         }
         self.params = Params.model_validate(values)
-        for folder in ("data", "models", "rewards", "environments"):
+        for folder in ("data", "models", "rewards", "environments", "tool_answers"):
             (root / folder).mkdir(parents=True, exist_ok=True)
 
     def paths(self, address: str) -> tuple[dict[str, Path], dict[str, Path]]:

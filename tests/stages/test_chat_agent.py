@@ -173,7 +173,7 @@ def test_an_agent_makes_the_rollouts_of_the_environment_that_it_is(playing, agen
 def test_it_hears_the_policy_and_the_policy_hears_it(ask, processes):
     heard = ask("Repeats", ["four", "two", "one", "1"], processes=processes)
     texts = [Observation("4+3="), Observation("3+3="), Observation("3+3=")]
-    assert heard == [None, *texts, Observation("", 0.25 * 11, True)]
+    assert heard == [Observation(), *texts, Observation("", 0.25 * 11, True)]
 
 
 def test_calls_of_tools_are_handed_over_as_such(ask):
@@ -197,7 +197,7 @@ def test_calls_of_tools_are_handed_over_as_such(ask):
         {"messages": [QUESTION, called, *told], **tools},
     ]
     heard = ask("Asks", [f"I ask. {calls} {calls}", "3"], requests, {"tools": tools_hash([ADD])})
-    assert heard == [None, Observation("0\n1"), Observation(reward=1.0, done=True)]
+    assert heard == [Observation(), Observation("0\n1"), Observation(reward=1.0, done=True)]
 
 
 OTHER = "is not what was said before"

@@ -81,7 +81,7 @@ def test_the_tools_of_the_guide_are_called(tmp_path: Path, monkeypatch: pytest.M
     row = {"prompt_id": "p", "prompt": "", "answer": "Tiber", "extra": {"tools": tools_hash(tools)}}
     with closing(Asking(EpisodeParams(), words[0], tmp_path / "environments")) as asking:
         seats = [asking.seat(row, 0)]
-        assert asking.begin(seats).result() == [None]
+        assert asking.begin(seats).result() == [Observation()]
         call = re.findall(r"`(<tool_call>.*</tool_call>)`", TEXT)[0]
         assert asking.step(seats, [call]).result() == [Observation("Tiber")]
         [wrong] = asking.step(seats, [call.replace("Rome", "Bonn")]).result()

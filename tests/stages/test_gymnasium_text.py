@@ -177,7 +177,7 @@ def test_episodes_of_a_seed_are_the_same_side_by_side(folder, processes):
     with closing(Asking(params, "games:Cards", folder)) as asking:
         _, rows = write(folder, "Cards", 30)
         seats = [asking.seat(row(prompt=r["prompt"], seed=r["seed"]), 0) for r in rows * 2]
-        assert asking.begin(seats).result() == [None] * len(seats)
+        assert asking.begin(seats).result() == [Observation()] * len(seats)
         answers = asking.step(seats, ["1"] * len(seats)).result()
         assert answers[: len(rows)] == answers[len(rows) :]
         assert len({answer.text for answer in answers}) > 5

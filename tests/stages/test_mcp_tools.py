@@ -104,7 +104,7 @@ class Episodes:
 def test_a_turn_with_calls_is_answered_and_one_without_is_the_answer(server, tmp_path):
     write_module(tmp_path, server)
     with Episodes(tmp_path) as episodes:
-        assert episodes.begun == [None]
+        assert episodes.begun == [Observation()]
         both = f"<think>{call('die')}</think>{call('add', a=1, b=2)} {call('add', a=5, b=2)}"
         assert episodes.say(both) == [Observation("3\n7")]
         [wrong] = episodes.say(call("add", a="x"))
@@ -267,7 +267,7 @@ def test_a_server_that_refuses_is_named_without_the_token(port, tmp_path, monkey
 def test_environments_in_processes_have_servers_of_their_own(stdio, tmp_path):
     write_module(tmp_path, stdio)
     with Episodes(tmp_path, 4, processes=2) as episodes:
-        assert episodes.begun == [None] * 4
+        assert episodes.begun == [Observation()] * 4
         counts = sorted(answer.text for answer in episodes.say(*[call("count")] * 4))
         assert counts == ["1", "1", "2", "2"]
 
@@ -290,7 +290,7 @@ def test_a_server_whose_tools_are_not_the_prompts_is_refused(stdio, tmp_path, ca
     assert tools[0]["function"]["description"] == "The sum of two numbers."
     assert {*tools[0]["function"]["parameters"]["properties"]} == {"a", "b"}
     with Episodes(tmp_path, extra={"tools": tools_hash(tools)}) as episodes:
-        assert episodes.begun == [None]
+        assert episodes.begun == [Observation()]
     tools[0]["function"]["description"] = "Another."
     for extra in ({}, {"tools": tools_hash(tools)}):
         with Episodes(tmp_path, extra=extra) as episodes:

@@ -34,7 +34,7 @@ OVERLAP = {
     "online": {"overlap": True},
     "policy_update": {"mismatch": "token_truncate", "max_logprob_gap": 1.0},
 }
-ROWS = ("rollouts/{}", "scores/{}", "policies/{}/experience")
+ROWS = ("rollouts/{}", "tool_answers/{}", "scores/{}", "policies/{}/experience")
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch", "pytest", "stages.online"])
 

@@ -31,7 +31,7 @@ NAMES = ["fast_001", "fast_002"]
 CHAINED = {name: {"policy": parent} for name, parent in zip(NAMES, ["sft", *NAMES], strict=False)}
 STAGED = [f"{stage}@{name}" for name in NAMES for stage in ("rollout", "score", "policy_update")]
 FUSED = ["online@fast"]
-KEPT = ("rollouts", "scores", "experience")
+KEPT = ("rollouts", "tool_answers", "scores", "experience")
 # A rollout has several units, so that each rank has some.
 SMALL = {"rollout": {"batch_size": 4}}
 KL = {"policy_update": {"kl_target": 0.1}}
@@ -214,7 +214,7 @@ def unexpected(runner, rank):
     """What a rank wrote in the last step beside its rows and what is said of it."""
     job = runner.root / "jobs/online@fast"
     expected = [*(f"{job}/scratch/rows/{kind}/00000" for kind in KEPT), f"{runner.root}/signs/"]
-    expected += [f"{job}/{name}" for name in ("metrics.jsonl", "progress.json", "tables/samples")]
+    expected += [f"{job}/{name}" for name in ("metrics.jsonl", "progress.json", "tables/")]
     written = json.loads((runner.root / f"signs/written-{rank}.json").read_text())
     return [path for path in written if not path.startswith((*expected, "/dev/null"))]
 

@@ -94,7 +94,7 @@ def test_each_episode_has_a_session_and_its_word(port, tmp_path, processes):
     words = [Random(seed).choice(WORDS) for seed in seeds]
     assert {*words} == {*WORDS}
     with Episodes(tmp_path, port, seeds, processes=processes) as episodes:
-        assert episodes.begun == [None] * 40
+        assert episodes.begun == [Observation()] * 40
         said = [word[0] for word in words]
         shown = ["".join(c if c == word[0] else "_" for c in word) for word in words]
         assert episodes.say(*said) == [Observation(text) for text in shown]
@@ -109,7 +109,7 @@ def test_sessions_end_with_their_episodes(tmp_path):
     with serving(port, 2):
         for _ in range(3):
             with Episodes(tmp_path, port, [1, 2]) as episodes:
-                assert episodes.begun == [None, None]
+                assert episodes.begun == [Observation()] * 2
         with Episodes(tmp_path, port, [1, 2, 3]) as episodes:
             [full] = [str(answer) for answer in episodes.begun if answer]
             assert f"OpenEnv server http://127.0.0.1:{port}: " in full

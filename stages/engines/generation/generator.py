@@ -8,7 +8,7 @@ completion carries its supports, so that a trainer can compute the very same log
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
@@ -87,6 +87,8 @@ class Completion:
     """Observations that were too long and have been cut."""
     failure: str | None = None
     """What was wrong with the environment, where the episode failed."""
+    answers: list[dict[str, Any]] | None = None
+    """What the environment was asked and answered (environments/record.py)."""
 
     @property
     def num_sampled(self) -> int:

@@ -22,13 +22,18 @@ import pyarrow.parquet as pq
 from stages.checkpoint import file_hash, sync_path
 from stages.context import Context
 from stages.data.artifacts import FILE_MODE, read_parquet, write_parquet
-from stages.data.schema import ExperienceRow, RolloutRow, ScoreRow, columns_of
+from stages.data.schema import ExperienceRow, RolloutRow, ScoreRow, ToolAnswerRow, columns_of
 from stages.engines.processes.ranks import ALONE
 from stages.engines.processes.step_context import StepContext, step_context
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.resume import Metrics, resume, save_if_possible
 
-KINDS = {"rollouts": RolloutRow, "scores": ScoreRow, "experience": ExperienceRow}
+KINDS = {
+    "rollouts": RolloutRow,
+    "tool_answers": ToolAnswerRow,
+    "scores": ScoreRow,
+    "experience": ExperienceRow,
+}
 AHEAD = "-ahead"
 """The part of a step that is done while the step before learns."""
 STEP = pa.field("step", pa.int32(), nullable=False)
