@@ -41,6 +41,7 @@ class Address:
         """A text without the values of the variables that the server is given."""
         return redacted(text, [self.url, *self.headers.values()], self.env)
 
+
 @dataclass(frozen=True)
 class Result:
     """What a tool has answered."""
