@@ -13,8 +13,13 @@ from stages.context import StageError
 from stages.environments.calculator import Calculator
 from stages.environments.environment import Environment
 from stages.environments.guess import Guess
+from stages.environments.python import Python
 
-BUILT_IN: dict[str, type[Environment]] = {"calculator": Calculator, "guess": Guess}
+BUILT_IN: dict[str, type[Environment]] = {
+    "calculator": Calculator,
+    "guess": Guess,
+    "python": Python,
+}
 
 
 def find(name: str, folder: Path) -> type[Environment]:

@@ -31,6 +31,7 @@ from stages.rewards.sandbox.values import IsolationKind, Limits, SandboxRole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 MAIN = "main.py"
@@ -48,7 +49,7 @@ _NAMESPACES = (
 )
 
 
-_ROLES = {
+_ROLES: dict[SandboxRole, Callable[..., None]] = {
     SandboxRole.CANDIDATE: be_candidate,
     SandboxRole.JUDGE: be_judge,
     SandboxRole.INTERPRETER: be_interpreter,
