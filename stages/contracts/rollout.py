@@ -64,7 +64,7 @@ class RolloutParams(Section):
     batch_size: int = Field(default=256, ge=1)
     """Sequences decoded together. Rounding depends on it, so changing it reruns the stage."""
     environment: str | None = None
-    """Environment of multi-turn rollouts: `calculator`, `guess` or module:Class; null: none."""
+    """Environment of the rollouts: `calculator`, `guess`, `python` or module:Class; null: none."""
     environments: str = "environments"
     """Folder with the modules of your own environments."""
     tools: Tools = Field(default=Tools.RECORD, strict=False)

@@ -17,8 +17,13 @@ from stages.environments.guess import Guess
 from stages.environments.gymnasium_text import GymnasiumText
 from stages.environments.mcp_tools import McpTools
 from stages.environments.openenv import OpenEnv
+from stages.environments.python import Python
 
-BUILT_IN: dict[str, type[Environment]] = {"calculator": Calculator, "guess": Guess}
+BUILT_IN: dict[str, type[Environment]] = {
+    "calculator": Calculator,
+    "guess": Guess,
+    "python": Python,
+}
 ADAPTERS = (ChatAgent, GymnasiumText, McpTools, OpenEnv)
 """What users' classes may extend: named here, they are part of the code of the stages."""
 

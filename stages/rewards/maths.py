@@ -32,14 +32,7 @@ def open_rule(_params: Maths, _folder: Path) -> Callable[[Row], float]:
 
 def is_right(response: str, answer: str) -> bool:
     """Whether the response's result is the expected one; Unusable where that is no result."""
-    response, answer = (text.replace("\u2212", "-") for text in (response, answer))
-    expected = answer.rsplit(MARK, 1)[-1].strip()
-    if not expected:
-        raise Unusable(f"its 'answer' {answer!r} ends without a result")
-    stated = last_boxed(response)
-    if stated is None and MARK in response:
-        stated = response.rsplit(MARK, 1)[-1].strip().partition("\n")[0]
-    given = response if stated is None else stated
+    expected, stated, given = _results(response, answer)
     if _plain(given) == _plain(expected):
         return True
     one, other = _number(expected), _number(given)
@@ -50,6 +43,30 @@ def is_right(response: str, answer: str) -> bool:
         return _equal(_parsed(expected, formula=True), parsed)
     last = _NUMBER.findall(given)
     return bool(last) and one is not None and _number(last[-1]) == one
+
+
+def is_plainly_right(response: str, answer: str) -> bool:
+    """The same without mathematics, for who cannot stop it: results are equal as texts or as
+    numbers, and 1/2 is not 0.5. A text that states no result has its last number as one."""
+    expected, stated, given = _results(response, answer)
+    candidates = [given, *([] if stated is not None else _NUMBER.findall(given)[-1:])]
+    number = _number(expected)
+    return any(
+        _plain(text) == _plain(expected) or (number is not None and _number(text) == number)
+        for text in candidates
+    )
+
+
+def _results(response: str, answer: str) -> tuple[str, str | None, str]:
+    """The expected one; the one that the response states, if it does; that, or all it says."""
+    response, answer = (text.replace("\u2212", "-") for text in (response, answer))
+    expected = answer.rsplit(MARK, 1)[-1].strip()
+    if not expected:
+        raise Unusable(f"its 'answer' {answer!r} ends without a result")
+    stated = last_boxed(response)
+    if stated is None and MARK in response:
+        stated = response.rsplit(MARK, 1)[-1].strip().partition("\n")[0]
+    return expected, stated, response if stated is None else stated
 
 
 def last_boxed(text: str) -> str | None:

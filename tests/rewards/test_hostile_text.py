@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.contracts.rewards import Judge
+from stages.environments import python
 from stages.environments.calculator import Calculator
 from stages.rewards import instructions, judge, maths, multiple_choice
 from stages.rewards.code import program_of
@@ -76,6 +77,10 @@ def test_numbers_that_do_not_end_are_soon_seen():
     assert not maths._PERCENT.fullmatch(repeated("1", end="a"))
     assert judge.parse(repeated(" ", end="7"), JUDGE) == 7
     assert judge.parse(repeated("10."), JUDGE) is None
+    for text in (repeated("```py\n"), repeated("x\n", "```py\n"), repeated(" ", "```", "`")):
+        assert not python._CALL.search(text)
+    for text in (repeated("1,"), repeated("."), repeated("{", r"\boxed{"), repeated("-1")):
+        assert not maths.is_plainly_right(text, "2")
     environment = Calculator()
     environment.reset({"answer": "2"}, 0)
     assert environment.step(repeated("calc(")).done

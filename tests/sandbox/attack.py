@@ -1,8 +1,9 @@
 """Runs attacks against a small world of its own, and says what came of each.
 
-python attack.py KIND NAME... prints a JSON object: for each program what escaped (nothing, one
-hopes), how it ended, how long it took, and the most memory and processes it had at a time. It needs
-the standard library only, so that it can run as another user, with another Python.
+python attack.py KIND HOW NAME... prints a JSON object: for each program what escaped (nothing, one
+hopes), how it ended, how long it took, and the most memory and processes it had at a time. HOW is
+`program`, or `session` for code that a session executes. It needs the standard library only, so
+that it can run as another user, with another Python.
 """
 
 import contextlib
@@ -23,7 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from stages.rewards.sandbox.run import run_program  # noqa: E402
-from stages.rewards.sandbox.values import IsolationKind, Limits  # noqa: E402
+from stages.rewards.sandbox.session import Session  # noqa: E402
+from stages.rewards.sandbox.values import (  # noqa: E402
+    IsolationKind,
+    Limits,
+    ProgramResult,
+    Status,
+)
 from tests.sandbox.programs import HEADER, PROGRAMS, SLEEPERS  # noqa: E402
 
 LIMITS = Limits(cpu_s=1, wall_s=30, memory_mb=192, processes=8, file_mb=16, output_kb=64)
@@ -154,7 +161,17 @@ def survivors(nonce: str) -> list[int]:
     return found
 
 
-def attack(name: str, kind: IsolationKind) -> dict[str, object]:
+def run_in_session(source: str, line: bytes, limits: Limits, kind: IsolationKind) -> ProgramResult:
+    """As a program; the line that it would read is part of the code, since a session has none."""
+    session = Session(0, limits, kind)
+    try:
+        done = session.execute(source.replace("sys.stdin.readline()", repr(line.decode())))
+    finally:
+        session.close()
+    return ProgramResult(done.ended or Status.FINISHED, None, done.text, "")
+
+
+def attack(name: str, kind: IsolationKind, *, in_session: bool) -> dict[str, object]:
     """Run one program, and look at the world afterwards."""
     with a_world() as (world, targets):
         before = world.contents()
@@ -165,7 +182,11 @@ def attack(name: str, kind: IsolationKind) -> dict[str, object]:
         start = time.monotonic()
         try:
             limits = replace(LIMITS, wall_s=2) if name in SLEEPERS else LIMITS
-            done = run_program(HEADER + PROGRAMS[name], line + padding, limits=limits, kind=kind)
+            source = HEADER + PROGRAMS[name]
+            if in_session:
+                done = run_in_session(source, line, limits, kind)
+            else:
+                done = run_program(source, line + padding, limits=limits, kind=kind)
         finally:
             seconds = time.monotonic() - start
             watch.stop()
@@ -192,5 +213,7 @@ def attack(name: str, kind: IsolationKind) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    kind, *names = sys.argv[1:]
-    print(json.dumps({name: attack(name, IsolationKind(kind)) for name in names}))
+    kind, how, *names = sys.argv[1:]
+    in_session = how == "session"
+    found = {name: attack(name, IsolationKind(kind), in_session=in_session) for name in names}
+    print(json.dumps(found))

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,17 @@ OURS = 2
 
 @dataclass(frozen=True)
 class Who:
-    """A user, their Python, and the kind of isolation they use."""
+    """A user, their Python, the kind of isolation they use, and what they run the attacks in."""
 
     name: str
     prefix: tuple[str, ...]
     python: str
     kind: IsolationKind
+    how: str = "program"
 
     def run(self, *names: str) -> dict[str, dict[str, Any]]:
         script = Path(__file__).with_name("attack.py")
-        command = [*self.prefix, self.python, "-B", str(script), self.kind, *names]
+        command = [*self.prefix, self.python, "-B", str(script), self.kind, self.how, *names]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, done.stderr
         found: dict[str, dict[str, Any]] = json.loads(done.stdout)
@@ -52,12 +53,16 @@ class Who:
 ME = Who("me", (), sys.executable, isolation().kind)
 SOMEBODY = Who("an ordinary user", NOBODY, str(SYSTEM_PYTHON), IsolationKind.NAMESPACES)
 WITH_BUBBLEWRAP = Who("with bubblewrap", NOBODY, str(SYSTEM_PYTHON), IsolationKind.BUBBLEWRAP)
+MY_SESSION = replace(ME, name="my session", how="session")
+ANOTHERS_SESSION = replace(SOMEBODY, name="another's session", how="session")
+OWN_PIPES = "uses descriptors left open"
+"""A session has those to its caller, and test_session.py shows that there are no others."""
 
 
 @functools.cache
 def why_not(who: Who) -> str | None:
     """What keeps this user from running the attacks here."""
-    if who is ME:
+    if who.prefix == ():
         return None if who.kind is not IsolationKind.NONE else isolation().detail
     if os.geteuid() != 0:
         return "only root can become another user"
@@ -79,7 +84,7 @@ def why_not(who: Who) -> str | None:
 
 @functools.cache
 def results(who: Who) -> dict[str, dict[str, Any]]:
-    return who.run(*PROGRAMS)
+    return who.run(*PROGRAMS if who.how == "program" else PROGRAMS.keys() - {OWN_PIPES})
 
 
 def result(who: Who, name: str) -> dict[str, Any]:
@@ -93,10 +98,27 @@ EVERYBODY = pytest.mark.parametrize(
 )
 
 
+SESSIONS = pytest.mark.parametrize("who", [MY_SESSION, ANOTHERS_SESSION], ids=lambda who: who.name)
+
+
 @EVERYBODY
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nothing_gets_out(who: Who, name: str) -> None:
+    check_nothing_got_out(result(who, name))
+
+
+@SESSIONS
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != OWN_PIPES])
+def test_nothing_gets_out_of_a_session(who: Who, name: str) -> None:
     found = result(who, name)
+    check_nothing_got_out(found)
+    if name in ENDS:
+        assert found["status"] in ENDS[name]
+    if name in ("kills the supervisor", "starves the supervisor"):
+        assert "still here" in found["stdout"]
+
+
+def check_nothing_got_out(found: dict[str, Any]) -> None:
     assert found["escaped"] == []
     assert found["seconds"] < LIMITS.wall_s + SLACK_S
     # At least twenty milliseconds pass between two looks at the memory: each has its own limit.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +21,9 @@ from stages.environments.calculator import Calculator
 from stages.environments.environment import Environment, Observation
 from stages.environments.guess import Guess
 from stages.environments.loading import BUILT_IN, find
+from stages.environments.python import Python
+from stages.rewards.sandbox.isolation import isolation
+from stages.rewards.sandbox.values import IsolationKind
 from tests.ports import free_port
 from tests.waiting import answers, until
 
@@ -39,10 +43,15 @@ def write_files(folder: Path) -> None:
         (folder / name[1]).write_text(source)
 
 
+def own_params() -> dict[str, Any]:
+    [block] = (block for block in blocks("yaml") if "search:" in block)
+    return dict(yaml.safe_load(block))
+
+
 @pytest.fixture
 def search(tmp_path: Path) -> Environment:
     write_files(tmp_path)
-    asked = yaml.safe_load(blocks("yaml")[1])["rollout"]["environment"]
+    asked = own_params()["rollout"]["environment"]
     return find(asked, tmp_path)()
 
 
@@ -139,8 +148,31 @@ def test_the_words_of_the_guide_are_guessed(
         server.wait()
 
 
-def test_what_the_guide_says_of_the_two_is_so() -> None:
-    assert {"calculator": Calculator, "guess": Guess} == BUILT_IN
+@pytest.mark.skipif(isolation().kind is IsolationKind.NONE, reason=isolation().detail)
+def test_the_tool_of_the_guide_has_other_limits(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    tool = find("tool:Tool", tmp_path)()
+    tool.reset({"answer": "46"}, 0)
+    try:
+        observed = tool.step("```python\nprint('x' * 1500)\nlen(bytearray(600 << 20))\n```").text
+        assert observed == "x" * 1500 + f"\n{600 << 20}"
+    finally:
+        tool.close()
+
+
+def test_the_limits_that_the_guide_names_are_those_of_the_tool() -> None:
+    limits, longest = Python.limits, Python.longest
+    for said in (
+        f"{limits.cpu_s} seconds of CPU time and {limits.wall_s} seconds for each call",
+        f"{limits.memory_mb} MB of memory, {limits.processes} processes and {limits.file_mb} MB",
+        f"{limits.output_kb} kB of output",
+        f"at most {longest} bytes",
+    ):
+        assert said in " ".join(TEXT.split())
+
+
+def test_what_the_guide_says_of_the_built_in_ones_is_so() -> None:
+    assert {"calculator": Calculator, "guess": Guess, "python": Python} == BUILT_IN
     tool = Calculator()
     tool.reset({"answer": "46"}, 0)
     assert tool.step("calc(12+34)").text == "46"

@@ -5,7 +5,6 @@ sees the arguments it is called with, and neither the tests nor what they expect
 """
 
 import os
-import select
 from dataclasses import asdict, dataclass
 
 from stages.rewards.sandbox import judge
@@ -14,6 +13,7 @@ from stages.rewards.sandbox.run import (
     Descriptors,
     Stream,
     Task,
+    brings,
     listen,
     read_report,
     started,
@@ -65,11 +65,13 @@ def _judged(program: str, tests: CodeTests, limits: Limits, kind: IsolationKind)
             ends.close(asked, ask, answered, answer, results_to)
             longest = judge.LONGEST_RESULT * 4 + 16 * (1 + len(tests.cases))
             results, report = Stream(longest), Stream(1 << 16)
-            listen({results_from: results, of_judge: report}, GRACE_S + limits.wall_s)
+            listen({results_from: results, of_judge.report: report}, GRACE_S + limits.wall_s)
             read_report(report, results)
-            if select.select([of_candidate], [], [], 0)[0]:
+            if brings(of_candidate.report, 0):
                 # It ended before the judge did: of itself, or because its sandbox failed.
-                read_report(Stream(1 << 16, bytearray(os.read(of_candidate, 1 << 16))), Stream(0))
+                read_report(
+                    Stream(1 << 16, bytearray(os.read(of_candidate.report, 1 << 16))), Stream(0)
+                )
     ready, *lines = results.text().splitlines() or [""]
     if ready != judge.READY:
         raise SandboxBroken(f"the judge did not start: {results.text()[-1000:]!r}")

@@ -23,6 +23,7 @@ from types import ModuleType
 
 from stages.rewards.sandbox import linux, root
 from stages.rewards.sandbox.candidate import be_candidate
+from stages.rewards.sandbox.interpreter import be_interpreter
 from stages.rewards.sandbox.judge import be_judge
 from stages.rewards.sandbox.seccomp import filter_here
 from stages.rewards.sandbox.supervisor import Channels, supervise
@@ -30,6 +31,7 @@ from stages.rewards.sandbox.values import IsolationKind, Limits, SandboxRole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 MAIN = "main.py"
@@ -45,6 +47,13 @@ _NAMESPACES = (
     | linux.CLONE_NEWUTS
     | linux.CLONE_NEWCGROUP
 )
+
+
+_ROLES: dict[SandboxRole, Callable[..., None]] = {
+    SandboxRole.CANDIDATE: be_candidate,
+    SandboxRole.JUDGE: be_judge,
+    SandboxRole.INTERPRETER: be_interpreter,
+}
 
 
 def main(end: int) -> None:
@@ -85,7 +94,7 @@ def once(control: int, report: int) -> None:
         limits = Limits(**task["limits"])
         # Should the machine run out of memory, this goes before the training does.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-        kind = IsolationKind(task["kind"])
+        kind, role = IsolationKind(task["kind"]), SandboxRole(task["role"])
         if kind is IsolationKind.NAMESPACES:
             is_program = _in_namespaces(limits, task["files"], channels)
         else:
@@ -102,11 +111,10 @@ def once(control: int, report: int) -> None:
     # Of bubblewrap's.
     os.environ.pop("PWD", None)
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)]
-    role = SandboxRole(task["role"])
     if role is SandboxRole.PROGRAM:
         return _run_main(**task["given"])
     try:
-        (be_judge if role is SandboxRole.JUDGE else be_candidate)(**task["given"])
+        _ROLES[role](**task["given"])
     finally:
         # Threads and exit handlers have no say any more.
         os._exit(0)

@@ -107,14 +107,21 @@ class Task:
     """In the folder that it starts in."""
 
 
+@dataclass(frozen=True)
+class Sandbox:
+    """The descriptors of one that was started."""
+
+    control: int
+    """Takes what the supervisor is told after the task."""
+    report: int
+    """Brings what the supervisor says; its end is the end of everything in the sandbox."""
+
+
 @contextlib.contextmanager
 def started(
     task: Task, limits: Limits, streams: tuple[int, int, int], kind: IsolationKind
-) -> Iterator[int]:
-    """A sandbox with these standard streams, gone when the block is left.
-
-    Gives the descriptor that brings what the supervisor says.
-    """
+) -> Iterator[Sandbox]:
+    """A sandbox with these standard streams, gone when the block is left."""
     packed = marshal.dumps(
         {
             "kind": str(kind),
@@ -136,7 +143,7 @@ def started(
             ends.close(taken, report_to)
             with contextlib.suppress(BrokenPipeError), open(control, "wb", closefd=False) as pipe:
                 pipe.write(packed)
-            yield report
+            yield Sandbox(control, report)
         finally:
             ends.close(control)
             if not _ended(report):
@@ -183,9 +190,16 @@ def _ended(report: int) -> bool:
     """Wait for the end of everything that a sandbox held; False if it does not come."""
     deadline = time.monotonic() + GRACE_S
     while (left := deadline - time.monotonic()) > 0:
-        if select.select([report], [], [], left)[0] and not os.read(report, _CHUNK):
+        if brings(report, left) and not os.read(report, _CHUNK):
             return True
     return False
+
+
+def brings(end: int, seconds: float) -> bool:
+    """Wait until a descriptor, whatever its number, has something to read or comes to its end."""
+    waiting = select.poll()
+    waiting.register(end, select.POLLIN)
+    return bool(waiting.poll(seconds * 1000))
 
 
 def run_program(
@@ -212,12 +226,12 @@ def run_program(
         out_r, out_w = ends.pipe()
         err_r, err_w = ends.pipe()
         handed_on = (stdin_r, out_w, err_w)
-        with started(task, limits, handed_on, kind) as reported:
+        with started(task, limits, handed_on, kind) as sandbox:
             ends.close(*handed_on)
             cap = limits.output_kb * 1024
             out, err, report = Stream(cap), Stream(cap), Stream(_CHUNK)
             feed = Feed(ends, stdin_w, given)
-            listen({out_r: out, err_r: err, reported: report}, GRACE_S + limits.wall_s, feed)
+            listen({out_r: out, err_r: err, sandbox.report: report}, GRACE_S + limits.wall_s, feed)
         if out.overran or err.overran:
             return ProgramResult(Status.OUTPUT, None, out.text(), err.text())
         return ProgramResult(*read_report(report, err), out.text(), err.text())

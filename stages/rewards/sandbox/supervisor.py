@@ -21,7 +21,13 @@ from stages.rewards.sandbox import linux
 from stages.rewards.sandbox.seccomp import filter_here
 from stages.rewards.sandbox.values import Limits, Status
 
+BEGIN, REST = b"b", b"r"
+"""What a session's caller says through the control pipe: an execution begins, or has ended."""
 _TICK_S = 0.02
+_RESTING_TICK_S = 0.5
+"""Many sessions rest at a time, and to watch each costs something."""
+_MOST_EXECUTIONS = 1000
+"""Each up to the limit of CPU time, that one process of a session may go through."""
 _MOST_FILES = 4096
 _MOST_DESCRIPTORS = 64
 _MB = 1 << 20
@@ -34,7 +40,8 @@ class Channels:
     """The descriptors that lead out; the program gets neither."""
 
     control: int
-    """Closed by the caller when the program must end; also when the caller dies."""
+    """Closed by the caller when the program must end; also when the caller dies. A session's
+    caller says here when an execution begins and ends."""
     report: int
     """Takes one line: how the program ended, or why the sandbox failed."""
 
@@ -68,15 +75,22 @@ def supervise(limits: Limits, channels: Channels, proc: int, uid: int | None, ow
         os.close(stream)
     if own:
         linux.drop_capabilities()
+    tick, spent_before = _TICK_S, 0.0
     while True:
-        ready, _, _ = select.select([channels.control, woken], [], [], _TICK_S)
-        if channels.control in ready:
+        ready, _, _ = select.select([channels.control, woken], [], [], tick)
+        told = os.read(channels.control, 4096) if channels.control in ready else None
+        if told == b"":
             break
         if woken in ready:
             os.read(woken, 4096)
         # Orphans of the program's are children of this process, too.
         ended = linux.reap(child)
         used = _usage(proc, None if own else child)
+        if told:
+            tick = _RESTING_TICK_S if told.endswith(REST) else _TICK_S
+            # What runs on while a session rests is on the account of the execution before.
+            spent_before = used.cpu_s if BEGIN in told else spent_before
+        used = used._replace(cpu_s=used.cpu_s - spent_before)
         if ended is not None:
             channels.say(*_how_it_ended(ended, used, limits))
             break
@@ -125,10 +139,11 @@ def _become_the_program(limits: Limits, channels: Channels, uid: int | None, own
 
 
 def _set_limits(limits: Limits) -> None:
-    cpu = math.ceil(limits.cpu_s)
+    # A session, which has no end of its own, may use as much in each of its executions.
+    executions = 1 if math.isfinite(limits.wall_s) else _MOST_EXECUTIONS
     wanted = {
         resource.RLIMIT_AS: limits.memory_mb * _MB,
-        resource.RLIMIT_CPU: cpu + 1,
+        resource.RLIMIT_CPU: (math.ceil(limits.cpu_s) + 1) * executions,
         resource.RLIMIT_FSIZE: limits.file_mb * _MB,
         resource.RLIMIT_NOFILE: _MOST_DESCRIPTORS,
         resource.RLIMIT_STACK: 8 * _MB,

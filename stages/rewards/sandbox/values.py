@@ -28,6 +28,8 @@ class SandboxRole(StrEnum):
     """To hold a program that is put to the test."""
     JUDGE = "judge"
     """To hold the tests."""
+    INTERPRETER = "interpreter"
+    """To execute one piece of code after the other."""
 
 
 class Status(StrEnum):
@@ -53,7 +55,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use, all its processes together unless it says otherwise."""
+    """What one program may use, all its processes together unless it says otherwise.
+
+    In a session the limits of time are those of an execution (see session.py).
+    """
 
     cpu_s: float = 10.0
     """Seconds of CPU time. The limit that should bite first: it does not depend on the load."""
