@@ -26,7 +26,7 @@ CITED = re.compile(
     r"(?<![\w./{}*~-])(?:\.\./)*((?:[\w-]+/)*[\w-]+\.(?:py|md)"
     r"|(?:stages|pipelines|docs|tests|benchmarks|tools)/[\w/.-]*\w(?![\w{*-]))(?:::(\w+))?"
 )
-OF_USERS = {"environments/search.py", "rewards/mine.py", "summary.md"}
+OF_USERS = {"environments/search.py", "environments/tool.py", "rewards/mine.py", "summary.md"}
 NOT_RECORDED = {"benchmarks/results/resident.json"}
 
 
