@@ -32,6 +32,8 @@ OF_USERS = {
     "environments/cities.py",
     "environments/city_server.py",
     "environments/search.py",
+    "environments/solver.py",
+    "environments/tool.py",
     "environments/word_server.py",
     "environments/words.py",
     "rewards/mine.py",

@@ -159,14 +159,14 @@ def test_an_agent_makes_the_rollouts_of_the_environment_that_it_is(playing, agen
     (driven.root / "environments/agents.py").write_text(AGENTS)
     environment.run(ROLLOUT)
     driven.run(ROLLOUT)
-    path = "artifacts/rollouts/iter_001.parquet"
     rows, same = (run.rows("rollouts/iter_001") for run in (environment, driven))
-    # An agent that is cut returns nothing; the environment was paid for each turn.
     assert {row["finish_reason"] for row in rows} == {"stop", "length"}
     for row in rows:
-        if row["finish_reason"] == "length":
-            row["environment_reward"] = 0.0
-    assert same == rows, path
+        # An agent that is cut returns nothing; the environment was paid for each turn.
+        paid = row["environment_reward"] if row["finish_reason"] == "stop" else 0.0
+        row["environment_reward"] = paid
+        row["turn_rewards"] = [0.0] * (len(row["turn_ends"]) - 1) + [paid]
+    assert same == rows
 
 
 @pytest.mark.parametrize("processes", [0, 1])

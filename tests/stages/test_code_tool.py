@@ -131,6 +131,7 @@ def test_an_observation_is_no_longer_than_it_may_be() -> None:
     assert shown("a" * 50 + "b" * 50, 25) == "a" * 10 + "\n...\n" + "b" * 10
     # A tokenizer has a token for each byte, at worst.
     assert shown("\N{ROCKET}" * 100, 25) == "\N{ROCKET}" * 2 + "\n...\n" + "\N{ROCKET}" * 2
+    assert len(shown("\N{ROCKET}" * 20, 25).encode()) <= 25
     assert shown("<f at 0x7f12ab>, 0x7f12ab", 99) == "<f at 0x...>, 0x7f12ab"
 
 
@@ -202,7 +203,7 @@ def test_a_sandbox_that_is_killed_costs_a_retry_and_no_state(processes: int) -> 
     asking = Asking(params, "python", ROOT)
     try:
         seat = asking.seat(ROW, 7)
-        assert asking.begin([seat]).result() == [None]
+        assert asking.begin([seat]).result() == [Observation()]
         [first] = asking.step([seat], [call("import random\nx = random.random()\nx")]).result()
         before = {pid for pid in below(os.getpid()) if _is_sandboxed(pid)}
         assert len(before) >= 2

@@ -111,7 +111,7 @@ def test_sessions_end_with_their_episodes(tmp_path):
             with Episodes(tmp_path, port, [1, 2]) as episodes:
                 assert episodes.begun == [Observation()] * 2
         with Episodes(tmp_path, port, [1, 2, 3]) as episodes:
-            [full] = [str(answer) for answer in episodes.begun if answer]
+            [full] = [str(answer) for answer in episodes.begun if isinstance(answer, NoAnswer)]
             assert f"OpenEnv server http://127.0.0.1:{port}: " in full
             assert "give it a max_concurrent_envs" in full
 
@@ -128,7 +128,7 @@ def test_prompts_have_the_first_observation(port, tmp_path):
         prompts = [row["prompt"], "Say a letter."]
         seats = [asking.seat({**shared, "prompt": prompt}, 0) for prompt in prompts]
         fine, lacking = asking.begin(seats).result()
-        assert fine is None
+        assert fine == Observation()
         assert "write the prompts with" in str(lacking)
         asking.leave(seats)
 
