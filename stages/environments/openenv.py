@@ -73,6 +73,7 @@ def _remedy(why: str) -> str:
             "; it has no such action: look at the fields that `parse` returns, and raise "
             "ValueError there for turns that are none"
         )
-    if "CAPACITY_REACHED" in why:
-        return "; give it a max_concurrent_envs of as many episodes as are under way"
+    # A full server says so and closes: who asks in between only learns that it is closed.
+    if "CAPACITY_REACHED" in why or "ConnectionClosedOK" in why:
+        return "; if it is full, give it a max_concurrent_envs of as many episodes as are under way"
     return ""

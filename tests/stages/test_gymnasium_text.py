@@ -192,7 +192,7 @@ def test_a_game_that_cannot_be_played_says_why(folder, name, problem):
     with closing(Asking(EpisodeParams(), f"games:{name}", folder)) as asking:
         seats = [asking.seat(row(), 0)]
         [answer] = asking.begin(seats).result()
-        if answer is None:
+        if answer == Observation():
             [answer] = asking.step(seats, ["1"]).result()
     assert isinstance(answer, NoAnswer)
     assert problem in str(answer)
