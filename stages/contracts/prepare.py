@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from stages.contracts.base import Section, Stage, StageConfig
 from stages.contracts.model import ModelParams
 from stages.contracts.precision import Precision
-from stages.contracts.sources import Sources
+from stages.contracts.sources import TOOLS_SUFFIX, Role, Sources
 
 
 class Duplicates(StrEnum):
@@ -78,6 +78,18 @@ class PrepareParams(Section):
                         f"files.{role}: {source.label} has weight {source.weight}, but each prompt "
                         "is there once: weights up to 1 thin them out"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _tools_are_a_file_beside_the_rows(self) -> "PrepareParams":
+        name = self.tools
+        if name is None:
+            return self
+        if "/" in name or not name.endswith(TOOLS_SUFFIX) or name.partition(".")[0] in [*Role]:
+            raise ValueError(
+                f"tools is {name!r}: name a file in the data's folder that ends in "
+                f"{TOOLS_SUFFIX} and is not called after a role, such as search{TOOLS_SUFFIX}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,6 +17,10 @@ from stages.contracts.base import Section
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
+TOOLS_SUFFIX = ".tools.json"
+"""Ends the name of a file with the tools that prompts offer."""
+
+
 class Role(StrEnum):
     """What rows are for."""
 

@@ -57,6 +57,15 @@ def write_json(path: Path, value: Any) -> None:
     path.chmod(FILE_MODE)
 
 
+def without_nulls(value: Any) -> Any:
+    """Parquet gives every struct the keys of all: those that are null were not there."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
 def canonical_json(value: Any) -> str:
     """The one text of a value: sorted keys, no spaces."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

@@ -8,7 +8,7 @@ the training prompts.
 from pathlib import Path
 
 from stages.context import StageError
-from stages.contracts.sources import Role
+from stages.contracts.sources import TOOLS_SUFFIX, Role
 from stages.data.formats.files import TYPES, file_type
 
 _ABOUT_DATA = ("readme", "license", "licence", "copying", "notice", "citation", "changelog")
@@ -67,7 +67,7 @@ def _is_beside(path: Path) -> bool:
         return True
     if path.suffix == ".dvc":  # what `dvc add` writes beside a file; without it, it was not pulled
         return path.with_suffix("").exists()
-    if path.name.endswith(".tools.json") and role_of(path) is None:  # of prepare.tools
+    if path.name.endswith(TOOLS_SUFFIX) and role_of(path) is None:  # of prepare.tools
         return True
     about = path.name.partition(".")[0].lower() in _ABOUT_DATA or path.suffix.lower() in _PROSE
     return about and role_of(path) is None and not path.is_dir()

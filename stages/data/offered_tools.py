@@ -7,10 +7,10 @@ prompt was rendered with the tools that it has.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.data.artifacts import canonical_json
+from stages.data.artifacts import canonical_json, without_nulls
 from stages.data.seeds import content_id
 
 
 def tools_hash(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The same for the same tools."""
-    return content_id(canonical_json(list(tools)))
+    """The same for the same tools; what is null in them is as good as left out, as in the data."""
+    return content_id(canonical_json(without_nulls(list(tools))))

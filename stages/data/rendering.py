@@ -145,17 +145,17 @@ def _of_its_role(
             "step_ends": [*(length - 1 for length in lengths[:-1]), len(made[0].ids) - 1],
             "step_labels": list(item.labels),
         }
-    tools = renderer.offered(item.prompt)
-    beside = {"tools": tools_hash(tools)} if tools and item.prompt.messages else {}
-    extra = {"answer": item.answer, "extra": canonical_json({**item.extra, **beside})}
     if isinstance(item, Demonstration):
         return {
-            **extra,
+            "answer": item.answer,
+            "extra": canonical_json(item.extra),
             "completion": response_text(item.completion),
             "completion_ids": made[0].ids,
             "loss_mask": made[0].loss_mask,
         }
-    return extra
+    tools = renderer.offered(item.prompt)
+    beside = {"tools": tools_hash(tools)} if tools and item.prompt.messages else {}
+    return {"answer": item.answer, "extra": canonical_json({**item.extra, **beside})}
 
 
 def _check_length(prompt: int, responses: Sequence[int], max_length: int) -> None:

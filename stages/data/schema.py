@@ -194,7 +194,7 @@ class RolloutRow(TypedDict):
 
     Where there was an environment, `turn_ends` are the positions in `response_ids` of the last
     token of each of the policy's turns, and `turn_rewards` what was paid for each: their sum is
-    `environment_reward`.
+    `environment_reward`, but for rounding.
     """
 
     prompt_id: Text

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from threading import Thread
+from time import monotonic
 from typing import Any
 
 from stages.contracts.episodes import EpisodeParams
@@ -32,7 +33,8 @@ from stages.redaction import redact
 from stages.rewards.isolated import Hung
 
 GIVE_UP_S = 5.0
-"""For `async` methods that are given up, to let go of what they have."""
+"""For environments that have failed, and `async` methods that are given up, to let go of what they
+have."""
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Seat:
     """What it was told so far, and its answers."""
     environment: Environment | None = None
     """None until it is first asked, and after a failure."""
+    late: "asyncio.Future[Outcome] | None" = None
+    """The call in a thread that gave no answer in time, and may be going on."""
     seconds: float = 0.0
     """How long its answers have taken."""
 
@@ -63,10 +67,12 @@ class Asking:
         self.kind = find(name, folder)
         self._params, self._record = params, record
         self._loop: AbstractEventLoop | None = None
+        self._thread: Thread | None = None
         self._permits = asyncio.Semaphore(params.concurrency)
         self._lanes = [Lane(name, folder) for _ in range(params.processes)]
         self._next_lane = cycle(self._lanes or [None])
-        self._leaving: list[Future[None]] = []
+        self._asked: set[Future[Any]] = set()
+        self._leaving: set[Future[Any]] = set()
 
     def seat(self, row: Mapping[str, Any], seed: int, answers: Answers | None = None) -> Seat:
         """For a new episode, of a sample that `answers` names."""
@@ -85,17 +91,21 @@ class Asking:
         """Nothing more is asked of them; nobody waits for it before the end."""
         for seat in seats:
             if seat.environment is not None:
-                self._leaving.append(self._submit(self._left(seat)))
+                _kept(self._leaving, self._submit(self._left(seat)))
 
     def close(self) -> None:
-        """Wait for those that are being left, and give up what is still asked."""
-        if self._loop is None:
+        """Give up what is still asked, and wait for those that are being left."""
+        if self._loop is None or self._thread is None:
             return
-        for leaving in self._leaving:
+        for asked in list(self._asked):
+            asked.cancel()
+        for leaving in list(self._leaving):
             leaving.result()
         self._submit(_cancel_others()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._loop = None
+        self._thread.join()
+        self._loop.close()
+        self._loop = self._thread = None
         for lane in self._lanes:
             lane.process.end()
 
@@ -103,19 +113,24 @@ class Asking:
         async def answers() -> list[Any]:
             return await asyncio.gather(*questions)
 
-        return self._submit(answers())
+        return _kept(self._asked, self._submit(answers()))
 
     def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            Thread(target=self._loop.run_forever, name="environments", daemon=True).start()
+            forever = self._loop.run_forever
+            self._thread = Thread(target=forever, name="environments", daemon=True)
+            self._thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _answered(self, seat: Seat, action: str | None) -> Observation | NoAnswer:
         """From the record, or by the environment."""
         seat.answers.ask(action)
         answer, seconds = self._record.find(seat.answers, action), None
-        if answer is None:
+        if answer is not None:
+            # It has not heard this, and would have to before it is asked again.
+            self._give_up(seat)
+        else:
             before = seat.seconds
             try:
                 answer = checked(await self._tried(seat, action))
@@ -136,31 +151,33 @@ class Asking:
                 async with self._turn(seat):
                     return await self._answer(seat, action)
             except NoAnswer as problem:
-                seat.environment, why = None, problem
+                why = problem
+                self._give_up(seat)
             if self._time_left(seat) <= 0:
                 break
         return why
 
     async def _answer(self, seat: Seat, action: str | None) -> Any:
         if seat.environment is None:
-            seat.environment = await self._begun(seat)
+            await self._begin(seat)
+        assert seat.environment is not None
         if action is None:
             return Observation()
         return await self._in_time(seat, seat.environment.step, action)
 
-    async def _begun(self, seat: Seat) -> Environment:
-        """An environment that is as far as the episode is."""
+    async def _begin(self, seat: Seat) -> None:
+        """With an environment that is as far as the episode is."""
         if seat.lane:
             _, error = await in_a_thread(asyncio.get_running_loop(), seat.lane.start)
             if error is not None:
                 raise error
-        environment: Environment = await self._in_time(seat, self._make, seat)
+        environment = seat.environment = await self._in_time(seat, self._make, seat)
         await self._in_time(seat, environment.reset, seat.row, seat.seed)
-        for action, before in seat.heard:
+        for turn, (action, before) in enumerate(seat.heard, start=1):
             answer = checked(await self._in_time(seat, environment.step, action))
             if answer != before:
                 why, remedy = "after a failure", "set episodes.retries: 0"
-                if seat.answers.from_record:
+                if seat.answers.is_recorded(turn):
                     why = "to answer what the record lacks"
                     remedy = "empty rollout.tool_record"
                 raise NoAnswer(
@@ -168,16 +185,35 @@ class Asking:
                     f"with {before}: it is to be a function of the row, the seed and the actions; "
                     f"{remedy} if it cannot be"
                 )
-        return environment
 
     def _make(self, seat: Seat) -> Environment:
         return IsolatedEnvironment(seat.lane) if seat.lane else self.kind()
 
     async def _left(self, seat: Seat) -> None:
         async with self._turn(seat):
-            if seat.environment is not None:
+            environment, seat.environment = seat.environment, None
+            if environment is not None:
                 with suppress(NoAnswer):
-                    await self._in_time(seat, seat.environment.close)
+                    await self._in_time(seat, environment.close)
+
+    def _give_up(self, seat: Seat) -> None:
+        """Another environment is to take its place; nobody waits until it is closed."""
+        environment, seat.environment = seat.environment, None
+        late, seat.late = seat.late, None
+        if environment is not None:
+            _kept(self._leaving, self._submit(self._closed(seat, environment, late)))
+
+    async def _closed(
+        self, seat: Seat, environment: Environment, late: "asyncio.Future[Outcome] | None"
+    ) -> None:
+        if late is not None:
+            # What is not made for two threads is closed after the first has come back.
+            await asyncio.wait({late}, timeout=GIVE_UP_S)
+            if not late.done():
+                return
+        async with self._turn(seat):
+            with suppress(NoAnswer, _Late):
+                await _called(seat.lane, GIVE_UP_S, environment.close)
 
     def _turn(self, seat: Seat) -> asyncio.Semaphore | asyncio.Lock:
         return seat.lane.turn if seat.lane else self._permits
@@ -188,30 +224,62 @@ class Asking:
 
     async def _in_time(self, seat: Seat, ask: Callable[..., Any], *arguments: Any) -> Any:
         """What a method returns; NoAnswer where it raises or takes too long."""
-        loop = asyncio.get_running_loop()
-        limit, since = self._params.answer_timeout, loop.time()
+        limit, began = self._params.answer_timeout, monotonic()
         name = f"episodes.answer_timeout {limit:g} seconds"
         if self._time_left(seat) < limit:
             limit = self._time_left(seat)
             name = f"what was left of episodes.timeout {self._params.timeout:g} seconds"
-        if seat.lane:
-            seat.lane.seconds = limit
-        if inspect.iscoroutinefunction(ask):
-            call: asyncio.Future[Outcome] = loop.create_task(_caught(ask, *arguments))
-        else:
-            call = in_a_thread(loop, ask, *arguments)
+        try:
+            return await _called(seat.lane, limit, ask, *arguments)
+        except _Late as late:
+            seat.late = late.call
+            raise NoAnswer(f"no answer within {name}") from None
+        finally:
+            seat.seconds += monotonic() - began
+
+
+class _Late(Exception):
+    """Nothing was returned in time; `call` is what goes on in a thread all the same."""
+
+    def __init__(self, call: "asyncio.Future[Outcome] | None") -> None:
+        super().__init__()
+        self.call = call
+
+
+async def _called(lane: Lane | None, limit: float, ask: Callable[..., Any], *arguments: Any) -> Any:
+    """What a method returns within so many seconds; _Late, or NoAnswer with what it raised."""
+    loop = asyncio.get_running_loop()
+    if lane:
+        lane.seconds = limit
+    if inspect.iscoroutinefunction(ask):
+        task = loop.create_task(_caught(ask, *arguments))
+        done, _ = await asyncio.wait({task}, timeout=limit)
+        if not done:
+            task.cancel()
+            raise _Late(None)
+        if task.cancelled():
+            raise NoAnswer("it was cancelled")
+        answer, error = task.result()
+    else:
+        call = in_a_thread(loop, ask, *arguments)
         # A process keeps the time itself, since it is killed before anybody else is asked in it.
-        done, _ = await asyncio.wait({call}, timeout=None if seat.lane else limit)
-        seat.seconds += loop.time() - since
-        answer, error = call.result() if done else (None, Hung())
-        if isinstance(error, Hung):
-            call.cancel()
-            raise NoAnswer(f"no answer within {name}")
-        if isinstance(error, NoAnswer):
-            raise error
-        if error is not None:
-            raise NoAnswer(f"{type(error).__name__}: {error}") from error
-        return answer
+        if not (await asyncio.wait({call}, timeout=None if lane else limit))[0]:
+            raise _Late(call)
+        answer, error = call.result()
+    if isinstance(error, Hung):
+        raise _Late(None)
+    if isinstance(error, NoAnswer):
+        raise error
+    if error is not None:
+        raise NoAnswer(f"{type(error).__name__}: {error}") from error
+    return answer
+
+
+def _kept(futures: set["Future[Any]"], future: "Future[Any]") -> "Future[Any]":
+    """Among the others until it is done."""
+    futures.add(future)
+    future.add_done_callback(futures.discard)
+    return future
 
 
 def _fit_to_keep(problem: NoAnswer) -> NoAnswer:

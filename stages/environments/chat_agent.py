@@ -18,12 +18,12 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stages.data.dialogue import Dialogue
+from stages.data.dialogue import Dialogue, transcript
 from stages.data.offered_tools import tools_hash
-from stages.environments.chat_server import GONE, Asked, ChatServer
+from stages.environments.chat_server import GONE, OVER, Asked, ChatServer
 from stages.environments.environment import Environment, NoAnswer, Observation
 from stages.environments.threads import in_a_thread
-from stages.environments.tool_calls import OPEN, Call, calls_in
+from stages.environments.tool_calls import Call, before_calls, calls_in
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,12 @@ class ChatAgent(Environment):
     """One run of an agent; subclasses run it."""
 
     _server: ClassVar[ChatServer] = ChatServer()
+    _url = ""
+    _running: "asyncio.Task[float]"
+    _asked: "asyncio.Queue[Asked]"
+    _pending: Asked | None = None
+    """The request that waits for the policy."""
+    _over = False
 
     @abstractmethod
     def run(self, base_url: str, row: Mapping[str, Any], seed: int) -> float | Awaitable[float]:
@@ -65,42 +71,59 @@ class ChatAgent(Environment):
         self._row = row
         self._dialogue: list[_Told] = []
         self._turns = 0
-        self._asked: asyncio.Queue[Asked] = asyncio.Queue()
-        self._pending: Asked | None = None
-        put = self._asked.put_nowait
-        self._url = self._server.open(lambda asked: _soon(loop, put, asked))
+        self._asked = asyncio.Queue()
+        self._url = self._server.open(lambda asked: _soon(loop, self._receive, asked))
         self._running = loop.create_task(self._ran(row, seed))
-        try:
-            if not await self._next():
-                raise NoAnswer("the agent returned before it asked the policy anything")
-            self._check_first(self._pending_body())
-        except BaseException:
-            self._end()
-            raise
+        if not await self._next():
+            raise NoAnswer("the agent returned before it asked the policy anything")
+        self._check_first(self._pending_body())
 
     async def step(self, action: str) -> Observation:  # type: ignore[override]
-        try:
-            self._tell(action)
-            if not await self._next():
-                reward = self._running.result()
-                return Observation(reward=reward, done=True)
-            return Observation(self._read_on(self._pending_body()))
-        except BaseException:
-            self._end()
-            raise
+        self._tell(action)
+        if not await self._next():
+            return Observation(reward=await self._running, done=True)
+        return Observation(self._read_on(self._pending_body()))
 
     async def close(self) -> None:  # type: ignore[override]
-        self._end()
+        """Nobody answers the agent any more."""
+        if not self._url:
+            return
+        self._over = True
+        self._server.shut(self._url)
+        self._running.cancel()
+        left = [self._pending] if self._pending else []
+        while not self._asked.empty():
+            left.append(self._asked.get_nowait())
+        for asked in left:
+            self._receive(asked)
+        self._pending = None
 
     async def _ran(self, row: Mapping[str, Any], seed: int) -> float:
-        if inspect.iscoroutinefunction(self.run):
-            reward: float = await self.run(self._url, row, seed)
-            return reward
-        loop = asyncio.get_running_loop()
-        reward, error = await in_a_thread(loop, self.run, self._url, row, seed)
-        if error is not None:
-            raise error
-        return reward
+        """The reward; NoAnswer with what the agent raised, be it that it exits."""
+        reward: Any
+        try:
+            if inspect.iscoroutinefunction(self.run):
+                reward = await self.run(self._url, row, seed)
+            else:
+                loop = asyncio.get_running_loop()
+                reward, error = await in_a_thread(loop, self.run, self._url, row, seed)
+                if error is not None:
+                    raise error
+            paid: float = await reward if inspect.isawaitable(reward) else reward
+            return paid
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            # The address is another one in every run, and errors are recorded.
+            why = f"{type(error).__name__}: {error}".replace(self._url, "the policy's address")
+            raise NoAnswer(why) from error
+
+    def _receive(self, asked: Asked) -> None:
+        """On the loop."""
+        if self._over:
+            asked.refuse(OVER, GONE)
+        else:
+            self._asked.put_nowait(asked)
 
     async def _next(self) -> bool:
         """Whether the agent asks again; False where it has ended."""
@@ -136,9 +159,10 @@ class ChatAgent(Environment):
 
     def _check_first(self, body: Mapping[str, Any]) -> None:
         self._dialogue = self._told(body)
-        messages = [told.message for told in self._dialogue]
-        asked = Dialogue(tuple(messages)).text if messages else ""
-        if asked.strip() != self._row["prompt"].strip():
+        messages = tuple(told.message for told in self._dialogue)
+        # A question with tools of its own is shown as any other dialogue is.
+        asked = {Dialogue(messages).text, transcript(messages)} if messages else set()
+        if self._row["prompt"].strip() not in {text.strip() for text in asked}:
             self._refuse(
                 f"the agent's first request is not the row's prompt {self._row['prompt']!r}: let "
                 "it begin with the messages that the data have"
@@ -147,6 +171,12 @@ class ChatAgent(Environment):
     def _read_on(self, body: Mapping[str, Any]) -> str:
         """What is new in a dialogue for the policy to read."""
         told, known = self._told(body), len(self._dialogue)
+        if told == self._dialogue[:-1]:
+            self._refuse(
+                "the agent asks the same again, before or after it was answered: an answer takes "
+                "as long as all others of its unit, so let its client wait, without a timeout and "
+                "retries"
+            )
         for place, before in enumerate(self._dialogue):
             if place >= len(told) or told[place] != before:
                 self._refuse(
@@ -168,7 +198,7 @@ class ChatAgent(Environment):
         message: dict[str, Any] = {"role": "assistant", "content": action}
         calls = calls_in(action) if self._pending.body.get("tools") else []
         if calls and all(isinstance(call, Call) for call in calls):
-            message["content"] = action.partition(OPEN)[0].strip() or None
+            message["content"] = before_calls(action) or None
             message["tool_calls"] = [
                 {
                     "id": f"call_{self._turns}_{number}",
@@ -197,23 +227,12 @@ class ChatAgent(Environment):
         self._pending = None
         raise NoAnswer(why)
 
-    def _end(self) -> None:
-        """Nobody answers the agent any more."""
-        self._server.shut(self._url)
-        self._running.cancel()
-        left = [self._pending] if self._pending else []
-        while not self._asked.empty():
-            left.append(self._asked.get_nowait())
-        for asked in left:
-            asked.refuse("this episode is over", GONE)
-        self._pending = None
-
 
 def _soon(loop: AbstractEventLoop, put: Any, asked: Asked) -> None:
     try:
         loop.call_soon_threadsafe(put, asked)
     except RuntimeError:  # the loop is closed
-        asked.refuse("this episode is over", GONE)
+        asked.refuse(OVER, GONE)
 
 
 def _told(message: Mapping[str, Any]) -> _Told:

@@ -20,6 +20,7 @@ BACKLOG = 1024
 LOOK_S = 0.05
 """Between two looks at whether the server is to end."""
 OK, BAD_REQUEST, NOT_FOUND, GONE = 200, 400, 404, 410
+OVER = "this episode is over"
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         if what != "v1/chat/completions":
             self._send(NOT_FOUND, _error(f"there is no {what}, only chat/completions"))
         elif receive is None:
-            self._send(GONE, _error("this episode is over"))
+            self._send(GONE, _error(OVER))
         else:
             try:
                 asked = Asked(json.loads(body))

@@ -57,4 +57,7 @@ class Environment(ABC):
         """Answer a turn; `action` is the policy's text in it, without special tokens."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what the episode had; nothing is asked afterwards."""
+        """Let go of what the episode had; nothing is asked afterwards.
+
+        Also where it has failed, even in `reset`.
+        """

@@ -217,6 +217,8 @@ def play(
             )
             for turn, answer in zip(acted, answers, strict=True):
                 _hear(arena, turn, answer, max_new_tokens)
+            # What they hold others may need.
+            arena.asking.leave([episode.seat for episode in live if not episode.live])
     finally:
         arena.asking.leave([episode.seat for episode in episodes])
     return [episode.completion(with_support=with_support) for episode in episodes]

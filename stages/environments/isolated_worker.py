@@ -41,7 +41,11 @@ def _open(order: Mapping[str, Any]) -> Answer:
         if "reset" in message:
             row, seed = message["reset"]
             playing[episode] = called(make)
-            called(playing[episode].reset, row, seed)
+            try:
+                called(playing[episode].reset, row, seed)
+            except Refusal:
+                called(playing.pop(episode).close)
+                raise
         elif "step" in message:
             return _as_json(called(playing[episode].step, message["step"]))
         else:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from stages.context import StageError
+from stages.contracts.sources import TOOLS_SUFFIX
 from stages.data.artifacts import write_json
 from stages.environments.environment import NoAnswer
 from stages.environments.loading import find
 from stages.environments.mcp_tools import McpTools
 from stages.environments.tool_server import Session
+
+PATIENCE_S = 60
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="in prepare.folder; its name ends in .tools.json")
     parser.add_argument("--environments", type=Path, default=Path("environments"))
     asked = parser.parse_args(argv)
-    if not asked.file.name.endswith(".tools.json"):
-        parser.error(f"{asked.file}: let its name end in .tools.json")
+    if not asked.file.name.endswith(TOOLS_SUFFIX):
+        parser.error(f"{asked.file}: let its name end in {TOOLS_SUFFIX}")
     try:
         kind = find(asked.environment, asked.environments)
         if not issubclass(kind, McpTools):
@@ -45,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _listed(kind: type[McpTools]) -> list[dict[str, Any]]:
     session = Session(kind.address())
     try:
-        return await kind.offered(session)
+        return await asyncio.wait_for(kind.offered(session), PATIENCE_S)
+    except TimeoutError:
+        raise NoAnswer(f"{session.address} did not list its tools in {PATIENCE_S} s") from None
     finally:
         await session.close()
 

@@ -11,8 +11,7 @@ is compared when an episode begins.
 import asyncio
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,6 +43,8 @@ class McpTools(Environment):
     """Characters of an observation; what is beyond is cut off."""
     role: ClassVar[str] = "tool"
 
+    _own: Session | None = None
+    """Of this episode alone."""
     _shared: ClassVar[dict[tuple[asyncio.AbstractEventLoop, type], Session]] = {}
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -58,18 +59,15 @@ class McpTools(Environment):
         if type(self).reward is McpTools.reward:
             right_answer(row)
         self._row = row
-        self._own: Session | None = None
         session = self._opened()
-        with self._closed_on_failure():
-            offered = await self.offered(session)
-            self._compare(row, session.address, offered)
+        offered = await self.offered(session)
+        self._compare(row, session.address, offered)
         self._names = [tool["function"]["name"] for tool in offered]
 
     async def step(self, action: str) -> Observation:  # type: ignore[override]
         calls = calls_in(action)
         if calls:
-            with self._closed_on_failure():
-                answers = [await self._answer(call) for call in calls]
+            answers = [await self._answer(call) for call in calls]
             return Observation("\n".join(answers)[: self.longest])
         reward = self.reward(self._row, without_reasoning(action))
         if inspect.isawaitable(reward):
@@ -111,16 +109,6 @@ class McpTools(Environment):
                 "-m stages.environments.list_tools` and name the file in prepare.tools, or set "
                 "`listed = False` where the prompts describe the tools themselves"
             )
-
-    @contextmanager
-    def _closed_on_failure(self) -> Iterator[None]:
-        """An environment that has failed, or was late, is asked nothing more, nor to close."""
-        try:
-            yield
-        except BaseException:
-            if self._own:
-                self._own.give_up()
-            raise
 
     def _opened(self) -> Session:
         if self.session_per_episode:

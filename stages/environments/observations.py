@@ -26,4 +26,7 @@ def checked(answer: Any) -> Observation:
             f"its answer has the value of the environment variable {variable}, which its name or "
             "its form makes a secret: leave it out of the answer, or unset it for the job"
         )
-    return Observation(str(answer.text), float(answer.reward), bool(answer.done))
+    try:
+        return Observation(str(answer.text), float(answer.reward), bool(answer.done))
+    except Exception as error:
+        raise NoAnswer(f"its done is {answer.done!r}: {error}") from error

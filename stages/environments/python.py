@@ -20,14 +20,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from stages.environments.environment import Environment, Observation
+from stages.environments.environment import Environment, Observation, right_answer
 from stages.rewards.maths import is_plainly_right
 from stages.rewards.sandbox.isolation import kind_to_use
 from stages.rewards.sandbox.session import Execution, Session
 from stages.rewards.sandbox.values import Limits, Status
 
 _CALL = re.compile(r"^```[ \t]*(?:python3?|py)[ \t]*\n((?:(?!```).*\n)*)```\Z", re.M | re.I)
-_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+")
+_ADDRESS = re.compile(r"(<[^<>\n]* at )0x[0-9a-f]+(?=>)")
 _CUT = "\n...\n"
 _REACHED = {
     Status.CPU: "it took more than {0.cpu_s:g} seconds of CPU time",
@@ -50,9 +50,7 @@ class Python(Environment):
     _session: Session | None = None
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
-        if row["answer"] is None:
-            raise ValueError("the row has no `answer` to compare with: add it to the data")
-        self._answer, self._seed = row["answer"], seed
+        self._answer, self._seed = right_answer(row), seed
         self._executed: list[str] = []
         """By the interpreter that there is."""
         with _FIRST_PROBE:
@@ -97,7 +95,7 @@ class Python(Environment):
 
 def shown(text: str, longest: int) -> str:
     """Without addresses and trailing space; of what is too long, the beginning and the end."""
-    text = _ADDRESS.sub("0x...", text).rstrip() or "(no output)"
+    text = _ADDRESS.sub(r"\g<1>0x...", text).rstrip() or "(no output)"
     content = text.encode()
     if len(content) <= longest:
         return text

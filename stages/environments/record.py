@@ -73,10 +73,9 @@ class Answers:
         known = {"turn": len(self.rows), "seed": self.seed, "request": self.request}
         self.rows.append({**known, "action": action, **answered, "seconds": seconds})
 
-    @property
-    def from_record(self) -> bool:
-        """Whether something was."""
-        return any(row["seconds"] is None for row in self.rows)
+    def is_recorded(self, turn: int) -> bool:
+        """Whether what was answered in a turn came from the record."""
+        return self.rows[turn]["seconds"] is None
 
     @property
     def actions(self) -> list[str]:

@@ -35,6 +35,11 @@ def without_reasoning(turn: str) -> str:
     return turn.rpartition(_REASONED)[2].strip()
 
 
+def before_calls(turn: str) -> str:
+    """What is said before the first call, with the reasoning."""
+    return turn[: turn.find(OPEN, max(turn.rfind(_REASONED), 0))].strip()
+
+
 def calls_in(turn: str) -> list[Call | Malformed]:
     """The calls of a turn, in their order; none where it is an answer."""
     said = without_reasoning(turn)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from stages.environments.environment import NoAnswer
 
+SHORTEST = 6
+"""Characters of what may be a secret: a number that a variable has is in many texts."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -24,7 +26,9 @@ def filled(text: str) -> str:
 def redacted(text: str, written: Iterable[str], names: Iterable[str] = ()) -> str:
     """A text without the values of these variables, nor of those in what is written."""
     inside = [name for each in written for name in _VARIABLE.findall(each)]
-    for name in {*names, *inside}:
-        if value := os.environ.get(name):
-            text = text.replace(value, f"${{{name}}}")
+    values = {name: os.environ.get(name, "") for name in {*names, *inside}}
+    # One value may be the beginning of another.
+    for name in sorted(values, key=lambda name: (-len(values[name]), name)):
+        if len(values[name]) >= SHORTEST:
+            text = text.replace(values[name], f"${{{name}}}")
     return text

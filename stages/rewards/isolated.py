@@ -143,10 +143,12 @@ class Isolated:
 
     def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
         assert process.stdout is not None
+        waiting = select.poll()
+        waiting.register(process.stdout, select.POLLIN)
         deadline = time.monotonic() + seconds
         while b"\n" not in self._unread:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            if left <= 0 or not waiting.poll(left * 1000):
                 raise Hung
             chunk = os.read(process.stdout.fileno(), 1 << 16)
             if not chunk:

@@ -82,3 +82,15 @@ def test_what_is_no_file_of_tools_is_refused(text, problem, tmp_path):
         (tmp_path / "own.tools.json").write_text(text)
     with pytest.raises(StageError, match=problem):
         read_tools("own.tools.json", tmp_path)
+
+
+def test_what_is_null_in_a_tool_is_as_good_as_left_out(tmp_path):
+    """A server says that an optional argument is null by default; the data have no such thing."""
+    argument = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
+    function = {"name": "find", "description": "", "parameters": {"properties": {"in": argument}}}
+    listed = [{"type": "function", "function": function}]
+    (tmp_path / "find.tools.json").write_text(json.dumps(listed))
+    read = read_tools("find.tools.json", tmp_path)
+    offered = rendered(Example(place=PLACE, prompt=asked("1+1?")), read)
+    assert json.loads(offered["extra"]) == {"tools": tools_hash(listed)}
+    assert tools_hash(listed) != tools_hash(TOOLS)

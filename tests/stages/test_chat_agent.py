@@ -9,12 +9,13 @@ import pytest
 
 from stages.context import StageError
 from stages.contracts.episodes import EpisodeParams
+from stages.data.dialogue import Dialogue
 from stages.data.offered_tools import tools_hash
 from stages.environments.asking import Asking
 from stages.environments.chat_server import ChatServer
 from stages.environments.environment import NoAnswer, Observation
 from tests.stages.test_environments import ECHO, ROLLOUT, playing
-from tests.waiting import until
+from tests.waiting import answers, until
 
 __all__ = ["playing"]
 
@@ -105,6 +106,21 @@ class Breaks(ChatAgent):
         raise LookupError("no such page")
 
 
+class Exits(ChatAgent):
+    def run(self, base_url, row, seed):
+        raise SystemExit(2)
+
+
+class ExitsLater(ChatAgent):
+    async def run(self, base_url, row, seed):
+        raise SystemExit(f"no {base_url}")
+
+
+class Cancels(ChatAgent):
+    async def run(self, base_url, row, seed):
+        raise asyncio.CancelledError
+
+
 class Sleeps(ChatAgent):
     """Asks again when nobody waits for it any more; notes what it is told."""
 
@@ -132,24 +148,24 @@ def ask(tmp_path):
     """Tell an agent of this file several turns; its answers."""
     (tmp_path / "agents.py").write_text(AGENTS)
 
-    def answers(name, turns, requests=(), extra=None, processes=0, seconds=30):
+    def heard(name, turns, requests=(), extra=None, processes=0, seconds=30, prompt="1+2="):
         asking = Asking(
             EpisodeParams(answer_timeout=seconds, processes=processes), f"agents:{name}", tmp_path
         )
-        row = {**ROW, "extra": {"requests": list(requests), **(extra or {})}}
+        row = {**ROW, "prompt": prompt, "extra": {"requests": list(requests), **(extra or {})}}
         try:
             seats = [asking.seat(row, 3)]
-            heard = asking.begin(seats).result()
+            said = asking.begin(seats).result()
             for turn in turns:
-                if isinstance(heard[-1], NoAnswer):
+                if isinstance(said[-1], NoAnswer):
                     break
-                heard += asking.step(seats, [turn]).result()
+                said += asking.step(seats, [turn]).result()
             asking.leave(seats)
         finally:
             asking.close()
-        return heard
+        return said
 
-    return answers
+    return heard
 
 
 @pytest.mark.parametrize("agent", ["Repeats", "Awaits"])
@@ -200,6 +216,14 @@ def test_calls_of_tools_are_handed_over_as_such(ask):
     assert heard == [Observation(), Observation("0\n1"), Observation(reward=1.0, done=True)]
 
 
+def test_a_question_with_tools_of_its_own_is_asked_with_them(ask):
+    prompt = Dialogue((QUESTION,), (ADD,)).text
+    request = {"messages": [QUESTION], "tools": [ADD]}
+    extra = {"tools": tools_hash([ADD])}
+    assert prompt != QUESTION["content"]
+    assert ask("Asks", ["3"], [request], extra, prompt=prompt)[-1] == Observation("", 1.0, True)
+
+
 OTHER = "is not what was said before"
 REFUSED = {
     "another prompt": ([{"messages": [{**QUESTION, "content": "1+3="}]}], "not the row's prompt"),
@@ -224,7 +248,7 @@ REFUSED = {
     ),
     "less": (
         [{"messages": [QUESTION]}, {"messages": [QUESTION]}],
-        f"message 1 of the request {OTHER}",
+        "asks the same again",
     ),
     "nothing new": ([{"messages": [QUESTION]}, {"messages": [QUESTION, SAID]}], "this one with []"),
     "another role": (
@@ -246,7 +270,10 @@ def test_what_cannot_be_the_policys_next_context_is_refused(ask, case):
 @pytest.mark.parametrize(
     ("agent", "turns", "why"),
     [
-        ("Together", ["1"], f"message 1 of the request {OTHER}"),
+        ("Together", ["1"], "asks the same again"),
+        ("Exits", [], "SystemExit: 2"),
+        ("ExitsLater", [], "SystemExit: no the policy's address"),
+        ("Cancels", [], "it was cancelled"),
         ("Ends", [], "returned before it asked the policy anything"),
         ("Breaks", ["1"], "LookupError: no such page"),
     ],
@@ -289,4 +316,7 @@ def test_an_address_answers_for_its_episode_alone_and_only_while_it_is_open():
     guessed = re.sub(r"/[^/]+/v1", "/guess/v1", one)
     assert posted(f"{guessed}/chat/completions")[0] == 410
     server.shut(one)
-    assert server.open(asked.append) != one
+    until(lambda: not answers(f"{one}/models"), "the server has ended")
+    again = server.open(lambda request: request.refuse("no"))
+    assert posted(f"{again}/chat/completions") == (400, "no")
+    server.shut(again)

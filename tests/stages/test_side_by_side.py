@@ -4,12 +4,16 @@ byte; what becomes of those that fail, are slow, or never answer."""
 import json
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
 from stages import rollout
 from stages.context import StageError, Stopped
 from stages.contracts.catalog import bind
+from stages.contracts.episodes import EpisodeParams
+from stages.environments.asking import Asking
+from stages.environments.environment import NoAnswer
 from tests.stages.test_environments import ECHO, ROLLOUT, SCORE, UPDATE, playing
 from tests.waiting import FOR_EVER_S, must_not_wait
 
@@ -442,3 +446,53 @@ def test_an_answer_in_a_process_has_a_limit(case):
     run = case("Never", episodes={"processes": 2, "answer_timeout": 0.3})
     with pytest.raises(StageError, match=r"no answer within episodes.answer_timeout 0.3 seconds"):
         run.run(ROLLOUT)
+
+
+CLOSES = '''
+import time
+from pathlib import Path
+
+from stages.environments.environment import Environment, Observation
+
+
+class Closes(Environment):
+    """Fails as the row says; notes each thing that it is told."""
+
+    def note(self, what):
+        with open(Path(__file__).with_name("told"), "a") as told:
+            told.write(f"{what}\\n")
+
+    def reset(self, row, seed):
+        self.how = row["prompt"]
+        if self.how == "at the start":
+            raise LookupError("no such row")
+
+    def step(self, action):
+        if self.how == "late":
+            time.sleep(1.5)
+            self.note("returned")
+        if self.how != "never":
+            raise LookupError("no such page")
+        return Observation("hm")
+
+    def close(self):
+        self.note("closed")
+'''
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("how", ["never", "at the start", "in a turn", "late"])
+def test_what_has_failed_is_closed_too_after_it_has_come_back(tmp_path, how, processes):
+    (tmp_path / "own.py").write_text(CLOSES)
+    late = how == "late"
+    params = EpisodeParams(answer_timeout=1.0 if late else 30.0, processes=processes)
+    with closing(Asking(params, "own:Closes", tmp_path)) as asking:
+        seats = [asking.seat({"prompt": how, "extra": {}}, 0)]
+        begun = asking.begin(seats).result()
+        [answer] = begun if isinstance(begun[0], NoAnswer) else asking.step(seats, ["1"]).result()
+        asking.leave(seats)
+    assert isinstance(answer, NoAnswer) is (how != "never")
+    noted = tmp_path / "told"
+    told = noted.read_text().split() if noted.exists() else []
+    # A process that is late is ended.
+    assert told == ([] if late and processes else ["returned"] * late + ["closed"])

@@ -293,6 +293,18 @@ def test_only_what_the_record_lacks_is_asked(remote, serve):
     assert lacked
 
 
+def test_what_is_asked_after_a_recorded_turn_has_heard_that_turn(remote, serve):
+    """Though an environment was made before, for a turn that is not recorded either."""
+    first, server = remote("first", serve()), serve()
+    first.run(ROLLOUT)
+    again = remote("again", server)
+    hand_over(first, again)
+    lacked = drop(again, lambda row: row["turn"] in (1, 3))
+    assert {row["turn"] for row in lacked} == {1, 3}
+    again.run(ROLLOUT)
+    assert made(again, *SAMPLED) == made(first, *SAMPLED)
+
+
 def test_a_sample_finds_what_another_was_answered_to_the_same_request(remote, serve):
     first = remote("first", serve())
     first.run(ROLLOUT)

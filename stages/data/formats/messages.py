@@ -13,6 +13,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
+from stages.data.artifacts import without_nulls
 from stages.data.dialogue import REASONING, Message
 from stages.data.row_error import RowError
 
@@ -78,7 +79,7 @@ def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
     value = [value] if isinstance(value, Mapping) else value or []
     if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
         raise RowError(f"'tools' is {_kind(value)}: write a list of tools")
-    return tuple(_without_nulls(as_json(item, "tools")) for item in value)
+    return tuple(without_nulls(as_json(item, "tools")) for item in value)
 
 
 def _message(item: Mapping[str, Any], name: str) -> Message:
@@ -98,7 +99,7 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
             f"{name!r} has a message of weight {item['weight']!r}, and turns of the assistant are "
             "learnt alike: leave out the weight, or cut the dialogue"
         )
-    kept = {key: _without_nulls(as_json(item[key], name)) for key in _KEPT if item.get(key)}
+    kept = {key: without_nulls(as_json(item[key], name)) for key in _KEPT if item.get(key)}
     if speaker == "function_call":
         kept, content = {"tool_calls": as_json(content, name)}, ""
     if "tool_calls" in kept:
@@ -194,15 +195,6 @@ def as_json(value: Any, name: str) -> Any:
                 f"{name!r} holds {type(value).__name__}, which is no JSON: leave the column out "
                 f"with `columns: {{{name}: null}}`"
             )
-
-
-def _without_nulls(value: Any) -> Any:
-    """Parquet gives every struct the keys of all: those that are null were not there."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
 
 
 def _kind(value: Any) -> str:

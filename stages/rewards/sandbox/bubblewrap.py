@@ -43,7 +43,9 @@ def command(code: int, file_mb: int, nobody: int) -> list[str]:
     if os.geteuid() == 0:
         raise SandboxBroken("bubblewrap is not used by root")
     words = [bwrap, "--unshare-all", "--uid", str(nobody), "--gid", str(nobody)]
-    words += ["--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"]
+    # Not --die-with-parent: to the kernel, that is the thread that has started it. The launcher
+    # ends with its caller by itself.
+    words += ["--hostname", "sandbox", "--as-pid-1", "--cap-drop", "ALL"]
     for path in bound_paths():
         if (link := Path(path)).is_symlink():
             words += ["--symlink", str(link.readlink()), path]

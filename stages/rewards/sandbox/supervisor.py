@@ -75,9 +75,14 @@ def supervise(limits: Limits, channels: Channels, proc: int, uid: int | None, ow
         os.close(stream)
     if own:
         linux.drop_capabilities()
-    tick, spent_before = _TICK_S, 0.0
+    # A session begins at rest.
+    tick = _TICK_S if math.isfinite(limits.wall_s) else _RESTING_TICK_S
+    spent_before = 0.0
+    waiting = select.poll()
+    for end in (channels.control, woken):
+        waiting.register(end, select.POLLIN)
     while True:
-        ready, _, _ = select.select([channels.control, woken], [], [], tick)
+        ready = {end for end, _ in waiting.poll(tick * 1000)}
         told = os.read(channels.control, 4096) if channels.control in ready else None
         if told == b"":
             break
