@@ -27,7 +27,7 @@ from stages.rewards.sandbox.session import Execution, Session
 from stages.rewards.sandbox.values import Limits, Status
 
 _CALL = re.compile(r"^```[ \t]*(?:python3?|py)[ \t]*\n((?:(?!```).*\n)*)```\Z", re.M | re.I)
-_ADDRESS = re.compile(r"(<[^<>\n]* at )0x[0-9a-f]+(?=>)")
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+(?=>)")
 _CUT = "\n...\n"
 _REACHED = {
     Status.CPU: "it took more than {0.cpu_s:g} seconds of CPU time",
@@ -95,7 +95,7 @@ class Python(Environment):
 
 def shown(text: str, longest: int) -> str:
     """Without addresses and trailing space; of what is too long, the beginning and the end."""
-    text = _ADDRESS.sub(r"\g<1>0x...", text).rstrip() or "(no output)"
+    text = _ADDRESS.sub("0x...", text).rstrip() or "(no output)"
     content = text.encode()
     if len(content) <= longest:
         return text

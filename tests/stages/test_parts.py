@@ -160,7 +160,7 @@ def test_shards_that_run_at_the_same_time_need_no_locks(runner, expected, tmp_pa
         "runner = Runner(root, rollout=SMALL_BATCHES)\n"
         "ctx = context(runner, ROLLOUT, shard=shard, num_shards=3)\n"
         "try: run(bind(ROLLOUT, runner.params).config, runner.paths(ROLLOUT)[0], "
-        "{'rollouts': out}, ctx)\n"
+        "{'rollouts': out, 'tool_answers': out.with_suffix('.answers')}, ctx)\n"
         "except ShareDone: sys.exit(3)\n"
     )
     outs = [tmp_path / f"out-{shard}" for shard in range(3)]
@@ -310,7 +310,8 @@ def test_parts_that_are_all_there_keep_the_hash_the_weights_that_sampled_them(ru
     change_weights(runner)
     bound, out = bind(ROLLOUT, runner.params), tmp_path / "rollouts"
     inputs = runner.paths(ROLLOUT)[0]
-    stages.rollout.run(bound.config, inputs, {"rollouts": out}, context(runner, ROLLOUT))
+    outs = {"rollouts": out, "tool_answers": tmp_path / "answers"}
+    stages.rollout.run(bound.config, inputs, outs, context(runner, ROLLOUT))
     assert {row["policy_hash"] for row in read_parquet(out, RolloutRow)} == hashes
 
 

@@ -203,7 +203,7 @@ def test_an_update_learns_from_its_rollouts(runner, one_vllm):
     for address in ("prepare", "sft", "reward_model", "rollout@iter_001", "score@iter_001"):
         run.run(address)
     metrics = run.run("policy_update@iter_001")
-    (rollouts,) = run.paths("rollout@iter_001")[1].values()
+    rollouts = run.paths("rollout@iter_001")[1]["rollouts"]
     policy = load_policy(run.paths("rollout@iter_001")[0]["policy"])
     assert {row["policy_hash"] for row in read_parquet(rollouts, RolloutRow)} == {
         content_hash(policy)
