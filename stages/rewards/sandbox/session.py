@@ -119,7 +119,8 @@ class Session:
                     elif key.fd == self._output:
                         if output.take(part):
                             return Status.OUTPUT
-                    else:
+                    elif not rest:
+                        # What comes before all is asked is no answer to it: the code has forged it.
                         return self._take_the_rest(output)
         return Status.TIMEOUT
 
