@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 WHITENED = frozenset({Algorithm.REINFORCE_PP, Algorithm.REINFORCE_PP_BASELINE})
 BY_TOKEN = WHITENED | {Algorithm.PPO, Algorithm.REINFORCE}
 """Algorithms whose advantages differ from token to token."""
-BY_TURN = frozenset({Algorithm.PPO, Algorithm.GRPO, Algorithm.RLOO, Algorithm.REINFORCE,
-                     Algorithm.REINFORCE_PP})  # fmt: skip
+BY_TURN = BY_TOKEN - {Algorithm.REINFORCE_PP_BASELINE} | {Algorithm.GRPO, Algorithm.RLOO}
 """Algorithms that know what to do with a reward at each turn."""
 _GRADIENTS = frozenset(algorithm for algorithm in Algorithm if algorithm.is_policy_gradient)
 _SAMPLED = _GRADIENTS | {Algorithm.DISTILL}
