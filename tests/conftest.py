@@ -1,10 +1,13 @@
 """Throwaway clones of this repository, small enough to run whole pipelines in."""
 
+import atexit
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -176,10 +179,10 @@ class Clone:
         name = environment.get("LOCKSTEP_PROFILE", "local")
         profile = self.root / f"slurm_profiles/{name}.yaml"
         here = "--profile" not in words and profile.is_file() and "local" in profile.read_text()
-        if self.has_servers or not here or not runs or is_switched_off(environment):
+        if self.has_servers or not runs or is_switched_off(environment):
             return
         self.has_servers = True
-        fork_servers(self.root, environment, Resources())
+        fork_servers(self.root, environment, Resources() if here else None)
 
     def set_params(self, **changes: object) -> None:
         """Change params.yaml, by dotted key with `__` for the dot."""
@@ -306,13 +309,28 @@ TINY = {
 
 def copy_tree(target: Path) -> Clone:
     """Every file that git tracks or would track, committed afresh."""
-    copy_working_tree(target)
+    target.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["cp", "--archive", f"{_committed_tree()}/.", target], check=True)
     clone = Clone(target)
+    # Git notes which file it has seen; the copies are others.
+    clone.run("git", "update-index", "-q", "--refresh")
+    return clone
+
+
+@cache
+def _committed_tree() -> Path:
+    """What clones are copied from: made once in each test process."""
+    folder = tempfile.TemporaryDirectory(prefix="lockstep-tree-")
+    atexit.register(folder.cleanup)
+    Path(folder.name).chmod(0o755)
+    clone = Clone(Path(folder.name))
+    copy_working_tree(clone.root)
     clone.run("git", "init", "-q", "-b", "main")
     clone.run("git", "config", "user.name", "Test")
     clone.run("git", "config", "user.email", "test@example.org")
     clone.commit("start")
-    return clone
+    clone.run("git", "gc", "--quiet")
+    return clone.root
 
 
 @pytest.fixture(scope="module", autouse=True)

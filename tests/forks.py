@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipelines.base.repository import Repository
-from pipelines.config.profiles import thread_variables
+from pipelines.config.profiles import Resources, thread_variables
 from pipelines.identity.snapshot import take_snapshot
 from pipelines.warm import wire
 from pipelines.warm.identity import Identity, Kind
@@ -66,14 +66,19 @@ def run_forked(
     return subprocess.CompletedProcess(words, answer[0]["status"], text)
 
 
-def fork_servers(root: Path, environment: dict[str, str], resources: Any) -> None:
-    """Have the servers of a clone forked; where they do not fit a command, it starts its own."""
-    code = take_snapshot(Repository(root))
-    ours = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
-    jobs = {**environment, **thread_variables(resources), **ours}
+def fork_servers(root: Path, environment: dict[str, str], resources: Resources | None) -> None:
+    """Have the servers of a clone forked; where they do not fit a command, it starts its own.
+
+    `resources` are those of its stages, where these run on this machine.
+    """
     if not _are_our_settings(environment):
         return
-    for kind, variables in ((Kind.CONTROL, environment), (Kind.COMPUTE, jobs)):
+    code = take_snapshot(Repository(root))
+    ours = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+    needed = {Kind.CONTROL: environment}
+    if resources:
+        needed[Kind.COMPUTE] = {**environment, **thread_variables(resources), **ours}
+    for kind, variables in needed.items():
         identity = Identity(kind, (sys.executable,), code, variables)
         server = root / ".lockstep/warm" / identity.name
         server.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,8 @@
 DVC runs a stage's command in a shell. Where the command is ours, to the letter, the driver is
 forked instead: a process below DVC like the other, with the same folder and variables, that has
 imported everything already. And dvc.lock is read by the quick loader: no person writes into it, so
-there are no comments to keep, for which DVC takes a loader that is twenty times slower.
+there are no comments to keep, for which DVC takes a loader that is twenty times slower. Which files
+git tracks is read once for each index that git has written: DVC reads it anew for every output.
 """
 
 import os
@@ -25,6 +26,7 @@ from dvc.utils.serialize._yaml import _dump, parse_yaml
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo import handover
 from pipelines.warm.child import forget_files
+from pipelines.warm.git_index import read_index_once
 from pipelines.warm.title import set_title
 
 _COMMAND = ["python", "-m", "pipelines", "stage"]
@@ -36,6 +38,7 @@ def run_dvc(arguments: list[str]) -> int:
 
     _fork_drivers()
     _read_lock_quickly()
+    read_index_once()
     return int(main(arguments) or 0)
 
 

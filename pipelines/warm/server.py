@@ -206,6 +206,8 @@ def preload(kind: Kind) -> None:
             except Exception:
                 traceback.print_exc()  # whoever needs it meets the same error, and says it better
     if kind is Kind.CONTROL:
+        from dvc.cli.parser import get_main_parser
+
         from pipelines.config.profiles import Profile
         from stages.contracts.base import Section
         from stages.contracts.params import Params
@@ -217,6 +219,7 @@ def preload(kind: Kind) -> None:
         ]
         for model in models:
             model.model_rebuild()
+        get_main_parser()  # DVC keeps it
 
 
 def read_settings(clone: Path) -> None:
