@@ -38,19 +38,21 @@ def main() -> None:
     options = parser.parse_args()
     if options.write and not torch.cuda.is_available():
         parser.error("there is no GPU: every test would be recorded as skipped")
-    found: dict[str, Any] = {
+    found = {
         "hardware": records.hardware("cuda" if torch.cuda.is_available() else "cpu"),
         "versions": records.versions(*VERSIONS),
     }
-    old = records.recorded(RESULTS)
-    same = all(old.get(name) == value for name, value in found.items())
-    found["files"] = old["files"] if same else {}
+    files = {}
     for file in options.files or marked():
-        found["files"][file] = run(file, options.limit)
-        print(file, {k: v for k, v in found["files"][file].items() if k != "tests"}, flush=True)
+        files[file] = run(file, options.limit)
+        print(file, {k: v for k, v in files[file].items() if k != "tests"}, flush=True)
         if options.write:
-            records.write(RESULTS, found)
-    for file, outcome in found["files"].items():
+            # Read again each time: a second run may be busy with other files.
+            old = records.recorded(RESULTS)
+            same = all(old.get(name) == value for name, value in found.items())
+            kept = old["files"] if same else {}
+            records.write(RESULTS, {**found, "files": {**kept, file: files[file]}})
+    for file, outcome in files.items():
         for name, test in outcome["tests"].items():
             print(f"{test['outcome']:8} {test['seconds']:7.2f} s  {file}::{name}")
             if said := test.get("said"):

@@ -138,8 +138,8 @@ def text(ids: list[int]) -> str:
     return " ".join(f"w{token}" for token in ids)
 
 
-def make_model(shape: str, folder: Path, *, weights: bool = True) -> None:
-    """A Hugging Face folder with weights at random, float32, and a tokenizer of numbered words.
+def make_model(shape: str, folder: Path, *, weights: bool = True, dtype: str = "float32") -> None:
+    """A Hugging Face folder with weights at random, and a tokenizer of numbered words.
 
     Without weights it is a folder for `load_at_random`.
     """
@@ -155,7 +155,7 @@ def make_model(shape: str, folder: Path, *, weights: bool = True) -> None:
         initializer_range=0.02,
     )
     if weights:
-        _at_random(config).save_pretrained(folder)
+        _at_random(config).to(getattr(torch, dtype)).save_pretrained(folder)
         torch.cuda.empty_cache()  # others will measure on the same GPU
     else:
         config.save_pretrained(folder)

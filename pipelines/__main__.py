@@ -7,6 +7,11 @@ environment was installed from.
 import sys
 
 try:
+    if sys.argv[1:2] == ["stage"]:
+        from pipelines.warm.stage import run_forked
+
+        if (status := run_forked(sys.argv[1:])) is not None:
+            sys.exit(status)
     from pipelines.commands.cli import main
 
     sys.exit(main())

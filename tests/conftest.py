@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -140,7 +140,7 @@ class Clone:
 
     def start(self, *words: str, **extra: str) -> subprocess.Popen[str]:
         """Start a command in the background, its output in one stream."""
-        self._have_servers(words, extra)
+        self.have_servers(words, extra)
         return subprocess.Popen(
             words,
             cwd=self.root,
@@ -156,7 +156,7 @@ class Clone:
         self, *words: str, check: bool = True, **extra: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; `check` fails the test with its output."""
-        self._have_servers(words, extra)
+        self.have_servers(words, extra)
         environment = {**self.environment, **extra}
         done = run_forked(words, self.root, environment) or subprocess.run(
             words,
@@ -172,7 +172,7 @@ class Clone:
             pytest.fail(f"{' '.join(words)} exited {done.returncode}:\n{done.stdout}")
         return done
 
-    def _have_servers(self, words: tuple[str, ...], extra: dict[str, str]) -> None:
+    def have_servers(self, words: Sequence[str], extra: Mapping[str, str]) -> None:
         """Before the first command that runs stages here: what they are forked from."""
         environment = {**self.environment, **extra}
         runs = words[0] in ("lockstep", "dvc") and {"run", "repro"} & set(words)

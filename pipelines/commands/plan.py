@@ -20,9 +20,10 @@ def plan(
 ) -> None:
     """Say what would run, why it is stale, on which resources, and the memory that it needs."""
     from pipelines.base.repository import Repository
+    from pipelines.config.chosen_profile import profile_name
     from pipelines.config.memory import Estimator
     from pipelines.config.params import load_params
-    from pipelines.config.profiles import load_profile, profile_name
+    from pipelines.config.profiles import load_profile
     from pipelines.dvc_repo.plan import make_plan
     from pipelines.identity.code import CODE_STAGE
 

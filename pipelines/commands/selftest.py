@@ -47,7 +47,7 @@ def selftest(
     import sys
 
     from pipelines.base.console import Console
-    from pipelines.config.profiles import profile_name
+    from pipelines.config.chosen_profile import profile_name
     from pipelines.selftest import job
 
     repository = Repository.find()

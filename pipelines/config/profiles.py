@@ -5,7 +5,6 @@ LOCKSTEP_PROFILE; without either it is `local`.
 """
 
 import difflib
-import os
 import re
 import shlex
 from enum import StrEnum
@@ -23,8 +22,6 @@ from stages.contracts.evaluate import EVALUATIONS
 from stages.contracts.online import ONLINE
 from stages.contracts.sharding import Offload, Sharding
 
-PROFILE_VARIABLE = "LOCKSTEP_PROFILE"
-DEFAULT_PROFILE = "local"
 EARLIEST_SIGNAL_S = 60
 """How much earlier than requested Slurm may send a job its signal."""
 
@@ -251,11 +248,6 @@ class Profile(Section):
             return self.defaults
         changed: dict[str, Any] = override.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
         return Resources.model_validate({**self.defaults.model_dump(), **changed})
-
-
-def profile_name(chosen: str | None = None) -> str:
-    """The active profile: the one chosen, else the environment's, else `local`."""
-    return chosen or os.environ.get(PROFILE_VARIABLE) or DEFAULT_PROFILE
 
 
 def load_profile(root: Path, name: str) -> Profile:

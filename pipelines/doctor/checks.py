@@ -11,8 +11,9 @@ from pipelines.base.console import ago
 from pipelines.base.errors import LockstepError
 from pipelines.base.redact import redact, without_credentials
 from pipelines.base.repository import Repository
+from pipelines.config.chosen_profile import profile_name
 from pipelines.config.params import load_params
-from pipelines.config.profiles import ExecutorKind, load_profile, profile_name
+from pipelines.config.profiles import ExecutorKind, load_profile
 from pipelines.doctor.result import CheckResult
 from pipelines.doctor.slurm import examine_slurm
 from pipelines.selftest.finding import Verdict

@@ -14,7 +14,7 @@ from pathlib import Path
 from pipelines.base.errors import LockstepError
 from pipelines.base.redacted_log import open_log
 from pipelines.base.repository import Repository
-from pipelines.config.profiles import PROFILE_VARIABLE
+from pipelines.config.chosen_profile import PROFILE_VARIABLE
 from pipelines.identity.snapshot import take_snapshot
 from pipelines.ledger.invocation import Invocation
 from pipelines.warm.child import Request

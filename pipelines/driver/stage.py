@@ -12,9 +12,10 @@ from pipelines.base import atomic
 from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
+from pipelines.config.chosen_profile import profile_name
 from pipelines.config.memory import refuse_what_cannot_fit
 from pipelines.config.params import load_params
-from pipelines.config.profiles import ExecutorKind, load_profile, processes_of, profile_name
+from pipelines.config.profiles import ExecutorKind, load_profile, processes_of
 from pipelines.driver.driver import Driver
 from pipelines.driver.dvc_process import ONLY_RESTORE
 from pipelines.driver.executors import make_executor

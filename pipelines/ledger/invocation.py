@@ -19,6 +19,7 @@ from pipelines.base.processes import process_lives, start_of
 from pipelines.base.redact import redact
 
 VARIABLE = "LOCKSTEP_INVOCATION"
+_caller: list[int] = []
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def current_invocation() -> Invocation:
     handed_down = os.environ.get(VARIABLE)
     if handed_down:
         return Invocation(**json.loads(handed_down))
-    process = dvc_ancestor(outermost=True) or psutil.Process()
+    process = dvc_ancestor(outermost=True) or _caller_of_this()
     # The stages of one dvc must find the same id, each on its own. A pid comes round again; with
     # its start it does not.
     started = start_of(process.pid)
@@ -62,8 +63,20 @@ def current_invocation() -> Invocation:
 
 def dvc_ancestor(*, outermost: bool = False) -> psutil.Process | None:
     """The nearest (or outermost) dvc process above this one."""
-    above = [process for process in psutil.Process().parents() if _is_dvc(process)]
+    try:
+        above = [process for process in _caller_of_this().parents() if _is_dvc(process)]
+    except psutil.NoSuchProcess:
+        return None
     return above[-1 if outermost else 0] if above else None
+
+
+def act_for(pid: int) -> None:
+    """Take that process for this one: this one was forked elsewhere to do its work."""
+    _caller[:] = [pid]
+
+
+def _caller_of_this() -> psutil.Process:
+    return psutil.Process(*_caller)
 
 
 def _is_dvc(process: psutil.Process) -> bool:

@@ -29,9 +29,10 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.processes import end_processes
 from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
+from pipelines.config.chosen_profile import profile_name
 from pipelines.config.memory import refuse_what_cannot_fit
 from pipelines.config.params import load_params
-from pipelines.config.profiles import load_profile, profile_name
+from pipelines.config.profiles import load_profile
 from pipelines.driver.dvc_process import dvc_environment, interrupt, start_dvc
 from pipelines.driver.stage import describe_command
 from pipelines.driver.upkeep import after_a_run, before_a_run

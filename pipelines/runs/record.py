@@ -8,8 +8,8 @@ import shutil
 
 from pipelines.base.console import Console
 from pipelines.base.repository import Repository
+from pipelines.config.chosen_profile import profile_name
 from pipelines.config.params import load_params
-from pipelines.config.profiles import profile_name
 from pipelines.driver.dvc_process import dvc_environment, run_dvc
 from pipelines.driver.stage import fingerprint
 from pipelines.driver.upkeep import after_a_run, before_a_run

@@ -20,9 +20,10 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.interrupts import Interrupts
 from pipelines.base.processes import end_processes
 from pipelines.base.repository import Repository
+from pipelines.config.chosen_profile import profile_name
 from pipelines.config.memory import refuse_what_cannot_fit
 from pipelines.config.params import load_params
-from pipelines.config.profiles import ExecutorKind, Profile, load_profile, profile_name
+from pipelines.config.profiles import ExecutorKind, Profile, load_profile
 from pipelines.driver.activity import activity
 from pipelines.driver.driver import SECOND_INTERRUPT_S
 from pipelines.driver.dvc_process import (

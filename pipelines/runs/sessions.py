@@ -11,6 +11,7 @@ from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
 from pipelines.base.processes import start_of, this_process
 from pipelines.base.repository import Repository
+from pipelines.config.chosen_profile import profile_name
 from pipelines.config.profiles import (
     ExecutorKind,
     Profile,
@@ -18,7 +19,6 @@ from pipelines.config.profiles import (
     bytes_of,
     load_profile,
     processes_of,
-    profile_name,
 )
 from pipelines.driver.executors import STOP_S, end_host, make_executor
 from pipelines.driver.local_process import start_here

@@ -83,8 +83,24 @@ def fork(
     With `waits`, the server tells how it ended.
     """
     connection = _reach(repository, identity)
-    if connection is None:
-        return None
+    return _ask(connection, request, files, waits=waits) if connection else None
+
+
+def fork_if_ready(
+    repository: Repository, identity: Identity, request: Request, files: list[int]
+) -> Forked | None:
+    """The same where a server is ready; where none is, one is started for the next command."""
+    folder = _folder(repository, identity)
+    where = wire.address_of(folder) if is_locked(folder / wire.LOCK) else None
+    if where and (connection := wire.connect(where)):
+        return _ask(connection, request, files)
+    prepare(repository, identity)
+    return None
+
+
+def _ask(
+    connection: socket.socket, request: Request, files: list[int], *, waits: bool = False
+) -> Forked | None:
     try:
         connection.settimeout(ANSWER_S)
         wire.send(connection, {**asdict(request), "waits": waits}, files)

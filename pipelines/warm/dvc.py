@@ -8,7 +8,6 @@ git tracks is read once for each index that git has written: DVC reads it anew f
 """
 
 import os
-import runpy
 import signal
 import sys
 import traceback
@@ -27,6 +26,7 @@ from pipelines.base.repository import Repository
 from pipelines.dvc_repo import handover
 from pipelines.warm.child import forget_files
 from pipelines.warm.git_index import read_index_once
+from pipelines.warm.stage import run_command
 from pipelines.warm.title import set_title
 
 _COMMAND = ["python", "-m", "pipelines", "stage"]
@@ -98,9 +98,7 @@ def _be_driver(words: list[str], folder: str, environment: dict[str, str]) -> No
         os.environ.update(environment)
         os.environ[handover.DVC_TAKES_THEM] = "1"
         sys.argv = words[2:]
-        runpy.run_module(words[2], run_name="__main__")
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1
+        status = run_command(words[3:])
     except BaseException:
         traceback.print_exc()
     finally:

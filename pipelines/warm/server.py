@@ -234,6 +234,7 @@ _OF_CONTROL = (
     "pipelines.commands.stage",
     "pipelines.driver.stage",
     "pipelines.warm.dvc",
+    "pipelines.warm.stage",
     # What DVC imports late, in the order of a `dvc repro`.
     "dvc.cli.parser",
     "dvc.repo",
@@ -276,20 +277,30 @@ def end_quickly(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _worker(arguments: list[str]) -> int:
+def _worker(arguments: list[str], files: list[int]) -> int:  # noqa: ARG001
     from pipelines.worker.worker import run_attempt
 
     run_attempt(arguments[0])
     return 0
 
 
-def _dvc(arguments: list[str]) -> int:
+def _dvc(arguments: list[str], files: list[int]) -> int:  # noqa: ARG001
     from pipelines.warm.dvc import run_dvc
 
     return run_dvc(arguments)
 
 
-_MODULES: dict[str, Callable[[list[str]], int]] = {"pipelines.worker.worker": _worker, "dvc": _dvc}
+def _stage(arguments: list[str], files: list[int]) -> int:
+    from pipelines.warm.stage import drive
+
+    return drive(arguments, files[-1])
+
+
+_MODULES: dict[str, Callable[[list[str], list[int]], int]] = {
+    "pipelines.worker.worker": _worker,
+    "dvc": _dvc,
+    "pipelines": _stage,
+}
 
 
 def threads_at_a_fork() -> list[str]:
@@ -359,7 +370,7 @@ def main(folder: Path, kind: Kind) -> int:
     request, files = wanted
     sys.stdout, sys.stderr = plain
     become(request, files)
-    end_quickly(_MODULES[request.module](request.arguments))
+    end_quickly(_MODULES[request.module](request.arguments, files))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import kill_each
+from tests.conftest import SERVER, kill_each
 from tests.pipeline.test_session import COUNTING_STAGE
 from tests.waiting import ended, failed, stop, succeeded, until, until_said
 
@@ -123,6 +123,36 @@ def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -
     finished.run("dvc", "repro", "--single-item", "--force", "sft")
     assert finished.status()["attempts"] == 2
     assert (finished.root / "dvc.lock").read_text() == undisturbed
+
+
+def the_driver_and_who_stands_in_for_it(clone: Any) -> tuple[psutil.Process, psutil.Process]:
+    """Under a plain `dvc repro`: the process that was forked, and the one that DVC has started."""
+    both = [p for p, words in clone.command_lines().items() if words[-2:] == ["stage", "sft"]]
+    assert len(both) == 2, both
+    forked = [process for process in both if SERVER in process.parent().cmdline()]
+    assert len(forked) == 1, both
+    both.remove(forked[0])
+    return forked[0], both[0]
+
+
+@pytest.mark.parametrize("who", ["the driver", "who stands in for it"])
+def test_a_forked_driver_and_the_process_that_dvc_has_started_end_together(
+    held_sft: Any, who: str
+) -> None:
+    held_sft.have_servers(["dvc", "repro"], {})
+    ready = lambda: "ready" in next(held_sft.root.glob(".lockstep/warm/control-*/log")).read_text()  # noqa: E731
+    until(ready, "a server that forks drivers")
+    dvc, before = held_sft.start_training()
+    driver, stand_in = the_driver_and_who_stands_in_for_it(held_sft)
+    kill_each([driver if who == "the driver" else stand_in])
+    assert "failed to reproduce 'sft'" in failed(dvc)
+    until(lambda: not (driver.is_running() or stand_in.is_running()), "both gone")
+    assert psutil.Process(int(before["job"])).is_running()
+    again = held_sft.start_sft()
+    until_said(again, "its job still runs; waiting for it")
+    let_go(held_sft)
+    succeeded(again)
+    assert held_sft.status()["attempts"] == 1
 
 
 def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(
