@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from pipelines.base import atomic
 from pipelines.base.locks import hold_lock, is_locked
@@ -39,6 +39,21 @@ POLL_S = 0.1
 LARGEST_LOG = 256 * 1024
 
 _started: list[subprocess.Popen[bytes]] = []
+
+
+def start_process(
+    words: list[str], folder: Path, environment: dict[str, str], log: BinaryIO
+) -> subprocess.Popen[bytes]:
+    """Start a process that outlives this one."""
+    return subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
 
 
 class Sender(Protocol):
@@ -202,18 +217,9 @@ class Background:
         root = self.repository.root
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        words = [sys.executable, "-m", self.module, str(root), str(lock_timeout)]
         with open_log(self._log()) as log:
-            _started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", self.module, str(root), str(lock_timeout)],
-                    cwd=root,
-                    env={**os.environ, "PYTHONPATH": path},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+            _started.append(start_process(words, root, {**os.environ, "PYTHONPATH": path}, log))
 
     def _wanted(self) -> str | None:
         """The address that the latest command named."""

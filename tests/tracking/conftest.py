@@ -16,6 +16,7 @@ from fake_clone import FakeClone
 
 from pipelines.tracking.rounds import SETTINGS
 from tests.conftest import kill_each
+from tests.shippers import forked_shippers
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +25,12 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mlflow") / "empty.db"
     MlflowClient(f"sqlite:///{path}").search_experiments(max_results=1)
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked() -> Iterator[None]:
+    with forked_shippers():
+        yield
 
 
 @pytest.fixture(autouse=True)

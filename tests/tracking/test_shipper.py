@@ -20,9 +20,19 @@ from pipelines.tracking.shipper import problem, shipper_process, start_shipper
 from tests.waiting import TIMEOUT_S, until
 
 SOURCE = Path(__file__).parents[2]
+START_PROCESS = background.start_process
 
 
-def test_it_is_started_in_no_time_and_ends_by_itself(clone: FakeClone) -> None:
+@pytest.fixture
+def _as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shipper is a fresh interpreter."""
+    monkeypatch.setattr(background, "start_process", START_PROCESS)
+
+
+def test_it_is_started_in_no_time_makes_its_own_database_and_ends_by_itself(
+    clone: FakeClone,
+) -> None:
+    (clone.repository.home / "mlflow.db").unlink()
     entry = clone.run("sft")
     program = (
         "import sys; from pathlib import Path\n"
@@ -35,7 +45,9 @@ def test_it_is_started_in_no_time_and_ends_by_itself(clone: FakeClone) -> None:
     assert done.returncode == 0, "who starts it need not import what it needs"
     until(lambda: not unshipped(clone.repository), "all is shipped")
     assert clone.run_of("sft").info.run_id == clone.cursor(entry)["run_id"]
+    assert clone.run_of("sft").info.status == "FINISHED"
     until(lambda: not clone.shippers(), "the shipper has left")
+    assert sorted(path.name for path in clone.repository.home.glob("*mlflow*")) == ["mlflow.db"]
 
 
 def test_live_jobs_are_shipped_while_they_run(clone: FakeClone) -> None:
@@ -129,14 +141,6 @@ def test_mlflow_is_imported_only_when_there_is_something_to_ship(clone: FakeClon
     subprocess.run([sys.executable, "-c", script], cwd=SOURCE, check=True)
 
 
-def test_it_makes_its_own_database(clone: FakeClone) -> None:
-    (clone.repository.home / "mlflow.db").unlink()
-    clone.run("sft")
-    assert ship_all(clone.repository, TIMEOUT_S) == []
-    assert clone.run_of("sft").info.status == "FINISHED"
-    assert sorted(path.name for path in clone.repository.home.glob("*mlflow*")) == ["mlflow.db"]
-
-
 def test_it_goes_with_the_clone_and_leaves_nothing_running(
     clone: FakeClone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +170,7 @@ def test_it_can_be_switched_off(clone: FakeClone, monkeypatch: pytest.MonkeyPatc
     assert clone.shippers() == []
 
 
+@pytest.mark.usefixtures("_as_users_have_it")
 def test_it_takes_little_from_the_training(clone: FakeClone) -> None:
     clone.begin("sft")
     start_shipper(clone.repository)
