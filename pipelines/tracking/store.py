@@ -1,10 +1,10 @@
 """MLflow, as far as the shipper uses it. No other imports its client at the top.
 
-Every text that goes out passes through `redact` here. Every call may be repeated after a kill
-without harm: a run is looked for by a tag that is its own before it is made, params and tags are
-set to the same values, files are put in the place of the same files. What goes wrong is one of
-three things: MLflow cannot be reached (try again later), the run is not there any more (make it
-again), or it refuses what it was given (trying again would not help).
+Every text that goes out is redacted here. Every call may be repeated after a kill without harm: a
+run is looked for by a tag that is its own before it is made, params and tags are set to the same
+values, files are put in the place of the same files. What goes wrong is one of three things: MLflow
+cannot be reached (try again later), the run is not there any more (make it again), or it refuses
+what it was given (trying again would not help).
 """
 
 import json
@@ -22,7 +22,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunT
 from mlflow.exceptions import MlflowException
 
 from pipelines.base import atomic
-from pipelines.base.redact import redact
+from pipelines.base.redact import Redaction, redact
 from pipelines.base.repository import Repository
 from pipelines.tracking.cursor import URI_VARIABLE, Cursor, database, store_address, tracking_uri
 from pipelines.tracking.errors import (
@@ -367,7 +367,8 @@ def _table_path(name: str) -> str:
 
 
 def _texts(values: Mapping[str, str | None]) -> dict[str, str]:
-    return {safe_name(key): redact(value) for key, value in values.items() if value is not None}
+    hidden = Redaction(os.environ)  # hundreds of values, for each of which it would look anew
+    return {safe_name(key): hidden(value) for key, value in values.items() if value is not None}
 
 
 def _milliseconds(seconds: float) -> int:
