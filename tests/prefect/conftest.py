@@ -12,6 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from prefect_servers import LocalServers, send_what_waits, serving
 from tiny_project import TinyProject, make_project
 
+from pipelines.base.repository import Repository
+from pipelines.warm.client import end_servers
+from tests.forks import fork_servers
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_tracking() -> Iterator[None]:
@@ -52,6 +56,7 @@ def project(
     )
 
     project = make_project(tmp_path / "project")
+    fork_servers(project.root, dict(os.environ), None)
     monkeypatch.chdir(project.root)
     settings = {
         PREFECT_API_URL: local_servers.api.url,
@@ -60,3 +65,4 @@ def project(
     }
     with temporary_settings(settings):
         yield project
+    end_servers(Repository(project.root))

@@ -1,10 +1,13 @@
 """A DVC project of four stages that take no time: a, then b and c beside one another, then d."""
 
+import atexit
 import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +70,19 @@ class TinyProject:
 
 
 def make_project(root: Path) -> TinyProject:
-    (root / "slurm_profiles").mkdir(parents=True)
+    shutil.copytree(_template(), root)
+    project = TinyProject(root)
+    project.behave()
+    return project
+
+
+@cache
+def _template() -> Path:
+    """What projects are copied from: made once in each test process."""
+    folder = tempfile.TemporaryDirectory(prefix="lockstep-tiny-")
+    atexit.register(folder.cleanup)
+    root = Path(folder.name)
+    (root / "slurm_profiles").mkdir()
     (root / "dvc.yaml").write_text(DVC_YAML)
     (root / "params.yaml").write_text("seed: 17\n")
     (root / "input").write_text("1")
@@ -82,6 +97,4 @@ def make_project(root: Path) -> TinyProject:
     for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
         subprocess.run(command, cwd=root, check=True)
     shutil.copy(REPOSITORY / ".dvc/config", root / ".dvc/config")
-    project = TinyProject(root)
-    project.behave()
-    return project
+    return root
