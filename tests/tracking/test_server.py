@@ -20,6 +20,21 @@ from pipelines.tracking.store import Store
 from tests.ports import free_port
 from tests.waiting import TIMEOUT_S, answers, until
 
+# As `mlflow server` has it run, without the process above it that imports as much again.
+SERVER = """
+import os, sys
+import uvicorn
+from mlflow.server import constants
+port, store, artifacts = sys.argv[1:]
+os.environ |= {
+    constants.BACKEND_STORE_URI_ENV_VAR: store,
+    constants.ARTIFACT_ROOT_ENV_VAR: "mlflow-artifacts:/",
+    constants.ARTIFACTS_DESTINATION_ENV_VAR: artifacts,
+    constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+}
+uvicorn.run("mlflow.server.fastapi_app:app", host="127.0.0.1", port=int(port))
+"""
+
 
 @pytest.fixture
 def port() -> int:
@@ -35,11 +50,10 @@ def start_server(
     def start() -> None:
         store = tmp_path / "server.db"
         store.write_bytes(migrated_database.read_bytes())
-        words = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-        places = [f"sqlite:///{store}", "--artifacts-destination", str(tmp_path / "artifacts")]
+        words = [str(port), f"sqlite:///{store}", str(tmp_path / "artifacts")]
         servers.append(
             subprocess.Popen(
-                [sys.executable, "-m", "mlflow", *words, "--backend-store-uri", *places],
+                [sys.executable, "-c", SERVER, *words],
                 cwd=tmp_path,
                 env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
                 start_new_session=True,

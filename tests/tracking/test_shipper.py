@@ -46,7 +46,8 @@ def test_it_is_started_in_no_time_makes_its_own_database_and_ends_by_itself(
     until(lambda: not unshipped(clone.repository), "all is shipped")
     assert clone.run_of("sft").info.run_id == clone.cursor(entry)["run_id"]
     assert clone.run_of("sft").info.status == "FINISHED"
-    until(lambda: not clone.shippers(), "the shipper has left")
+    psutil.wait_procs(clone.shippers(), TIMEOUT_S)
+    assert clone.shippers() == []
     assert sorted(path.name for path in clone.repository.home.glob("*mlflow*")) == ["mlflow.db"]
 
 
