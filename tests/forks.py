@@ -28,6 +28,7 @@ from pipelines.config.profiles import Resources, thread_variables
 from pipelines.identity.snapshot import take_snapshot
 from pipelines.warm import wire
 from pipelines.warm.identity import Identity, Kind
+from tests import shippers
 
 ROOT = Path(__file__).resolve().parents[1]
 _AT_THE_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_")
@@ -124,6 +125,7 @@ def _serve(channel: socket.socket, kind: Kind) -> int:
     if kind is Kind.CONTROL:
         for name in _OF_COMMANDS:
             importlib.import_module(name)
+        shippers.fork_parent()
     our_code = _version()
     # What is never collected is never copied: a fork costs what it changes.
     gc.collect()
