@@ -8,11 +8,14 @@ completion carries its supports, so that a trainer can compute the very same log
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
-from stages.engines.processes.sampling_group import SamplingGroup
+
+if TYPE_CHECKING:
+    # torch comes with it, and what makes no tokens itself needs none.
+    from stages.engines.processes.sampling_group import SamplingGroup
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class GeneratorSettings:
     longest: int | None = None
     """Tokens that a request has at most together with its answer. vLLM starts only if its cache has
     room for such a sequence; where it is not known, for the model's whole context."""
-    group: SamplingGroup | None = None
+    group: "SamplingGroup | None" = None
     """The ranks whose GPUs these are, where they are not all of one process."""
 
     @classmethod
