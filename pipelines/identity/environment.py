@@ -9,6 +9,8 @@ import platform
 import re
 import socket
 import sys
+from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,7 @@ def describe(context: Context, deterministic: bool) -> dict[str, Any]:
         "sequence_parallel": context.sequence_parallel,
         "shards": context.num_shards,
         **_torch(context.device),
-        "packages": _versions(),
+        "packages": dict(_versions()),
     }
 
 
@@ -110,7 +112,9 @@ def _driver() -> str | None:
         return None
 
 
-def _versions() -> dict[str, str]:
+@cache
+def _versions() -> Mapping[str, str]:
+    """Those of this process: what it has imported stays, whatever is installed meanwhile."""
     versions = {}
     for package in PACKAGES:
         try:

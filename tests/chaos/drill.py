@@ -17,6 +17,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,12 @@ def main(work: str, folder: str, seed: str, cases: str) -> None:
     fake.run = compute  # type: ignore[attr-defined]
     if work == "checkpoints":
         import stages.checkpoint  # noqa: F401  (torch takes seconds: once, before the children)
+    else:
+        # What is read, built and looked up once in a process, every child has from here.
+        first = Path(folder) / "first"
+        begin(first)
+        with Path(os.devnull).open("w") as null, redirect_stdout(null), redirect_stderr(null):
+            stage(first)
     peaceful = Path(folder) / "peaceful"
     begin(peaceful)
     assert in_a_child(WORK[work][0], peaceful) is None, peaceful.with_suffix(".said").read_text()

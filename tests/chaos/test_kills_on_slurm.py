@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipelines.dvc_repo.lock_file import read_stages
-from tests.chaos.conftest import copy_to_torment
+from tests.chaos.conftest import copy_of, copy_to_torment
 from tests.chaos.monkey import (
     Monkey,
     differences,
@@ -25,6 +25,7 @@ from tests.chaos.monkey import (
     wait_for_quiet,
 )
 from tests.slurm.conftest import _why_not, cluster, on_slurm
+from tests.slurm.light_stages import ANSWER_BY_HASH, COUNTING_STAGE
 from tests.waiting import TIMEOUT_S
 
 __all__ = ["cluster"]
@@ -40,19 +41,62 @@ pytestmark = [
 ROUND = 10
 TARGET = "rollout@iter_001"
 """With what is before it and not prepared: one job, then an array of two."""
+EPOCHS = 120
+"""Of an SFT that counts, twenty a second."""
+SLOWLY = "\nimport time\n\n_at_once = Hashes._answer\n"
+SLOWLY += "Hashes._answer = lambda *given: (time.sleep(0.1), _at_once(*given))[1]\n"
+"""So that shards can be caught at it."""
+WITH_TOKENIZER = """
+import shutil
+
+_count = run
+
+
+def run(config, inputs, out, ctx):
+    metrics = _count(config, inputs, out, ctx)
+    shutil.copy(inputs["base"] / "tokenizer.json", out["model"])
+    return metrics
+"""
+"""What rollouts need of a policy to read their answers."""
+
+
+@pytest.fixture(scope="module")
+def light_root(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone whose stages compute without a model: a real one imports its libraries for seconds.
+
+    What they are in, they share with real ones: attempts, checkpoints, shards and their parts.
+    """
+    clone = copy_of(prepared_root, tmp_path_factory.mktemp("light") / "clone")
+    clone.without_tracking()
+    clone.set_params(sft__epochs=EPOCHS)
+    clone.write_code("stages/sft.py", COUNTING_STAGE + WITH_TOKENIZER)
+    clone.write_code("stages/engines/generation/generators.py", ANSWER_BY_HASH + SLOWLY)
+    clone.commit("light")
+    return clone.root
+
+
+@pytest.fixture(scope="module")
+def left_in_peace(light_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of it in which the stages have run on this machine, undisturbed."""
+    clone = copy_of(light_root, tmp_path_factory.mktemp("in-peace") / "clone")
+    clone.without_tracking()
+    began = time.monotonic()
+    clone.run("lockstep", "run", TARGET, LOCKSTEP_WARM="off")
+    (clone.root.parent / "seconds").write_text(str(time.monotonic() - began))
+    return clone.root
 
 
 def test_whatever_is_killed_on_a_cluster_the_same_command_ends_with_the_same_bytes(
-    prepared_root: Path, peaceful_root: Path, tmp_path: Path, cluster: Any
+    light_root: Path, left_in_peace: Path, tmp_path: Path, cluster: Any
 ) -> None:
     seed = the_seed()
     for number, kills in enumerate(rounds(number_of_kills(ROUND), ROUND)):
-        with copy_to_torment(prepared_root, tmp_path / "clone") as copy:
+        with copy_to_torment(light_root, tmp_path / "clone") as copy:
             clone = on_slurm(copy.root, cluster)
             clone.set_profile(checkpoint_seconds=0.2, requeues=20)
             cluster.up()
             try:
-                torment(clone, peaceful_root, seed, kills, number)
+                torment(clone, left_in_peace, seed, kills, number)
             finally:
                 cluster.up()
                 cluster.cancel_all()

@@ -1,10 +1,10 @@
 """dvc.lock has one order, whichever stage ended first."""
 
-import subprocess
-import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from dvc.repo import Repo
 
 from pipelines.dvc_repo.lock_order import order_lock
 
@@ -16,13 +16,15 @@ stages:
 """
 
 
-def dvc(root: Path, *words: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", *words, "-q"], cwd=root, check=True)
+def repro(root: Path, stage: str | None = None) -> None:
+    """All of it, or one stage alone."""
+    with chdir(root), Repo(str(root)) as repo:
+        repo.reproduce(stage, single_item=stage is not None)
 
 
 def clone(root: Path) -> Path:
     root.mkdir()
-    dvc(root, "init", "--no-scm")
+    Repo.init(str(root), no_scm=True).close()
     (root / "dvc.yaml").write_text(GRAPH)
     (root / "a").write_text("a")
     return root
@@ -31,9 +33,9 @@ def clone(root: Path) -> Path:
 @pytest.mark.slow
 def test_stages_recorded_in_another_order_leave_the_bytes_of_a_plain_repro(tmp_path: Path) -> None:
     plain, other = clone(tmp_path / "plain"), clone(tmp_path / "other")
-    dvc(plain, "repro")
+    repro(plain)
     for name in ("third", "second", "last"):
-        dvc(other, "repro", "--single-item", name)
+        repro(other, name)
     assert (other / "dvc.lock").read_bytes() != (plain / "dvc.lock").read_bytes()
     order_lock(other)
     assert (other / "dvc.lock").read_bytes() == (plain / "dvc.lock").read_bytes()
@@ -41,7 +43,7 @@ def test_stages_recorded_in_another_order_leave_the_bytes_of_a_plain_repro(tmp_p
 
 def test_a_stage_that_the_graph_no_longer_has_stays_at_the_end(tmp_path: Path) -> None:
     root = clone(tmp_path / "clone")
-    dvc(root, "repro")
+    repro(root)
     (root / "dvc.yaml").write_text(GRAPH.replace("  second:", "  renamed:"))
     before = set((root / "dvc.lock").read_text().splitlines())
     order_lock(root)

@@ -1,5 +1,6 @@
 """A plan says what DVC's own status says, and what DVC then restores instead of running."""
 
+import contextlib
 import json
 import logging
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from dvc.repo import Repo
 from dvc.utils.serialize import dumps_yaml
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -114,7 +115,8 @@ def repro(root: Path) -> list[str]:
     """Bring all up to date with DVC; the stages whose commands ran."""
     log = root / "ran.log"
     log.unlink(missing_ok=True)
-    subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=root, check=True)
+    with contextlib.chdir(root), Repo(str(root)) as repo:
+        repo.reproduce()
     return log.read_text().split() if log.exists() else []
 
 
@@ -352,6 +354,7 @@ STAGES = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(NAMES, STAGES, max_size=3))
 @example({"a": {"cmd": (common := ["x", "y"])}, "b": {"cmd": common}})
 def test_a_lock_file_is_read_as_yaml_reads_it(stages: dict[str, Any]) -> None:

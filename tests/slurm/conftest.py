@@ -13,7 +13,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ruamel.yaml import YAML
 
 from pipelines.ledger.entry import Attempt
 from tests.conftest import TINY, Clone, copy_tree
+from tests.slurm.light_stages import COUNTING_STAGE
 from tests.waiting import until
 from tools import slurm_cluster
 
@@ -113,93 +115,6 @@ def let_the_controller_save(cluster: Any) -> None:
 
 MEDIUM = 200
 """Epochs of a real SFT stage of some seconds."""
-ONE_RANK = """
-from contextlib import nullcontext
-
-
-class OneRank:
-    def same(self, value):
-        return value
-
-    def agree_to_stop(self, wanted, where):
-        return wanted
-
-
-def join(ctx):
-    return nullcontext(OneRank())
-"""
-COUNT = """
-import hashlib
-import os
-import time
-
-from stages.context import Stopped
-
-
-def run(config, inputs, out, ctx):
-    state = ctx.scratch / "checkpoint-1"
-    hold = ctx.folder.parents[3] / "hold"
-    epochs = config.sft.epochs
-
-    def save(step):
-        if ctx.rank == 0:
-            aside = state.with_suffix(".tmp")
-            aside.write_text(f"{step} {made}")
-            os.replace(aside, state)
-
-    with join(ctx) as ranks:
-        found = state.read_text().split() if state.exists() else ("0", "nothing")
-        done, made = ranks.same(found)
-        ctx.resume_at(int(done))
-        saved = time.monotonic()
-        for step in range(int(done), epochs):
-            while step == epochs - 1 and hold.exists() and not ctx.should_stop():
-                time.sleep(0.05)
-            stop = ranks.agree_to_stop(ctx.should_stop(), f"step {step + 1}")
-            if stop:
-                save(step)
-                raise Stopped(f"stopped after step {step}")
-            if time.monotonic() - saved > ctx.checkpoint_seconds:
-                save(step)
-                saved = time.monotonic()
-            time.sleep(0.05)
-            made = hashlib.sha256(f"{made} {step}".encode()).hexdigest()
-            ctx.log(step + 1, {"loss": 1.0})
-            ctx.progress(step + 1, epochs, loss=1.0)
-    for path in out.values():
-        path.mkdir()
-        (path / "done").write_text(made)
-    return {"loss": 1.0}
-"""
-COUNTING_STAGE = ONE_RANK + COUNT
-"""For sft: no libraries to import; its bytes show that each step was made once, in order."""
-COUNT_TOGETHER = f"from stages.engines.processes.ranks import join\n{COUNT}"
-"""Ranks that meet at every step as those that train do, without a model and its libraries."""
-DIGESTING_STAGE = """
-import hashlib
-
-from stages.engines.processes.parts import Pass, collect, fill
-
-
-def run(config, inputs, out, ctx):
-    seen = hashlib.sha256(f"{config.model_dump_json()} {list(ctx.graph)}".encode())
-    for name, given in sorted(inputs.items()):
-        for path in sorted([given, *given.rglob("*")]):
-            if path.is_file():
-                seen.update(f"{name} {path.relative_to(given)} ".encode() + path.read_bytes())
-
-    def digests(unit):
-        return [hashlib.sha256(f"{seen.hexdigest()} {row}".encode()).hexdigest() for row in unit]
-
-    work = Pass("digests", 8, 1, lambda: digests)
-    fill(ctx, work)
-    made = "".join(collect(ctx, work))
-    for name, path in out.items():
-        path.mkdir()
-        (path / "digest").write_text(f"{name} {made}")
-    return {"loss": 1.0}
-"""
-"""For any stage: no libraries to import; its bytes depend on all that it was given."""
 
 
 class SlurmClone(Clone):
@@ -299,14 +214,28 @@ def prepared_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clone.set_params(**PARAMS)
     clone.run("dvc", "repro", "prepare")
     clone.commit("prepared")
+    clone.run("git", "gc", "--quiet")  # a thousand files less in every copy
     return clone.root
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """By a program: thousands of files, for each of a hundred tests."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["cp", "-a", source, target], check=True)
 
 
 def copy_at_home(source: Path, folder: Path) -> Clone:
     """A copy of a clone whose stages run on this machine, with nothing going to MLflow."""
-    shutil.copytree(source, folder / "clone", symlinks=True)
+    copy_folder(source, folder / "clone")
     clone = Clone(folder / "clone")
     clone.without_tracking()
+    return clone
+
+
+def copy_of_other_code(source: Path, folder: Path) -> Clone:
+    """One whose stages are not those of this repository: no warm process has imported them."""
+    clone = copy_at_home(source, folder)
+    clone.variables["LOCKSTEP_WARM"] = "off"
     return clone
 
 
@@ -332,7 +261,7 @@ def pipeline_on_slurm(
 ) -> tuple[SlurmClone, str]:
     """A clone after the whole pipeline, run on the cluster, and what the command said."""
     root = tmp_path_factory.mktemp("on-slurm") / "clone"
-    shutil.copytree(prepared_root, root, symlinks=True)
+    copy_folder(prepared_root, root)
     clone = on_slurm(root, cluster)
     clone.set_profile(rollout={"shards": 3, "array_parallelism": 2}, score={"shards": 2})
     clone.set_profile(evaluate_sft={"tasks_per_node": 2, "sharding": "fsdp"})
@@ -342,41 +271,67 @@ def pipeline_on_slurm(
 @pytest.fixture
 def slurm_clone(prepared_root: Path, tmp_path: Path, cluster: Any) -> Iterator[SlurmClone]:
     """A copy of it whose jobs go to the cluster."""
-    root = tmp_path / "clone"
-    shutil.copytree(prepared_root, root, symlinks=True)
-    clone = on_slurm(root, cluster)
+    copy_folder(prepared_root, tmp_path / "clone")
+    clone = on_slurm(tmp_path / "clone", cluster)
     yield clone
     clone.kill_all()
 
 
-def count(clone: Any, epochs: int) -> None:
-    """Let SFT count instead of training, because its libraries take ten seconds to import."""
-    clone.set_params(sft__epochs=epochs)
-    clone.write_code("stages/sft.py", COUNTING_STAGE)
-    clone.run("dvc", "repro", "code")  # as `lockstep run` does; `--single-item` leaves it
-    clone.commit("counts")
+@pytest.fixture(scope="session")
+def counting_root(
+    prepared_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], Path]:
+    """Of a clone whose SFT counts so many epochs instead of training. Read it, do not change it.
+
+    The libraries of the real one take ten seconds to import.
+    """
+
+    @cache
+    def make(epochs: int) -> Path:
+        clone = copy_of_other_code(prepared_root, tmp_path_factory.mktemp("counting"))
+        clone.set_params(sft__epochs=epochs)
+        clone.write_code("stages/sft.py", COUNTING_STAGE)
+        clone.run("dvc", "repro", "code")  # as `lockstep run` does; `--single-item` leaves it
+        clone.commit("counts")
+        return clone.root
+
+    return make
 
 
 @pytest.fixture
-def long_sft(slurm_clone: SlurmClone) -> SlurmClone:
+def counting_clone(
+    counting_root: Callable[[int], Path], tmp_path: Path, cluster: Any
+) -> Iterator[Callable[[int], SlurmClone]]:
+    """A copy of one whose jobs go to the cluster."""
+    with contextlib.ExitStack() as stack:
+
+        def make(epochs: int) -> SlurmClone:
+            copy_folder(counting_root(epochs), tmp_path / "clone")
+            clone = on_slurm(tmp_path / "clone", cluster)
+            stack.callback(clone.kill_all)
+            return clone
+
+        yield make
+
+
+@pytest.fixture
+def long_sft(counting_clone: Callable[[int], SlurmClone]) -> SlurmClone:
     """With an SFT stage that is at work for long enough to be caught at it."""
-    count(slurm_clone, 20_000)
-    return slurm_clone
+    return counting_clone(20_000)
 
 
 @pytest.fixture
-def medium_sft(slurm_clone: SlurmClone) -> SlurmClone:
+def medium_sft(counting_clone: Callable[[int], SlurmClone]) -> SlurmClone:
     """With an SFT stage that ends when it is released, to be disturbed before."""
-    count(slurm_clone, 60)
-    slurm_clone.hold()
-    return slurm_clone
+    clone = counting_clone(60)
+    clone.hold()
+    return clone
 
 
 @pytest.fixture
-def quick_sft(slurm_clone: SlurmClone) -> SlurmClone:
+def quick_sft(counting_clone: Callable[[int], SlurmClone]) -> SlurmClone:
     """With an SFT stage that ends at once."""
-    count(slurm_clone, 1)
-    return slurm_clone
+    return counting_clone(1)
 
 
 @pytest.fixture
@@ -387,10 +342,11 @@ def real_sft(slurm_clone: SlurmClone) -> SlurmClone:
 
 
 @pytest.fixture(scope="session")
-def undisturbed_lock(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed_lock(
+    counting_root: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory
+) -> str:
     """dvc.lock after the medium SFT stage, run on this machine and left in peace."""
-    clone = copy_at_home(prepared_root, tmp_path_factory.mktemp("undisturbed"))
-    count(clone, 60)
+    clone = copy_of_other_code(counting_root(60), tmp_path_factory.mktemp("undisturbed"))
     clone.run("dvc", "repro", "--single-item", "sft")
     return (clone.root / "dvc.lock").read_text()
 

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.dvc_repo.lock_file import read_stages
-from tests.slurm.conftest import copy_at_home
+from tests.conftest import Clone
+from tests.slurm.conftest import SlurmClone, copy_folder, copy_of_other_code, on_slurm
+from tests.slurm.light_stages import ANSWER_BY_HASH
 
 pytestmark = pytest.mark.slow
 
@@ -21,60 +24,31 @@ DIE_ONCE = """
 """
 
 
-ANSWER_BY_HASH = '''
-import hashlib
-from contextlib import closing
-
-from stages.engines.generation.generator import Completion
-
-
-class Hashes:
-    """Stands for a policy: it needs no libraries, and answers by the request and its seed alone."""
-
-    policy_hash = "0" * 32
-
-    def generate(self, requests, *, max_new_tokens, sampling):
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request):
-        digest = hashlib.sha256(f"{list(request.prompt_ids)} {request.seed}".encode()).digest()
-        ids = [3 + byte % 8 for byte in digest[: 1 + digest[0] % 16]]
-        return Completion(ids, [-1.0 / one for one in ids], digest[1] / 10, "stop")
-
-    def close(self):
-        pass
-
-
-def opened(ctx, folder, engine, precision, slots, longest):
-    return closing(Hashes())
-'''
-
-
-def answer_by_hash(clone: Any) -> None:
-    """Let rollouts be those of no model, whose libraries take ten seconds to import.
-
-    All else is the stage's own: how shards share, keep, resume and merge.
-    """
-    clone.write_code("stages/engines/generation/generators.py", ANSWER_BY_HASH)
+@pytest.fixture(scope="module")
+def trained_root(pipeline_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With all that rollouts need, and rollouts to be made anew, without a model."""
+    root = tmp_path_factory.mktemp("trained") / "clone"
+    ledger = shutil.ignore_patterns(".lockstep")
+    shutil.copytree(pipeline_root, root, symlinks=True, ignore=ledger)
+    Clone(root).write_code("stages/engines/generation/generators.py", ANSWER_BY_HASH)
+    return root
 
 
 @pytest.fixture(scope="module")
-def by_one_process(pipeline_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def by_one_process(trained_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What dvc.lock says of rollouts without a model that one process made, without Slurm."""
-    clone = copy_at_home(pipeline_root, tmp_path_factory.mktemp("one"))
-    answer_by_hash(clone)
+    clone = copy_of_other_code(trained_root, tmp_path_factory.mktemp("one"))
     clone.run("dvc", "repro", "--single-item", ROLLOUT)
     return outs(clone.root, ROLLOUT)
 
 
 @pytest.fixture
-def trained(slurm_clone: Any, pipeline_root: Path) -> Any:
-    """With all that rollouts need, and rollouts to be made anew, without a model."""
-    shutil.rmtree(slurm_clone.root)
-    ledger = shutil.ignore_patterns(".lockstep")
-    shutil.copytree(pipeline_root, slurm_clone.root, symlinks=True, ignore=ledger)
-    answer_by_hash(slurm_clone)
-    return slurm_clone
+def trained(trained_root: Path, tmp_path: Path, cluster: Any) -> Iterator[SlurmClone]:
+    """A copy of it whose jobs go to the cluster."""
+    copy_folder(trained_root, tmp_path / "clone")
+    clone = on_slurm(tmp_path / "clone", cluster)
+    yield clone
+    clone.kill_all()
 
 
 def outs(root: Path, stage: str) -> Any:

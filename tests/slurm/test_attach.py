@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from tests.conftest import kill_each
-from tests.slurm.conftest import DIGESTING_STAGE, let_the_controller_save
+from tests.slurm.conftest import let_the_controller_save
+from tests.slurm.light_stages import DIGESTING_STAGE
 from tests.waiting import ended, failed, stop, succeeded, until_said
 
 COMMANDS = [("dvc", "repro", "--single-item", "sft"), ("lockstep", "run", "sft")]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.conftest import DIGESTING_STAGE, STAGES, copy_at_home
+from tests.slurm.conftest import STAGES, copy_at_home
+from tests.slurm.light_stages import DIGESTING_STAGE
 from tests.waiting import ended, stop, succeeded
 
 

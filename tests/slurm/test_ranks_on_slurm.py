@@ -1,7 +1,6 @@
 """Stages of several processes, across nodes: they find one another, agree, and name who is lost."""
 
 import json
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipelines.dvc_repo.lock_file import read_stages
-from tests.slurm.conftest import COUNT_TOGETHER, MEDIUM, copy_at_home, on_slurm
+from tests.slurm.conftest import MEDIUM, copy_folder, copy_of_other_code, on_slurm
+from tests.slurm.light_stages import COUNT_TOGETHER
 from tests.waiting import failed, succeeded
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def two_nodes(real_sft: Any) -> Any:
 def undisturbed(prepared_root: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The same, left in peace."""
     root = tmp_path_factory.mktemp("ranks") / "clone"
-    shutil.copytree(prepared_root, root, symlinks=True)
+    copy_folder(prepared_root, root)
     clone = on_slurm(root, cluster)
     clone.set_params(sft__epochs=MEDIUM)
     clone.set_profile(**RANKS)
@@ -103,7 +103,7 @@ def test_a_node_lost_under_some_of_the_ranks(counting: Any) -> None:
     """Slurm requeues the job; the ranks that lost their peers must not end it for good."""
     counting.set_params(sft__epochs=60)
     counting.set_profile(checkpoint_seconds=0.2)
-    at_home = copy_at_home(counting.root, counting.root.parent / "home")
+    at_home = copy_of_other_code(counting.root, counting.root.parent / "home")
     counting.hold()
     driver, _ = counting.start_training()
     saved = ".lockstep/jobs/sft/*/scratch/checkpoint-1"
