@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.conftest import copy_to_torment
+from tests.chaos.conftest import copy_of, copy_to_torment
 from tests.chaos.drill import PARTS, REPEATS, STEPS, compute
 from tests.chaos.monkey import results, the_seed, wait_for_quiet
 from tests.waiting import ended, succeeded, until
@@ -74,9 +74,11 @@ def light_root(fresh_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         for name in ("prepare", "sft"):
             clone.write_code(f"stages/{name}.py", LIGHT_STAGE)
         clone.commit("light")
-        clone.run("lockstep", "run", "prepare")
-        shutil.copytree(clone.root, folder / "peaceful", symlinks=True)
-        type(clone)(folder / "peaceful").run("lockstep", "run", "sft", LOCKSTEP_TRACKING="off")
+        # A warm process would have to import the code of this clone anew.
+        cold = {"LOCKSTEP_TRACKING": "off", "LOCKSTEP_WARM": "off"}
+        clone.run("lockstep", "run", "prepare", **cold)
+        peaceful = copy_of(clone.root, folder / "peaceful")
+        peaceful.run("lockstep", "run", "sft", **cold)
         root: Path = clone.root
         return root
 
@@ -152,7 +154,7 @@ def test_a_read_only_artifact_folder_is_named_and_costs_no_computation(light: An
     (light.root / policies).mkdir(parents=True, exist_ok=True)
     bind = f"mount --bind {policies} {policies} && mount -o remount,ro,bind {policies}"
     command = "python -m pipelines stage sft"
-    done = light.run(*private, f"{bind} && exec {command}", check=False)
+    done = light.run(*private, f"{bind} && exec {command}", check=False, LOCKSTEP_WARM="off")
     assert done.returncode != 0
     assert "Read-only file system" in done.stdout
     assert policies in done.stdout

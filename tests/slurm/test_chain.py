@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.conftest import STAGES, copy_at_home
+from tests.slurm.conftest import STAGE, STAGES, copy_at_home
 from tests.slurm.light_stages import DIGESTING_STAGE
 from tests.waiting import ended, stop, succeeded
 
@@ -94,7 +94,7 @@ def test_chains_need_slurm(slurm_clone: Any) -> None:
 
 def test_status_shows_all_that_slurm_users_look_for(long_sft: Any) -> None:
     long_sft.set_profile(partition="gpu", gpus_per_node=1)
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     shown = long_sft.run("lockstep", "status").stdout
     line = next(line for line in shown.splitlines() if line.startswith("sft "))
     for part in ("running", "of 30 min 00 s", row["nodes"], row["job"], "loss 1"):
@@ -106,7 +106,7 @@ def test_status_shows_all_that_slurm_users_look_for(long_sft: Any) -> None:
 
 
 def test_orphans_are_listed_and_ended(long_sft: Any) -> None:
-    driver, first = long_sft.start_training()
+    driver, first = long_sft.start_training(*STAGE)
     stop(driver, signal.SIGHUP)
     assert "no live job is unwanted" in long_sft.run("lockstep", "status", "--orphans").stdout
     long_sft.set_params(sft__epochs=19_999)
@@ -119,7 +119,7 @@ def test_orphans_are_listed_and_ended(long_sft: Any) -> None:
 
 
 def test_logs_follow_across_attempts(long_sft: Any) -> None:
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     follower = long_sft.start("lockstep", "logs", "-f", "sft")
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.slurm.conftest import STAGE
 from tests.waiting import failed, stop, succeeded
 
 
@@ -17,7 +18,7 @@ def test_an_exception_ends_with_its_traceback_and_no_second_try(quick_sft: Any) 
 
 
 def test_kill_9_of_the_worker_names_rank_and_node(long_sft: Any) -> None:
-    driver, _ = long_sft.start_training()
+    driver, _ = long_sft.start_training(*STAGE)
     long_sft.workers()[0].kill()
     output = failed(driver)
     assert "rank 0 on 127.0.0.1" in output
@@ -31,13 +32,13 @@ def test_kill_9_of_the_worker_names_rank_and_node(long_sft: Any) -> None:
 def test_out_of_memory_is_named(long_sft: Any) -> None:
     hoard = "    import time; hoard = bytearray(2 * 10**9); time.sleep(60)\n"
     long_sft.begin_with("sft", hoard)
-    output = failed(long_sft.start_sft())
+    output = failed(long_sft.start(*STAGE))
     assert "ran out of memory" in output
     assert "raise `memory`" in output
 
 
 def test_scancel_is_taken_for_what_it_is(long_sft: Any) -> None:
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     long_sft.cluster.run("scancel", row["job"])
     output = failed(driver)
     assert f"job {row['job']} was cancelled from outside (scancel)" in output
@@ -47,7 +48,7 @@ def test_scancel_is_taken_for_what_it_is(long_sft: Any) -> None:
 
 def test_a_lost_node_is_named_where_no_restart_is_allowed(long_sft: Any) -> None:
     long_sft.set_profile(requeues=0)
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     long_sft.cluster.kill_node(row["nodes"])
     output = failed(driver)
     assert f"lost its node on {row['nodes']}" in output
@@ -57,7 +58,7 @@ def test_a_full_partition_shows_why_the_job_waits(long_sft: Any) -> None:
     cluster = long_sft.cluster
     for _ in cluster.layout.names:
         cluster.run("sbatch", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300")
-    driver = long_sft.start_sft()
+    driver = long_sft.start(*STAGE)
     row = long_sft.until(
         lambda: (r := long_sft.status())["state"] == "queued" and r["reason"] and r, "a reason"
     )
@@ -77,7 +78,7 @@ def test_a_drained_node_takes_no_job_and_loses_none(medium_sft: Any, undisturbed
 
 @pytest.mark.slow
 def test_a_held_job_says_how_to_release_it(long_sft: Any) -> None:
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     long_sft.cluster.run("scontrol", "requeuehold", row["job"])
     held = long_sft.until(
         lambda: (r := long_sft.status())["state"] == "queued" and r["reason"] and r, "held"
@@ -96,7 +97,7 @@ def test_a_time_limit_that_kills_is_named(long_sft: Any) -> None:
     long_sft.set_profile(requeues=0)
     code = (long_sft.root / "stages/sft.py").read_text()
     long_sft.write_code("stages/sft.py", code.replace("if stop:", "if False:"))
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     long_sft.cluster.run("scontrol", "update", f"JobId={row['job']}", "EndTime=now+30")
     output = failed(driver)
     assert f"job {row['job']} passed its time limit" in output

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.dvc_repo.lock_file import read_stages
-from tests.slurm.conftest import MEDIUM, copy_folder, copy_of_other_code, on_slurm
+from tests.slurm.conftest import MEDIUM, STAGE, copy_folder, copy_of_other_code, on_slurm
 from tests.slurm.light_stages import COUNT_TOGETHER
 from tests.waiting import failed, succeeded
 
@@ -72,7 +72,7 @@ def test_all_ranks_stop_at_one_step_and_go_on_to_the_same_bytes(
 
 
 def test_a_killed_rank_is_named_and_takes_the_job_along(counting: Any) -> None:
-    driver, _ = counting.start_training()
+    driver, _ = counting.start_training(*STAGE)
     workers = counting.workers()
     assert len(workers) == 2
     workers[1].kill()
@@ -82,7 +82,7 @@ def test_a_killed_rank_is_named_and_takes_the_job_along(counting: Any) -> None:
 
 
 def test_a_rank_that_hangs_is_named_within_the_time_allowed(counting: Any) -> None:
-    driver, _ = counting.start_training()
+    driver, _ = counting.start_training(*STAGE)
     stuck = counting.workers()[1]
     stuck.send_signal(signal.SIGSTOP)
     output = failed(driver)

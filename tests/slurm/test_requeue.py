@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.slurm.conftest import STAGE
 from tests.waiting import failed, stop, succeeded
 
 
@@ -32,16 +33,18 @@ def preempt(clone: Any, node: str) -> str:
 
 
 @pytest.mark.slow
-def test_preemption_with_requeue(real_sft: Any, real_lock: str) -> None:
-    real_sft.set_profile(partition="spot")
-    driver, row = real_sft.start_training()
-    urgent = preempt(real_sft, row["nodes"])
-    real_sft.until(lambda: checkpoints(real_sft), "saved on the warning")
-    output = finish(real_sft, driver, real_lock)
-    after = real_sft.status()
+def test_preemption_with_requeue(medium_sft: Any, undisturbed_lock: str) -> None:
+    # None but the one on the warning.
+    medium_sft.set_profile(partition="spot", checkpoint_seconds=600)
+    driver, row = medium_sft.start_training()
+    urgent = preempt(medium_sft, row["nodes"])
+    medium_sft.until(lambda: checkpoints(medium_sft), "saved on the warning")
+    medium_sft.release()
+    output = finish(medium_sft, driver, undisturbed_lock)
+    after = medium_sft.status()
     assert (after["job"], after["attempts"], after["restarts"]) == (row["job"], 1, 1)
     assert "restart 1" in output
-    real_sft.cluster.run("scancel", urgent)
+    medium_sft.cluster.run("scancel", urgent)
 
 
 @pytest.mark.slow
@@ -63,7 +66,7 @@ def test_preemption_of_a_worker_that_does_not_listen(long_sft: Any) -> None:
     code = (long_sft.root / "stages/sft.py").read_text()
     deaf = "save(step)\n            if False:"
     long_sft.write_code("stages/sft.py", code.replace("if stop:", deaf))
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     preempt(long_sft, row["nodes"])
     again = long_sft.until(
         lambda: (r := long_sft.status())["attempts"] == 2 and r["progress"] and r, "going on"
@@ -93,7 +96,7 @@ def test_a_lost_node_with_requeue(medium_sft: Any, undisturbed_lock: str) -> Non
 def test_a_time_limit_is_survived_by_going_on(long_sft: Any) -> None:
     """The limit is shortened; Slurm looks at limits twice a minute, so the warning comes early."""
     long_sft.set_profile(sft={"signal_lead_seconds": 5})
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     long_sft.cluster.run("scontrol", "update", f"JobId={row['job']}", "EndTime=now+45")
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
     second = long_sft.training()
@@ -112,7 +115,7 @@ def test_the_warning_reaches_the_worker_and_not_its_helpers(long_sft: Any) -> No
     note = f"open('{long_sft.root}/helper', 'a').write(f'{{helper.poll()}} ')"
     text = text.replace("raise Stopped", f"time.sleep(1); {note}; raise Stopped")
     long_sft.write_code("stages/sft.py", text)
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
     assert (long_sft.root / "helper").read_text() == "None ", "it lived when the stage saved"
@@ -142,7 +145,7 @@ def test_a_command_of_slurm_that_fails_once_does_not_end_the_job(
 
 def test_restarts_are_bounded(long_sft: Any) -> None:
     long_sft.set_profile(requeues=1)
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
     long_sft.training()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.slurm.conftest import STAGE
 from tests.waiting import ended, failed
 
 
@@ -166,7 +167,7 @@ def test_inside_an_allocation_a_local_job_is_one_process(quick_sft: Any) -> None
 
 
 def test_a_job_that_comes_back_after_its_cancellation_does_nothing(long_sft: Any) -> None:
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     long_sft.run("lockstep", "cancel", "sft")
     ended(driver)
     steps = long_sft.steps()
@@ -242,7 +243,7 @@ def test_a_job_that_is_not_ours_is_never_cancelled(long_sft: Any) -> None:
     bystander = long_sft.cluster.run(
         "sbatch", "--parsable", "-o", "/dev/null", "--wrap=sleep 600"
     ).strip()
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*STAGE)
     attempt = long_sft.attempt()
     attempt.write(replace(attempt.launched, jobs=(row["job"], bystander)))
     long_sft.run("lockstep", "cancel", "sft")
