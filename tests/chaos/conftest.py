@@ -1,7 +1,6 @@
 """A small pipeline whose every stage takes long enough to be hit, and what it makes in peace."""
 
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.clones import copy_clone
 from tests.conftest import TINY, Clone, copy_tree
 
 SMALL = {
@@ -70,5 +70,4 @@ def copy_to_torment(source: Path, target: Path) -> Iterator[Clone]:
 
 
 def copy_of(source: Path, target: Path) -> Clone:
-    subprocess.run(["cp", "-a", source, target], check=True)
-    return Clone(target)
+    return Clone(copy_clone(source, target))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.clones import copy_clone
 from benchmarks.pretend import pretend_to_run
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo import plan
@@ -31,7 +32,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clone(done: Path, tmp_path: Path) -> Iterator[Clone]:
-    clone = Clone(Path(shutil.copytree(done, tmp_path / "clone", symlinks=True)))
+    clone = Clone(copy_clone(done, tmp_path / "clone"))
     clone.without_tracking()
     yield clone
     clone.kill_all()

@@ -1,12 +1,12 @@
 """The states of policies go, the policies stay, and nothing is computed again for it."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.clones import copy_clone
 from benchmarks.pretend import pretend_to_run
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
@@ -34,7 +34,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Clone:
 
 @pytest.fixture
 def clone(done: Clone, tmp_path: Path) -> Iterator[Clone]:
-    clone = Clone(Path(shutil.copytree(done.root, tmp_path / "clone", symlinks=True)))
+    clone = Clone(copy_clone(done.root, tmp_path / "clone"))
     clone.without_tracking()
     yield clone
     clone.kill_all()

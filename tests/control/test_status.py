@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.clones import copy_clone
 from benchmarks.pretend import pretend_to_run
 from pipelines.base.locks import hold_lock
 from pipelines.base.repository import Repository
@@ -44,7 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clone(done: Path, tmp_path: Path) -> Clone:
-    return Clone(Path(shutil.copytree(done, tmp_path / "clone", symlinks=True)))
+    return Clone(copy_clone(done, tmp_path / "clone"))
 
 
 def job(root: Path, address: str) -> Entry:

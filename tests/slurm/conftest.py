@@ -22,6 +22,7 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from benchmarks.clones import copy_clone
 from pipelines.ledger.entry import Attempt
 from tests.conftest import TINY, Clone, copy_tree
 from tests.slurm.light_stages import COUNTING_STAGE
@@ -220,16 +221,9 @@ def prepared_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clone.root
 
 
-def copy_folder(source: Path, target: Path) -> None:
-    """By a program: thousands of files, for each of a hundred tests."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["cp", "-a", source, target], check=True)
-
-
 def copy_at_home(source: Path, folder: Path) -> Clone:
     """A copy of a clone whose stages run on this machine, with nothing going to MLflow."""
-    copy_folder(source, folder / "clone")
-    clone = Clone(folder / "clone")
+    clone = Clone(copy_clone(source, folder / "clone"))
     clone.without_tracking()
     return clone
 
@@ -263,7 +257,7 @@ def pipeline_on_slurm(
 ) -> tuple[SlurmClone, str]:
     """A clone after the whole pipeline, run on the cluster, and what the command said."""
     root = tmp_path_factory.mktemp("on-slurm") / "clone"
-    copy_folder(prepared_root, root)
+    copy_clone(prepared_root, root)
     clone = on_slurm(root, cluster)
     clone.set_profile(rollout={"shards": 2, "array_parallelism": 2}, score={"shards": 2})
     clone.set_profile(evaluate_sft={"tasks_per_node": 2, "sharding": "fsdp"})
@@ -273,7 +267,7 @@ def pipeline_on_slurm(
 @pytest.fixture
 def slurm_clone(prepared_root: Path, tmp_path: Path, cluster: Any) -> Iterator[SlurmClone]:
     """A copy of it whose jobs go to the cluster."""
-    copy_folder(prepared_root, tmp_path / "clone")
+    copy_clone(prepared_root, tmp_path / "clone")
     clone = on_slurm(tmp_path / "clone", cluster)
     yield clone
     clone.kill_all()
@@ -308,7 +302,7 @@ def counting_clone(
     with contextlib.ExitStack() as stack:
 
         def make(epochs: int) -> SlurmClone:
-            copy_folder(counting_root(epochs), tmp_path / "clone")
+            copy_clone(counting_root(epochs), tmp_path / "clone")
             clone = on_slurm(tmp_path / "clone", cluster)
             stack.callback(clone.kill_all)
             return clone

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.clones import copy_clone
 from pipelines.dvc_repo.lock_file import read_stages
 from tests.conftest import Clone
-from tests.slurm.conftest import SlurmClone, copy_folder, copy_of_other_code, on_slurm
+from tests.slurm.conftest import SlurmClone, copy_of_other_code, on_slurm
 from tests.slurm.light_stages import ANSWER_BY_HASH
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ def by_one_process(trained_root: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture
 def trained(trained_root: Path, tmp_path: Path, cluster: Any) -> Iterator[SlurmClone]:
     """A copy of it whose jobs go to the cluster."""
-    copy_folder(trained_root, tmp_path / "clone")
+    copy_clone(trained_root, tmp_path / "clone")
     clone = on_slurm(tmp_path / "clone", cluster)
     yield clone
     clone.kill_all()

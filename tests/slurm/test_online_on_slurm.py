@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from benchmarks.clones import copy_clone
 from tests.chaos.monkey import the_seed
-from tests.slurm.conftest import SlurmClone, copy_folder, on_slurm
+from tests.slurm.conftest import SlurmClone, on_slurm
 from tests.stages.conftest import Runner
 from tests.stages.test_online import GRPO, PPO
 from tests.stages.test_online_ranks import FUSED, NAMES, STAGED, go_through, left
@@ -54,7 +55,7 @@ def staged(
 @pytest.fixture
 def clone(pipeline_root: Path, tmp_path: Path, cluster: Any) -> Iterator[SlurmClone]:
     """With everything that fused steps start from."""
-    copy_folder(pipeline_root, tmp_path / "clone")
+    copy_clone(pipeline_root, tmp_path / "clone")
     clone = on_slurm(tmp_path / "clone", cluster)
     clone.set_params(rl__online={"fast": {"policy": "sft", "steps": len(NAMES)}})
     clone.set_profile(partition="gpu", checkpoint_seconds=0.2)

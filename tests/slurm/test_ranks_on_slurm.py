@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.clones import copy_clone
 from pipelines.dvc_repo.lock_file import read_stages
-from tests.slurm.conftest import MEDIUM, STAGE, copy_folder, copy_of_other_code, on_slurm
+from tests.slurm.conftest import MEDIUM, STAGE, copy_of_other_code, on_slurm
 from tests.slurm.light_stages import COUNT_TOGETHER
 from tests.waiting import failed, succeeded
 
@@ -43,7 +44,7 @@ def two_nodes(real_sft: Any) -> Any:
 def undisturbed(prepared_root: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The same, left in peace."""
     root = tmp_path_factory.mktemp("ranks") / "clone"
-    copy_folder(prepared_root, root)
+    copy_clone(prepared_root, root)
     clone = on_slurm(root, cluster)
     clone.set_params(sft__epochs=MEDIUM)
     clone.set_profile(**RANKS)

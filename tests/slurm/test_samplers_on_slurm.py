@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.slurm.conftest import copy_folder, on_slurm
+from benchmarks.clones import copy_clone
+from tests.slurm.conftest import on_slurm
 from tests.stages.conftest import Runner
 from tests.stages.test_online import GRPO
 from tests.stages.test_online_ranks import FUSED, go_through, left
@@ -19,7 +20,7 @@ APART = {"nodes": 2, "tasks_per_node": 2, "gpus_per_node": 2, "memory": "3600M",
 
 
 def test_a_job_whose_second_node_samples(pipeline_root: Path, tmp_path: Path, cluster: Any) -> None:
-    copy_folder(pipeline_root, tmp_path / "clone")
+    copy_clone(pipeline_root, tmp_path / "clone")
     clone = on_slurm(tmp_path / "clone", cluster)
     clone.set_params(rl__online={"fast": {"policy": "sft", "steps": 2}})
     clone.set_params(**{f"rl__{key}": value for key, value in GRPO.items()})
