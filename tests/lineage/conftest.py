@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from pipelines.commands.cli import main
 from tests.conftest import TINY, Clone, copy_tree
+from tests.copies import copy_folder
 
 HOSTILE = "<script>alert(\"x\")</script> `rm` 'q'\n| a -> b"
 """A prompt that would break every form of output that does not escape it."""
@@ -76,6 +76,7 @@ def make_history(root: Path) -> Clone:
     score = clone.root / "stages" / "score.py"
     score.write_text(score.read_text().replace(_LINE, f"{_LINE}    rewards = rewards + 1\n"))
     clone.commit("kinder scores")
+    clone.has_servers = False  # of this code
     clone.run("dvc", "repro", "--single-item", "code", "score@iter_002")
     clone.run("lockstep", "sync")
     clone.commit("results of kinder scores")
@@ -103,7 +104,7 @@ def ask(
 @pytest.fixture
 def copy(history_root: Path, tmp_path: Path) -> Clone:
     """A copy of the history, ledger and cache included, to change at will."""
-    shutil.copytree(history_root, tmp_path / "clone", symlinks=True)
+    copy_folder(history_root, tmp_path / "clone")
     return Clone(tmp_path / "clone")
 
 

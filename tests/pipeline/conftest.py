@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import shutil
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 from pipelines.base.repository import Repository
 from pipelines.worker.session import sessions
 from tests.conftest import TINY, Clone, copy_tree
+from tests.copies import copy_folder
 from tests.waiting import until
 
 
@@ -23,6 +24,22 @@ def planned(clone: Clone) -> dict[str, bool]:
 def stale(clone: Clone) -> set[str]:
     """The stages that the plan would run."""
     return {address for address, is_stale in planned(clone).items() if is_stale}
+
+
+def commands(line: str) -> Iterator[list[str]]:
+    """Those in one line of a shell, of the simple sort that people are shown: `A; B && C  # why`.
+
+    Run one by one they are forked from processes that are ready, which those of a shell are not.
+    """
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if word not in (";", "&&"):
+            words.append(word)
+        elif words:
+            yield words
+            words = []
 
 
 def contents(clone: Clone) -> dict[str, str]:
@@ -49,6 +66,8 @@ def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         session = sessions(Repository(clone.root))[0]
         until(lambda: session.heartbeat.served == 9, "the session's last word")
     clone.commit("results")
+    # One file instead of a thousand: each test gets a copy.
+    clone.run("git", "gc", "--quiet")
     yield clone.root
     clone.kill_all()
 
@@ -57,7 +76,7 @@ def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def finished(finished_root: Path, tmp_path: Path) -> Iterator[Clone]:
     """A copy of the finished clone, cache and ledger included."""
     root = tmp_path / "clone"
-    shutil.copytree(finished_root, root, symlinks=True)
+    copy_folder(finished_root, root)
     clone = Clone(root)
     yield clone
     clone.kill_all()

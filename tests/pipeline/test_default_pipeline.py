@@ -38,8 +38,10 @@ def twins(tmp_path: Path) -> Iterator[list[Clone]]:
     """Two clones with the shipped params, in different surroundings."""
     here = copy_tree(tmp_path / "clone")
     here.variables |= HERE
+    here.without_tracking()
     elsewhere = copy_tree(tmp_path / "a longer way" / "down" / "twin")
     elsewhere.variables |= ELSEWHERE
+    elsewhere.without_tracking()
     yield [here, elsewhere]
     for clone in (here, elsewhere):
         clone.kill_all()

@@ -6,13 +6,14 @@ else (output, settings) says by its language that it is no command: a fence with
 """
 
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pytest
+
+from tests.pipeline.conftest import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -113,16 +114,10 @@ def untracked(clone: Any) -> set[str]:
 
 
 def type_in(clone: Any, line: str) -> None:
-    """One line of a shell, of the simple sort that a page shows: `A; B && C  # why`."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    words: list[str] = []
-    for word in [*lexer, ";"]:
-        if word not in (";", "&&"):
-            words.append(re.sub("|".join(STAND_INS), lambda name: STAND_INS[name[0]], word))
-            continue
-        if words[:1] == ["export"]:
+    """A line of a page."""
+    for words in commands(line):
+        words = [re.sub("|".join(STAND_INS), lambda name: STAND_INS[name[0]], w) for w in words]
+        if words[0] == "export":
             clone.variables |= dict([words[1].split("=", 1)])
-        elif words and words != ["source", ".venv/bin/activate"]:
+        elif words != ["source", ".venv/bin/activate"]:
             clone.run(*words)
-        words = []

@@ -46,25 +46,26 @@ def worker_of(clone: Any, stage: str) -> dict[str, Any]:
 def test_an_input_that_rots_between_submission_and_start_fails_the_stage(finished: Any) -> None:
     finished.without_tracking()
     (finished.root / "flip.py").write_text(FLIP)
-    weights = finished.root / "artifacts/policies/sft/model/model.safetensors"
+    folder = finished.root / "artifacts/evaluations"
+    file = next(path for path in (folder / "iter_001").iterdir())
     # A copy of its own: a hard link would let the cache rot as well.
-    shutil.copy2(weights, weights.with_suffix(".own"))
-    weights.with_suffix(".own").replace(weights)
-    weights.chmod(0o644)
-    name = profile(finished, "rotten", setup=[f"python {finished.root}/flip.py {weights}"])
-    stage = "rollout@iter_001"
+    shutil.copy2(file, file.with_suffix(".own"))
+    file.with_suffix(".own").replace(file)
+    file.chmod(0o644)
+    name = profile(finished, "rotten", setup=[f"python {finished.root}/flip.py {file}"])
+    stage = "report"  # which imports little: with a setup it is no fork of a process that has
     done = finished.run(
         "dvc", "repro", "--single-item", "--force", stage, check=False, LOCKSTEP_PROFILE=name
     )
     assert done.returncode
-    recorded = newest_record(finished, stage)["inputs"]["artifacts/policies/sft/model"]
+    recorded = newest_record(finished, stage)["inputs"]["artifacts/evaluations"]
     said = " ".join(done.stdout.split())
-    assert f"its input `policy` at {weights.parent} is not what the stage was submitted" in said
+    assert f"its input `evaluations` at {folder} is not what the stage was submitted" in said
     assert f"and was {recorded}" in said
     assert "dvc checkout" in said
-    assert not (finished.root / "artifacts/rollouts/iter_001.parquet").exists()
+    assert not (finished.root / "artifacts/report").exists()
     # As the message advises.
-    finished.run("dvc", "checkout", "--force", "policy_update@iter_001", "sft")
+    finished.run("dvc", "checkout", "--force", "evaluate@iter_001", "evaluate_sft")
     finished.run("dvc", "repro", "--single-item", stage)
 
 

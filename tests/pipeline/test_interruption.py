@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pipelines.ledger.entry import Ledger
 from tests.conftest import SERVER, kill_each
 from tests.pipeline.test_session import COUNTING_STAGE
 from tests.waiting import ended, failed, stop, succeeded, until, until_said
@@ -16,6 +17,23 @@ from tests.waiting import ended, failed, stop, succeeded, until, until_said
 pytestmark = pytest.mark.slow
 
 LONG = 20_000
+WAITS_AT_STEP_10 = """
+
+import time
+
+from stages.context import Context
+
+_progress = Context.progress
+
+
+def _waiting(ctx, done, *rest, **metrics):
+    _progress(ctx, done, *rest, **metrics)
+    while done == 10 and (ctx.folder.parents[3] / "hold").exists() and not ctx.should_stop():
+        time.sleep(0.05)
+
+
+Context.progress = _waiting
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -114,9 +132,14 @@ def test_kill_of_the_driver_leaves_no_job(long_sft: Any, command: tuple[str, ...
 
 
 def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -> None:
-    finished.set_params(sft__epochs=300)
+    training = (finished.root / "stages/sft.py").read_text()
+    finished.write_code("stages/sft.py", training + WAITS_AT_STEP_10)
+    finished.set_params(sft__epochs=10)
     finished.run("dvc", "repro", "--single-item", "sft")
+    entry = Ledger(finished.root / ".lockstep/jobs").latest("sft")["sft"]
+    assert len((entry.folder / "metrics.jsonl").read_text().splitlines()) == 20
     undisturbed = (finished.root / "dvc.lock").read_text()
+    (finished.root / "hold").touch()
     driver, _ = finished.start_training("dvc", "repro", "--single-item", "--force", "sft")
     stop(driver, signal.SIGINT)
     assert_nothing_half_written(finished)

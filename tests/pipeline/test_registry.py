@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import chdir
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import mlflow
 import pytest
@@ -14,6 +17,7 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines.base.errors import LockstepError
+from pipelines.commands.cli import main
 from pipelines.dvc_repo.lock_file import read_stages
 from pipelines.export import registry
 from tests.ports import free_port
@@ -89,13 +93,33 @@ def test_a_finished_pipeline_has_registered_its_last_policy(finished: Any) -> No
     assert "was already version 1" in finished.run("lockstep", "register", last).stdout
 
 
+@dataclass
+class Register:
+    """`lockstep register` in a clone, in this process, which has MLflow imported."""
+
+    capsys: pytest.CaptureFixture[str]
+    clone: Any
+
+    def __call__(self, *words: str, **extra: str) -> tuple[int, str]:
+        environment = {**self.clone.environment, **extra}
+        self.capsys.readouterr()
+        with mock.patch.dict(os.environ, environment, clear=True), chdir(self.clone.root):
+            status = main(["register", *words])
+        return status, "".join(self.capsys.readouterr())
+
+
+@pytest.fixture
+def register(finished: Any, capsys: pytest.CaptureFixture[str]) -> Register:
+    return Register(capsys, finished)
+
+
 def test_a_policy_is_registered_once_with_its_lineage_and_loads_by_its_alias(
-    finished: Any, tmp_path: Path
+    finished: Any, register: Register, tmp_path: Path
 ) -> None:
-    done = finished.run("lockstep", "register", "sft", "--alias", "champion")
-    assert "is version 2" in done.stdout
-    again = finished.run("lockstep", "register", "sft", "--alias", "champion")
-    assert "was already version 2" in again.stdout
+    status, said = register("sft", "--alias", "champion")
+    assert (status, "is version 2" in said) == (0, True), said
+    status, said = register("sft", "--alias", "champion")
+    assert (status, "was already version 2" in said) == (0, True), said
     store = f"sqlite:///{finished.root}/.lockstep/mlflow.db"
     client = MlflowClient(store)
     assert len(client.search_model_versions(f"name = '{NAME}'")) == 2
@@ -119,10 +143,12 @@ def test_a_policy_is_registered_once_with_its_lineage_and_loads_by_its_alias(
     assert kept.stat().st_ino == (policy / "model.safetensors").stat().st_ino, "not a copy"
 
 
-def test_a_server_elsewhere_is_sent_the_folder(finished: Any, server: str, tmp_path: Path) -> None:
+def test_a_server_elsewhere_is_sent_the_folder(
+    finished: Any, register: Register, server: str, tmp_path: Path
+) -> None:
     finished.variables["MLFLOW_TRACKING_URI"] = server
     finished.run("lockstep", "register", "sft", "--name", "mine", "--alias", "champion")
-    finished.run("lockstep", "register", "sft", "--name", "mine")
+    assert register("sft", "--name", "mine")[0] == 0
     client = MlflowClient(server)
     (version,) = client.search_model_versions("name = 'mine'")
     assert version.tags["lockstep.dvc_hash"] == policy_hash(finished.root, "sft")
@@ -149,17 +175,18 @@ def test_a_policy_that_cannot_be_registered_keeps_no_other_out(
     assert "the policies are not registered: ZeroDivisionError" in capsys.readouterr().out
 
 
-def test_what_stands_in_the_way_is_said(finished: Any) -> None:
+def test_what_stands_in_the_way_is_said(finished: Any, register: Register) -> None:
     finished.variables["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
-    away = finished.run("lockstep", "register", "sft", check=False)
-    assert away.returncode == 2
-    assert "MLflow at http://127.0.0.1:9 did not register sft" in away.stdout
+    status, said = register("sft")
+    assert status == 2
+    assert "MLflow at http://127.0.0.1:9 did not register sft" in said
     next(finished.root.glob(".lockstep/jobs/sft/*/tracking.json")).unlink()
-    unshipped = finished.run("lockstep", "register", "sft", check=False)
-    assert unshipped.returncode == 2
-    assert "did not register sft: the run that produced it is not there yet" in unshipped.stdout
+    status, said = register("sft")
+    assert status == 2
+    assert "did not register sft: the run that produced it is not there yet" in said
     off = finished.run("lockstep", "register", "sft", check=False, LOCKSTEP_TRACKING="off")
+    assert off.returncode == 2
     assert "LOCKSTEP_TRACKING is off" in off.stdout
-    unknown = finished.run("lockstep", "register", "iter_009", check=False)
-    assert unknown.returncode == 2
-    assert "iter_009" in unknown.stdout
+    status, said = register("iter_009")
+    assert status == 2
+    assert "iter_009" in said

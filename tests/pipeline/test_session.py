@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -21,7 +20,8 @@ from pipelines.driver.executors import SessionExecutor
 from pipelines.ledger.entry import Attempt, Ledger
 from pipelines.worker.session import Session, sessions
 from tests.conftest import Clone, copy_tree, kill_each
-from tests.waiting import ended, failed, succeeded, until
+from tests.copies import copy_folder
+from tests.waiting import ended, failed, succeeded, until, until_said
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def run(config, inputs, out, ctx):
     return {"rows": 1}
 """
 STAGES = "sft,reward_model"
-LONG, SHORT = 20_000, 3
+LONG, SHORT, HELD = 20_000, 3, 20
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def counting_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def counting(counting_root: Path, tmp_path: Path) -> Iterator[Any]:
     """A copy of it, with a session up."""
-    shutil.copytree(counting_root, tmp_path / "clone", symlinks=True)
+    copy_folder(counting_root, tmp_path / "clone")
     clone = Clone(tmp_path / "clone")
     clone.without_tracking()
     clone.run("lockstep", "session", "up", "--stages", STAGES)
@@ -131,6 +131,16 @@ def at_work(clone: Any, stage: str = "sft", **params: int) -> tuple[subprocess.P
         return found[-1] if found and list(found[-1].entry.folder.glob("scratch/steps")) else None
 
     return driver, until(begun, f"{stage} at work", at_work=driver)
+
+
+def held_at_work(clone: Any) -> tuple[subprocess.Popen[str], Attempt]:
+    """The driver of SFT and its attempt, which waits before its last step until it is let go."""
+    (clone.root / "hold").touch()
+    return at_work(clone, sft__epochs=HELD)
+
+
+def let_go(clone: Any) -> None:
+    (clone.root / "hold").unlink()
 
 
 def log_of(attempt: Attempt) -> str:
@@ -193,14 +203,15 @@ def test_a_stage_runs_with_the_code_it_was_posted_with(counting: Any) -> None:
 
 
 def test_after_kill_9_of_the_session_its_stage_goes_on_by_itself(counting: Any) -> None:
-    driver, _ = at_work(counting, sft__epochs=200)
+    driver, _ = held_at_work(counting)
     os.kill(pid_of(counting), signal.SIGKILL)
+    let_go(counting)
     output = succeeded(driver)
     assert "session main-001 exited without reporting a result" in output
     assert "going on without" in output
     assert executors(counting) == ["session", "local"]
     assert "began at 0" not in log_of(attempts(counting)[-1])
-    assert done_by(counting) == "200 steps"
+    assert done_by(counting) == "20 steps"
     said = json.loads(counting.run("lockstep", "session", "status", "--json").stdout)
     assert said[0]["state"] == "died"
     counting.run("lockstep", "session", "down")
@@ -215,28 +226,31 @@ def test_a_session_that_is_stopped_loses_its_stage_to_a_job(counting: Any) -> No
         code = path.read_text()
         assert value in code
         path.write_text(code.replace(value, f"{value.split()[0]} = 10.0"))
-    driver, _ = at_work(counting, sft__epochs=400)
+    driver, _ = held_at_work(counting)
     pid = pid_of(counting)
     os.kill(pid, signal.SIGSTOP)
+    let_go(counting)
     output = succeeded(driver)
     assert "session main-001 hangs: no heartbeat for 1" in output
     assert "session main-001 ended: it hung" in output
     assert executors(counting) == ["session", "local"]
-    assert done_by(counting) == "400 steps"
+    assert done_by(counting) == "20 steps"
     assert not is_there(pid)
 
 
 def test_a_driver_that_was_killed_finds_its_stage_in_the_session(counting: Any) -> None:
-    driver, _ = at_work(counting, sft__epochs=200)
+    driver, _ = held_at_work(counting)
     pid = pid_of(counting)
     killed = [process for process in counting.processes() if process.pid != pid]
     kill_each(killed)
     ended(driver)
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
-    output = counting.run("dvc", "repro", "--single-item", "sft").stdout
-    assert "its job still runs" in output or "found finished" in output
+    again = counting.start("dvc", "repro", "--single-item", "sft")
+    until_said(again, "its job still runs")
+    let_go(counting)
+    succeeded(again)
     assert executors(counting) == ["session"]
-    assert done_by(counting) == "200 steps"
+    assert done_by(counting) == "20 steps"
 
 
 def test_cancelling_a_stage_leaves_the_session_to_the_next(counting: Any) -> None:
@@ -272,12 +286,13 @@ def test_a_stage_that_does_not_stop_takes_the_session_with_it(
 
 
 def test_a_session_that_is_told_to_end_hands_its_stage_on(counting: Any) -> None:
-    driver, attempt = at_work(counting, sft__epochs=200)
+    driver, attempt = held_at_work(counting)
     counting.run("lockstep", "session", "down")
     assert "its session ended" in attempt.result.error
+    let_go(counting)
     succeeded(driver)
     assert executors(counting) == ["session", "local"]
-    assert done_by(counting) == "200 steps"
+    assert done_by(counting) == "20 steps"
     assert session_of(counting).host.result.why == "it was told to end"
 
 

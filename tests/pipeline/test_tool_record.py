@@ -11,8 +11,8 @@ pytestmark = pytest.mark.slow
 STAGE = "rollout@iter_001"
 
 
-def test_a_rerun_needs_the_record_and_no_server(tiny_clone: Any) -> None:
-    clone = tiny_clone
+def test_a_rerun_needs_the_record_and_no_server(finished: Any) -> None:
+    clone = finished
     clone.without_tracking()
     server = Server(by_turn())
     (clone.root / "environments/remote.py").write_text(REMOTE)

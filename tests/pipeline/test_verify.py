@@ -15,6 +15,7 @@ from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Ledger
 from pipelines.results.verify import Verification, verify
 from tests.ledger_values import launch
+from tests.pipeline.conftest import commands
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,8 @@ def find_and_repair(
     verdict = look(clone, *targets, whole_cache=whole_cache)
     assert kinds(verdict) == expected
     for command in dict.fromkeys(finding.remedies[which] for finding in verdict.findings):
-        clone.run("sh", "-ec", command)
+        for words in commands(command):
+            clone.run(*words)
     assert look(clone, whole_cache=True).findings == []
     assert "up to date" in clone.run("dvc", "status").stdout
     return verdict
@@ -218,14 +220,13 @@ def test_a_clone_without_artifacts_is_not_called_tampered_with(
     finished: Any, tmp_path: Path
 ) -> None:
     finished.run("git", "clone", "-q", str(finished.root), str(tmp_path / "fresh"))
-    done = finished.run(
-        "sh", "-c", f"cd {tmp_path / 'fresh'} && lockstep verify --json", check=False
-    )
+    fresh = type(finished)(tmp_path / "fresh")
+    done = fresh.run("lockstep", "verify", "--json", check=False)
     assert done.returncode == 1
     found = json.loads(done.stdout)["findings"]
     assert {finding["kind"] for finding in found} == {"lost"}
     assert {finding["path"].split("/")[0] for finding in found} == {"artifacts"}
-    done = finished.run("sh", "-c", f"cd {tmp_path / 'fresh'} && lockstep verify", check=False)
+    done = fresh.run("lockstep", "verify", check=False)
     assert "nothing was tampered with: `dvc pull`" in done.stdout
 
 
@@ -251,8 +252,8 @@ def test_targets_are_stages_or_paths_and_anything_else_is_an_error(finished: Any
     ):
         done = finished.run("lockstep", "verify", *targets, check=False)
         assert done.returncode == expected, targets
-    below = f"cd {finished.root}/artifacts/policies && lockstep verify sft/model"
-    done = finished.run("sh", "-c", below, check=False)
+    below = type(finished)(finished.root / "artifacts/policies")
+    done = below.run("lockstep", "verify", "sft/model", check=False)
     assert (done.returncode, f"  {WEIGHTS}  (sft)\n" in done.stdout) == (1, True)
     for target, hint in (("stf", "'sft'"), (f"{MODEL}/nothing", "no such file")):
         done = finished.run("lockstep", "verify", target, check=False)

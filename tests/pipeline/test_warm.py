@@ -51,7 +51,7 @@ def test_the_switch_and_the_debug_profile_do_without(finished: Any) -> None:
     assert not servers(finished)
     cold = logs_of(finished, "sft")
     assert not [name for name in cold if name.startswith("job_")]
-    finished.run("lockstep", "stage", "sft", "--profile", "debug")
+    finished.run("lockstep", "stage", "report", "--profile", "debug")
     assert not servers(finished)
     finished.run("dvc", "repro", "--single-item", "--force", "sft")
     assert servers(finished)
