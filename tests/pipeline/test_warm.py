@@ -1,7 +1,7 @@
 """Stages in forked processes: which ones are, and that nothing but time depends on it.
 
-That both ways make the same bytes at full size is in test_default_pipeline.py; that a kill of any
-process at any moment costs nothing is in tests/chaos.
+That both ways make the same bytes with the model that ships is in test_default_pipeline.py; that a
+kill of any process at any moment costs nothing is in tests/chaos.
 """
 
 import json
