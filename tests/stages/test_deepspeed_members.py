@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,3 +66,25 @@ def test_deepspeed_takes_the_gpu_of_the_rank(tmp_path, monkeypatch, device, gpu)
     monkeypatch.setattr("deepspeed.comm.init_distributed", lambda **_: None)
     deepspeed_engine.connect(Context("test", None, 0, tmp_path, device=device))
     assert os.environ["LOCAL_RANK"] == gpu
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from stages.context import Context
+from stages.engines.processes.deepspeed_engine import connect
+assert "deepspeed" not in sys.modules
+connect(Context("test", None, 0, Path(sys.argv[1]), device="cpu"))
+import deepspeed, torch.distributed
+assert deepspeed.comm.get_world_size() == torch.distributed.get_world_size() == 1
+assert not any(name.split(".")[0] == "mlflow" for name in sys.modules)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_it_is_imported_once_a_job_needs_it_and_without_its_tuner(tmp_path):
+    """In a fresh interpreter: ranks of other tests are forked from one that has imported it."""
+    pytest.importorskip("deepspeed")
+    variables = {name: text for name, text in os.environ.items() if name != "DS_ACCELERATOR"}
+    subprocess.run([sys.executable, "-c", ALONE, tmp_path], check=True, env=variables, cwd=ROOT)

@@ -1,7 +1,6 @@
 """Steps in one process: the bytes of the staged loop, whatever stops or kills them."""
 
 import json
-import multiprocessing
 import shutil
 import signal
 from concurrent.futures import Executor, Future
@@ -24,6 +23,7 @@ from stages.engines.training.journal import Journal
 from tests.models.test_reward_folders import write_classifier
 from tests.stages import conftest
 from tests.stages.conftest import Runner
+from tests.stages.forks import FORKS
 from tests.waiting import TIMEOUT_S, until
 
 NAMES = ["fast_001", "fast_002", "fast_003"]
@@ -35,8 +35,6 @@ OVERLAP = {
     "policy_update": {"mismatch": "token_truncate", "max_logprob_gap": 1.0},
 }
 ROWS = ("rollouts/{}", "tool_answers/{}", "scores/{}", "policies/{}/experience")
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "pytest", "stages.online"])
 
 
 def made_by(root, rl, changes):

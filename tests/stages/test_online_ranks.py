@@ -5,7 +5,6 @@ This file, run under the name RANK, is one such rank.
 
 import itertools
 import json
-import multiprocessing
 import os
 import runpy
 import shutil
@@ -23,6 +22,7 @@ from stages.contracts.catalog import bind
 from stages.contracts.sharding import Sharding
 from tests.ports import free_port
 from tests.stages.conftest import Runner
+from tests.stages.forks import FORKS
 from tests.stages.test_online import GRPO, OVERLAP, PPO, ROWS, AskedAt
 from tests.waiting import TIMEOUT_S, until
 
@@ -156,8 +156,6 @@ def main(options):
         sys.exit(4)
 
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "pytest", "stages.online"])
 STARTS = itertools.count()
 
 

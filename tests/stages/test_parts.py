@@ -3,11 +3,10 @@
 import importlib
 import random
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import torch
 
 import stages.engines.models.folders
 import stages.rewards.model
@@ -19,9 +18,9 @@ from stages.data.schema import RolloutRow
 from stages.engines.forward import inference
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.processes import parts
-from tests.stages.conftest import rewrite_weights
+from tests.stages.conftest import Runner, rewrite_weights
+from tests.stages.forks import FORKS
 
-ROOT = Path(__file__).resolve().parents[2]
 ROLLOUT, SCORE = "rollout@iter_001", "score@iter_001"
 SMALL_BATCHES = {"batch_size": 4}
 """18 rows make five units, the last one smaller, in rollout and, with units of four, in score."""
@@ -148,29 +147,30 @@ def test_a_shard_computes_its_own_share_and_no_other(runner, tmp_path, computed,
     assert sizes == [8 * passes, 6 * passes, 4 * passes]
 
 
+def one_shard(root, out, shard):
+    """A shard of the rollout, in a process of its own."""
+    torch.set_num_threads(1)
+    runner = Runner(root, rollout=SMALL_BATCHES)
+    outs = {"rollouts": out, "tool_answers": out.with_suffix(".answers")}
+    ctx = context(runner, ROLLOUT, shard=shard, num_shards=3)
+    try:
+        stages.rollout.run(bind(ROLLOUT, runner.params).config, runner.paths(ROLLOUT)[0], outs, ctx)
+    except ShareDone:
+        sys.exit(3)
+
+
 def test_shards_that_run_at_the_same_time_need_no_locks(runner, expected, tmp_path):
     wanted, _ = expected(ROLLOUT)
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from stages.context import ShareDone; from tests.stages.conftest import Runner\n"
-        "from tests.stages.test_parts import ROLLOUT, SMALL_BATCHES, context\n"
-        "import torch; torch.set_num_threads(1)\n"
-        "from stages.contracts.catalog import bind; from stages.rollout import run\n"
-        "root, out, shard = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])\n"
-        "runner = Runner(root, rollout=SMALL_BATCHES)\n"
-        "ctx = context(runner, ROLLOUT, shard=shard, num_shards=3)\n"
-        "try: run(bind(ROLLOUT, runner.params).config, runner.paths(ROLLOUT)[0], "
-        "{'rollouts': out, 'tool_answers': out.with_suffix('.answers')}, ctx)\n"
-        "except ShareDone: sys.exit(3)\n"
-    )
     outs = [tmp_path / f"out-{shard}" for shard in range(3)]
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(runner.root), str(out), str(shard)], cwd=ROOT
-        )
+        FORKS.Process(target=one_shard, args=(runner.root, out, shard))
         for shard, out in enumerate(outs)
     ]
-    codes = [process.wait() for process in processes]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    codes = [process.exitcode for process in processes]
     assert set(codes) <= {0, 3}
     assert 0 in codes
     for code, out in zip(codes, outs, strict=True):

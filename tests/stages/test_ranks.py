@@ -5,7 +5,6 @@ This file, run under the name RANK, is one such rank.
 
 import hashlib
 import json
-import multiprocessing
 import os
 import resource
 import runpy
@@ -38,6 +37,7 @@ from stages.engines.training.saving import sampling_hash, save_learner
 from stages.engines.training.schedules import warmup_then_cosine
 from tests.ports import free_port
 from tests.stages.conftest import Interrupted, Runner, everything
+from tests.stages.forks import FORKS
 from tests.waiting import FOR_EVER_S, TIMEOUT_S, until
 
 NUM_ROWS = 23
@@ -209,10 +209,6 @@ def main(options):
         print(f"{type(error).__name__}: {error}", flush=True)
         sys.exit(1 if isinstance(error, StageError) else 0)
     print("returned", flush=True)
-
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "pytest", "stages.sft", "stages.policy_update"])
 
 
 class Processes:

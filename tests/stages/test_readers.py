@@ -6,7 +6,6 @@ file, run under the name RANK, is one such rank.
 
 import itertools
 import json
-import multiprocessing
 import os
 import runpy
 import shutil
@@ -30,6 +29,7 @@ from stages.engines.models.tensor_files import StoredTensor
 from stages.engines.processes.ranks import join
 from tests.ports import free_port
 from tests.stages.conftest import Runner, rewrite_weights
+from tests.stages.forks import FORKS
 from tests.stages.test_online import AskedAt
 from tests.stages.test_spread import LORA, with_tied_head
 from tests.waiting import TIMEOUT_S
@@ -161,10 +161,6 @@ def main(jobs, rank, log):
     except BaseException:
         traceback.print_exc()
         raise
-
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "pytest", "stages.online", "stages.engines.models.readers"])
 
 
 def go_through(root, jobs, ends=(0, 0)):

@@ -1,15 +1,12 @@
 """A learner that is spread over ranks, by DeepSpeed ZeRO and by FSDP: real processes over loopback.
 
-The ranks are started once and go through all jobs, since DeepSpeed takes long to import; each test
-looks at what some of the jobs left. This module, run by its name, is one of the ranks.
+The ranks are forked once and go through all jobs; each test looks at what some of the jobs left.
 """
 
 import importlib.util
 import json
 import os
 import shutil
-import subprocess
-import sys
 import traceback
 from dataclasses import replace
 from functools import partial
@@ -43,9 +40,9 @@ from stages.engines.training.schedules import warmup_then_cosine
 from stages.learning.imitation import imitation
 from tests.ports import free_port
 from tests.stages.conftest import Interrupted, Runner
-from tests.waiting import until
+from tests.stages.forks import FORKS
+from tests.waiting import TIMEOUT_S, until
 
-RANK = "tests.stages.test_spread"
 WORLD = 2
 FILE_BYTES = 8_000
 """So that each rank writes files."""
@@ -237,29 +234,31 @@ def main(jobs, rank):
         (folder / f"said-{rank}").write_text(said)
 
 
+def one_rank(jobs, rank, log):
+    output = os.open(log, os.O_CREAT | os.O_WRONLY)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    main(jobs, rank)
+
+
 def run_jobs(jobs, root):
     """The ranks go through them."""
-    (root / "jobs.json").write_text(json.dumps(jobs))
     logs = [root / f"log-{rank}" for rank in range(max(job["world"] for job in jobs))]
-    ranks = []
+    ranks = [
+        FORKS.Process(target=one_rank, args=(jobs, rank, log)) for rank, log in enumerate(logs)
+    ]
     try:
-        for rank, log in enumerate(logs):
-            with log.open("w") as output:
-                ranks.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", RANK, root / "jobs.json", str(rank)],
-                        cwd=Path(__file__).parents[2],
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        env=os.environ | {"DS_ACCELERATOR": "cpu"},
-                    )
-                )
-        ends = [process.wait(600) for process in ranks]
-        assert not any(ends), [log.read_text()[-4000:] for log in logs]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(TIMEOUT_S)
+        ends = [process.exitcode for process in ranks]
+        assert ends == [0] * len(ranks), [log.read_text()[-4000:] for log in logs]
     finally:
         for process in ranks:
             process.kill()
-            process.wait()
+            process.join()
 
 
 @pytest.fixture(scope="module")
@@ -545,7 +544,3 @@ def test_any_rank_is_given_a_whole_tensor_and_reads_its_own_rows_of_one(jobs):
             half = -(-len(value) // 2) if value.dim() else 0
             mine = [[0, half], [half, len(value)]][rank : rank + 1] if value.dim() else []
             assert rows[rank][key] == mine, key
-
-
-if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]))

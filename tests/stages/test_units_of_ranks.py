@@ -1,6 +1,5 @@
 """Joined ranks that share units: one that stops within a unit, and one that is slower."""
 
-import multiprocessing
 import os
 import time
 from functools import partial
@@ -15,11 +14,10 @@ from stages.engines.processes.parts import Pass, collect, fill
 from stages.engines.processes.ranks import join
 from stages.rewards.side_by_side import side_by_side
 from tests.ports import free_port
+from tests.stages.forks import FORKS
 from tests.waiting import TIMEOUT_S, until
 
 WORLD, COLLECTIVE_S, SLOW_S = 2, 2.0, 5.0
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "pytest", "stages.online", "stages.engines.models.readers"])
 
 
 def go_through(share, root):
