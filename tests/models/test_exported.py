@@ -15,6 +15,7 @@ from pipelines.export.provenance import Provenance
 from pipelines.identity.spec import Artifact
 from pipelines.lineage.stage_run import StageRun
 from stages.contracts.lora import LoraParams, LoraSave
+from stages.engines.models import exported
 from stages.engines.models.folders import load_policy, save_model
 from stages.engines.models.lora import open_for_training
 from tests.models.families import write_family
@@ -74,8 +75,10 @@ def run_snippet(folder: Path, monkeypatch) -> str:
 
 def test_an_adapter_leaves_merged_unless_it_is_wanted_as_one(adapter, tmp_path, monkeypatch):
     expected = load_policy(adapter)
-    found = provenance(adapter)
+    (tmp_path / "cached").write_text("Do what you like.")
+    found = provenance(adapter, licences={"LICENSE.txt": tmp_path / "cached"})
     write_folder(found, tmp_path / "merged")
+    assert (tmp_path / "merged" / "LICENSE.txt").read_text() == "Do what you like."
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert all(map(torch.equal, merged.parameters(), expected.parameters()))
     # Not bit for bit: MKL may round by how weights are aligned, and a file's are so otherwise.
@@ -97,7 +100,16 @@ def test_an_adapter_is_not_made_where_there_is_none(tmp_path):
         write_folder(whole, tmp_path / "out", adapter=True)
 
 
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"adapter": True}, {"link": True}])
+def test_an_adapter_may_leave_merged_and_rounded(adapter, tmp_path):
+    """Written in this process, where the test before has it done in another, as `export` does."""
+    exported.rewrite(adapter, tmp_path / "merged", "bfloat16")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert merged.dtype == torch.bfloat16
+    for one, other in zip(merged.parameters(), load_policy(adapter).parameters(), strict=True):
+        assert torch.equal(one, other.bfloat16())
+
+
+@pytest.mark.parametrize("options", [{"adapter": True}, {"link": True}])
 def test_the_base_models_licence_comes_along(adapter, tmp_path, options):
     (tmp_path / "cached").write_text("Do what you like.")
     found = provenance(adapter, licences={"LICENSE.txt": tmp_path / "cached"})
