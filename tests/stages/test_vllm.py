@@ -1,11 +1,14 @@
-"""vLLM under the tests of every generator, and under its own: in processes of their own."""
+"""vLLM under the tests of every generator, and under its own: in processes of their own.
+
+Importing it takes ten seconds of a processor, so most of them are forked (vllm_programs.py).
+"""
 
 import json
 import os
 import re
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from tests.conftest import kill_each
 from tests.hardware import HAS_GPU
 from tests.ports import free_port
 from tests.stages.test_generators import tiny_llama
+from tests.stages.vllm_programs import Programs
 from tests.waiting import TIMEOUT_S, until
 
 ASIDE = Path(sys.prefix) / "vllm"
@@ -43,7 +47,10 @@ if __name__ == "__main__":  # what vLLM starts reads this file, too
     print("answered" if answer.ids else "said nothing", flush=True)
     time.sleep(3000)
 """
-"""A process with an engine that has one of its own, as in deterministic jobs on a GPU."""
+"""A process with an engine that has one of its own, as in deterministic jobs on a GPU.
+
+Both are fresh interpreters, as vLLM starts them; those of the other tests are forked.
+"""
 
 
 def python_path():
@@ -52,15 +59,33 @@ def python_path():
     )
 
 
-def run(*files):
+@pytest.fixture(scope="module")
+def programs():
+    with closing(Programs(python_path())) as programs:
+        yield programs
+
+
+def words_of(*files):
+    words = ("pytest", "-x", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--durations=0")
+    return (*words, *(str(TESTS / file) for file in files))
+
+
+def variables(**more):
+    return {**os.environ, "PYTHONPATH": python_path(), **more}
+
+
+def run(programs, log, *files):
+    environment = variables(LOCKSTEP_TESTED_ENGINE="vllm")
+    status = programs.wait(programs.start(*words_of(*files), environment=environment, log=log))
+    print(log.read_text()[-8000:])
+    assert status == 0
+
+
+def run_on_gpu(*files):
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-x", "-s", "-p", "no:cacheprovider"),
-            *("-p", "no:xdist", "--durations=0"),
-            *(TESTS / file for file in files),
-        ],
+        [sys.executable, "-m", *words_of(*files)],
         cwd=TESTS.parents[1],
-        env={**os.environ, "PYTHONPATH": python_path(), "LOCKSTEP_TESTED_ENGINE": "vllm"},
+        env=variables(LOCKSTEP_TESTED_ENGINE="vllm"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -71,13 +96,13 @@ def run(*files):
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
-def test_vllm_keeps_what_a_generator_promises():
-    run("test_generators.py", "vllm_cases.py")
+def test_vllm_keeps_what_a_generator_promises(programs, tmp_path):
+    run(programs, tmp_path / "log", "test_generators.py", "vllm_cases.py")
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
-def test_vllm_leaves_a_learner_beside_it_as_it_is():
-    run("vllm_online_cases.py")
+def test_vllm_leaves_a_learner_beside_it_as_it_is(programs, tmp_path):
+    run(programs, tmp_path / "log", "vllm_online_cases.py")
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
@@ -85,11 +110,10 @@ def test_an_engine_in_a_process_of_its_own_ends_with_the_one_that_started_it(tmp
     program = tmp_path / "program.py"
     program.write_text(APART)
     said = tmp_path / "said"
-    variables = {"PYTHONPATH": python_path(), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     with said.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, program, tmp_path / "policy"],
-            env={**os.environ, **variables},
+            env=variables(VLLM_ENABLE_V1_MULTIPROCESSING="1"),
             stdout=file,
             stderr=subprocess.STDOUT,
         )
@@ -112,28 +136,22 @@ def test_an_engine_in_a_process_of_its_own_ends_with_the_one_that_started_it(tmp
         kill_each(started)
 
 
-def said_by_ranks(program, folder):
+def said_by_ranks(programs, program, folder):
     """What each of two ranks has said, by what it was asked for."""
     for seed, name in enumerate(("old", "whole", "spread")):
         tiny_llama(folder / name, seed)
-    variables = {"PYTHONPATH": python_path(), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    group = variables(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     logs = [folder / f"log-{rank}" for rank in range(2)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", f"tests.stages.{program}", folder, str(rank)],
-            cwd=TESTS.parents[1],
-            env={**os.environ, **variables, "RANK": str(rank)},
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
+        programs.start(
+            f"tests.stages.{program}",
+            *(folder, rank),
+            environment={**group, "RANK": str(rank)},
+            log=log,
         )
         for rank, log in enumerate(logs)
     ]
-    try:
-        ends = [process.wait(TIMEOUT_S) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
+    ends = [programs.wait(rank) for rank in ranks]
     assert ends == [0, 0], [log.read_text()[-4000:] for log in logs]
     return [
         dict(json.loads(line) for line in (folder / f"said-{rank}").read_text().splitlines())
@@ -146,16 +164,16 @@ OLD_WEIGHTS = r"rank 1: .* tensor \S+ in memory is not what the learner holds"
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
-def test_a_replica_on_each_rank_takes_the_weights_of_all_through_memory(tmp_path):
-    for said in said_by_ranks("vllm_ranks", tmp_path):
+def test_a_replica_on_each_rank_takes_the_weights_of_all_through_memory(programs, tmp_path):
+    for said in said_by_ranks(programs, "vllm_ranks", tmp_path):
         assert said["whole"] == said["spread"] == [True, True]
         assert re.match(OLD_WEIGHTS, said["kept old weights"])
         assert said["hash"] == ""
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
-def test_a_replica_over_two_ranks_takes_from_each_the_weights_of_its_worker(tmp_path):
-    first, second = said_by_ranks("vllm_group_ranks", tmp_path)
+def test_a_replica_over_two_ranks_takes_from_each_the_weights_of_its_worker(programs, tmp_path):
+    first, second = said_by_ranks(programs, "vllm_group_ranks", tmp_path)
     assert first["whole"] == first["spread"] == [True, True]
     for name in ("rows of whole", "rows of spread"):
         assert first[name] == second[name]
@@ -167,9 +185,9 @@ def test_a_replica_over_two_ranks_takes_from_each_the_weights_of_its_worker(tmp_
 
 @pytest.mark.gpu
 def test_vllm_on_a_gpu_follows_its_weights_and_repeats():
-    run("vllm_gpu_cases.py")
+    run_on_gpu("vllm_gpu_cases.py")
 
 
 @pytest.mark.gpu
 def test_vllm_on_a_gpu_answers_with_the_weights_that_it_was_given():
-    run("vllm_gpu_given_cases.py")
+    run_on_gpu("vllm_gpu_given_cases.py")

@@ -1,0 +1,67 @@
+"""What vllm_programs.py forks its programs from: a process that has imported vLLM.
+
+It takes ten seconds of a processor. The engines and workers that vLLM starts, each in a fresh
+interpreter, would import it anew, too: here they are forked from this same process, with the
+variables and the output of whoever starts them.
+"""
+
+import gc
+import importlib
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess
+from typing import Any
+
+from stages.contracts.catalog import STAGES
+from stages.engines.generation.vllm_process import SETTINGS
+from tests.stages.vllm_programs import become
+
+USED = (
+    "pytest",
+    "pandas",
+    *(stage.module for stage in STAGES.values()),
+    "transformers.models.llama.modeling_llama",
+    "vllm",
+    "vllm.entrypoints.llm",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
+)
+
+
+class Forked(ForkServerProcess):
+    """In the place of a fresh interpreter."""
+
+    def __init__(
+        self,
+        group: None = None,
+        target: Callable[..., Any] | None = None,
+        name: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        starter = (dict(os.environ), target, args, kwargs or {})
+        super().__init__(group, become, name, starter, **options)
+
+
+class InThePlaceOfSpawn(ForkServerContext):
+    Process = Forked  # type: ignore[assignment]
+
+
+_get_context = multiprocessing.get_context
+
+
+def get_context(method: str | None = None) -> BaseContext:
+    return InThePlaceOfSpawn() if method == "spawn" else _get_context(method)
+
+
+for name, value in SETTINGS.items():
+    os.environ.setdefault(name, value)
+for name in USED:
+    importlib.import_module(name)
+multiprocessing.get_context = get_context  # type: ignore[assignment]
+# What is never collected is never copied, and vLLM collects often: half a second each time.
+gc.collect()
+gc.freeze()
