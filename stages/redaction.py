@@ -9,6 +9,7 @@ provider, the address of a webhook, an address with a signature in it.
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 _SECRET_NAME = re.compile(
     r"token|secret|pass(w|phrase|code)|(^|_|db)pass(_|$)|_pwd$|credential|cookie|webhook|bearer|"
@@ -59,6 +60,8 @@ def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
 
 def secret_in(text: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """The variable whose secret the text has; None: it has no secret of this environment."""
+    if len(text) < _SHORTEST:
+        return None
     found = (name for secret, name in _secrets(environment).items() if secret in text)
     return next(found, None)
 
@@ -69,8 +72,13 @@ def _secrets(environment: Mapping[str, str]) -> dict[str, str]:
     lines = {
         line.strip(): name
         for name, value in environment.items()
-        if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value)
+        if _is_secret(name, value)
         for line in value.splitlines()
     }
     kept = sorted((line for line in lines if len(line) >= _SHORTEST), key=lambda s: (-len(s), s))
     return {line: lines[line] for line in kept}
+
+
+@lru_cache(maxsize=1024)
+def _is_secret(name: str, value: str) -> bool:
+    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))

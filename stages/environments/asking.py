@@ -89,9 +89,9 @@ class Asking:
 
     def leave(self, seats: Sequence[Seat]) -> None:
         """Nothing more is asked of them; nobody waits for it before the end."""
-        for seat in seats:
-            if seat.environment is not None:
-                _kept(self._leaving, self._submit(self._left(seat)))
+        left = [self._left(seat) for seat in seats if seat.environment is not None]
+        if left:
+            _kept(self._leaving, self._submit(_all(left)))
 
     def close(self) -> None:
         """Give up what is still asked, and wait for those that are being left."""
@@ -110,10 +110,7 @@ class Asking:
             lane.process.end()
 
     def _ask(self, questions: Sequence[Coroutine[Any, Any, Any]]) -> "Future[list[Any]]":
-        async def answers() -> list[Any]:
-            return await asyncio.gather(*questions)
-
-        return _kept(self._asked, self._submit(answers()))
+        return _kept(self._asked, self._submit(_all(questions)))
 
     def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         if self._loop is None:
@@ -192,7 +189,7 @@ class Asking:
     async def _left(self, seat: Seat) -> None:
         async with self._turn(seat):
             environment, seat.environment = seat.environment, None
-            if environment is not None:
+            if environment is not None and type(environment).close is not Environment.close:
                 with suppress(NoAnswer):
                     await self._in_time(seat, environment.close)
 
@@ -273,6 +270,10 @@ async def _called(lane: Lane | None, limit: float, ask: Callable[..., Any], *arg
     if error is not None:
         raise NoAnswer(f"{type(error).__name__}: {error}") from error
     return answer
+
+
+async def _all(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    return await asyncio.gather(*coroutines)
 
 
 def _kept(futures: set["Future[Any]"], future: "Future[Any]") -> "Future[Any]":
