@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.clones import copy_clone
 from pipelines.commands.cli import main
 from tests.conftest import TINY, Clone, copy_tree
-from tests.copies import copy_folder
 
 HOSTILE = "<script>alert(\"x\")</script> `rm` 'q'\n| a -> b"
 """A prompt that would break every form of output that does not escape it."""
@@ -104,7 +104,7 @@ def ask(
 @pytest.fixture
 def copy(history_root: Path, tmp_path: Path) -> Clone:
     """A copy of the history, ledger and cache included, to change at will."""
-    copy_folder(history_root, tmp_path / "clone")
+    copy_clone(history_root, tmp_path / "clone")
     return Clone(tmp_path / "clone")
 
 

@@ -46,6 +46,15 @@ def test_the_distributions_are_not_listed_while_transformers_is_imported() -> No
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_what_vllm_asks_of_transformers_as_it_starts_on_a_gpu_is_there() -> None:
+    """It imports a model with images, whatever the model that it loads."""
+    code = (
+        "from stages.engines.models import lean_transformers\n"
+        "from transformers.image_utils import PILImageResampling\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_flash_attention_is_known_by_its_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.clones import copy_clone
 from pipelines.base.repository import Repository
 from pipelines.worker.session import sessions
 from tests.conftest import TINY, Clone, copy_tree
-from tests.copies import copy_folder
 from tests.waiting import until
 
 
@@ -76,7 +76,7 @@ def finished_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def finished(finished_root: Path, tmp_path: Path) -> Iterator[Clone]:
     """A copy of the finished clone, cache and ledger included."""
     root = tmp_path / "clone"
-    copy_folder(finished_root, root)
+    copy_clone(finished_root, root)
     clone = Clone(root)
     yield clone
     clone.kill_all()

@@ -14,13 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.clones import copy_clone
 from pipelines.base.processes import lives
 from pipelines.base.repository import Repository
 from pipelines.driver.executors import SessionExecutor
 from pipelines.ledger.entry import Attempt, Ledger
 from pipelines.worker.session import Session, sessions
 from tests.conftest import Clone, copy_tree, kill_each
-from tests.copies import copy_folder
 from tests.waiting import ended, failed, succeeded, until, until_said
 
 pytestmark = pytest.mark.slow
@@ -88,7 +88,7 @@ def counting_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def counting(counting_root: Path, tmp_path: Path) -> Iterator[Any]:
     """A copy of it, with a session up."""
-    copy_folder(counting_root, tmp_path / "clone")
+    copy_clone(counting_root, tmp_path / "clone")
     clone = Clone(tmp_path / "clone")
     clone.without_tracking()
     clone.run("lockstep", "session", "up", "--stages", STAGES)
