@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-OPTIONAL = ("sklearn", "scipy", "pandas", "torchvision", "librosa", "PIL", "kernels")
+OPTIONAL = ("sklearn", "scipy", "pandas", "torchvision", "librosa", "kernels")
 
 
 @contextmanager
