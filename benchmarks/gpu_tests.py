@@ -4,8 +4,8 @@
 
 Runs the tests marked `gpu` of the files that have one, and those that use a GPU where there is one.
 What a test records with `record_property` or prints is kept beside its outcome. `--write` records
-the run in results/gpu_tests.json: it replaces the tests of these files and keeps those of others,
-if hardware and versions are the same.
+the run in results/gpu_tests.json, with its hardware and versions: it replaces the tests of these
+files and keeps those of others.
 """
 
 import argparse
@@ -44,14 +44,11 @@ def main() -> None:
     }
     files = {}
     for file in options.files or marked():
-        files[file] = run(file, options.limit)
+        files[file] = {**found, **run(file, options.limit)}
         print(file, {k: v for k, v in files[file].items() if k != "tests"}, flush=True)
         if options.write:
             # Read again each time: a second run may be busy with other files.
-            old = records.recorded(RESULTS)
-            same = all(old.get(name) == value for name, value in found.items())
-            kept = old["files"] if same else {}
-            records.write(RESULTS, {**found, "files": {**kept, file: files[file]}})
+            records.add(RESULTS, file, files[file])
     for file, outcome in files.items():
         for name, test in outcome["tests"].items():
             print(f"{test['outcome']:8} {test['seconds']:7.2f} s  {file}::{name}")

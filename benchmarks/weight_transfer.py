@@ -94,6 +94,7 @@ def measure(shape: str, engine: str, rounds: int) -> dict[str, Any]:
     by_memory = seconds["take"] + seconds["compare"]
     return {
         "hardware": records.hardware(DEVICE),
+        "rounds": rounds,
         "gigabytes": round(size, 3),
         "by_folder": shown(seconds, size, ("save", "load"), by_folder),
         "through_memory": shown(seconds, size, ("take", "compare", "hash"), by_memory),
@@ -117,6 +118,7 @@ def measure_in_memory(shape: str, engine: str, rounds: int) -> dict[str, Any]:
     total = seconds["take"] + seconds["compare"]
     return {
         "hardware": records.hardware(DEVICE),
+        "rounds": rounds,
         "gigabytes": round(size, 3),
         "through_memory": shown(seconds, size, ("take", "compare", "hash"), total),
         "versions": records.versions(*VERSIONS),
