@@ -62,6 +62,8 @@ for name, value in SETTINGS.items():
 for name in USED:
     importlib.import_module(name)
 multiprocessing.get_context = get_context  # type: ignore[assignment]
-# What is never collected is never copied, and vLLM collects often: half a second each time.
+# What is never collected is never copied. vLLM would thaw it when its first engine ends, and walk
+# through all of it several times for each engine, half a second each time.
 gc.collect()
 gc.freeze()
+gc.freeze = gc.unfreeze = lambda: None
