@@ -201,6 +201,7 @@ class Clone:
         """Give a file of the stages other text, and have the code maps follow."""
         (self.root / name).write_text(text)
         write_maps(Repository(self.root), [stage.module for stage in STAGES.values()])
+        self.has_servers = False  # the next command needs some with this code
 
     def commit(self, message: str = "change") -> None:
         self.run("git", "add", "-A")

@@ -138,7 +138,8 @@ def _serve(channel: socket.socket, kind: Kind) -> int:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
             if "server" in message:
-                same = Path(message["code"]).name == our_code
+                code = Path(message["code"])
+                same = code.name == our_code or (kind is Kind.CONTROL and _drives_as_here(code))
                 server.end_quickly(_be_server(message, files[0], kind, same_code=same))
             _wait_for_command(message, files)
         for file in files:

@@ -76,7 +76,6 @@ def make_history(root: Path) -> Clone:
     score = clone.root / "stages" / "score.py"
     score.write_text(score.read_text().replace(_LINE, f"{_LINE}    rewards = rewards + 1\n"))
     clone.commit("kinder scores")
-    clone.has_servers = False  # of this code
     clone.run("dvc", "repro", "--single-item", "code", "score@iter_002")
     clone.run("lockstep", "sync")
     clone.commit("results of kinder scores")

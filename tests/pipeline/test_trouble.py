@@ -84,7 +84,6 @@ def test_secrets_of_the_environment_reach_nothing(finished: Any) -> None:
     finished.write_code("stages/report.py", whole + leak)
     failure(finished, "dvc", "repro", "--single-item", "report", **secrets)
     finished.write_code("stages/report.py", whole)
-    finished.has_servers = False  # of this code
     finished.run("dvc", "repro", "--force", "--single-item", "report", **secrets)
     finished.run("lockstep", "sync", **secrets)
     logs = finished.run("lockstep", "logs", "report").stdout
