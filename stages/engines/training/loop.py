@@ -251,7 +251,7 @@ def seed_all(seed: int) -> None:
     # For each kind of device that is not in use `torch.manual_seed` takes a trace of the stack,
     # which at every step is a twentieth of the training of a small model on the CPU.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
     numpy.random.seed(seed % 2**32)
     random.seed(seed)
