@@ -2,9 +2,9 @@
 with the model as it ships, on less data, it makes the same bytes when it is run again elsewhere.
 
 Elsewhere is a second clone, in surroundings as different as can be: another folder with a space in
-its name, another hash seed, locale, encoding, time zone and umask, processes of its own from the
-first import, and all stages in one session, instead of a forked process each. It runs at the same
-time.
+its name, another hash seed, locale, encoding, time zone and umask, and all stages in one session,
+nothing of it forked from processes that are ready, instead of a forked process each. It runs at the
+same time.
 """
 
 import json
@@ -38,6 +38,7 @@ ELSEWHERE = {
     "PYTHONCOERCECLOCALE": "0",
     "PYTHONUTF8": "0",
     "TZ": "America/St_Johns",
+    "LOCKSTEP_WARM": "off",
 }
 
 
