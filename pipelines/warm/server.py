@@ -261,8 +261,13 @@ _OF_CONTROL = (
     "pyparsing",
     "ruamel.yaml.mergevalue",
 )
-_OF_COMPUTE = ("transformers.models.llama.modeling_llama", "stages.engines.models.usual")
-"""What stages import, or work out, only once they know their model."""
+_OF_COMPUTE = (
+    "transformers.models.llama.modeling_llama",
+    "stages.engines.models.usual",
+    # pyarrow looks for it when it makes its first table of rows.
+    "pandas",
+)
+"""What stages import, or work out, only once they know their model or their rows."""
 
 
 def end_quickly(status: int) -> NoReturn:
