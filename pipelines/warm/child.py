@@ -63,6 +63,7 @@ def become(request: Request, files: list[int]) -> None:
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
         os.close(file)
+    _open_streams()
     for file in files[3:]:
         os.set_inheritable(file, False)  # held by this process, and by nothing that it starts
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -78,6 +79,16 @@ def become(request: Request, files: list[int]) -> None:
     os.umask(request.umask)
     _take_limits(request)
     _reseed()
+
+
+def _open_streams() -> None:
+    """Python's own: each remembers for what kind of file it was opened, a log or a pipe."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        stream = getattr(sys, name)
+        how = {"encoding": stream.encoding, "errors": stream.errors}
+        stream = open(number, mode, buffering=1, closefd=False, **how)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _reseed() -> None:

@@ -34,7 +34,7 @@ import json, os, random, resource, signal, sys, time
 from pathlib import Path
 import pipelines.warm.server as server
 
-def describe(arguments):
+def describe(arguments, files):
     print("to its log", flush=True)
     Path(arguments[0]).write_text(json.dumps({
         "pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "folder": os.getcwd(),
@@ -46,15 +46,23 @@ def describe(arguments):
     }))
     return 7
 
-def sleep(arguments):
+def sleep(arguments, files):
     time.sleep(600)
     return 0
 
-def stubborn(arguments):
+def stubborn(arguments, files):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(600)
 
-server._MODULES |= {"describe": describe, "sleep": sleep, "stubborn": stubborn}
+def speak(arguments, files):
+    sys.stdout.reconfigure(errors="backslashreplace")  # as every command does
+    sys.stderr.reconfigure(errors="backslashreplace")
+    print("said:", sys.stdin.read(), flush=True)
+    return 0
+
+server._MODULES |= {
+    "describe": describe, "sleep": sleep, "stubborn": stubborn, "speak": speak
+}
 server.preload = lambda kind: None
 server.GRACE_S = 0.5
 if __name__ == "__main__":
@@ -137,6 +145,21 @@ def test_a_forked_process_has_all_that_a_child_of_the_command_would_have(
     assert child["session"] == child["pid"], "a session of its own: no Ctrl-C reaches it"
     assert child["argv"][0] == "describe"
     assert "to its log" in (repository.root / "log").read_text()
+
+
+def test_a_forked_process_speaks_through_pipes_as_through_files(repository: Repository) -> None:
+    """Its server was started with a log, which it has written to."""
+    (given, giving), (reading, said) = os.pipe(), os.pipe()
+    request = Request.from_here("speak", [], dict(os.environ), str(repository.root))
+    forked = fork(repository, identity_of(repository), request, [given, said, said], waits=True)
+    for file in (given, said):
+        os.close(file)
+    with os.fdopen(giving, "w") as words:
+        words.write("a word")
+    with os.fdopen(reading) as output:
+        text = output.read()
+    assert forked is not None
+    assert (forked.wait(), text) == (0, "said: a word\n")
 
 
 def test_a_child_holds_nothing_of_the_server_and_draws_its_own_random_numbers(
