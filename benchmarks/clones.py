@@ -43,9 +43,13 @@ def copy_working_tree(folder: Path) -> None:
 
 
 def copy_clone(source: Path, target: Path) -> Path:
-    """A clone with its repository and its results; a program copies thousands of files faster."""
+    """A clone with its repository and its results; a program copies thousands of files faster.
+
+    What is one file under several names becomes several, as on another disk.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["cp", "-a", source, target], check=True)
+    words = ["cp", "-R", "-P", "--preserve=mode,ownership,timestamps"]
+    subprocess.run([*words, source, target], check=True)
     return target
 
 
