@@ -33,6 +33,7 @@ _PLACES = (
     "slurm",
     "slurm/live",
     "tracking",
+    "warm/*",
     "jobs/*",
     "jobs/*/[!.]*",
     "jobs/*/[!.]*/attempts",
