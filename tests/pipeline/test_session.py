@@ -240,8 +240,10 @@ def test_a_session_that_is_stopped_loses_its_stage_to_a_job(counting: Any) -> No
 
 def test_a_driver_that_was_killed_finds_its_stage_in_the_session(counting: Any) -> None:
     driver, _ = held_at_work(counting)
-    pid = pid_of(counting)
-    killed = [process for process in counting.processes() if process.pid != pid]
+    # What the session has started itself, it waits for when the stage has ended.
+    session = psutil.Process(pid_of(counting))
+    spared = {session.pid, *(child.pid for child in session.children(recursive=True))}
+    killed = [process for process in counting.processes() if process.pid not in spared]
     kill_each(killed)
     ended(driver)
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
