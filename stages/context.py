@@ -114,7 +114,7 @@ class Context:
     @property
     def ranks_per_sampler(self) -> int:
         """Neighbouring ranks that sample as one, with a vLLM over their GPUs."""
-        return self.tensor_parallel if self.world > 1 and not self.samplers else 1
+        return self.tensor_parallel if (self.samplers or self.world) > 1 else 1
 
     @property
     def loads_on(self) -> str:

@@ -28,14 +28,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.context import Context, StageError, Stopped
+from stages.context import Context, Stopped
 from stages.contracts.online import OnlineConfig, step_name
 from stages.contracts.rollout import Engine
 from stages.data.artifacts import read_role
 from stages.data.schema import PromptRow, RolloutRow, ToolAnswerRow
 from stages.data.tokenizer import Decoder
 from stages.engines.generation.generators import choose
-from stages.engines.generation.resident_sampler import ResidentSampler
+from stages.engines.generation.resident_sampler import ResidentSampler, refuse_what_vllm_cannot_load
 from stages.engines.models.loaders import resident
 from stages.engines.processes.ranks import ALONE, Ranks, join
 from stages.engines.training.journal import AHEAD, Journal
@@ -52,7 +52,7 @@ from stages.online_sampling import (
     SampledHere,
     Sampling,
     answer_orders,
-    received,
+    policy_across,
     sampled_apart,
 )
 from stages.policy_update import learn, open_learners, save, scored_rollouts
@@ -67,12 +67,6 @@ def run(
     config: OnlineConfig, inputs: Mapping[str, Path], out: Mapping[str, Path], ctx: Context
 ) -> dict[str, float | int]:
     engine = choose(inputs["policy"], ctx.device, config.rollout.engine)
-    if ctx.samplers and engine is not Engine.TORCH:
-        raise StageError(
-            f"stages.online.samplers in the profile is {ctx.samplers}, and rollout.engine is "
-            f"{engine}, which takes weights only from ranks that learn: set rollout.engine: torch, "
-            "or samplers to 0"
-        )
     prompts = read_role(inputs["prompts"], PromptRow, config.rollout.source, "online")
     decoder = Decoder(inputs["policy"])
     playing = (config.rollout, config.episodes, inputs["environments"], inputs["policy"])
@@ -92,11 +86,14 @@ def run(
 
         if ctx.only_samples:
             assert ranks.bridge is not None
-            with opened(received(ranks.bridge)) as sampler:
-                answer_orders(ranks.bridge, sample, sampler, ctx)
+            policy = policy_across(ranks.bridge)
+            with opened(policy.as_learner) as sampler:
+                answer_orders(ranks.bridge, policy, sample, sampler, ctx)
         else:
             state = load_state(inputs["state"], config.lora, inputs["policy"])
             learners = open_learners(config, inputs, ctx, ranks, state)
+            if engine is Engine.VLLM:
+                refuse_what_vllm_cannot_load(learners["policy"].model)
             state = replace(state, moments={})  # the learners have them
             with (
                 open_sampling(ranks, learners["policy"], sample, opened) as sampling,

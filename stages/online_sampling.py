@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from torch import Tensor
 
@@ -22,7 +22,13 @@ from stages.engines.processes.bridge import Bridge
 from stages.engines.processes.ranks import ALONE
 from stages.engines.processes.step_context import StepContext, bound_to_step
 from stages.engines.training.learner import AnyLearner
-from stages.engines.training.sampled import sampled_weights
+from stages.engines.training.sampled import (
+    Elsewhere,
+    Form,
+    Outline,
+    outline_of,
+    sampled_weights,
+)
 
 OpenGenerator = Callable[[], AbstractContextManager[Generator]]
 RollOut = Callable[
@@ -107,6 +113,8 @@ class Order:
     folder: Path
     durable: bool
     deaf: bool
+    outline: Outline
+    """Of the weights."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,7 @@ class SampledApart:
 
     def __init__(self, bridge: Bridge, learner: AnyLearner) -> None:
         self._bridge, self._learner = bridge, learner
+        self._outline: Outline | None = None
         self._begun: StepContext | None = None
 
     def now(self, ctx: StepContext) -> Sampled:
@@ -128,11 +137,12 @@ class SampledApart:
         return self.end()
 
     def begin(self, ctx: StepContext) -> None:
-        order = Order(str(ctx.key), ctx.folder, ctx.durable, ctx.deaf)
+        outline = self._outline = self._outline or outline_of(self._learner)
+        order = Order(str(ctx.key), ctx.folder, ctx.durable, ctx.deaf, outline)
         self._say(order, f"the weights for {ctx.key}")
         self._begun = ctx
         while self._bridge.same(False, source=self._bridge.first_sampler):
-            self._bridge.send(lambda: sampled_weights(self._learner))
+            self._bridge.send(outline.forms, sampled_weights(self._learner))
 
     def end(self) -> Sampled:
         assert self._begun is not None
@@ -170,25 +180,18 @@ def sampled_apart(bridge: Bridge, learner: AnyLearner) -> Iterator[SampledApart]
     apart.dismiss(stopped=False)
 
 
-def received(bridge: Bridge) -> AnyLearner:
-    """The policy that learns elsewhere: as much of a learner as a sampler wants."""
-    return cast(AnyLearner, _Received(bridge))
+def policy_across(bridge: Bridge) -> Elsewhere:
+    """The policy of those that learn, who give its weights as often as samplers ask for them."""
 
+    def receive(forms: Sequence[Form]) -> Iterator[tuple[str, Tensor]]:
+        bridge.same(True, source=bridge.first_sampler)
+        return bridge.receive(forms)
 
-class _Received:
-    model = None
-    lockstep = True
-
-    def __init__(self, bridge: Bridge) -> None:
-        self._bridge = bridge
-
-    def computed_weights(self) -> Iterator[tuple[str, Tensor]]:
-        self._bridge.same(True, source=self._bridge.first_sampler)
-        return self._bridge.receive()
+    return Elsewhere(receive)
 
 
 def answer_orders(
-    bridge: Bridge, roll_out: RollOut, sampler: ResidentSampler, ctx: Context
+    bridge: Bridge, policy: Elsewhere, roll_out: RollOut, sampler: ResidentSampler, ctx: Context
 ) -> None:
     """What a sampler does, to the end; Stopped where the job stops."""
     while True:
@@ -198,6 +201,7 @@ def answer_orders(
             if order.stopped:
                 raise Stopped("the ranks that learn have stopped")
             return
+        policy.outline = order.outline
         sampler.take()
         bridge.same(False, source=bridge.first_sampler)
         own = bound_to_step(ctx, order.name, order.folder, durable=order.durable)

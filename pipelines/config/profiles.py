@@ -344,9 +344,9 @@ def wrong_with_groups(stage: Stage, resources: Resources) -> str:
             f"`tensor_parallel` {width} takes a GPU for each rank, and `gpus_per_node` {gpus} is "
             f"less than `tasks_per_node` {tasks}: set them to the same, or `tensor_parallel` to 1"
         )
-    if num_samplers(stage, resources):
+    if (samplers := num_samplers(stage, resources)) % width:
         return (
-            f"`tensor_parallel` {width}: `samplers` use the torch generator, which has one GPU: "
-            "set `tensor_parallel` to 1, or `samplers` to 0"
+            f"`tensor_parallel` {width} does not divide `samplers` {samplers}, of which so many "
+            "sample as one: set `samplers` to a multiple of it, or `tensor_parallel` to 1"
         )
     return ""

@@ -179,6 +179,9 @@ def _online(work: Work) -> Peaks:
     if layout.samplers:
         yield from work.samples(rollout.samples)
         own: Parts = Counter()
+        if work.uses_vllm:
+            # As below, among fewer; counted as if they were on the nodes of those that learn.
+            work.on_host[Part.SAMPLER] += model.bytes // layout.samplers
     elif work.uses_vllm:
         least = vllm_sampler(model, sampling, layout)
         yield "sampling", in_its_share(least, layout)

@@ -400,6 +400,20 @@ def test_samplers_take_their_copy_of_the_policy_off_the_ranks_that_learn() -> No
     assert apart["learning"][Part.MOMENTS] == learner_state(policy, of_eight).gpu[Part.MOMENTS]
 
 
+def test_samplers_with_vllm_have_their_part_of_it_alone() -> None:
+    layout = Layout(
+        nodes=2, tasks_per_node=8, sharding=Sharding.FSDP, samplers=8, tensor_parallel=4
+    )
+    work = Work(params_of(**large_engine(LLAMA["70B"])), Shapes(LLAMA["70B"]), layout)
+    peaks = list(of_stages.STAGES["online"](work))
+    policy = Model(LLAMA["70B"], BF16)
+    [sampling] = [parts for when, parts in peaks if when == "sampling"]
+    assert sampling[Part.WEIGHTS] == policy.bytes // 4
+    assert Part.MOMENTS not in sampling
+    assert all(not parts[Part.SAMPLER] for _, parts in peaks)
+    assert work.on_host[Part.SAMPLER] == policy.bytes // 8
+
+
 def profile_of(folder: Path, text: str) -> str:
     (folder / "slurm_profiles").mkdir(exist_ok=True)
     (folder / "slurm_profiles/mine.yaml").write_text(text)

@@ -85,8 +85,8 @@ OF_READERS = {
 OF_ONLINE = {
     "{tasks_per_node: 4, samplers: 4}": "`stages.online`: `samplers` 4 of 4 ranks .* lower `sampl",
     "{tasks_per_node: 4, samplers: -1}": r"`stages\.online\.samplers` is -1",
-    "{tasks_per_node: 2, samplers: 1, tensor_parallel: 2}": (
-        "`tensor_parallel` 2: `samplers` use the torch generator"
+    "{tasks_per_node: 4, samplers: 3, tensor_parallel: 2}": (
+        "`tensor_parallel` 2 does not divide `samplers` 3, .* to a multiple"
     ),
     "{nodes: 2, tasks_per_node: 8, tensor_parallel: 3}": (
         "`tensor_parallel` 3 does not divide `tasks_per_node` 8: .* ranks of online, of one node"

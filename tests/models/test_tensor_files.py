@@ -19,7 +19,8 @@ from stages.engines.models.tensor_files import (
 )
 from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
-from stages.engines.training.saving import hash_of_sampled, sampling_hash, save_learner
+from stages.engines.training.sampled import Elsewhere, outline_of, policy_hash
+from stages.engines.training.saving import sampling_hash, save_learner
 from tests.models.families import FAMILIES, write_family
 
 KINDS = (
@@ -107,8 +108,11 @@ def test_a_learner_is_saved_as_transformers_would_save_the_model(
     assert all(torch.equal(again[name], one) for name, one in model.state_dict().items())
     assert sampling_hash(learner) == content_hash(model)
     names, weights = zip(*learner.computed_weights(), strict=True)
-    lines = hash_lines(zip(names, weights, strict=True), lambda _, weight: weight)
-    assert hash_of_sampled(model, dict(zip(names, lines, strict=True))) == content_hash(model)
+    of_weights = hash_lines(zip(names, weights, strict=True), lambda _, weight: weight)
+    lines = dict(zip(names, of_weights, strict=True))
+    far = Elsewhere(lambda _: iter(()))
+    far.outline = outline_of(learner)
+    assert policy_hash(learner, lines) == policy_hash(far, lines) == content_hash(model)
     if file_bytes == 4_000:
         index = json.loads((tmp_path / "ours/model.safetensors.index.json").read_text())
         assert len(set(index["weight_map"].values())) > 3

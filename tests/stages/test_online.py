@@ -308,11 +308,13 @@ def test_an_adapter_learns_in_fused_steps_as_in_iterations(copied):
         assert made.contents(policies / "fast" / part) == made.contents(policies / NAMES[1] / part)
 
 
-def test_samplers_of_an_engine_that_they_cannot_give_weights_are_refused(fused, monkeypatch):
+def test_a_model_whose_files_vllm_could_not_be_given_is_refused(fused, monkeypatch):
+    """Before anything is sampled, and by those that learn: samplers have no model."""
     runner = fused("run")
     monkeypatch.setattr(online, "choose", lambda *_: Engine.VLLM)
-    with pytest.raises(StageError, match=r"stages\.online\.samplers .* set rollout\.engine: torch"):
-        runner.run("online@fast", runner.context("online@fast", samplers=1))
+    monkeypatch.setattr(resident_sampler, "is_rearranged", lambda model: model is not None)
+    with pytest.raises(StageError, match=r"arranged in another way .* set rollout\.engine: torch"):
+        runner.run("online@fast")
 
 
 def test_what_fused_steps_cannot_do_is_refused():

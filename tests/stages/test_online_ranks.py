@@ -122,6 +122,7 @@ def run(root, rank, world, options):
             rank=rank,
             world=world,
             samplers=options.get("samplers", 0),
+            tensor_parallel=options.get("tensor_parallel", 1),
             device=options.get("device", "cpu"),
             heartbeats=root / "signs" / f"{options['start']}-{number}",
             sharding=Sharding(options["sharding"]),
@@ -159,8 +160,8 @@ def main(options):
 STARTS = itertools.count()
 
 
-def start(runner, addresses, rl, changes, world, sharding, **options):
-    """The ranks that learn, and those that only sample, which go through these stages."""
+def options_of_ranks(runner, addresses, rl, changes, world, sharding, **options):
+    """For `main`, of the ranks that learn, and those that only sample."""
     num_ranks = world + options.get("samplers", 0)
     params = {
         "rl": {"iterations": CHAINED, "online": {"fast": {"policy": "sft", "steps": 2}}, **rl}
@@ -170,11 +171,14 @@ def start(runner, addresses, rl, changes, world, sharding, **options):
     options |= {"ports": [free_port() for _ in addresses], "start": next(STARTS)}
     for name in ("signs", "temporary"):
         (runner.root / name).mkdir(exist_ok=True)
+    return [{**options, "rank": rank} for rank in range(num_ranks)]
+
+
+def start(*job, **options):
+    """The ranks of a job, which go through these stages."""
     ranks = [
-        FORKS.Process(
-            target=runpy.run_path, args=(__file__, {"OPTIONS": {**options, "rank": rank}}, RANK)
-        )
-        for rank in range(num_ranks)
+        FORKS.Process(target=runpy.run_path, args=(__file__, {"OPTIONS": of_rank}, RANK))
+        for of_rank in options_of_ranks(*job, **options)
     ]
     for process in ranks:
         process.start()

@@ -71,7 +71,9 @@ def test_the_first_rank_of_each_group_has_a_share_of_the_units(tmp_path):
     assert [share(rank) for rank in range(6)] == [[0, 30, 60], [], [10, 40], [], [20, 50], []]
 
 
-def test_samplers_and_a_process_alone_are_no_groups(tmp_path):
+def test_a_sampler_or_a_process_alone_is_no_group(tmp_path):
     alone = Context("a", None, 0, tmp_path, tensor_parallel=2)
-    with_samplers = Context("a", None, 0, tmp_path, world=2, samplers=2, tensor_parallel=2)
-    assert alone.ranks_per_sampler == with_samplers.ranks_per_sampler == 1
+    one_samples = Context("a", None, 0, tmp_path, world=2, samplers=1, tensor_parallel=2)
+    two_sample = Context("a", None, 0, tmp_path, world=1, samplers=2, tensor_parallel=2)
+    assert alone.ranks_per_sampler == one_samples.ranks_per_sampler == 1
+    assert two_sample.ranks_per_sampler == 2

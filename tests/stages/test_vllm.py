@@ -6,6 +6,7 @@ Importing it takes ten seconds of a processor, so most of them are forked (vllm_
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import closing, suppress
@@ -19,7 +20,10 @@ from pipelines.base.processes import lives
 from tests.conftest import kill_each
 from tests.hardware import HAS_GPU
 from tests.ports import free_port
+from tests.stages.conftest import Runner
 from tests.stages.test_generators import tiny_llama
+from tests.stages.test_online import GRPO
+from tests.stages.test_online_ranks import FUSED, all_left, options_of_ranks
 from tests.stages.vllm_programs import Programs
 from tests.waiting import TIMEOUT_S, until
 
@@ -159,15 +163,18 @@ def said_by_ranks(programs, program, folder):
     ]
 
 
-# Both ranks end, by what only the second has.
-OLD_WEIGHTS = r"rank 1: .* tensor \S+ in memory is not what the learner holds"
+ENGINE = {"batch_size": 4, "engine": "vllm"}
+ONLINE = (GRPO, {"model": {"hidden_size": 128, "num_heads": 2}, "rollout": ENGINE}, 2, "fsdp")
+"""Of a job: rl, params, ranks that learn, how the policy is spread over them."""
+# All ranks end, by what only one of them has.
+OLD_WEIGHTS = r"rank {}: .* tensor \S+ in memory is not what the learner holds"
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
 def test_a_replica_on_each_rank_takes_the_weights_of_all_through_memory(programs, tmp_path):
     for said in said_by_ranks(programs, "vllm_ranks", tmp_path):
         assert said["whole"] == said["spread"] == [True, True]
-        assert re.match(OLD_WEIGHTS, said["kept old weights"])
+        assert re.match(OLD_WEIGHTS.format(1), said["kept old weights"])
         assert said["hash"] == ""
 
 
@@ -179,8 +186,67 @@ def test_a_replica_over_two_ranks_takes_from_each_the_weights_of_its_worker(prog
         assert first[name] == second[name]
         assert len(first[name][1]) == 3
     for said in (first, second):
-        assert re.match(OLD_WEIGHTS, said["kept old weights"])
+        assert re.match(OLD_WEIGHTS.format(1), said["kept old weights"])
     assert first["hash"] == ""
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A factory of runs that have a policy to begin with, whose attention vLLM has on a CPU."""
+    first = Runner(tmp_path_factory.mktemp("begun"), **ONLINE[1])
+    for address in ("prepare", "sft"):
+        first.run(address)
+
+    def copy(root):
+        shutil.copytree(first.root, root)
+        return Runner(root, **ONLINE[1])
+
+    return copy
+
+
+def ends_of_online(programs, runner, **options):
+    """How each rank of a job has ended that learns with two ranks and samples with vLLM."""
+    ranks = options_of_ranks(runner, FUSED, *ONLINE, **options)
+    logs = [runner.root / f"log-{of_rank['start']}-{of_rank['rank']}" for of_rank in ranks]
+    started = [
+        programs.start(
+            "tests.stages.vllm_online_ranks",
+            json.dumps(of_rank),
+            environment=variables(),
+            log=log,
+        )
+        for of_rank, log in zip(ranks, logs, strict=True)
+    ]
+    ends = [programs.wait(rank) for rank in started]
+    signs = sorted(runner.root.glob(f"signs/log-{ranks[0]['start']}-*"))
+    return ends, [path.read_text() for path in signs]
+
+
+@pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
+def test_samplers_with_vllm_give_the_bytes_of_ranks_that_sample_and_learn(
+    programs, begun, tmp_path
+):
+    """Also where one of them has kept old weights, which ends the job, and others go on."""
+    alone, apart = (begun(tmp_path / name) for name in ("alone", "apart"))
+    ends, said = ends_of_online(programs, alone)
+    assert ends == [0, 0], said
+    ends, said = ends_of_online(programs, apart, samplers=2, keeps_old=3, checkpoint_seconds=0.0)
+    assert all(ends), said
+    assert all(re.search(OLD_WEIGHTS.format(3), each) for each in said), said
+    ends, said = ends_of_online(programs, apart, samplers=1, checkpoint_seconds=0.0)
+    assert ends == [0, 0, 0], said
+    assert all_left(apart) == all_left(alone)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
+def test_samplers_that_are_a_group_give_the_bytes_of_a_group_of_those_that_learn(
+    programs, begun, tmp_path
+):
+    alone, apart = (begun(tmp_path / name) for name in ("alone", "apart"))
+    for runner, samplers in ((alone, 0), (apart, 2)):
+        ends, said = ends_of_online(programs, runner, samplers=samplers, tensor_parallel=2)
+        assert not any(ends), said
+    assert all_left(apart) == all_left(alone)
 
 
 @pytest.mark.gpu

@@ -30,8 +30,7 @@ from stages.engines.models.weights import is_rearranged
 from stages.engines.processes.ranks import ALONE
 from stages.engines.processes.sampling_group import SamplingGroup
 from stages.engines.training.learner import AnyLearner
-from stages.engines.training.sampled import sampled_weights
-from stages.engines.training.saving import hash_of_sampled
+from stages.engines.training.sampled import policy_hash, sampled_weights
 
 if TYPE_CHECKING:
     from stages.engines.generation.vllm_generator import VllmGenerator
@@ -53,6 +52,10 @@ class ResidentSampler:
         self._config, self._source, self._learner = config, folder, learner
         self._ranks = ctx.ranks or ALONE
         self._apart = apart = config.online.overlap
+        self._is_alone = ctx.only_samples
+        job = range(ctx.world + ctx.samplers)
+        self._numbers = job[ctx.world :] if ctx.only_samples else job[: ctx.world]
+        """Of the ranks that sample, in the job."""
         self._device = ctx.device
         slots = config.rollout.batch_size
         self._settings = GeneratorSettings.of_job(ctx, config.precision, slots, longest)
@@ -129,16 +132,11 @@ class ResidentSampler:
             wrong = str(error)
             for _ in weights:
                 pass
-        for rank, of_rank in enumerate(self._ranks.gather(wrong)):
+        for rank, of_rank in zip(self._numbers, self._ranks.gather(wrong), strict=True):
             if of_rank:
                 raise StageError(f"rank {rank}: {of_rank}" if self._ranks.world > 1 else of_rank)
 
     def _open_vllm(self) -> "VllmGenerator | Neighbour":
-        if is_rearranged(self._learner.model):
-            raise StageError(
-                "the files of this model are arranged in another way than its weights in memory, "
-                "and vLLM knows the files: set rollout.engine: torch for rl.online"
-            )
         group = self._settings.group
         if group is not None and not group.leads:
             return Neighbour(group, self._device)
@@ -152,7 +150,7 @@ class ResidentSampler:
             return self._ranks.same("" if self._ranks.rank else self._hash.wait())
         of_ranks = self._ranks.gather(self._hash.wait_lines())
         lines = {name: line for share in of_ranks for name, line in share.items()}
-        return hash_of_sampled(self._learner.model, lines)
+        return policy_hash(self._learner, lines)
 
     @contextmanager
     def opened(self) -> Iterator[Generator]:
@@ -164,13 +162,22 @@ class ResidentSampler:
 
     def rest(self) -> None:
         """Until it takes weights again, one with weights of its own leaves the GPU to others."""
-        if self._vllm is not None:
+        if self._vllm is not None and not self._is_alone:
             self._vllm.sleep()
 
     def close(self) -> None:
         for generator in (self._torch, self._vllm):
             if generator is not None:
                 generator.close()
+
+
+def refuse_what_vllm_cannot_load(model: Any) -> None:
+    """Before anything is sampled; those that learn."""
+    if is_rearranged(model):
+        raise StageError(
+            "the files of this model are arranged in another way than its weights in memory, "
+            "and vLLM knows the files: set rollout.engine: torch for rl.online"
+        )
 
 
 class Neighbour:

@@ -9,7 +9,7 @@ of. The bridge is beside both. Always true:
 """
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -23,6 +23,8 @@ from stages.engines.processes.meeting import backend_of
 
 T = TypeVar("T")
 Weights = Iterator[tuple[str, Tensor]]
+Forms = Sequence[tuple[str, torch.Size, torch.dtype]]
+"""Name, shape and type of each weight: samplers have to know what comes, before it does."""
 FOR_EVER = timedelta(days=365)
 """Heartbeats say when to give up, not the backend, which knows of nobody who is at work."""
 
@@ -37,7 +39,6 @@ class Bridge:
         self._ctx, self._heartbeats = ctx, heartbeats
         self._device = torch.device(ctx.device)
         self.first_sampler = ctx.world
-        self._forms: list[tuple[str, torch.Size, torch.dtype]] | None = None
         self._all: Any
         self._carrier: Any = None
         """The group that weights go through: rank 0 and the samplers."""
@@ -71,20 +72,15 @@ class Bridge:
             self._all.broadcast(torch.frombuffer(data, dtype=torch.uint8), source).wait()
         return value if source == self._ctx.rank else pickle.loads(data)
 
-    def send(self, weights: Callable[[], Weights]) -> None:
+    def send(self, forms: Forms, weights: Weights) -> None:
         """Give the samplers these weights, which all that learn bring about together."""
-        if self._forms is None:
-            # Once: samplers have to know what comes, before it does.
-            self._forms = [(name, tensor.shape, tensor.dtype) for name, tensor in weights()]
-        self.same(self._forms, source=0)
-        for (expected, _, _), (name, tensor) in zip(self._forms, weights(), strict=True):
+        for (expected, _, _), (name, tensor) in zip(forms, weights, strict=True):
             assert name == expected, f"{name} comes in place of {expected}"
             if self._ctx.rank == 0:
                 self._carry(tensor.to(self._device).contiguous())
 
-    def receive(self) -> Weights:
+    def receive(self, forms: Forms) -> Weights:
         """What is sent, one by one; samplers."""
-        forms: list[tuple[str, torch.Size, torch.dtype]] = self.same([], source=0)
         for name, shape, dtype in forms:
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
             self._carry(tensor)

@@ -61,8 +61,8 @@ def join(ctx: Context) -> Iterator["Ranks"]:
             if ctx.samplers:
                 ranks.bridge = Bridge(ctx, heartbeats, store, timeout)
             ranks.connect(dist.PrefixStore(f"from-{side.start}", store), timeout)  # type: ignore[attr-defined]
-            if ctx.ranks_per_sampler > 1:
-                ranks.sampling_group = SamplingGroup(ctx, heartbeats)
+            if ctx.ranks_per_sampler > 1 and (ctx.only_samples or not ctx.samplers):
+                ranks.sampling_group = SamplingGroup(ctx, heartbeats, side.start)
             ctx.ranks = ranks
             yield ranks
             ranks.finish()

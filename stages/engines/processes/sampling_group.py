@@ -36,12 +36,13 @@ class Place:
 class SamplingGroup:
     """This rank among those of its group. Its methods are collectives of the group."""
 
-    def __init__(self, ctx: Context, heartbeats: Heartbeats) -> None:
-        """All ranks of the job make theirs together."""
+    def __init__(self, ctx: Context, heartbeats: Heartbeats, start: int) -> None:
+        """All ranks that sample make theirs together: the process group, from rank `start` on."""
         self._heartbeats = heartbeats
         self.size = ctx.ranks_per_sampler
-        self.rank = ctx.rank % self.size
-        self._first = ctx.rank - self.rank
+        among = ctx.rank - start
+        self.rank = among % self.size
+        self._first = among - self.rank
         with heartbeats.waiting():
             self._group, _ = dist.new_subgroups(  # type: ignore[no-untyped-call]
                 self.size, timeout=FOR_EVER, backend="gloo"
@@ -53,7 +54,7 @@ class SamplingGroup:
         """Numbers of the group's GPUs, by rank, as the first rank counts them; there alone."""
         if not self.rank:
             seen = [_uuid(each) for each in range(torch.cuda.device_count())] if gpu else []
-            self.gpus = numbers_of(places, seen, self._first)
+            self.gpus = numbers_of(places, seen, ctx.rank)
 
     @property
     def leads(self) -> bool:

@@ -6,7 +6,7 @@ than their weights are in memory, and adapters, are put together and written by 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ from stages.engines.models.tensor_files import Form, write_tensor_files
 from stages.engines.models.weights import STEM, is_rearranged, stored_names
 from stages.engines.processes.ranks import ALONE, Ranks
 from stages.engines.training.learner import AnyLearner
+
+Beside = Mapping[str, str | bytes]
+"""Tensors of a model that are not sampled with: of a tied one the name of the weight that it is, of
+any other its line."""
 
 
 def save_learner(
@@ -98,21 +102,31 @@ def sampling_hash(learner: AnyLearner, ranks: Ranks = ALONE) -> str:
     return hash_of_lines(lines[name] for name in sorted(lines))
 
 
-def hash_of_sampled(model: Any, lines: Mapping[str, bytes]) -> str:
+def hash_of_sampled(lines: Mapping[str, bytes], beside: Beside) -> str:
     """The same hash, from the lines of all that `sampled_weights` yields."""
+    every = dict(lines)
+    for name, known in beside.items():
+        if isinstance(known, str):
+            known = name.encode() + lines[known].removeprefix(known.encode())
+        every[name] = known
+    return hash_of_lines(every[name] for name in sorted(every))
+
+
+def beside_sampled(model: Any, names: Iterable[str]) -> Beside:
+    """What the hash is made of beside the weights of these names, which are sampled with."""
     state = {
         name.replace(".base_layer.", "."): tensor
         for name, tensor in unwrapped(model).state_dict(keep_vars=True).items()
         if ".lora_" not in name
     }
-    names = {id(state[name]): name for name in lines}
-    every = dict(lines)
-    for name in state.keys() - lines.keys():
-        if (tied := names.get(id(state[name]))) is not None:
-            every[name] = name.encode() + lines[tied].removeprefix(tied.encode())
+    sampled = {id(state[name]): name for name in names}
+    beside: dict[str, str | bytes] = {}
+    for name in state.keys() - sampled.values():
+        if (tied := sampled.get(id(state[name]))) is not None:
+            beside[name] = tied
         else:
-            [every[name]] = hash_lines([(name, state[name])], lambda _, buffer: buffer)
-    return hash_of_lines(every[name] for name in sorted(every))
+            [beside[name]] = hash_lines([(name, state[name])], lambda _, buffer: buffer)
+    return beside
 
 
 def _comes_in_turn(model: Any) -> bool:
