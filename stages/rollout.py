@@ -4,7 +4,8 @@ Which prompts an iteration draws is a hash of (seed, iteration, prompt id); what
 numbers are is a hash of (seed, iteration, prompt id, sample index). Rows are sorted by (prompt id,
 sample index).
 
-Shards share out the batches that are decoded together; the last to be done writes the rows.
+Shards share out the batches that are decoded together; the last to be done writes the rows. Ranks,
+where the policy needs more GPUs than a node has, share them as groups, and rank 0 writes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Completion, Generator, Request, Sampling
 from stages.engines.generation.generators import opened
 from stages.engines.generation.sampling import SamplingTask, generate_all, sample_seed
+from stages.engines.processes.ranks import join
 from stages.environments.episodes import (
     Arena,
     longest_sequence,
@@ -40,7 +42,7 @@ def run(
     prompts = read_role(inputs["prompts"], PromptRow, config.rollout.source, "rollout")
     playing = (config.rollout, config.episodes, inputs["environments"], inputs["policy"])
     record = Record(config.rollout.tools, inputs["tool_record"])
-    with open_arena(*playing, ctx.seed, record) as arena:
+    with open_arena(*playing, ctx.seed, record) as arena, join(ctx):
         longest = longest_sequence(prompts, config.rollout.max_new_tokens, arena)
         how = (config.rollout.engine, config.precision, config.rollout.batch_size, longest)
         generator = partial(opened, ctx, inputs["policy"], *how)

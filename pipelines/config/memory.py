@@ -187,6 +187,7 @@ def find_shapes(root: Path, params: Params) -> Shapes:
 def layout_of(stage: Stage, resources: Resources) -> Layout:
     """Only what is done together is spread over ranks."""
     together = processes_of(stage, resources) is Processes.TOGETHER
+    learns_together = stage.processes is Processes.TOGETHER and not stage.reads
     elsewhere = resources.python or resources.container
     return Layout(
         on_gpu=resources.device.startswith("cuda"),
@@ -194,7 +195,7 @@ def layout_of(stage: Stage, resources: Resources) -> Layout:
         tasks_per_node=resources.tasks_per_node if together else 1,
         sharding=resources.sharding if together else Sharding.NONE,
         offload=resources.offload,
-        sequence_parallel=resources.sequence_parallel if together and not stage.reads else 1,
+        sequence_parallel=resources.sequence_parallel if learns_together else 1,
         tensor_parallel=tensor_parallel_of(stage, resources),
         samplers=num_samplers(stage, resources),
         generator_memory=resources.generator_memory,

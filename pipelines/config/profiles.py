@@ -20,8 +20,11 @@ from stages.contracts.base import Processes, Section, Stage
 from stages.contracts.catalog import STAGES
 from stages.contracts.evaluate import EVALUATIONS
 from stages.contracts.online import ONLINE
+from stages.contracts.rollout import ROLLOUT
 from stages.contracts.sharding import Offload, Sharding
 
+SAMPLING = (ROLLOUT.name, ONLINE.name, *EVALUATIONS)
+"""The stages that have a generator."""
 EARLIEST_SIGNAL_S = 60
 """How much earlier than requested Slurm may send a job its signal."""
 
@@ -184,9 +187,13 @@ def bytes_of(memory: str | None) -> int:
 def processes_of(stage: Stage, resources: Resources) -> Processes:
     """How its processes work.
 
-    A stage that only reads models has ranks where these are spread, and an evaluation always.
+    A stage that only reads models has ranks where these are spread, and an evaluation always. Those
+    of a rollout are ranks where its vLLM needs more GPUs than a node has.
     """
     several = resources.nodes * resources.tasks_per_node > 1
+    if stage is ROLLOUT:
+        spans = resources.tensor_parallel > max(1, resources.gpus_per_node)
+        return Processes.TOGETHER if spans and resources.nodes > 1 else stage.processes
     whole = stage.processes is Processes.SHARDS and not resources.sharding.spreads_weights
     if stage.reads and several and not whole:
         return Processes.TOGETHER
@@ -196,7 +203,7 @@ def processes_of(stage: Stage, resources: Resources) -> Processes:
 def tensor_parallel_of(stage: Stage, resources: Resources) -> int:
     """GPUs that a stage's vLLM spans; of joined ranks, so many neighbours sample as one."""
     joined = processes_of(stage, resources) is Processes.TOGETHER
-    samples = not joined or stage.name in (ONLINE.name, *EVALUATIONS)
+    samples = not joined or stage.name in SAMPLING
     return resources.tensor_parallel if samples else 1
 
 
@@ -301,6 +308,11 @@ def _check(path: Path, profile: Profile, stage: Stage) -> None:
             f"{resources.tasks_per_node} and `sharding` {resources.sharding}, {stage.name} is one "
             "job of joined ranks: set `shards` to 1, or `sharding` to none"
         )
+    if joined and stage is ROLLOUT and resources.shards > 1:
+        wrong = (
+            f"`shards` {resources.shards}: with `tensor_parallel` {resources.tensor_parallel} over "
+            f"`nodes` {resources.nodes}, {stage.name} is one job of joined ranks: set `shards` to 1"
+        )
     if resources.offload is Offload.ALL and not resources.sharding.spreads_weights:
         wrong = (
             f"`offload` all moves weights, but with `sharding` {resources.sharding} every rank "
@@ -332,12 +344,16 @@ def wrong_with_groups(stage: Stage, resources: Resources) -> str:
     tasks, gpus = resources.tasks_per_node, resources.gpus_per_node
     joined = processes_of(stage, resources) is Processes.TOGETHER and resources.nodes * tasks > 1
     width = tensor_parallel_of(stage, resources)
-    if not joined or width == 1:
+    if not joined:
+        return _wrong_alone(stage, resources, width)
+    if width == 1:
         return ""
-    if tasks % width:
+    world = resources.nodes * tasks
+    if (tasks % width and width % tasks) or world % width:
         return (
-            f"`tensor_parallel` {width} does not divide `tasks_per_node` {tasks}: so many "
-            f"neighbouring ranks of {stage.name}, of one node, sample as one, over their GPUs"
+            f"`tensor_parallel` {width} neither divides `tasks_per_node` {tasks} nor is that of "
+            f"several nodes which divide `nodes` {resources.nodes}: so many neighbouring ranks of "
+            f"{stage.name} sample as one, over their GPUs"
         )
     if resources.device.startswith("cuda") and 0 < gpus < tasks:
         return (
@@ -350,3 +366,19 @@ def wrong_with_groups(stage: Stage, resources: Resources) -> str:
             "sample as one: set `samplers` to a multiple of it, or `tensor_parallel` to 1"
         )
     return ""
+
+
+def _wrong_alone(stage: Stage, resources: Resources, width: int) -> str:
+    """Why one process cannot sample over so many GPUs; empty if it can."""
+    gpus = resources.gpus_per_node
+    if (
+        stage.name not in SAMPLING
+        or not resources.device.startswith("cuda")
+        or not 0 < gpus < width
+    ):
+        return ""
+    return (
+        f"`tensor_parallel` {width} is more than `gpus_per_node` {gpus}, and {stage.name} is one "
+        "process, which has those of its node: raise `gpus_per_node`, or, for more GPUs than a "
+        "node has, have a process for each of several nodes by `nodes` and `tasks_per_node`"
+    )

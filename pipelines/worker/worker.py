@@ -263,6 +263,7 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
     resources = launch.resources
     stage = STAGES[spec.name]
     together = processes_of(stage, resources) is Processes.TOGETHER
+    learns_together = stage.processes is Processes.TOGETHER and not stage.reads
     samplers = num_samplers(stage, resources) if task.world > 1 else 0
     heartbeats = attempt.folder / "restarts" / f"{task.restart:03}"
     if task.world > 1:
@@ -287,7 +288,7 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
         offload=resources.offload,
         tensor_parallel=tensor_parallel_of(stage, resources),
         generator_memory=resources.generator_memory,
-        sequence_parallel=resources.sequence_parallel if together and not stage.reads else 1,
+        sequence_parallel=resources.sequence_parallel if learns_together else 1,
         checkpoint_seconds=resources.checkpoint_seconds,
         graph=atomic.read_json(attempt.folder / "graph.json") or launch.graph,
     )

@@ -79,7 +79,16 @@ OF_SFT = {
 OF_READERS = {
     "score: {tasks_per_node: 8, sharding: fsdp, shards: 4}": "`stages.score`.*set `shards` to 1",
     "evaluate: {nodes: 2, sharding: zero3, tensor_parallel: 8}": (
-        "`tensor_parallel` 8 does not divide `tasks_per_node` 1: .* ranks of evaluate, of one node"
+        "`tensor_parallel` 8 neither divides `tasks_per_node` 1 nor .* ranks of evaluate"
+    ),
+    "rollout: {nodes: 2, tasks_per_node: 8, gpus_per_node: 8, tensor_parallel: 16, shards: 2}": (
+        "`stages.rollout`.*set `shards` to 1"
+    ),
+    "rollout: {gpus_per_node: 8, device: cuda, tensor_parallel: 16}": (
+        "`tensor_parallel` 16 is more than `gpus_per_node` 8, and rollout is one process"
+    ),
+    "rollout: {nodes: 3, tasks_per_node: 8, gpus_per_node: 8, tensor_parallel: 16}": (
+        "`tensor_parallel` 16 .* which divide `nodes` 3: .* ranks of rollout"
     ),
 }
 OF_ONLINE = {
@@ -89,7 +98,11 @@ OF_ONLINE = {
         "`tensor_parallel` 2 does not divide `samplers` 3, .* to a multiple"
     ),
     "{nodes: 2, tasks_per_node: 8, tensor_parallel: 3}": (
-        "`tensor_parallel` 3 does not divide `tasks_per_node` 8: .* ranks of online, of one node"
+        "`tensor_parallel` 3 neither divides `tasks_per_node` 8 nor .* ranks of online"
+    ),
+    "{nodes: 3, tasks_per_node: 8, tensor_parallel: 6}": "`tensor_parallel` 6 neither divides",
+    "{nodes: 4, tasks_per_node: 8, samplers: 8, tensor_parallel: 16}": (
+        "`tensor_parallel` 16 does not divide `samplers` 8"
     ),
     "{tasks_per_node: 8, gpus_per_node: 4, device: cuda, tensor_parallel: 2}": (
         "a GPU for each rank, and `gpus_per_node` 4 is less than `tasks_per_node` 8"
@@ -153,6 +166,19 @@ def test_what_only_reads_has_ranks_where_several_processes_hold_a_model(
     whole = name in ("score", "reference_logprobs") and sharding not in ("zero3", "fsdp")
     assert processes_of(stage, two) is (stage.processes if whole else Processes.TOGETHER)
     assert processes_of(STAGES["rollout"], two) is Processes.SHARDS
+
+
+@pytest.mark.parametrize(
+    ("nodes", "width", "processes"),
+    [(1, 8, Processes.SHARDS), (2, 8, Processes.SHARDS), (2, 16, Processes.TOGETHER)],
+)
+def test_a_rollout_has_ranks_where_its_vllm_needs_more_than_a_node(
+    nodes: int, width: int, processes: Processes
+) -> None:
+    ranks = {"nodes": nodes, "tasks_per_node": 8, "gpus_per_node": 8}
+    resources = Resources.model_validate({**ranks, "tensor_parallel": width})
+    assert processes_of(STAGES["rollout"], resources) is processes
+    assert tensor_parallel_of(STAGES["rollout"], resources) == width
 
 
 RESOURCES = {

@@ -110,7 +110,8 @@ def run(root, rank, world, options):
     runner = Runner(root, **options["params"])
     for number, address in enumerate(options["addresses"]):
         done = root / "signs" / f"done-{address}"
-        if bind(address, runner.params).stage.processes is not Kind.TOGETHER:
+        together = bind(address, runner.params).stage.processes is Kind.TOGETHER
+        if not together and not options.get("joined"):
             if not rank:
                 runner.run(address)
                 done.touch()

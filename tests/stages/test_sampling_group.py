@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from stages.engines.generation.generators import open_generator
 from stages.engines.generation.vllm_generator import VllmGenerator
 from stages.engines.generation.vllm_process import VISIBLE
 from stages.engines.processes.parts import Pass, missing
-from stages.engines.processes.sampling_group import Place, numbers_of
+from stages.engines.processes.sampling_group import Place, nodes_of, numbers_of
 from tests.stages.test_generators import tiny_llama
 from tests.stages.test_vllm_end import NeverWakes
 
@@ -28,10 +29,23 @@ def test_the_gpus_of_a_group_are_found_among_those_that_its_first_rank_sees():
     assert numbers_of([Place("node", "")] * 2, (), 0) == []
 
 
+def test_a_group_over_nodes_has_as_many_ranks_on_each():
+    assert nodes_of([Place("one", "")] * 3, 0) == [range(3)]
+    two = [Place(host, "") for host in ("one", "one", "two", "two")]
+    assert nodes_of(two, 4) == [range(2), range(2, 4)]
+
+
+@pytest.mark.parametrize("hosts", ["one two one two", "one one one two", "one two two"])
+def test_a_group_whose_nodes_vllm_could_not_number_is_refused(hosts):
+    places = [Place(host, "") for host in hosts.split()]
+    said = f"ranks 4 to {3 + len(places)} .* on {hosts.replace(' ', ', ')}, .*distribution: block"
+    with pytest.raises(StageError, match=said):
+        nodes_of(places, 4)
+
+
 @pytest.mark.parametrize(
     ("places", "said"),
     {
-        (("one", "GPU-c"), ("two", "GPU-d")): r"ranks 2 to 3 .* on one, two: .*distribution: block",
         (("one", "GPU-c"), ("one", "GPU-c")): r"some of them have the same: set gpus_per_node",
         (("one", "GPU-c"), ("one", "GPU-z")): r"rank 2 does not see the GPU of rank 3: .*gpu-bind",
     }.items(),
@@ -46,9 +60,8 @@ def test_the_engine_of_a_group_sees_its_gpus_in_their_order(monkeypatch, tmp_pat
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=NeverWakes))
     others = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     monkeypatch.setattr(os, "environ", others | ({VISIBLE: visible} if visible else {}))
-    settings = GeneratorSettings(
-        "cuda:2", Precision.FLOAT32, 4, tensor_parallel=2, group=SimpleNamespace(gpus=[2, 3])
-    )
+    group = SimpleNamespace(gpus=[2, 3], num_nodes=1, leaders=[7, 7], opening=nullcontext)
+    settings = GeneratorSettings("cuda:2", Precision.FLOAT32, 4, tensor_parallel=2, group=group)
     VllmGenerator(tiny_llama(tmp_path), settings).close()
     assert NeverWakes.sees == (seen, "1")
     assert os.environ.get(VISIBLE) == visible

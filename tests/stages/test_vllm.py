@@ -140,7 +140,15 @@ def test_an_engine_in_a_process_of_its_own_ends_with_the_one_that_started_it(tmp
         kill_each(started)
 
 
-def said_by_ranks(programs, program, folder):
+TWO = ("127.0.0.11", "127.0.0.12")
+"""Nodes, of which every other rank is on the first, and the names that they know each other by."""
+
+
+def on_node(nodes, rank):
+    return {"TESTS_NODE": nodes[rank]} if nodes else {}
+
+
+def said_by_ranks(programs, program, folder, nodes=None):
     """What each of two ranks has said, by what it was asked for."""
     for seed, name in enumerate(("old", "whole", "spread")):
         tiny_llama(folder / name, seed)
@@ -150,7 +158,7 @@ def said_by_ranks(programs, program, folder):
         programs.start(
             f"tests.stages.{program}",
             *(folder, rank),
-            environment={**group, "RANK": str(rank)},
+            environment={**group, "RANK": str(rank), **on_node(nodes, rank)},
             log=log,
         )
         for rank, log in enumerate(logs)
@@ -164,8 +172,8 @@ def said_by_ranks(programs, program, folder):
 
 
 ENGINE = {"batch_size": 4, "engine": "vllm"}
-ONLINE = (GRPO, {"model": {"hidden_size": 128, "num_heads": 2}, "rollout": ENGINE}, 2, "fsdp")
-"""Of a job: rl, params, ranks that learn, how the policy is spread over them."""
+ONLINE = (GRPO, {"model": {"hidden_size": 128, "num_heads": 2}, "rollout": ENGINE}, "fsdp")
+"""Of a job: rl, params, how the policy is spread over the ranks that learn."""
 # All ranks end, by what only one of them has.
 OLD_WEIGHTS = r"rank {}: .* tensor \S+ in memory is not what the learner holds"
 
@@ -179,8 +187,11 @@ def test_a_replica_on_each_rank_takes_the_weights_of_all_through_memory(programs
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
-def test_a_replica_over_two_ranks_takes_from_each_the_weights_of_its_worker(programs, tmp_path):
-    first, second = said_by_ranks(programs, "vllm_group_ranks", tmp_path)
+@pytest.mark.parametrize("nodes", [None, TWO], ids=["one node", "two nodes"])
+def test_a_replica_over_two_ranks_takes_from_each_the_weights_of_its_worker(
+    programs, tmp_path, nodes
+):
+    first, second = said_by_ranks(programs, "vllm_group_ranks", tmp_path, nodes)
     assert first["whole"] == first["spread"] == [True, True]
     for name in ("rows of whole", "rows of spread"):
         assert first[name] == second[name]
@@ -204,15 +215,16 @@ def begun(tmp_path_factory):
     return copy
 
 
-def ends_of_online(programs, runner, **options):
-    """How each rank of a job has ended that learns with two ranks and samples with vLLM."""
-    ranks = options_of_ranks(runner, FUSED, *ONLINE, **options)
+def ends_of_ranks(programs, runner, addresses=FUSED, world=2, nodes=None, **options):
+    """How each rank of a job has ended that samples with vLLM."""
+    rl, changes, sharding = ONLINE
+    ranks = options_of_ranks(runner, addresses, rl, changes, world, sharding, **options)
     logs = [runner.root / f"log-{of_rank['start']}-{of_rank['rank']}" for of_rank in ranks]
     started = [
         programs.start(
             "tests.stages.vllm_online_ranks",
             json.dumps(of_rank),
-            environment=variables(),
+            environment=variables(**on_node(nodes, of_rank["rank"])),
             log=log,
         )
         for of_rank, log in zip(ranks, logs, strict=True)
@@ -228,25 +240,41 @@ def test_samplers_with_vllm_give_the_bytes_of_ranks_that_sample_and_learn(
 ):
     """Also where one of them has kept old weights, which ends the job, and others go on."""
     alone, apart = (begun(tmp_path / name) for name in ("alone", "apart"))
-    ends, said = ends_of_online(programs, alone)
+    ends, said = ends_of_ranks(programs, alone)
     assert ends == [0, 0], said
-    ends, said = ends_of_online(programs, apart, samplers=2, keeps_old=3, checkpoint_seconds=0.0)
+    ends, said = ends_of_ranks(programs, apart, samplers=2, keeps_old=3, checkpoint_seconds=0.0)
     assert all(ends), said
     assert all(re.search(OLD_WEIGHTS.format(3), each) for each in said), said
-    ends, said = ends_of_online(programs, apart, samplers=1, checkpoint_seconds=0.0)
+    ends, said = ends_of_ranks(programs, apart, samplers=1, checkpoint_seconds=0.0)
     assert ends == [0, 0, 0], said
     assert all_left(apart) == all_left(alone)
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
-def test_samplers_that_are_a_group_give_the_bytes_of_a_group_of_those_that_learn(
+def test_samplers_that_are_a_group_give_the_bytes_of_a_group_over_nodes_that_learns(
     programs, begun, tmp_path
 ):
     alone, apart = (begun(tmp_path / name) for name in ("alone", "apart"))
-    for runner, samplers in ((alone, 0), (apart, 2)):
-        ends, said = ends_of_online(programs, runner, samplers=samplers, tensor_parallel=2)
+    for runner, samplers, nodes in ((alone, 0, TWO), (apart, 2, None)):
+        ends, said = ends_of_ranks(
+            programs, runner, samplers=samplers, nodes=nodes, tensor_parallel=2
+        )
         assert not any(ends), said
     assert all_left(apart) == all_left(alone)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
+def test_a_rollout_over_nodes_has_the_bytes_of_one_on_a_node(programs, begun, tmp_path):
+    rows = []
+    for world, nodes in ((1, None), (2, TWO)):
+        runner = begun(tmp_path / f"on-{world}")
+        address = ["rollout@fast_001"]
+        ends, said = ends_of_ranks(
+            programs, runner, address, world, nodes, joined=True, tensor_parallel=2
+        )
+        assert not any(ends), said
+        rows.append(runner.contents(runner.root / "artifacts/rollouts/fast_001.parquet"))
+    assert rows[0] == rows[1]
 
 
 @pytest.mark.gpu

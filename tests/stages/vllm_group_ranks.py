@@ -18,6 +18,7 @@ from stages.engines.generation.generator import GeneratorSettings, Sampling
 from stages.engines.generation.resident_sampler import Neighbour
 from stages.engines.generation.sampling import SamplingTask, generate_all
 from stages.engines.generation.vllm_generator import VllmGenerator
+from stages.engines.generation.vllm_start import NodeWorkers
 from stages.engines.processes.ranks import join
 from tests.stages.vllm_ranks import LEARNERS, REQUESTS, answers, sampler_of
 
@@ -30,10 +31,11 @@ def main(root, rank, say):
     ctx.heartbeats = root / "heartbeats"
     with join(ctx) as ranks, ThreadPoolExecutor(1) as hasher:
         settings = GeneratorSettings.of_job(ctx, Precision.FLOAT32, 4, longest=64)
+        group = ranks.sampling_group
+        group.agree_to_open(True)
+        workers = NodeWorkers(folders["old"], settings) if rank and group.num_nodes > 1 else None
         with closing(
-            Neighbour(ranks.sampling_group, "cpu")
-            if rank
-            else VllmGenerator(folders["old"], settings)
+            Neighbour(group, "cpu", workers) if rank else VllmGenerator(folders["old"], settings)
         ) as generator:
             for name, sharding in LEARNERS.items():
                 sampler = sampler_of(ctx, ranks, folders[name], sharding, generator, hasher)

@@ -9,6 +9,7 @@ import gc
 import importlib
 import multiprocessing
 import os
+import socket
 from collections.abc import Callable
 from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess
 from typing import Any
@@ -50,6 +51,27 @@ class InThePlaceOfSpawn(ForkServerContext):
     Process = Forked  # type: ignore[assignment]
 
 
+NODE = "TESTS_NODE"
+"""A variable of programs that are to take each other for processes of other nodes, which a machine
+that has one node cannot have: its value is the node's name, and an address of this machine."""
+_gethostname = socket.gethostname
+
+
+def gethostname() -> str:
+    return os.environ.get(NODE) or _gethostname()
+
+
+def are_on_node_of(group: Any, source_rank: int = 0) -> list[bool]:
+    """In the place of vLLM's look at the memory that processes share."""
+    import torch.distributed as dist
+
+    if NODE not in os.environ:
+        return _are_on_node_of(group, source_rank)
+    nodes: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(nodes, os.environ[NODE], group=group)
+    return [node == nodes[source_rank] for node in nodes]
+
+
 _get_context = multiprocessing.get_context
 
 
@@ -62,6 +84,10 @@ for name, value in SETTINGS.items():
 for name in USED:
     importlib.import_module(name)
 multiprocessing.get_context = get_context  # type: ignore[assignment]
+socket.gethostname = gethostname
+_parallel_state = importlib.import_module("vllm.distributed.parallel_state")
+_are_on_node_of = _parallel_state.in_the_same_node_as
+_parallel_state.in_the_same_node_as = are_on_node_of
 # What is never collected is never copied. vLLM would thaw it when its first engine ends, and walk
 # through all of it several times for each engine, half a second each time.
 gc.collect()

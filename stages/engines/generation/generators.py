@@ -4,6 +4,7 @@ import math
 from contextlib import AbstractContextManager, closing
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 from safetensors import safe_open
 
@@ -20,6 +21,11 @@ TORCH_WEIGHTS = 3_000_000_000
 def open_generator(folder: Path, engine: Engine, settings: GeneratorSettings) -> Generator:
     """A generator with the weights of a folder, to be closed."""
     if choose(folder, settings.device, engine) is Engine.VLLM:
+        if settings.group is not None and not settings.group.leads:
+            from stages.engines.generation.vllm_start import NodeWorkers
+
+            # As much of one as a rank has that answers nothing.
+            return cast(Generator, NodeWorkers(folder, settings))
         from stages.engines.generation.vllm_generator import VllmGenerator
 
         return VllmGenerator(folder, settings)

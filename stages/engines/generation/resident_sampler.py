@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from stages.engines.training.sampled import policy_hash, sampled_weights
 
 if TYPE_CHECKING:
     from stages.engines.generation.vllm_generator import VllmGenerator
+    from stages.engines.generation.vllm_start import NodeWorkers
 
 UNKNOWN = "not-hashed-yet"
 
@@ -103,6 +104,8 @@ class ResidentSampler:
         if (group := self._settings.group) is not None:
             group.meet("the weights for their sampler")
         if self._vllm is None:
+            if group is not None:
+                group.agree_to_open(True)
             self._vllm = self._open_vllm()
         vllm = self._vllm
         self._in_step(lambda weights: vllm.take(self._hashed(weights)))
@@ -139,10 +142,17 @@ class ResidentSampler:
     def _open_vllm(self) -> "VllmGenerator | Neighbour":
         group = self._settings.group
         if group is not None and not group.leads:
-            return Neighbour(group, self._device)
+            return Neighbour(group, self._device, self._open_workers(group))
         from stages.engines.generation.vllm_generator import VllmGenerator
 
         return VllmGenerator(self._source, self._settings, empty=True)
+
+    def _open_workers(self, group: SamplingGroup) -> "NodeWorkers | None":
+        if group.num_nodes == 1 or not group.leads_node:
+            return None
+        from stages.engines.generation.vllm_start import NodeWorkers
+
+        return NodeWorkers(self._source, self._settings, empty=True)
 
     def policy_hash(self) -> str:
         """Of the weights that were taken, on every rank; they may move on once it is there."""
@@ -156,9 +166,9 @@ class ResidentSampler:
     def opened(self) -> Iterator[Generator]:
         generator = self._torch or self._vllm
         assert generator is not None, "it takes the weights first"
-        assert not isinstance(generator, Neighbour), "it has no share of the requests"
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            yield generator
+            # A neighbour has no share of the requests.
+            yield cast(Generator, generator)
 
     def rest(self) -> None:
         """Until it takes weights again, one with weights of its own leaves the GPU to others."""
@@ -188,8 +198,12 @@ class Neighbour:
 
     policy_hash = ""
 
-    def __init__(self, group: SamplingGroup, device: str) -> None:
+    def __init__(
+        self, group: SamplingGroup, device: str, workers: "NodeWorkers | None" = None
+    ) -> None:
+        """`workers`: those of this node, on the first rank of a node after the first."""
         self._receiver = (group.call_by(None), Through.between_processes(device), device)
+        self._workers = workers
 
     def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         load(weights, *self._receiver)
@@ -201,4 +215,5 @@ class Neighbour:
         """The first rank's does."""
 
     def close(self) -> None:
-        """The first rank's does."""
+        if self._workers is not None:
+            self._workers.close()

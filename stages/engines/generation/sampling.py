@@ -5,7 +5,7 @@ are many requests: a slot whose sequence has ended then takes the next.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -150,14 +150,34 @@ def generate_all(
 
     kept = pass_names(ctx, RESPONSES)
     work = responses(kept[0] if len(kept) == 1 else RESPONSES)
-    if missing(ctx, work):
-        with opened() as generator:
+    with _generator(ctx, opened, wanted=bool(missing(ctx, work))) as generator:
+        if generator is not None:
             work = responses(RESPONSES + generator.policy_hash, generator)
             fill(ctx, work)
     completions = [Completion(**row) for row in collect(ctx, work)]
     # A rank that had nothing to sample has loaded no policy; rank 0 has whenever there is any.
     name = work.name if ctx.ranks is None else ctx.ranks.same(work.name)
     return Samples(completions, name.removeprefix(RESPONSES))
+
+
+@contextmanager
+def _generator(
+    ctx: Context, opened: Callable[[], AbstractContextManager[Generator]], *, wanted: bool
+) -> Iterator[Generator | None]:
+    """One where this rank wants it.
+
+    What one of several nodes answers with has workers on the others, which their first ranks open,
+    too, and have until all answers are there.
+    """
+    group = ctx.ranks.sampling_group if ctx.ranks is not None else None
+    if group is None or group.num_nodes == 1:
+        with opened() if wanted else nullcontext() as generator:
+            yield generator
+        return
+    opens = group.agree_to_open(wanted) and group.leads_node
+    with opened() if opens else nullcontext() as generator:
+        yield generator if wanted else None
+        group.meet("the end of their responses")
 
 
 def _response_length(completions: Sequence[Mapping[str, Any]]) -> dict[str, float]:

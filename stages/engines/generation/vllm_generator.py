@@ -29,7 +29,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,13 +48,12 @@ from stages.engines.generation.generator import (
     check_context,
 )
 from stages.engines.generation.vllm_process import (
-    BATCH_INVARIANT,
     ENGINE_APART,
     forget_group,
     set_variables,
     starting,
 )
-from stages.engines.generation.vllm_worker import Checked
+from stages.engines.generation.vllm_start import engine_options, refuse_adapter_over_nodes
 from stages.engines.generation.weight_pieces import Call, Through, compare, load
 from stages.engines.models.folders import (
     content_hash,
@@ -64,7 +63,6 @@ from stages.engines.models.folders import (
     weights_folder,
 )
 from stages.engines.models.lora import is_adapter_folder
-from stages.engines.models.own_code import may_run
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
 """A lower temperature vLLM would silently raise."""
@@ -97,16 +95,8 @@ class VllmGenerator:
         self._gpus = self._group.gpus if self._group else [gpu] if gpu else []
         self._device = device
         self._precision, self._num_workers = precision, settings.tensor_parallel
-        self._longest = settings.longest
         self._on_gpu = device.startswith("cuda")
-        self._options = {
-            "dtype": precision.value,
-            "max_num_seqs": settings.slots,
-            "tensor_parallel_size": settings.tensor_parallel,
-            "enable_sleep_mode": self._on_gpu,
-            "enforce_eager": not self._on_gpu,
-            **({"gpu_memory_utilization": settings.memory_share} if self._on_gpu else {}),
-        }
+        self._settings = settings
         self._llm: Any = None
         self._asleep = False
         self._empty = empty
@@ -114,6 +104,7 @@ class VllmGenerator:
             self.policy_hash = ""
             self._start(weights_folder(folder))
             return
+        refuse_adapter_over_nodes(folder, self._group)
         with _plain(folder, precision) as (plain, policy_hash):
             self._start(plain)
             try:
@@ -258,24 +249,10 @@ class VllmGenerator:
         )
         from vllm import LLM
 
-        options = {
-            **self._options,
-            "skip_tokenizer_init": True,
-            "generation_config": "vllm",
-            "load_format": "dummy" if self._empty else "safetensors",
-            "logprobs_mode": "processed_logprobs",
-            "worker_extension_cls": f"{Checked.__module__}.{Checked.__qualname__}",
-            "disable_log_stats": True,
-            "trust_remote_code": may_run(folder),
-        }
-        if os.environ.get(BATCH_INVARIANT) == "1":
-            # A step that is put together before the last one has ended depends on how fast things
-            # go, and batch invariance does not keep all of that from the numbers.
-            options["async_scheduling"] = False
+        waiting = self._group.opening() if self._group is not None else nullcontext()
         try:
-            with starting(self._gpus, workers=apart or self._num_workers > 1):
-                if self._longest is not None:
-                    options["max_model_len"] = min(self._longest, _context(folder, options))
+            with starting(self._gpus, workers=apart or self._num_workers > 1), waiting:
+                options = engine_options(folder, self._settings, empty=self._empty)
                 self._llm = LLM(str(folder), **options)
         except RuntimeError as error:
             if not apart:
@@ -301,7 +278,9 @@ class VllmGenerator:
             self._through = Through.HOST
         elif apart:
             self._through = Through.between_processes(self._device)
-        if apart:
+        if self._group is not None:
+            self._call("with_own", "end_with", [[process] for process in self._group.leaders])
+        elif apart:
             self._llm.collective_rpc("end_with", args=(os.getpid(),))
         self._config = _config(folder)
         self._ends = stored_end_ids(folder)
@@ -364,10 +343,3 @@ def _plain(folder: Path, precision: Precision) -> Iterator[tuple[Path, str]]:
 def _config(folder: Path) -> dict[str, Any]:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}
-
-
-def _context(folder: Path, options: dict[str, Any]) -> int:
-    """The model's, as vLLM takes it from the config; a longer one it refuses."""
-    from vllm import EngineArgs
-
-    return int(EngineArgs(model=str(folder), **options).create_model_config().max_model_len)

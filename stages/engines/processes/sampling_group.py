@@ -1,14 +1,17 @@
 """Neighbouring ranks that sample as one: the first has a vLLM, whose workers use the GPUs of all.
 
 Worker i computes on the GPU of the group's rank i, and is given weights by that rank. Always true:
-- The ranks are on one node, each has a GPU of its own, and the first one sees them all.
+- The ranks are on one node, or on several with as many of them each. Every rank has a GPU of its
+  own, and the first of a node sees those of all there, whose workers it starts.
 - All make the same calls of the workers, in the same order. A call is carried out once every rank
   has come to it, and returns once it is done.
 - Who waits has no time limit but the heartbeats of the others, which may sample for long.
 """
 
+import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,6 +34,7 @@ class Place:
     host: str
     gpu: str
     """Its UUID; empty on a CPU."""
+    process: int = 0
 
 
 class SamplingGroup:
@@ -49,17 +53,46 @@ class SamplingGroup:
             )
         device = torch.device(ctx.device)
         gpu = _uuid(device.index or 0) if device.type == "cuda" else ""
-        places = self.gather(Place(socket.gethostname(), gpu))
+        places = self.gather(Place(socket.gethostname(), gpu, os.getpid()))
+        nodes = nodes_of(places, ctx.rank - self.rank)
+        self.num_nodes = len(nodes)
+        self.node = self.rank // len(nodes[0])
+        """Of this rank, in the group."""
+        here = nodes[self.node]
+        self.leads_node = self.rank == here.start
+        """Whether the workers on this node are this rank's."""
+        self.leaders = [places[node.start].process for node in nodes for _ in node]
+        """For each rank, the process that its worker is of, on its own node."""
+        self.host, self.port = places[0].host, 0
+        """Where workers of several nodes meet; see `agree_to_open`."""
         self.gpus: list[int] = []
-        """Numbers of the group's GPUs, by rank, as the first rank counts them; there alone."""
-        if not self.rank:
+        """Numbers of the GPUs of this node's ranks as the first of these counts them; there
+        alone."""
+        if self.leads_node:
             seen = [_uuid(each) for each in range(torch.cuda.device_count())] if gpu else []
-            self.gpus = numbers_of(places, seen, ctx.rank)
+            self.gpus = numbers_of(places[here.start : here.stop], seen, ctx.rank)
 
     @property
     def leads(self) -> bool:
         """Whether the group's vLLM is this rank's."""
         return self.rank == 0
+
+    def agree_to_open(self, wanted: bool) -> bool:
+        """Whether the first rank wants its vLLM; then the first of each node opens its part."""
+        wanted, self.port = self.same((wanted, _free_port() if self.leads else 0))
+        return wanted
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Around what the first ranks of several nodes start together.
+
+        In it each waits for the others: where a rank fails meanwhile, or is lost, this one ends.
+        """
+        if self.num_nodes == 1:
+            yield
+            return
+        with self._heartbeats.waiting(patient=True, all_come=False):
+            yield
 
     def meet(self, at: str) -> None:
         """Wait until all have come to `at`."""
@@ -96,18 +129,29 @@ class SamplingGroup:
         return call
 
 
-def numbers_of(places: Sequence[Place], seen: Sequence[str], first: int) -> list[int]:
-    """Which of the GPUs that a process sees those of a group are; none on a CPU.
+def nodes_of(places: Sequence[Place], first: int) -> list[range]:
+    """The ranks of a group by node; vLLM has as many workers on each, one node after the other.
 
     `first` is the number of the group's first rank, for messages.
     """
-    ranks = f"tensor_parallel {len(places)} has ranks {first} to {first + len(places) - 1}"
-    if len(hosts := {place.host for place in places}) > 1:
+    hosts = list(dict.fromkeys(place.host for place in places))
+    size = len(places) // len(hosts)
+    nodes = [range(start, start + size) for start in range(0, size * len(hosts), size)]
+    if [place.host for place in places] != [host for host in hosts for _ in range(size)]:
         raise StageError(
-            f"{ranks} sample as one, and they are on {', '.join(sorted(hosts))}: have Slurm fill "
-            "one node after the other (its default, distribution: block), or set "
-            "tensor_parallel: 1"
+            f"{_named(places, first)} sample as one, and they are on "
+            f"{', '.join(place.host for place in places)}, in this order: have Slurm fill one node "
+            "after the other (its default, distribution: block), or set tensor_parallel: 1"
         )
+    return nodes
+
+
+def numbers_of(places: Sequence[Place], seen: Sequence[str], first: int) -> list[int]:
+    """Which of the GPUs that a process sees those of ranks of its node are; none on a CPU.
+
+    `first` is the number of the first of these ranks, for messages.
+    """
+    ranks = _named(places, first)
     gpus = [place.gpu for place in places if place.gpu]
     if len(set(gpus)) < len(gpus):
         raise StageError(
@@ -121,6 +165,16 @@ def numbers_of(places: Sequence[Place], seen: Sequence[str], first: int) -> list
             "CUDA_VISIBLE_DEVICES of its own), or set tensor_parallel: 1"
         )
     return [seen.index(gpu) for gpu in gpus]
+
+
+def _named(places: Sequence[Place], first: int) -> str:
+    return f"with tensor_parallel, ranks {first} to {first + len(places) - 1}"
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
 
 
 def _uuid(number: int) -> str:
