@@ -119,6 +119,7 @@ class Plan:
     nodes: int
     sharding: str
     tensor_parallel: int
+    samplers: int
     gpu_gb: float
     host_gb: float
     generate_s: float
@@ -168,9 +169,9 @@ def plans(model: Model, found: Rates, work: Work = WORK) -> list[Plan]:
 def plan(model: Model, form: Form, nodes: int, found: Rates, work: Work) -> Plan:
     row = staged_row(model, nodes, work) if form is Form.STAGED else online_row(model, nodes, work)
     assert row is not None
-    width, slots = row.tensor_parallel, row.slots
-    generating = generation_s(model, nodes, width, slots, found, work)
-    arithmetic, network = training_s(model, nodes, row.sharding, found, work)
+    width = row.tensor_parallel
+    generating = generation_s(model, replicas_of(row.samplers or row.gpus, width), row, found, work)
+    arithmetic, network = training_s(model, row, found, work)
     training = max(arithmetic, network)
     scoring = arithmetic / RECOMPUTED / 3  # forward alone
     computing = generating + scoring + training
@@ -189,6 +190,7 @@ def plan(model: Model, form: Form, nodes: int, found: Rates, work: Work) -> Plan
         nodes=nodes,
         sharding=row.sharding.value,
         tensor_parallel=width,
+        samplers=row.samplers,
         gpu_gb=round(use.gpu_needed / 1e9),
         host_gb=round(use.needs.host.total / 1e9),
         generate_s=round(generating, 1),
@@ -212,7 +214,14 @@ def stops(model: Model, row: Row) -> list[str]:
 
 
 def row_of(
-    model: Model, form: Form, nodes: int, kind: Sharding, width: int, slots: int, work: Work
+    model: Model,
+    form: Form,
+    nodes: int,
+    kind: Sharding,
+    width: int,
+    slots: int,
+    work: Work,
+    samplers: int = 0,
 ) -> Row:
     return Row(
         shape=model.shape,
@@ -223,6 +232,7 @@ def row_of(
         host_memory=CLUSTER.host_memory,
         sharding=kind,
         tensor_parallel=width,
+        samplers=samplers,
         slots=slots,
         samples=work.samples,
         sequences=work.sequences,
@@ -235,7 +245,7 @@ def row_of(
 def staged_row(model: Model, nodes: int, work: Work) -> Row | None:
     """With the first sharding that fits training, as docs/engines.md advises."""
     width = tensor_parallel(model, work)
-    slots = staged_slots(model, nodes, width, work)
+    slots = staged_slots(model, replicas_of(gpus_of(nodes), width), width, work)
     for kind in SHARDINGS:
         row = row_of(model, Form.STAGED, nodes, kind, width, slots, work)
         if use_of(row).gpu_needed <= CLUSTER.memory * CLUSTER.usable:
@@ -244,7 +254,7 @@ def staged_row(model: Model, nodes: int, work: Work) -> Row | None:
 
 
 def online_row(model: Model, nodes: int, work: Work) -> Row:
-    """With the most slots over a node's GPUs that fit; if none do, on as many GPUs as there are.
+    """With the most slots over a node's GPUs that fit; if none do, with samplers.
 
     Where a sampler spans GPUs, these may be more than hold the weights alone: what learns is there,
     too. Of as many slots it is the most GPUs, which read the weights in the least time, and the
@@ -258,18 +268,33 @@ def online_row(model: Model, nodes: int, work: Work) -> Row:
     fitting = []
     for width in widths:
         rows = []
-        slots = staged_slots(model, nodes, width, work)
+        slots = staged_slots(model, replicas_of(gpus_of(nodes), width), width, work)
         while slots:
             of_kinds = ((model, Form.ONLINE, nodes, kind, width, slots, work) for kind in SHARDINGS)
             rows += [row_of(*each) for each in of_kinds]
             slots //= 2
         first = next((row for row in rows if use_of(row).gpu_needed <= room), None)
         fitting += [first] if first else []
-    return max(
-        fitting,
-        key=lambda row: (row.slots / row.tensor_parallel, row.tensor_parallel),
-        default=rows[len(SHARDINGS) - 1],
-    )
+    if not fitting:
+        apart = rows_with_samplers(model, nodes, work)
+        for memory in (room, CLUSTER.memory):
+            fitting += [row for row in apart if use_of(row).gpu_needed <= memory]
+        return [*fitting, *apart[-1:], rows[len(SHARDINGS) - 1]][0]
+    return max(fitting, key=lambda row: (row.slots / row.tensor_parallel, row.tensor_parallel))
+
+
+def rows_with_samplers(model: Model, nodes: int, work: Work) -> list[Row]:
+    """From the fewest that decode all responses at once, at most half of the GPUs, down to one."""
+    width = tensor_parallel(model, work)
+    numbers = range(1, 1 + gpus_of(nodes) // 2 // width)
+    slots = {number: staged_slots(model, number, width, work) for number in numbers}
+    enough = [number for number in numbers if slots[number] * number >= work.sequences]
+    most = min(enough, default=max(numbers, default=0))
+    kind = SHARDINGS[-1]
+    return [
+        row_of(model, Form.ONLINE, nodes, kind, width, slots[number], work, number * width)
+        for number in range(most, 0, -1)
+    ]
 
 
 def tensor_parallel(model: Model, work: Work) -> int:
@@ -281,22 +306,25 @@ def tensor_parallel(model: Model, work: Work) -> int:
     return width
 
 
-def staged_slots(model: Model, nodes: int, width: int, work: Work) -> int:
-    """Sequences that a replica of its own decodes at once."""
-    share = math.ceil(work.sequences / replicas_of(nodes, width))
+def staged_slots(model: Model, replicas: int, width: int, work: Work) -> int:
+    """Sequences that one of some replicas decodes at once, on GPUs of its own."""
+    share = math.ceil(work.sequences / replicas)
     room = width * CLUSTER.memory * CLUSTER.usable - BF16 * model.total
     return min(share, int(room / (model.kv_bytes * work.length)))
 
 
-def replicas_of(nodes: int, width: int) -> int:
-    return max(1, nodes * CLUSTER.gpus_per_node // width)
+def gpus_of(nodes: int) -> int:
+    return nodes * CLUSTER.gpus_per_node
 
 
-def generation_s(
-    model: Model, nodes: int, width: int, slots: int, found: Rates, work: Work
-) -> float:
+def replicas_of(gpus: int, width: int) -> int:
+    return max(1, gpus // width)
+
+
+def generation_s(model: Model, replicas: int, row: Row, found: Rates, work: Work) -> float:
     """Each step reads all weights (many tokens meet every expert) and every slot's cache."""
-    share = math.ceil(work.sequences / replicas_of(nodes, width))
+    width, slots = row.tensor_parallel, row.slots
+    share = math.ceil(work.sequences / replicas)
     cached = slots * model.kv_bytes * (work.prompt_tokens + work.new_tokens / 2)
     reading = (BF16 * model.total + cached) / (width * CLUSTER.bandwidth * found.decoding_share)
     computing = 2 * model.working * slots / (width * CLUSTER.peak * found.training_mfu)
@@ -307,11 +335,9 @@ def generation_s(
     return steps * (max(reading, computing) + talking) + prefill / rate
 
 
-def training_s(
-    model: Model, nodes: int, kind: Sharding, found: Rates, work: Work
-) -> tuple[float, float]:
+def training_s(model: Model, row: Row, found: Rates, work: Work) -> tuple[float, float]:
     """Seconds of arithmetic, and seconds on the network; the longer hides the other."""
-    gpus = nodes * CLUSTER.gpus_per_node
+    gpus, kind = row.gpus - row.samplers, row.sharding
     tokens = work.sequences * work.length
     per_token = 6 * model.working + 6 * model.shape.layers * model.shape.width * work.length
     arithmetic = RECOMPUTED * per_token * tokens / (gpus * CLUSTER.peak * found.training_mfu)
@@ -320,7 +346,8 @@ def training_s(
     # forward, again for the recomputed forward, and backward.
     reduced = 2 * FLOAT32 * model.total * (1 if kind in ("none", "zero1") else passes)
     gathered = 3 * BF16 * model.total * passes if kind == "zero3" else BF16 * model.total
-    return arithmetic, (reduced + gathered) / (CLUSTER.network if nodes > 1 else CLUSTER.nvlink)
+    speed = CLUSTER.network if row.nodes > 1 else CLUSTER.nvlink
+    return arithmetic, (reduced + gathered) / speed
 
 
 def write_s(model: Model, nodes: int, found: Rates) -> float:
@@ -336,7 +363,7 @@ def staged_exchange_s(model: Model, nodes: int, width: int, found: Rates) -> flo
     loaded: whole by every replica, of which score has as many as rollout, in parts by ranks.
     """
     checking = CHECKED * model.total / min(found.read_gb_per_s * 1e9, CLUSTER.shared_disk / nodes)
-    replicas = replicas_of(1, width)
+    replicas = replicas_of(CLUSTER.gpus_per_node, width)
     loaded = (2 * FLOAT32 * replicas + STATE / nodes) * model.total
     return write_s(model, nodes, found) + checking + loaded / (found.cached_gb_per_s * 1e9)
 

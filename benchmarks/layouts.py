@@ -35,12 +35,18 @@ class Row:
     sharding: Sharding
     tensor_parallel: int
     """GPUs that the weights to sample from need."""
+    samplers: int
+    """GPUs of online that only sample; 0: all sample and learn."""
     slots: int
     samples: int
     sequences: int
     new_tokens: int
     length: int
     micro_tokens: int
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -52,7 +58,7 @@ def profile(row: Row) -> dict[str, Any]:
 
     A replica of rollout has GPUs of its own. Ranks that only read hold a model together where it is
     too large for one of them. Each rank of online samples on its own GPU, or over those of its
-    neighbours, with as much of them as vLLM needs for all slots.
+    neighbours, with as much of them as vLLM needs for all slots; samplers have theirs for it alone.
     """
     ranks = {"nodes": row.nodes, "tasks_per_node": row.gpus_per_node}
     rollout = {"gpus_per_node": row.tensor_parallel, "tensor_parallel": row.tensor_parallel}
@@ -60,8 +66,9 @@ def profile(row: Row) -> dict[str, Any]:
     online = {**ranks, "sharding": row.sharding.value}
     if row.tensor_parallel > 1:
         score = {**ranks, "sharding": "fsdp"}
-        width = {"tensor_parallel": row.tensor_parallel}
-        online |= {**width, "generator_memory": vllm_share(row)}
+        online["tensor_parallel"] = row.tensor_parallel
+        share = {"generator_memory": vllm_share(row)}
+        online |= {"samplers": row.samplers} if row.samplers else share
     return {
         "executor": "slurm",
         "defaults": {

@@ -370,15 +370,11 @@ def wrong_with_groups(stage: Stage, resources: Resources) -> str:
 
 def _wrong_alone(stage: Stage, resources: Resources, width: int) -> str:
     """Why one process cannot sample over so many GPUs; empty if it can."""
-    gpus = resources.gpus_per_node
-    if (
-        stage.name not in SAMPLING
-        or not resources.device.startswith("cuda")
-        or not 0 < gpus < width
-    ):
+    gpus = resources.gpus_per_node if resources.device.startswith("cuda") else 0
+    if stage.name not in SAMPLING or not 0 < gpus < width:
         return ""
     return (
         f"`tensor_parallel` {width} is more than `gpus_per_node` {gpus}, and {stage.name} is one "
-        "process, which has those of its node: raise `gpus_per_node`, or, for more GPUs than a "
-        "node has, have a process for each of several nodes by `nodes` and `tasks_per_node`"
+        "process, which has those of its node: raise `gpus_per_node`, lower `tensor_parallel`, or, "
+        "for more GPUs than a node has, set `tasks_per_node` and `nodes`, for a process on each"
     )

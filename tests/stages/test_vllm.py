@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import closing, suppress
@@ -238,10 +239,14 @@ def ends_of_ranks(programs, runner, addresses=FUSED, world=2, nodes=None, **opti
 def test_samplers_with_vllm_give_the_bytes_of_ranks_that_sample_and_learn(
     programs, begun, tmp_path
 ):
-    """Also where one of them has kept old weights, which ends the job, and others go on."""
+    """Also where one is killed, and where one has kept old weights: others go on."""
     alone, apart = (begun(tmp_path / name) for name in ("alone", "apart"))
     ends, said = ends_of_ranks(programs, alone)
     assert ends == [0, 0], said
+    ends, said = ends_of_ranks(programs, apart, samplers=1, killed=2, checkpoint_seconds=0.0)
+    assert all(ends), said
+    assert ends[2] == -signal.SIGKILL
+    assert all("rank 2" in each for each in said[:2]), said
     ends, said = ends_of_ranks(programs, apart, samplers=2, keeps_old=3, checkpoint_seconds=0.0)
     assert all(ends), said
     assert all(re.search(OLD_WEIGHTS.format(3), each) for each in said), said

@@ -5,6 +5,8 @@ there. All are given the same options, but for the number of their node.
 """
 
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from stages.engines.models.folders import weights_folder
 from stages.engines.models.lora import is_adapter_folder
 from stages.engines.models.own_code import may_run
 from stages.engines.processes.sampling_group import SamplingGroup
+
+CLOSING_S = 60.0
+"""How much later than the first rank another one may come to close its part."""
 
 
 def engine_options(folder: Path, settings: GeneratorSettings, *, empty: bool) -> dict[str, Any]:
@@ -77,7 +82,8 @@ class NodeWorkers:
         """They are there once those of all nodes are."""
         group = settings.group
         assert group is not None
-        refuse_adapter_over_nodes(folder, group)
+        if not empty:
+            refuse_adapter_over_nodes(folder, group)
         set_variables(
             on_gpu=settings.device.startswith("cuda"),
             num_workers=settings.tensor_parallel,
@@ -92,13 +98,27 @@ class NodeWorkers:
             arguments = EngineArgs(
                 model=str(folder), **engine_options(folder, settings, empty=empty)
             )
-            config = arguments.create_engine_config(UsageContext.LLM_CLASS, headless=True)
+            # As LLM makes it on the first node.
+            config = arguments.create_engine_config(
+                usage_context=UsageContext.LLM_CLASS, headless=True
+            )
             self._executor = MultiprocExecutor(config, monitor_workers=False)
-        self._executor.register_failure_callback(_end)
+        self._closed = threading.Event()
+        self._executor.register_failure_callback(self._lost)
         self._executor.start_worker_monitor()
 
     def close(self) -> None:
+        self._closed.set()
         self._executor.shutdown()
+
+    def _lost(self) -> None:
+        """A worker is gone, for which the first rank would wait for ever: the job ends with this.
+
+        Unless it went because the first rank has closed what this one is about to close.
+        """
+        if not self._closed.wait(CLOSING_S):
+            print("error: a worker of vLLM on this node has ended", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def refuse_adapter_over_nodes(folder: Path, group: SamplingGroup | None) -> None:
@@ -107,9 +127,3 @@ def refuse_adapter_over_nodes(folder: Path, group: SamplingGroup | None) -> None
             f"{folder} is an adapter, which is merged on the first node of a vLLM, and "
             "tensor_parallel spans several: set it to the GPUs of a node, or lora.save to merged"
         )
-
-
-def _end() -> None:
-    """Whoever waits for a worker that is gone would wait for ever; the job ends with this rank."""
-    print("error: a worker of vLLM on this node has ended", flush=True)
-    os._exit(1)
