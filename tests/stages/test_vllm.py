@@ -23,7 +23,7 @@ from tests.hardware import HAS_GPU
 from tests.ports import free_port
 from tests.stages.conftest import Runner
 from tests.stages.test_generators import tiny_llama
-from tests.stages.test_online import GRPO
+from tests.stages.test_online import GRPO, OVERLAP
 from tests.stages.test_online_ranks import FUSED, all_left, options_of_ranks
 from tests.stages.vllm_programs import Programs
 from tests.waiting import TIMEOUT_S, until
@@ -172,9 +172,11 @@ def said_by_ranks(programs, program, folder, nodes=None):
     ]
 
 
-ENGINE = {"batch_size": 4, "engine": "vllm"}
-ONLINE = (GRPO, {"model": {"hidden_size": 128, "num_heads": 2}, "rollout": ENGINE}, "fsdp")
-"""Of a job: rl, params, how the policy is spread over the ranks that learn."""
+CHANGES = {
+    "model": {"hidden_size": 128, "num_heads": 2},
+    "rollout": {"batch_size": 4, "engine": "vllm"},
+}
+"""A model whose attention vLLM has on a CPU, and rollouts of several units."""
 # All ranks end, by what only one of them has.
 OLD_WEIGHTS = r"rank {}: .* tensor \S+ in memory is not what the learner holds"
 
@@ -204,22 +206,22 @@ def test_a_replica_over_two_ranks_takes_from_each_the_weights_of_its_worker(
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A factory of runs that have a policy to begin with, whose attention vLLM has on a CPU."""
-    first = Runner(tmp_path_factory.mktemp("begun"), **ONLINE[1])
+    """A factory of runs that have a policy to begin with."""
+    first = Runner(tmp_path_factory.mktemp("begun"), **CHANGES)
     for address in ("prepare", "sft"):
         first.run(address)
 
     def copy(root):
         shutil.copytree(first.root, root)
-        return Runner(root, **ONLINE[1])
+        return Runner(root, **CHANGES)
 
     return copy
 
 
 def ends_of_ranks(programs, runner, addresses=FUSED, world=2, nodes=None, **options):
     """How each rank of a job has ended that samples with vLLM."""
-    rl, changes, sharding = ONLINE
-    ranks = options_of_ranks(runner, addresses, rl, changes, world, sharding, **options)
+    changes = {**CHANGES, **options.pop("changes", {})}
+    ranks = options_of_ranks(runner, addresses, GRPO, changes, world, "fsdp", **options)
     logs = [runner.root / f"log-{of_rank['start']}-{of_rank['rank']}" for of_rank in ranks]
     started = [
         programs.start(
@@ -260,10 +262,9 @@ def test_samplers_that_are_a_group_give_the_bytes_of_a_group_over_nodes_that_lea
     programs, begun, tmp_path
 ):
     alone, apart = (begun(tmp_path / name) for name in ("alone", "apart"))
+    common = {"changes": OVERLAP, "tensor_parallel": 2}
     for runner, samplers, nodes in ((alone, 0, TWO), (apart, 2, None)):
-        ends, said = ends_of_ranks(
-            programs, runner, samplers=samplers, nodes=nodes, tensor_parallel=2
-        )
+        ends, said = ends_of_ranks(programs, runner, samplers=samplers, nodes=nodes, **common)
         assert not any(ends), said
     assert all_left(apart) == all_left(alone)
 
