@@ -6,15 +6,18 @@ in for it.
 
 import os
 import sys
+import threading
 from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
 from stages.contracts.precision import Precision
+from stages.engines.generation import vllm_start
 from stages.engines.generation.generator import GeneratorSettings
 from stages.engines.generation.vllm_generator import VllmGenerator
 from stages.engines.generation.vllm_process import ENGINE_APART, VISIBLE
+from stages.engines.generation.vllm_start import NodeWorkers
 from tests.stages.test_generators import tiny_llama
 
 
@@ -94,3 +97,18 @@ def test_an_engine_on_another_gpu_than_the_first_has_a_process_that_sees_it_alon
     alone = {None: "1", "4,7": "7"}[visible]
     assert NeverWakes.sees == ((alone, "1") if number else (visible, "0"))
     assert os.environ.get(VISIBLE) == visible
+
+
+def test_a_rank_ends_where_a_worker_of_its_node_is_gone_before_it_closes_them(monkeypatch, capfd):
+    """vLLM says so in a thread of its own; a worker that is gone at the end is no failure."""
+    ends = []
+    monkeypatch.setattr(vllm_start, "CLOSING_S", 0.05)
+    monkeypatch.setattr(os, "_exit", ends.append)
+    workers = object.__new__(NodeWorkers)
+    workers._closed, workers._executor = threading.Event(), SimpleNamespace(shutdown=lambda: None)
+    workers._lost()
+    assert ends == [1]
+    assert "a worker of vLLM on this node has ended" in capfd.readouterr().err
+    workers.close()
+    workers._lost()
+    assert ends == [1]
