@@ -21,7 +21,7 @@ Whether its engine is in this process, vllm_process.py says.
 
 Over the GPUs of several ranks, the first of them has the generator. The others give their share of
 the weights when it takes and compares them (processes/sampling_group.py), and are not needed
-otherwise.
+otherwise, but for the first of each further node, which has the workers there (vllm_start.py).
 """
 
 import gc
