@@ -196,6 +196,7 @@ def test_a_replica_over_two_ranks_takes_from_each_the_weights_of_its_worker(
 ):
     first, second = said_by_ranks(programs, "vllm_group_ranks", tmp_path, nodes)
     assert first["whole"] == first["spread"] == [True, True]
+    assert second.get("workers of the second node") == ([1] if nodes else None)
     for name in ("rows of whole", "rows of spread"):
         assert first[name] == second[name]
         assert len(first[name][1]) == 3

@@ -34,6 +34,8 @@ def main(root, rank, say):
         group = ranks.sampling_group
         group.agree_to_open(True)
         workers = NodeWorkers(folders["old"], settings) if rank and group.num_nodes > 1 else None
+        if workers:
+            say("workers of the second node", [each.rank for each in workers._executor.workers])
         with closing(
             Neighbour(group, "cpu", workers) if rank else VllmGenerator(folders["old"], settings)
         ) as generator:
