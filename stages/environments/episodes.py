@@ -26,6 +26,7 @@ from stages.engines.generation.generator import Completion, FinishReason, Reques
 from stages.engines.generation.interleaved import Turns
 from stages.engines.generation.sampling import Play
 from stages.environments.asking import Asking, Seat
+from stages.environments.elision import History, Observed
 from stages.environments.environment import NoAnswer, Observation
 from stages.environments.record import NO_RECORD, Record, answers_of
 from stages.environments.turns import TurnTemplate, read_turns
@@ -71,6 +72,7 @@ class _Episode:
     turn_ends: list[int] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
     observations_cut: int = 0
+    history: History = field(default_factory=History)
     over: bool = False
     """Whether the environment has said so."""
     cut: bool = False
@@ -92,15 +94,22 @@ class _Episode:
             return "failed"
         return "stop" if self.over else "length"
 
-    def next_request(self, max_new_tokens: int, turn_tokens: int | None) -> Request:
+    def longest_turn(self, max_new_tokens: int, params: EpisodeParams) -> int:
+        """Tokens that its next turn has at most, where the context has room."""
+        left = max_new_tokens - sum(self.loss_mask)
+        return left if params.turn_tokens is None else min(left, params.turn_tokens)
+
+    def next_request(self, max_new_tokens: int, params: EpisodeParams) -> Request:
         seed = self.request.seed
         if seed is not None and self.turns:
             seed = stable_hash(seed, "turn", self.turns)
-        left = max_new_tokens - sum(self.loss_mask)
-        limit = left if turn_tokens is None else min(left, turn_tokens)
-        return Request([*self.request.prompt_ids, *self.ids], seed, limit)
+        context = [*self.request.prompt_ids, *self.history.read(self.ids)]
+        limit = self.longest_turn(max_new_tokens, params)
+        if params.context_tokens is not None:
+            limit = min(limit, params.context_tokens - len(context))
+        return Request(context, seed, limit)
 
-    def completion(self, *, with_support: bool) -> Completion:
+    def completion(self, *, with_support: bool, elides: bool) -> Completion:
         # The reward of a failed episode stands for all that was paid before.
         of_turns = [0.0] * (self.turns - 1) + [self.reward] if self.failure else self.turn_rewards
         # As precise as on disk: fused steps learn from them without having read them back.
@@ -117,6 +126,9 @@ class _Episode:
             turn_ends=self.turn_ends,
             turn_rewards=of_turns,
             observations_cut=self.observations_cut,
+            observations_elided=self.history.num_elided,
+            segment_starts=self.history.starts if elides else None,
+            segment_histories=self.history.histories if elides else None,
             failure=self.failure,
             answers=self.seat.answers.rows,
         )
@@ -140,7 +152,8 @@ def open_arena(
         return
     record.read()
     with closing(Asking(params, limits.environment, folder, record)) as asking:
-        turns = read_turns(policy, asking.kind.role, asking.kind.stops, params.cut_marker)
+        markers = params.cut_marker, params.elided_marker
+        turns = read_turns(policy, asking.kind.role, asking.kind.stops, *markers)
         if params.long_observation is LongObservation.CUT:
             turns.check_room(limits.max_observation_tokens)
         yield Arena(limits, params, turns, Decoder(policy), run_seed, asking)
@@ -149,10 +162,20 @@ def open_arena(
 def longest_sequence(
     prompts: Sequence[Mapping[str, Any]], max_new_tokens: int, arena: Arena | None
 ) -> int:
-    """Most tokens that one of the prompts has together with a response, or an episode."""
+    """Most tokens that one of the prompts has together with a response, or the longest context of
+    an episode; StageError where that has no room for a prompt."""
     # Nothing is observed after the last turn.
     observed = (arena.limits.max_turns - 1) * arena.limits.max_observation_tokens if arena else 0
-    return max(len(row["prompt_ids"]) for row in prompts) + max_new_tokens + observed
+    of_prompt = max(len(row["prompt_ids"]) for row in prompts)
+    whole = of_prompt + max_new_tokens + observed
+    if not arena or (limit := arena.params.context_tokens) is None:
+        return whole
+    if of_prompt >= limit:
+        raise StageError(
+            f"a prompt of {of_prompt} tokens leaves no room for a turn in episodes.context_tokens "
+            f"{limit}: raise that, or shorten the prompts"
+        )
+    return min(whole, limit)
 
 
 def played(arena: Arena, rows: Sequence[Mapping[str, Any]]) -> Play:
@@ -166,12 +189,22 @@ def played(arena: Arena, rows: Sequence[Mapping[str, Any]]) -> Play:
 
 def of_episodes(completions: Sequence[Completion]) -> dict[str, float]:
     """Metrics of completions that are episodes."""
+    segments = [
+        1 + len(completion.segment_starts)
+        for completion in completions
+        if completion.segment_starts is not None
+    ]
+    elision: dict[str, float] = {}
+    if segments:
+        elided = sum(completion.observations_elided for completion in completions)
+        elision = {"segments": statistics.fmean(segments), "observations_elided": elided}
     return {
         "turns": statistics.fmean(completion.turns for completion in completions),
         "environment_reward": statistics.fmean(
             completion.environment_reward or 0.0 for completion in completions
         ),
         "observations_cut": sum(completion.observations_cut for completion in completions),
+        **elision,
     }
 
 
@@ -207,7 +240,7 @@ def play(
                 _fail(arena, episode, "the start", answer)
         while live := [episode for episode in episodes if episode.live]:
             completions = yield [
-                episode.next_request(max_new_tokens, arena.params.turn_tokens) for episode in live
+                episode.next_request(max_new_tokens, arena.params) for episode in live
             ]
             turns = [_spoken(*turn) for turn in zip(live, completions, strict=True)]
             acted = [turn for turn in turns if turn is not None]
@@ -221,7 +254,8 @@ def play(
             arena.asking.leave([episode.seat for episode in live if not episode.live])
     finally:
         arena.asking.leave([episode.seat for episode in episodes])
-    return [episode.completion(with_support=with_support) for episode in episodes]
+    elides = arena.params.context_tokens is not None
+    return [episode.completion(with_support=with_support, elides=elides) for episode in episodes]
 
 
 @dataclass(frozen=True)
@@ -269,14 +303,32 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
         spent = sum(episode.loss_mask) >= max_new_tokens
         episode.cut = not observation.done and (spent or episode.turns == arena.limits.max_turns)
         observed = _observed(arena, turn, observation) if episode.live else []
+        if episode.live and not _has_room(arena, episode, len(observed)):
+            episode.cut, observed = True, []
     except NoAnswer as problem:
         where = f"step, after the action {turn.action(arena.decoder)!r} in turn {episode.turns}"
         _fail(arena, episode, where, problem)
         return
+    start = len(episode.ids)
     episode.ids += observed
     episode.loss_mask += [0] * len(observed)
     episode.logprobs += [0.0] * len(observed)
     episode.support += [[] for _ in observed]
+    if episode.live:
+        instead = arena.turns.instead(same_message=turn.ids[-1] in arena.turns.stop_ids)
+        num_whole = len(episode.request.prompt_ids) + len(episode.ids)
+        num_whole += episode.longest_turn(max_new_tokens, arena.params)
+        episode.history.observations.append(Observed(start, len(episode.ids), instead))
+        episode.history.shorten(episode.ids, num_whole, arena.params)
+
+
+def _has_room(arena: Arena, episode: _Episode, num_observed: int) -> bool:
+    """Whether the policy can read so many tokens more, and say one, if all older are elided."""
+    if arena.params.context_tokens is None:
+        return True
+    num_whole = len(episode.request.prompt_ids) + len(episode.ids) + num_observed
+    history = episode.history
+    return num_whole - history.saved(len(history.observations)) < arena.params.context_tokens
 
 
 def _observed(arena: Arena, turn: _Turn, observation: Observation) -> list[int]:
