@@ -54,8 +54,7 @@ class EpisodeParams(Section):
     cut_marker: str = ""
     """Text in place of what was cut out of an observation, such as ` ... `; empty: none."""
     context_tokens: int | None = Field(default=None, ge=2)
-    """Most tokens that the policy reads and says in one context; above it, the oldest observations
-    are elided. null: no limit of its own, and all of them stay."""
+    """Largest context, next turn included: above it old observations are elided; null: none is."""
     elide_to: float = Field(default=0.5, gt=0, le=1)
     """Share of `context_tokens` that a context is brought down to, next turn included."""
     elided_marker: str = ""

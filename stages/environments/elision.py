@@ -35,11 +35,15 @@ class History:
 
     observations: list[Observed] = field(default_factory=list)
     num_elided: int = 0
-    """The oldest ones, which the policy no longer reads."""
+    """So many of the oldest are elided, but for those that are as short as the marker."""
     starts: list[int] = field(default_factory=list)
     """Where in the episode's ids each segment begins, but for the first."""
     histories: list[list[int]] = field(default_factory=list)
     """What the policy reads there, after the prompt."""
+
+    @property
+    def num_unread(self) -> int:
+        return sum(each.saved > 0 for each in self.observations[: self.num_elided])
 
     def read(self, ids: Sequence[int]) -> list[int]:
         """What the policy reads of an episode's ids."""
@@ -51,8 +55,8 @@ class History:
                 at = each.stop
         return [*kept, *ids[at:]]
 
-    def saved(self, num_elided: int) -> int:
-        """Tokens by which a context is shorter where so many of the oldest are elided."""
+    def saved(self, num_elided: int | None = None) -> int:
+        """Tokens by which a context is shorter where so many of the oldest, or all, are elided."""
         return sum(each.saved for each in self.observations[:num_elided])
 
     def shorten(self, ids: Sequence[int], num_whole: int, params: EpisodeParams) -> None:

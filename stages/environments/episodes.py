@@ -12,22 +12,21 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from stages.context import Context, StageError
 from stages.contracts.episodes import EpisodeParams, FailedEpisode, LongObservation
 from stages.data.finite import sample_name
-from stages.data.schema import as_kept
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder
-from stages.engines.generation.generator import Completion, FinishReason, Request
+from stages.engines.generation.generator import Completion, Request
 from stages.engines.generation.interleaved import Turns
 from stages.engines.generation.sampling import Play
 from stages.environments.asking import Asking, Seat
-from stages.environments.elision import History, Observed
 from stages.environments.environment import NoAnswer, Observation
+from stages.environments.episode import Episode
 from stages.environments.record import NO_RECORD, Record, answers_of
 from stages.environments.turns import TurnTemplate, read_turns
 
@@ -56,82 +55,6 @@ class Arena:
     seed: int
     """The run's."""
     asking: Asking
-
-
-@dataclass
-class _Episode:
-    row: Mapping[str, Any]
-    request: Request
-    seat: Seat
-    ids: list[int] = field(default_factory=list)
-    loss_mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    support: list[list[int]] = field(default_factory=list)
-    entropy: float = 0.0
-    reward: float = 0.0
-    turn_ends: list[int] = field(default_factory=list)
-    turn_rewards: list[float] = field(default_factory=list)
-    observations_cut: int = 0
-    history: History = field(default_factory=History)
-    over: bool = False
-    """Whether the environment has said so."""
-    cut: bool = False
-    failure: str | None = None
-    """Why its environment gave no answer, for good."""
-
-    @property
-    def turns(self) -> int:
-        return len(self.turn_ends)
-
-    @property
-    def live(self) -> bool:
-        """Whether the policy is to speak: at least once, also where its environment failed."""
-        return not (self.over or self.cut or (self.failure and self.turns))
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        if self.failure:
-            return "failed"
-        return "stop" if self.over else "length"
-
-    def longest_turn(self, max_new_tokens: int, params: EpisodeParams) -> int:
-        """Tokens that its next turn has at most, where the context has room."""
-        left = max_new_tokens - sum(self.loss_mask)
-        return left if params.turn_tokens is None else min(left, params.turn_tokens)
-
-    def next_request(self, max_new_tokens: int, params: EpisodeParams) -> Request:
-        seed = self.request.seed
-        if seed is not None and self.turns:
-            seed = stable_hash(seed, "turn", self.turns)
-        context = [*self.request.prompt_ids, *self.history.read(self.ids)]
-        limit = self.longest_turn(max_new_tokens, params)
-        if params.context_tokens is not None:
-            limit = min(limit, params.context_tokens - len(context))
-        return Request(context, seed, limit)
-
-    def completion(self, *, with_support: bool, elides: bool) -> Completion:
-        # The reward of a failed episode stands for all that was paid before.
-        of_turns = [0.0] * (self.turns - 1) + [self.reward] if self.failure else self.turn_rewards
-        # As precise as on disk: fused steps learn from them without having read them back.
-        reward, *of_turns = as_kept([self.reward, *of_turns])
-        return Completion(
-            ids=self.ids,
-            logprobs=self.logprobs,
-            entropy=self.entropy,
-            finish_reason=self.finish_reason,
-            support=self.support if with_support else None,
-            loss_mask=self.loss_mask,
-            environment_reward=reward,
-            turns=self.turns,
-            turn_ends=self.turn_ends,
-            turn_rewards=of_turns,
-            observations_cut=self.observations_cut,
-            observations_elided=self.history.num_elided,
-            segment_starts=self.history.starts if elides else None,
-            segment_histories=self.history.histories if elides else None,
-            failure=self.failure,
-            answers=self.seat.answers.rows,
-        )
 
 
 @contextmanager
@@ -230,7 +153,7 @@ def play(
     A row has the columns of a prompt, and names the sample, for messages and the record.
     """
     episodes = [
-        _Episode(row, request, _seat(arena, row))
+        Episode(row, request, _seat(arena, row))
         for row, request in zip(rows, requests, strict=True)
     ]
     try:
@@ -262,7 +185,7 @@ def play(
 class _Turn:
     """What the policy has said in an episode, to be answered."""
 
-    episode: _Episode
+    episode: Episode
     ids: Sequence[int]
 
     def action(self, decoder: Decoder) -> str:
@@ -277,7 +200,7 @@ def _seat(arena: Arena, row: Mapping[str, Any]) -> Seat:
     return arena.asking.seat(given, seed, answers)
 
 
-def _spoken(episode: _Episode, completion: Completion) -> _Turn | None:
+def _spoken(episode: Episode, completion: Completion) -> _Turn | None:
     """None where nobody is to answer: half an action is none."""
     episode.ids += completion.ids
     episode.loss_mask += [1] * len(completion.ids)
@@ -302,33 +225,18 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
         episode.over = observation.done
         spent = sum(episode.loss_mask) >= max_new_tokens
         episode.cut = not observation.done and (spent or episode.turns == arena.limits.max_turns)
-        observed = _observed(arena, turn, observation) if episode.live else []
-        if episode.live and not _has_room(arena, episode, len(observed)):
-            episode.cut, observed = True, []
+        if not episode.live:
+            return
+        observed = _observed(arena, turn, observation)
     except NoAnswer as problem:
         where = f"step, after the action {turn.action(arena.decoder)!r} in turn {episode.turns}"
         _fail(arena, episode, where, problem)
         return
-    start = len(episode.ids)
-    episode.ids += observed
-    episode.loss_mask += [0] * len(observed)
-    episode.logprobs += [0.0] * len(observed)
-    episode.support += [[] for _ in observed]
-    if episode.live:
-        instead = arena.turns.instead(same_message=turn.ids[-1] in arena.turns.stop_ids)
-        num_whole = len(episode.request.prompt_ids) + len(episode.ids)
-        num_whole += episode.longest_turn(max_new_tokens, arena.params)
-        episode.history.observations.append(Observed(start, len(episode.ids), instead))
-        episode.history.shorten(episode.ids, num_whole, arena.params)
-
-
-def _has_room(arena: Arena, episode: _Episode, num_observed: int) -> bool:
-    """Whether the policy can read so many tokens more, and say one, if all older are elided."""
-    if arena.params.context_tokens is None:
-        return True
-    num_whole = len(episode.request.prompt_ids) + len(episode.ids) + num_observed
-    history = episode.history
-    return num_whole - history.saved(len(history.observations)) < arena.params.context_tokens
+    if not episode.has_room(len(observed), arena.params):
+        episode.cut = True
+        return
+    instead = arena.turns.instead(same_message=turn.ids[-1] in arena.turns.stop_ids)
+    episode.observe(observed, instead, max_new_tokens, arena.params)
 
 
 def _observed(arena: Arena, turn: _Turn, observation: Observation) -> list[int]:
@@ -350,7 +258,7 @@ def _observed(arena: Arena, turn: _Turn, observation: Observation) -> list[int]:
     return observed
 
 
-def _fail(arena: Arena, episode: _Episode, where: str, problem: NoAnswer) -> None:
+def _fail(arena: Arena, episode: Episode, where: str, problem: NoAnswer) -> None:
     name = f"{sample_name(episode.row)} ({episode.row.get('prompt')!r})"
     failure = f"environment {arena.limits.environment} failed at {where}, for {name}: {problem}"
     if arena.params.failed is FailedEpisode.FAIL:

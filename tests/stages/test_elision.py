@@ -83,7 +83,8 @@ def playing(copied):
 
 
 def elided_by_hand(row, turns, params, max_new_tokens):
-    """Where the contexts of a row had to become shorter, and what was read there."""
+    """Where the contexts of a row had to become shorter, and what was read there; and how many
+    observations were not, after a stop and as messages of their own."""
     ids, mask, prompt = row["response_ids"], row["loss_mask"], row["prompt_ids"]
     firsts = [at for at, own in enumerate(mask) if own and at and not mask[at - 1]]
     ends = row["turn_ends"]
@@ -116,7 +117,8 @@ def elided_by_hand(row, turns, params, max_new_tokens):
         if now != gone:
             gone = now
             segments.append((first, read(gone)[len(prompt) :]))
-    return segments
+    after_stops = sum(ids[ends[number]] in turns.stop_ids for number in gone)
+    return segments, after_stops, len(gone) - after_stops
 
 
 def test_the_oldest_observations_are_elided_as_by_hand(playing):
@@ -127,8 +129,10 @@ def test_the_oldest_observations_are_elided_as_by_hand(playing):
     turns = read_turns(folder, "user", "13579")
     policy = load_policy(folder).eval()
     rows = run.rows("rollouts/iter_001")
+    num_elided = [0, 0]
     for row in rows:
-        segments = elided_by_hand(row, turns, params, 24)
+        segments, *by_kind = elided_by_hand(row, turns, params, 24)
+        num_elided = [one + two for one, two in zip(num_elided, by_kind, strict=True)]
         assert row["segment_starts"] == [start for start, _ in segments]
         assert row["segment_histories"] == [history for _, history in segments]
         for piece in pieces_of(row):
@@ -143,17 +147,13 @@ def test_the_oldest_observations_are_elided_as_by_hand(playing):
     assert max(num_segments) >= 3
     assert min(num_segments) == 1
     assert metrics["segments"] == pytest.approx(sum(num_segments) / len(rows))
-    assert metrics["observations_elided"] > 0
-    assert any(
-        len(history) != len(row["response_ids"][:start])
-        for row in rows
-        for start, history in zip(row["segment_starts"], row["segment_histories"], strict=True)
-    )
-    run.run(SCORE)
+    assert metrics["observations_elided"] == sum(num_elided)
+    assert min(num_elided) > 0
+    # The reference is the policy that sampled.
+    assert run.run(SCORE)["kl_to_reference"] == pytest.approx(0, abs=1e-5)
     learnt = run.run(UPDATE)
     assert learnt["logprob_gap_max"] < 1e-4
     assert learnt["num_responses"] == len(rows) == 18
-    assert learnt["kl_to_reference"] == pytest.approx(0, abs=1e-5)
 
 
 def test_an_episode_that_fits_is_what_it_is_without_elision(playing):

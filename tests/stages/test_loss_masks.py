@@ -15,12 +15,14 @@ from stages.context import Context, StageError
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
 from stages.data.batching import collate
+from stages.data.segments import num_read
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.processes.ranks import ALONE
 from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Step
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.rl_state import RlState
+from stages.learning import policy_gradient
 from stages.learning.imitation import imitation
 from stages.learning.update import Update
 from stages.policy_update import UPDATES, learn_by_policy_gradient
@@ -190,6 +192,29 @@ def test_a_policy_gradient_is_that_of_the_policys_own_tokens(
     assert outcome.metrics["logprob_gap_max"] == pytest.approx(max(gaps), abs=1e-9)
     entropy = statistics.fmean(x.item() for _, of in said for x in of)
     assert outcome.history[0]["entropy"] == pytest.approx(entropy, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "whole"),
+    [
+        ({}, False),
+        ({"objective": "gspo"}, True),
+        ({"aggregation": "sequence_mean_token_mean"}, True),
+    ],
+)  # fmt: skip
+def test_segments_go_through_the_model_apart_where_their_losses_add_up(
+    gradient_of, monkeypatch, settings, whole
+):
+    """A micro-batch is as large as its budget, not as the longest episode."""
+    batches, make = [], policy_gradient.response_batch
+    monkeypatch.setattr(
+        policy_gradient, "response_batch", lambda *args: batches.append(make(*args)) or batches[-1]
+    )
+    gradient_of("grpo", 9, elided=True, **settings)
+    most = max(num_read(row) for row in rollouts(elided=True))
+    assert 9 < most == 12
+    largest = max(len(batch.packed.ids) for batch in batches)
+    assert largest == most if whole else largest <= 9
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean_token_mean", "sequence_mean_token_sum"])
