@@ -215,6 +215,20 @@ def test_a_reward_model_reads_what_the_policy_read_last(playing):
         assert dict(scored["by_source"])["reward_model"] == pytest.approx(float(reward), abs=1e-4)
 
 
+def test_a_demonstration_has_none_of_a_responses_segments(playing):
+    run = playing(
+        rl={"algorithm": "dpo"},
+        rollout={"source": "demonstrations"},
+        policy_update={"chosen": "demonstrations"},
+    )
+    run.run(ROLLOUT)
+    run.run(SCORE)
+    assert any(row["segment_starts"] for row in run.rows("rollouts/iter_001"))
+    metrics = run.run(UPDATE)
+    assert metrics["num_pairs"] == 18
+    assert metrics["logprob_gap_max"] < 1e-4
+
+
 def test_an_evaluation_elides_as_rollouts_do(playing):
     metrics = playing().run("evaluate_sft")
     assert metrics["segments"] > 1
