@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import torch
 
@@ -71,6 +71,8 @@ class Response(Asked):
     loss_mask: Sequence[int] | None
     finish_reason: str
     environment_reward: float | None
+    segment_starts: NotRequired[Sequence[int]]
+    segment_histories: NotRequired[Sequence[Sequence[int]]]
 
 
 def run(
@@ -219,6 +221,8 @@ def _responses(
             "loss_mask": completion.loss_mask,
             "finish_reason": completion.finish_reason,
             "environment_reward": completion.environment_reward,
+            "segment_starts": completion.segment_starts or [],
+            "segment_histories": completion.segment_histories or [],
         }
         for row, completion, response in zip(rows, completions, texts, strict=True)
     ]

@@ -157,6 +157,9 @@ def _keep_turns(row: RolloutRow, completion: Completion) -> None:
     """What a row has only where there was an environment."""
     row["turn_ends"] = completion.turn_ends or []
     row["turn_rewards"] = completion.turn_rewards or []
+    if completion.segment_starts is not None:
+        row["segment_starts"] = completion.segment_starts
+        row["segment_histories"] = completion.segment_histories or []
 
 
 def _without_dropped(

@@ -1,5 +1,6 @@
 """episodes: how environments are asked, and what becomes of an episode whose environment fails."""
 
+import json
 from enum import StrEnum
 
 from pydantic import Field, model_validator
@@ -52,6 +53,23 @@ class EpisodeParams(Section):
     """Observations above `rollout.max_observation_tokens`: `fail`, or `cut` out their middle."""
     cut_marker: str = ""
     """Text in place of what was cut out of an observation, such as ` ... `; empty: none."""
+    context_tokens: int | None = Field(default=None, ge=2)
+    """Largest context, next turn included: above it old observations are elided; null: none is."""
+    elide_to: float = Field(default=0.5, gt=0, le=1)
+    """Share of `context_tokens` that a context is brought down to, next turn included."""
+    elided_marker: str = ""
+    """Text in place of an observation that was elided, such as `(left out)`; empty: none."""
+
+    @model_validator(mode="after")
+    def _elision_is_on(self) -> "EpisodeParams":
+        for name, unset in (("elide_to", 0.5), ("elided_marker", "")):
+            value = getattr(self, name)
+            if self.context_tokens is None and value != unset:
+                raise ValueError(
+                    f"{name} {value!r} is not read, since context_tokens is null and nothing is "
+                    f"elided: set that, or {name} to {json.dumps(unset)}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _a_marker_is_used(self) -> "EpisodeParams":

@@ -261,13 +261,21 @@ def _about_lengths(params: "Params") -> Iterator[str]:
         )
     observed = (params.rollout.max_turns - 1) * params.rollout.max_observation_tokens
     longest = params.rollout.max_new_tokens + observed
-    if params.rollout.environment is not None and longest >= params.model.max_length:
+    limit = params.episodes.context_tokens
+    if limit is not None and limit > params.model.max_length:
+        yield (
+            f"episodes.context_tokens {limit} is more than model.max_length "
+            f"{params.model.max_length}: lower it, or raise model.max_length"
+        )
+    elides = limit is not None
+    if params.rollout.environment and not elides and longest >= params.model.max_length:
         yield (
             f"rollout.max_turns {params.rollout.max_turns} with up to "
             f"{params.rollout.max_observation_tokens} observed tokens between two turns and "
             f"{params.rollout.max_new_tokens} of the policy's own leave no room for a prompt in "
             f"model.max_length {params.model.max_length}: lower rollout.max_turns, "
-            "rollout.max_observation_tokens or rollout.max_new_tokens"
+            "rollout.max_observation_tokens or rollout.max_new_tokens, or set "
+            "episodes.context_tokens to have old observations elided"
         )
     drawn, available = params.rollout.prompts + params.rollout.reserve, params.prepare.prompts
     from_prompts = params.rollout.source is PromptSource.PROMPTS

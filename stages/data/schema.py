@@ -35,6 +35,7 @@ Tokens = Annotated[Sequence[int], pa.list_(pa.int32())]
 Mask = Annotated[Sequence[int], pa.list_(pa.int8())]
 Numbers = Annotated[Sequence[float], pa.list_(pa.float32())]
 Supports = Annotated[Sequence[Sequence[int]], pa.list_(pa.list_(pa.int32()))]
+Histories = Annotated[Sequence[Sequence[int]], pa.list_(pa.list_(pa.int32()))]
 BySource = Annotated[Sequence[tuple[str, float]], pa.map_(pa.string(), pa.float32())]
 
 
@@ -168,6 +169,8 @@ class ResponseIds(TypedDict):
     response_ids: Tokens
     support: Supports | None
     loss_mask: Mask | None
+    segment_starts: NotRequired[Tokens]
+    segment_histories: NotRequired[Histories]
 
 
 class ResponseRow(ResponseIds):
@@ -195,6 +198,10 @@ class RolloutRow(TypedDict):
     Where there was an environment, `turn_ends` are the positions in `response_ids` of the last
     token of each of the policy's turns, and `turn_rewards` what was paid for each: their sum is
     `environment_reward`, but for rounding.
+
+    Where old observations may be elided, `segment_starts` are the positions in `response_ids` from
+    which the policy read a shorter context, empty where it never did, and `segment_histories` what
+    it read there: after the prompt, and in place of all tokens of the response before.
     """
 
     prompt_id: Text
@@ -215,6 +222,8 @@ class RolloutRow(TypedDict):
     policy_hash: Text
     turn_ends: NotRequired[Tokens]
     turn_rewards: NotRequired[Numbers]
+    segment_starts: NotRequired[Tokens]
+    segment_histories: NotRequired[Histories]
 
 
 class ToolAnswerRow(TypedDict):

@@ -12,21 +12,21 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from stages.context import Context, StageError
 from stages.contracts.episodes import EpisodeParams, FailedEpisode, LongObservation
 from stages.data.finite import sample_name
-from stages.data.schema import as_kept
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder
-from stages.engines.generation.generator import Completion, FinishReason, Request
+from stages.engines.generation.generator import Completion, Request
 from stages.engines.generation.interleaved import Turns
 from stages.engines.generation.sampling import Play
 from stages.environments.asking import Asking, Seat
 from stages.environments.environment import NoAnswer, Observation
+from stages.environments.episode import Episode
 from stages.environments.record import NO_RECORD, Record, answers_of
 from stages.environments.turns import TurnTemplate, read_turns
 
@@ -57,71 +57,6 @@ class Arena:
     asking: Asking
 
 
-@dataclass
-class _Episode:
-    row: Mapping[str, Any]
-    request: Request
-    seat: Seat
-    ids: list[int] = field(default_factory=list)
-    loss_mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    support: list[list[int]] = field(default_factory=list)
-    entropy: float = 0.0
-    reward: float = 0.0
-    turn_ends: list[int] = field(default_factory=list)
-    turn_rewards: list[float] = field(default_factory=list)
-    observations_cut: int = 0
-    over: bool = False
-    """Whether the environment has said so."""
-    cut: bool = False
-    failure: str | None = None
-    """Why its environment gave no answer, for good."""
-
-    @property
-    def turns(self) -> int:
-        return len(self.turn_ends)
-
-    @property
-    def live(self) -> bool:
-        """Whether the policy is to speak: at least once, also where its environment failed."""
-        return not (self.over or self.cut or (self.failure and self.turns))
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        if self.failure:
-            return "failed"
-        return "stop" if self.over else "length"
-
-    def next_request(self, max_new_tokens: int, turn_tokens: int | None) -> Request:
-        seed = self.request.seed
-        if seed is not None and self.turns:
-            seed = stable_hash(seed, "turn", self.turns)
-        left = max_new_tokens - sum(self.loss_mask)
-        limit = left if turn_tokens is None else min(left, turn_tokens)
-        return Request([*self.request.prompt_ids, *self.ids], seed, limit)
-
-    def completion(self, *, with_support: bool) -> Completion:
-        # The reward of a failed episode stands for all that was paid before.
-        of_turns = [0.0] * (self.turns - 1) + [self.reward] if self.failure else self.turn_rewards
-        # As precise as on disk: fused steps learn from them without having read them back.
-        reward, *of_turns = as_kept([self.reward, *of_turns])
-        return Completion(
-            ids=self.ids,
-            logprobs=self.logprobs,
-            entropy=self.entropy,
-            finish_reason=self.finish_reason,
-            support=self.support if with_support else None,
-            loss_mask=self.loss_mask,
-            environment_reward=reward,
-            turns=self.turns,
-            turn_ends=self.turn_ends,
-            turn_rewards=of_turns,
-            observations_cut=self.observations_cut,
-            failure=self.failure,
-            answers=self.seat.answers.rows,
-        )
-
-
 @contextmanager
 def open_arena(
     limits: EpisodeLimits,
@@ -140,7 +75,8 @@ def open_arena(
         return
     record.read()
     with closing(Asking(params, limits.environment, folder, record)) as asking:
-        turns = read_turns(policy, asking.kind.role, asking.kind.stops, params.cut_marker)
+        markers = params.cut_marker, params.elided_marker
+        turns = read_turns(policy, asking.kind.role, asking.kind.stops, *markers)
         if params.long_observation is LongObservation.CUT:
             turns.check_room(limits.max_observation_tokens)
         yield Arena(limits, params, turns, Decoder(policy), run_seed, asking)
@@ -149,10 +85,20 @@ def open_arena(
 def longest_sequence(
     prompts: Sequence[Mapping[str, Any]], max_new_tokens: int, arena: Arena | None
 ) -> int:
-    """Most tokens that one of the prompts has together with a response, or an episode."""
+    """Most tokens that one of the prompts has together with a response, or the longest context of
+    an episode; StageError where that has no room for a prompt."""
     # Nothing is observed after the last turn.
     observed = (arena.limits.max_turns - 1) * arena.limits.max_observation_tokens if arena else 0
-    return max(len(row["prompt_ids"]) for row in prompts) + max_new_tokens + observed
+    of_prompt = max(len(row["prompt_ids"]) for row in prompts)
+    whole = of_prompt + max_new_tokens + observed
+    if not arena or (limit := arena.params.context_tokens) is None:
+        return whole
+    if of_prompt >= limit:
+        raise StageError(
+            f"a prompt of {of_prompt} tokens leaves no room for a turn in episodes.context_tokens "
+            f"{limit}: raise that, or shorten the prompts"
+        )
+    return min(whole, limit)
 
 
 def played(arena: Arena, rows: Sequence[Mapping[str, Any]]) -> Play:
@@ -166,12 +112,22 @@ def played(arena: Arena, rows: Sequence[Mapping[str, Any]]) -> Play:
 
 def of_episodes(completions: Sequence[Completion]) -> dict[str, float]:
     """Metrics of completions that are episodes."""
+    segments = [
+        1 + len(completion.segment_starts)
+        for completion in completions
+        if completion.segment_starts is not None
+    ]
+    elision: dict[str, float] = {}
+    if segments:
+        elided = sum(completion.observations_elided for completion in completions)
+        elision = {"segments": statistics.fmean(segments), "observations_elided": elided}
     return {
         "turns": statistics.fmean(completion.turns for completion in completions),
         "environment_reward": statistics.fmean(
             completion.environment_reward or 0.0 for completion in completions
         ),
         "observations_cut": sum(completion.observations_cut for completion in completions),
+        **elision,
     }
 
 
@@ -197,7 +153,7 @@ def play(
     A row has the columns of a prompt, and names the sample, for messages and the record.
     """
     episodes = [
-        _Episode(row, request, _seat(arena, row))
+        Episode(row, request, _seat(arena, row))
         for row, request in zip(rows, requests, strict=True)
     ]
     try:
@@ -207,7 +163,7 @@ def play(
                 _fail(arena, episode, "the start", answer)
         while live := [episode for episode in episodes if episode.live]:
             completions = yield [
-                episode.next_request(max_new_tokens, arena.params.turn_tokens) for episode in live
+                episode.next_request(max_new_tokens, arena.params) for episode in live
             ]
             turns = [_spoken(*turn) for turn in zip(live, completions, strict=True)]
             acted = [turn for turn in turns if turn is not None]
@@ -221,14 +177,15 @@ def play(
             arena.asking.leave([episode.seat for episode in live if not episode.live])
     finally:
         arena.asking.leave([episode.seat for episode in episodes])
-    return [episode.completion(with_support=with_support) for episode in episodes]
+    elides = arena.params.context_tokens is not None
+    return [episode.completion(with_support=with_support, elides=elides) for episode in episodes]
 
 
 @dataclass(frozen=True)
 class _Turn:
     """What the policy has said in an episode, to be answered."""
 
-    episode: _Episode
+    episode: Episode
     ids: Sequence[int]
 
     def action(self, decoder: Decoder) -> str:
@@ -243,7 +200,7 @@ def _seat(arena: Arena, row: Mapping[str, Any]) -> Seat:
     return arena.asking.seat(given, seed, answers)
 
 
-def _spoken(episode: _Episode, completion: Completion) -> _Turn | None:
+def _spoken(episode: Episode, completion: Completion) -> _Turn | None:
     """None where nobody is to answer: half an action is none."""
     episode.ids += completion.ids
     episode.loss_mask += [1] * len(completion.ids)
@@ -268,15 +225,18 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
         episode.over = observation.done
         spent = sum(episode.loss_mask) >= max_new_tokens
         episode.cut = not observation.done and (spent or episode.turns == arena.limits.max_turns)
-        observed = _observed(arena, turn, observation) if episode.live else []
+        if not episode.live:
+            return
+        observed = _observed(arena, turn, observation)
     except NoAnswer as problem:
         where = f"step, after the action {turn.action(arena.decoder)!r} in turn {episode.turns}"
         _fail(arena, episode, where, problem)
         return
-    episode.ids += observed
-    episode.loss_mask += [0] * len(observed)
-    episode.logprobs += [0.0] * len(observed)
-    episode.support += [[] for _ in observed]
+    if not episode.has_room(len(observed), arena.params):
+        episode.cut = True
+        return
+    instead = arena.turns.instead(same_message=turn.ids[-1] in arena.turns.stop_ids)
+    episode.observe(observed, instead, max_new_tokens, arena.params)
 
 
 def _observed(arena: Arena, turn: _Turn, observation: Observation) -> list[int]:
@@ -298,7 +258,7 @@ def _observed(arena: Arena, turn: _Turn, observation: Observation) -> list[int]:
     return observed
 
 
-def _fail(arena: Arena, episode: _Episode, where: str, problem: NoAnswer) -> None:
+def _fail(arena: Arena, episode: Episode, where: str, problem: NoAnswer) -> None:
     name = f"{sample_name(episode.row)} ({episode.row.get('prompt')!r})"
     failure = f"environment {arena.limits.environment} failed at {where}, for {name}: {problem}"
     if arena.params.failed is FailedEpisode.FAIL:

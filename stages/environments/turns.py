@@ -38,11 +38,17 @@ class TurnTemplate:
     """For what is no text's beginning."""
     marker: Sequence[int] = ()
     """What stands where a long observation has been cut."""
+    elided: Sequence[int] = ()
+    """What stands in place of an observation that has been elided."""
 
     def observed(self, text: str, *, same_message: bool) -> list[int]:
         """What comes after a turn; ValueError where the tokenizer cannot say the text."""
         own = _text_ids(self.tokenizer, text)
         return own if same_message else [*self.before, *own, *self.after]
+
+    def instead(self, *, same_message: bool) -> list[int]:
+        """What is read in place of an observation that has been elided: a message stays one."""
+        return [*self.elided] if same_message else [*self.before, *self.elided, *self.after]
 
     def check_room(self, limit: int) -> None:
         """StageError where nothing would be left of an observation that is cut to `limit`."""
@@ -65,9 +71,12 @@ class TurnTemplate:
 
 
 def read_turns(
-    model_folder: Path, role: str, stops: Sequence[str], marker: str = ""
+    model_folder: Path, role: str, stops: Sequence[str], marker: str = "", elided: str = ""
 ) -> TurnTemplate:
-    """For a policy's folder; StageError where its template or tokenizer does not allow turns."""
+    """For a policy's folder; StageError where its template or tokenizer does not allow turns.
+
+    `marker` and `elided` are texts of `episodes`.
+    """
     from transformers import AutoTokenizer
 
     rendering = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
@@ -82,12 +91,10 @@ def read_turns(
     around = between, [*_ids(within, words), *_ids(tokenizer, rest)]
     # From here on a text is a text.
     within.encode_special_tokens = True
-    try:
-        of_marker = _text_ids(within, marker)
-    except ValueError as error:
-        raise StageError(f"episodes.cut_marker: {error}") from error
+    of_marker = _marker_ids(within, "cut_marker", marker)
+    of_elided = _marker_ids(within, "elided_marker", elided)
     stop_ids = tuple(_stop_id(within, stop) for stop in stops)
-    return TurnTemplate(*around, stop_ids, within, of_marker)
+    return TurnTemplate(*around, stop_ids, within, of_marker, of_elided)
 
 
 def around_observation(tokenizer: Any, role: str) -> tuple[str, str]:
@@ -163,6 +170,13 @@ def _text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     if unknown is not None and tokenizer.token_to_id(unknown) in ids:
         raise ValueError(f"the policy's tokenizer has no tokens for all of {text!r}")
     return ids
+
+
+def _marker_ids(tokenizer: Tokenizer, name: str, marker: str) -> list[int]:
+    try:
+        return _text_ids(tokenizer, marker)
+    except ValueError as error:
+        raise StageError(f"episodes.{name}: {error}") from error
 
 
 def _stop_id(tokenizer: Tokenizer, stop: str) -> int:

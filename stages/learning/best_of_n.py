@@ -1,8 +1,13 @@
 """Rejection sampling: SFT on the best of a policy's own responses (RAFT, Dong et al. 2023)."""
 
+from dataclasses import replace
+
 from stages.context import StageError
+from stages.data.batching import loss_mask
 from stages.data.finite import sample_name
 from stages.data.schema import ScoredRollout
+from stages.data.segments import cut
+from stages.engines.training.loop import counted
 from stages.learning.experience import measure
 from stages.learning.imitation import imitation
 from stages.learning.update import Rollouts, SampleRole, Update, UpdateResult, by_prompt, trained_on
@@ -12,14 +17,17 @@ def learn_from_the_best(update: Update) -> UpdateResult:
     """Keep the best responses to each prompt and train on them."""
     measured = measure(update.ctx, update.policy.model, update.rollouts, update.config)
     best = the_best(update.rollouts, update.config.policy_update.keep_best)
+    pieces, parts = cut(best, range(len(best)))
     work = imitation(
         update.policy.model,
-        [row["prompt_ids"] for row in best],
-        [row["response_ids"] for row in best],
+        [piece.row["prompt_ids"] for piece in pieces],
+        [piece.row["response_ids"] for piece in pieces],
         update.ctx.device,
-        lambda i: sample_name(best[i]),
-        [row["loss_mask"] for row in best],
+        lambda i: sample_name(pieces[i].row),
+        [piece.row["loss_mask"] for piece in pieces],
     )
+    num_tokens = [sum(loss_mask(row)) for row in best]
+    work = replace(work, counts=counted(num_tokens), parts=lambda i: parts[i])
     history = update.train(update.plan(len(best)), work, ["loss", "entropy"])
     rewards = [row["reward"] for row in best]
     metrics = {

@@ -15,6 +15,7 @@ from stages.algorithms.loss import Loss, LossAggregation, Tokens
 from stages.context import StageError
 from stages.data.batching import loss_mask, pad
 from stages.data.finite import check_finite, sample_name
+from stages.data.segments import cut
 from stages.data.tokenizer import Decoder
 from stages.engines.forward.inference import (
     kept_over_responses,
@@ -30,7 +31,7 @@ from stages.engines.processes.shared_pass import Group, over_groups
 from stages.engines.training.loop import Rows, Step, Work, counted
 from stages.engines.training.resume import Metrics
 from stages.learning.experience import Measured, measure, with_advantages
-from stages.learning.policy_gradient import ascend, rows_to_learn_from
+from stages.learning.policy_gradient import ascend, learns_whole, rows_to_learn_from
 from stages.learning.update import SampleRole, Update, UpdateResult, trained_on
 
 
@@ -71,11 +72,17 @@ def _learn_distributions(update: Update, rows: Sequence[int]) -> list[Metrics]:
     policy, device = update.policy.model, update.ctx.device
     likeliest = _likeliest(update, rows)
 
-    def loss(positions: Rows, step: Step) -> Loss:
-        batch = response_batch(policy, [update.rollouts[rows[i]] for i in positions], device)
+    rollouts = [update.rollouts[row] for row in rows]
+    pieces, parts = cut(rollouts, range(len(rollouts)), whole=learns_whole(params))
+
+    def loss(numbers: Rows, step: Step) -> Loss:
+        some = [pieces[i] for i in numbers]
+        batch = response_batch(policy, [piece.row for piece in some], device)
         num_steps = batch.response_mask.shape[1]
         ids, teacher = (
-            torch.stack([_to_length(likeliest[i][name], num_steps) for i in positions]).to(device)
+            torch.stack(
+                [_to_length(likeliest[each.of][name][each.start :], num_steps) for each in some]
+            ).to(device)
             for name in ("ids", "logprobs")
         )
         student = logprobs_of(policy, batch, ids, config.temperature)
@@ -85,10 +92,11 @@ def _learn_distributions(update: Update, rows: Sequence[int]) -> list[Metrics]:
         return topk_reverse_kl(student, teacher, tokens, step.counts, aggregation)
 
     work = Work(
-        counted([sum(loss_mask(update.rollouts[i])) for i in rows]),
+        counted([sum(loss_mask(row)) for row in rollouts]),
         loss,
-        describe=lambda i: sample_name(update.rollouts[rows[i]]),
-        length=lambda i: row_length(update.rollouts[rows[i]]),
+        parts=lambda i: parts[i],
+        describe=lambda i: sample_name(pieces[i].row),
+        length=lambda i: row_length(pieces[i].row),
     )
     return update.train(update.plan(len(rows)), work, ["loss", "distillation_kl"])
 
@@ -126,8 +134,8 @@ def _likeliest(update: Update, rows: Sequence[int]) -> list[Mapping[str, torch.T
 
 
 def _to_length(values: torch.Tensor, length: int) -> torch.Tensor:
-    """[T, K] padded with zeros below."""
-    return torch.nn.functional.pad(values, (0, 0, 0, length - len(values)))
+    """[length, K] the first of values [T, K], padded with zeros below."""
+    return torch.nn.functional.pad(values[:length], (0, 0, 0, max(0, length - len(values))))
 
 
 def _load_teacher(update: Update) -> Any:

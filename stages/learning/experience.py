@@ -31,6 +31,7 @@ from stages.contracts.objectives import KlPlace
 from stages.contracts.policy_update import PolicyUpdateConfig, PolicyUpdateParams
 from stages.contracts.rl import Algorithm
 from stages.data.batching import loss_masks_of, pad, to_device
+from stages.data.segments import Piece
 from stages.engines.forward.inference import Quantity, kept_over_responses, logprobs_by
 from stages.engines.forward.scalars import response_values
 from stages.learning.credit import (
@@ -95,13 +96,14 @@ class Experience:
     returns: Tensor
     """The critic's targets (PPO)."""
 
-    def select(self, rows: Sequence[int], num_steps: int, device: str) -> "Experience":
-        """Some rows, cut to the longest response among them."""
-        chosen = torch.tensor(rows)
+    def select(self, pieces: Sequence[Piece], num_steps: int, device: str) -> "Experience":
+        """Pieces of the rows, cut to the longest among them."""
         return replace(
             self,
             **{
-                field.name: to_device(getattr(self, field.name)[chosen, :num_steps], device)
+                field.name: to_device(
+                    selected(getattr(self, field.name), pieces, num_steps), device
+                )
                 for field in fields(self)
             },
         )
@@ -109,6 +111,13 @@ class Experience:
     def metrics(self) -> dict[str, float | int]:
         kept = self.mask > 0
         return {"advantage_std": float(self.advantages[kept].std(correction=0))}
+
+
+def selected(values: Tensor, pieces: Sequence[Piece], num_steps: int) -> Tensor:
+    """[P, num_steps] what [N, T] values say of pieces of the rows; anything past their ends."""
+    rows = torch.tensor([[piece.of] for piece in pieces])
+    steps = torch.tensor([[piece.start] for piece in pieces]) + torch.arange(num_steps)
+    return values[rows, steps.clamp(max=values.shape[1] - 1)]
 
 
 def measure(ctx: Context, policy: Any, rollouts: Rollouts, config: PolicyUpdateConfig) -> Measured:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stages.contracts.objectives import KlPlace, Mismatch
 from stages.contracts.rl import Algorithm
+from stages.data.segments import is_segmented
 from stages.learning.update import Update
 
 
@@ -22,13 +23,14 @@ def takes_one_step(update: Update, kl_coef: float) -> bool:
     """Whether the update has one step, and nothing needs the old log-probs before it.
 
     What would: a critic, a penalty in the reward, weights that correct for the sampler, rows that
-    are left out, other ranks that hold some of the rows.
+    are left out, rows in several segments, other ranks that hold some of the rows.
     """
     params = update.config.policy_update
     return (
         update.ranks.world == 1
         and update.config.algorithm is not Algorithm.PPO
         and update.plan(len(update.rollouts)).num_steps == 1
+        and not any(map(is_segmented, update.rollouts))
         and params.mismatch is Mismatch.NONE
         and not params.overlong_filter
         and (params.kl_in is KlPlace.LOSS or not kl_coef)

@@ -39,6 +39,10 @@ def learn_from_own_pairs(update: Update) -> UpdateResult:
             "rejected_ids": loser["response_ids"],
             "chosen_mask": winner["loss_mask"],
             "rejected_mask": loser["loss_mask"],
+            "chosen_starts": winner.get("segment_starts"),
+            "rejected_starts": loser.get("segment_starts"),
+            "chosen_histories": winner.get("segment_histories"),
+            "rejected_histories": loser.get("segment_histories"),
             "chosen_ref": chosen_ref,
             "rejected_ref": rejected_ref,
         }
@@ -104,7 +108,8 @@ def _demonstrated(update: Update) -> tuple[list[ScoredRollout], list[ScoredRollo
         completion = demonstration["completion_ids"]
         if completion != row["response_ids"]:
             mask = demonstration["loss_mask"]
-            chosen.append({**row, "response_ids": completion, "loss_mask": mask})
+            shown_row: ScoredRollout = {**row, "response_ids": completion, "loss_mask": mask}
+            chosen.append({**shown_row, "segment_starts": [], "segment_histories": []})
             rejected.append(row)
     if not chosen:
         raise StageError(

@@ -8,29 +8,37 @@ import torch
 from stages.algorithms.loss import Loss, MetricPart, Per, Tokens
 from stages.algorithms.preference import PairLogprobs, PreferenceObjective, preference_loss
 from stages.contracts.objectives import REFERENCE_FREE
-from stages.data.batching import Batch, collate
+from stages.data.batching import Batch
 from stages.data.finite import row_name
+from stages.data.segments import Row, batch_of, num_read
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.models.folders import pad_id
 from stages.engines.training.loop import Rows, Step, Work, counted
 
 Pair = Mapping[str, Any]
 """prompt_ids, chosen_ids and rejected_ids; with a reference, the sums of its log-probs of the two
-responses as chosen_ref and rejected_ref. chosen_mask and rejected_mask, where there are any, are
-the responses' loss masks."""
+responses as chosen_ref and rejected_ref. Where there are any, chosen_mask and rejected_mask are the
+responses' loss masks, and chosen_starts and chosen_histories, and those of the rejected one, their
+segments (data/segments.py)."""
+SIDES = ("chosen", "rejected")
 
 
 def paired_batch(model: Any, pairs: Sequence[Pair], device: str) -> Batch:
     """The chosen responses, then the rejected ones, in one batch."""
-    prompts = [pair["prompt_ids"] for pair in pairs]
-    responses = [pair[side] for side in ("chosen_ids", "rejected_ids") for pair in pairs]
-    masks = [pair.get(side) for side in ("chosen_mask", "rejected_mask") for pair in pairs]
-    return collate(prompts + prompts, responses, pad_id(model), device, loss_masks=masks)
+    rows = [_row(pair, side) for side in SIDES for pair in pairs]
+    return batch_of(rows, pad_id(model), device)
 
 
 def pair_length(pair: Pair) -> int:
     """Tokens of a pair in a batch: its prompt is there twice."""
-    return 2 * len(pair["prompt_ids"]) + len(pair["chosen_ids"]) + len(pair["rejected_ids"])
+    return sum(num_read(_row(pair, side)) for side in SIDES)
+
+
+def _row(pair: Pair, side: str) -> Row:
+    parts = ("ids", "mask", "starts", "histories")
+    names = ("response_ids", "loss_mask", "segment_starts", "segment_histories")
+    values = [pair.get(f"{side}_{part}") for part in parts]
+    return {"prompt_ids": pair["prompt_ids"], **dict(zip(names, values, strict=True))}
 
 
 def _chosen_tokens(pair: Pair) -> int:

@@ -21,10 +21,12 @@ from stages.algorithms.loss import Loss, LossAggregation, MetricPart, Per, Token
 from stages.algorithms.policy_loss import Objective, entropy_bonus, policy_loss
 from stages.algorithms.value_loss import value_loss
 from stages.context import StageError
-from stages.contracts.objectives import KlPlace
+from stages.contracts.objectives import Aggregation, KlPlace, PolicyObjective
+from stages.contracts.policy_update import PolicyUpdateParams
 from stages.contracts.rl import Algorithm
 from stages.data.batching import loss_mask
 from stages.data.finite import sample_name
+from stages.data.segments import cut
 from stages.engines.forward.inference import response_batch, row_length
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.scalars import response_values
@@ -43,6 +45,7 @@ from stages.learning.experience import (
     has_reference,
     how_well_explained,
     measure,
+    selected,
     token_penalties,
 )
 from stages.learning.old_logprobs import OnlyStep, old_logprobs, takes_one_step
@@ -90,6 +93,13 @@ def learn_by_policy_gradient(update: Update) -> UpdateResult:
     return UpdateResult(history, used, metrics, kl_coef)
 
 
+def learns_whole(params: PolicyUpdateParams) -> bool:
+    """Whether the segments of a response have to go through the model together: a token's loss
+    depends on the other tokens of its response then, wherever these were sampled."""
+    by_length = params.aggregation is Aggregation.SEQUENCE_MEAN_TOKEN_MEAN
+    return params.objective is PolicyObjective.GSPO or by_length
+
+
 def rows_to_learn_from(update: Update) -> list[int]:
     """All rollouts, or with `overlong_filter` those that were not truncated."""
     rows = range(len(update.rollouts))
@@ -134,6 +144,7 @@ def _work(
     policy = update.policy.model
     critic = update.learners["critic"].model if "critic" in update.learners else None
     measures_kl = has_reference(rollouts)
+    pieces, parts = cut(rollouts, learnt, whole=learns_whole(params))
     objective = Objective(
         kind=params.objective,
         clip_low=params.clip_low,
@@ -144,13 +155,15 @@ def _work(
         ),
     )
 
-    def loss(positions: Rows, step: Step) -> Loss:
-        rows = [learnt[i] for i in positions]
-        batch = response_batch(policy, [rollouts[i] for i in rows], device)
+    def loss(numbers: Rows, step: Step) -> Loss:
+        some = [pieces[i] for i in numbers]
+        batch = response_batch(policy, [piece.row for piece in some], device)
         tokens = Tokens.padded(batch.loss_mask)
-        of_rows = experience.select(rows, num_steps=batch.response_mask.shape[1], device=device)
+        of_rows = experience.select(some, num_steps=batch.response_mask.shape[1], device=device)
         current = response_logprobs(policy, batch, config.temperature)
-        old = old_logprobs(current.logprobs, of_rows.logprobs, rows, only_step)
+        old = old_logprobs(
+            current.logprobs, of_rows.logprobs, [each.of for each in some], only_step
+        )
         total = policy_loss(
             current.logprobs,
             old,
@@ -195,8 +208,9 @@ def _work(
     return Work(
         counted([sum(loss_mask(rollouts[i])) for i in learnt]),
         loss,
-        describe=lambda i: sample_name(rollouts[learnt[i]]),
-        length=lambda i: row_length(rollouts[learnt[i]]),
+        parts=lambda i: parts[i],
+        describe=lambda i: sample_name(pieces[i].row),
+        length=lambda i: row_length(pieces[i].row),
         check=lambda metrics: check_kl(metrics.get(KL, 0.0), params),
     )
 
@@ -211,9 +225,12 @@ def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef:
         gamma=discount_of(update.config, rollouts, measured.mask),
     )
 
-    def loss(rows: Rows, step: Step) -> Loss:
-        batch = response_batch(critic.model, [rollouts[i] for i in rows], device)
-        target = returns[list(rows), : batch.response_mask.shape[1]].to(device)
+    pieces, parts = cut(rollouts, range(len(rollouts)))
+
+    def loss(numbers: Rows, step: Step) -> Loss:
+        some = [pieces[i] for i in numbers]
+        batch = response_batch(critic.model, [piece.row for piece in some], device)
+        target = selected(returns, some, batch.response_mask.shape[1]).to(device)
         values = response_values(critic.model, batch)
         tokens = Tokens.padded(batch.loss_mask)
         return value_loss(values, values.detach(), target, tokens, step.counts, clip=None)
@@ -225,8 +242,9 @@ def _fit_critic(update: Update, critic: AnyLearner, measured: Measured, kl_coef:
         Work(
             counted([sum(loss_mask(row)) for row in rollouts]),
             loss,
-            describe=lambda i: sample_name(rollouts[i]),
-            length=lambda i: row_length(rollouts[i]),
+            parts=lambda i: parts[i],
+            describe=lambda i: sample_name(pieces[i].row),
+            length=lambda i: row_length(pieces[i].row),
         ),
         shown=["loss"],
         before="critic_fit",

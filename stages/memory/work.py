@@ -84,6 +84,8 @@ class Work:
     def longest(self) -> int:
         rollout = self.params.rollout
         own = max(self.params.model.max_length, rollout.max_new_tokens + 1)
+        if self.params.episodes.context_tokens is not None:
+            return own
         # Nothing is observed after the last turn.
         turns = rollout.max_turns - 1 if rollout.environment else 0
         return own + turns * rollout.max_observation_tokens

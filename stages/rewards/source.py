@@ -16,6 +16,7 @@ from stages.contracts.rewards import Model
 from stages.contracts.rl import Reward
 from stages.data.finite import check_finite, sample_name
 from stages.data.schema import ResponseRow
+from stages.data.segments import as_last_read
 from stages.engines.forward.inference import Quantity, response_pass
 from stages.engines.models.loaders import FRESH, Loaders
 from stages.engines.processes.parts import UNIT_ROWS, Compute, Pass
@@ -72,7 +73,8 @@ def rewards_from(
     if source.name == Reward.REWARD_MODEL:
         rule = RewardRule.load(folder)
         model = lambda: load.scalar(folder, ctx.device, precision)  # noqa: E731
-        return response_pass(ctx, pass_name, rows, Quantity(what, phase, model, rule.rewards))
+        last_read = [as_last_read(row) for row in rows]
+        return response_pass(ctx, pass_name, last_read, Quantity(what, phase, model, rule.rewards))
     for row in rows:
         if row["answer"] is None:
             raise StageError(

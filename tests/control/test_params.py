@@ -94,6 +94,8 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         ("rl: {turn_discount: 0.9}\n", "rl.turn_discount is 0.9, but rl.turn_credit episode"),
         ("rl: {turn_credit: turn}\n", "without rollout.environment there are no turns"),
         ("episodes: {cut_marker: ...}\n", "is not read, since long_observation is fail"),
+        ("episodes: {elided_marker: ...}\n", 'set that, or elided_marker to ""'),
+        ("episodes: {elide_to: 0.7}\n", "is not read, since context_tokens is null"),
         (
             "rl: {algorithm: reinforce_pp}\npolicy_update: {whiten_advantages: false}\n",
             "defined by its whitening",

@@ -15,18 +15,21 @@ from stages.context import Context, StageError
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
 from stages.data.batching import collate
+from stages.data.segments import num_read
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.processes.ranks import ALONE
 from stages.engines.training.learner import Optimization
 from stages.engines.training.loop import Step
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.rl_state import RlState
+from stages.learning import policy_gradient
 from stages.learning.imitation import imitation
 from stages.learning.update import Update
 from stages.policy_update import UPDATES, learn_by_policy_gradient
 from stages.score import _summary
 from tests.stages.test_ppo_by_hand import (
     assert_close,
+    contexts,
     gradients,
     kept,
     models,
@@ -44,12 +47,28 @@ SAMPLES = [
     ("p2", [3, 6, 8], [1, 1, 0], 2.0),
     ("p2", [3, 7, 7, 7, 1], [0, 1, 0, 0, 1], 0.75),
 ]
+SEGMENTS = [
+    ([4], [[11, 2]]),
+    ([2], [[12]]),
+    ([3, 6], [[5], [10, 9, 2]]),
+    ([], []),
+    ([], []),
+    ([4], [[2, 2]]),
+]
+"""Where each sample was read from another history on, and which: one has three segments."""
 GREEDY = {"p0": 0.5, "p1": 0.0, "p2": 1.0}
 KL, ENTROPY, GAMMA, TEMPERATURE = 0.3, 0.05, 0.9, 0.7
 GRADIENTS = ["grpo", "rloo", "remax", "reinforce", "reinforce_pp", "reinforce_pp_baseline"]
 
 
-def rollouts():
+def rollouts(elided=False):
+    rows = _rollouts()
+    for row, (starts, histories) in zip(rows, SEGMENTS, strict=True) if elided else ():
+        row |= {"segment_starts": starts, "segment_histories": histories}
+    return rows
+
+
+def _rollouts():
     return [
         {
             "prompt_id": prompt,
@@ -72,7 +91,7 @@ def rollouts():
 def gradient_of(tmp_path):
     """The gradient of the only step of an update, and its outcome."""
 
-    def run(algorithm, micro_tokens, **update):
+    def run(algorithm, micro_tokens, elided=False, **update):
         changes = {
             "learning_rate": 1e-3,
             "epochs": 1,
@@ -96,7 +115,7 @@ def gradient_of(tmp_path):
         state = RlState(0, None, {})
         greedy_of = GREEDY if algorithm == "remax" else {}
         learners = {"policy": learner}
-        one = Update(config, {}, ctx, ALONE, state, learners, rollouts(), greedy_of)
+        one = Update(config, {}, ctx, ALONE, state, learners, rollouts(elided), greedy_of)
         outcome = UPDATES.get(config.algorithm, learn_by_policy_gradient)(one)
         ((_, gradient),) = seen
         return gradient, outcome
@@ -142,12 +161,15 @@ def advantages_of(algorithm, rows, logprobs):
 
 @pytest.mark.parametrize("micro_tokens", [1000, 9])
 @pytest.mark.parametrize("algorithm", GRADIENTS)
-def test_a_policy_gradient_is_that_of_the_policys_own_tokens(gradient_of, algorithm, micro_tokens):
+@pytest.mark.parametrize("elided", [False, True])
+def test_a_policy_gradient_is_that_of_the_policys_own_tokens(
+    gradient_of, algorithm, micro_tokens, elided
+):
     gradient, outcome = gradient_of(
-        algorithm, micro_tokens, kl_coef=KL, kl_in="reward", kl_estimator="k1", gamma=GAMMA,
+        algorithm, micro_tokens, elided, kl_coef=KL, kl_in="reward", kl_estimator="k1", gamma=GAMMA,
         entropy_coef=ENTROPY, whiten_advantages=True,
     )  # fmt: skip
-    rows, policy = rollouts(), models()[0].eval()
+    rows, policy = rollouts(elided), models()[0].eval()
     said = [said_by(policy, row, TEMPERATURE) for row in rows]
     advantages = advantages_of(algorithm, rows, [logprobs for logprobs, _ in said])
     # At the first step the ratio is 1, so the surrogate's gradient is the policy gradient.
@@ -172,14 +194,40 @@ def test_a_policy_gradient_is_that_of_the_policys_own_tokens(gradient_of, algori
     assert outcome.history[0]["entropy"] == pytest.approx(entropy, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("settings", "whole"),
+    [
+        ({}, False),
+        ({"objective": "gspo"}, True),
+        ({"aggregation": "sequence_mean_token_mean"}, True),
+    ],
+)  # fmt: skip
+def test_segments_go_through_the_model_apart_where_their_losses_add_up(
+    gradient_of, monkeypatch, settings, whole
+):
+    """A micro-batch is as large as its budget, not as the longest episode."""
+    batches, make = [], policy_gradient.response_batch
+    monkeypatch.setattr(
+        policy_gradient, "response_batch", lambda *args: batches.append(make(*args)) or batches[-1]
+    )
+    gradient_of("grpo", 9, elided=True, **settings)
+    most = max(num_read(row) for row in rollouts(elided=True))
+    assert 9 < most == 12
+    largest = max(len(batch.packed.ids) for batch in batches)
+    assert largest == most if whole else largest <= 9
+
+
 @pytest.mark.parametrize("aggregation", ["sequence_mean_token_mean", "sequence_mean_token_sum"])
 @pytest.mark.parametrize("objective", ["clip", "gspo", "cispo", "gradient"])
-def test_kl_in_the_loss_and_aggregation_count_own_tokens(gradient_of, objective, aggregation):
+@pytest.mark.parametrize("elided", [False, True])
+def test_kl_in_the_loss_and_aggregation_count_own_tokens(
+    gradient_of, objective, aggregation, elided
+):
     gradient, outcome = gradient_of(
-        "rloo", 9, objective=objective, aggregation=aggregation, length_scale=5.0,
+        "rloo", 9, elided, objective=objective, aggregation=aggregation, length_scale=5.0,
         kl_coef=KL, kl_in="loss", kl_estimator="k3", mismatch="sequence_truncate", mismatch_cap=1.1,
     )  # fmt: skip
-    rows, policy = rollouts(), models()[0].eval()
+    rows, policy = rollouts(elided), models()[0].eval()
     said = [said_by(policy, row, TEMPERATURE)[0] for row in rows]
     rewards = [row["reward"] for row in rows]
     of_sequences, divergences = [], []
@@ -202,9 +250,10 @@ def test_kl_in_the_loss_and_aggregation_count_own_tokens(gradient_of, objective,
 
 
 @pytest.mark.parametrize("micro_tokens", [1000, 9])
-def test_iterated_dpo_sums_over_own_tokens(gradient_of, micro_tokens):
-    gradient, outcome = gradient_of("dpo", micro_tokens, dpo_beta=0.4, dpo_nll_coef=0.2)
-    rows, policy = rollouts(), models()[0].eval()
+@pytest.mark.parametrize("elided", [False, True])
+def test_iterated_dpo_sums_over_own_tokens(gradient_of, micro_tokens, elided):
+    gradient, outcome = gradient_of("dpo", micro_tokens, elided, dpo_beta=0.4, dpo_nll_coef=0.2)
+    rows, policy = rollouts(elided), models()[0].eval()
     said = [said_by(policy, row, TEMPERATURE)[0] for row in rows]
     losses, chosen_tokens = [], []
     for first in range(0, len(rows), 2):
@@ -222,9 +271,10 @@ def test_iterated_dpo_sums_over_own_tokens(gradient_of, micro_tokens):
 
 
 @pytest.mark.parametrize("micro_tokens", [1000, 9])
-def test_the_best_are_imitated_in_their_own_tokens(gradient_of, micro_tokens):
-    gradient, outcome = gradient_of("best_of_n", micro_tokens, keep_best=1)
-    rows, policy = rollouts(), models()[0].eval()
+@pytest.mark.parametrize("elided", [False, True])
+def test_the_best_are_imitated_in_their_own_tokens(gradient_of, micro_tokens, elided):
+    gradient, outcome = gradient_of("best_of_n", micro_tokens, elided, keep_best=1)
+    rows, policy = rollouts(elided), models()[0].eval()
     best = [rows[0], rows[3], rows[4]]
     logprobs = [x for row in best for x in said_by(policy, row, 1.0)[0]]
     loss = -torch.stack(logprobs).mean()
@@ -234,31 +284,36 @@ def test_the_best_are_imitated_in_their_own_tokens(gradient_of, micro_tokens):
 
 
 @pytest.mark.parametrize("top_k", [0, 13])
-def test_a_teacher_is_asked_of_own_tokens(gradient_of, monkeypatch, top_k):
+@pytest.mark.parametrize("elided", [False, True])
+def test_a_teacher_is_asked_of_own_tokens(gradient_of, monkeypatch, top_k, elided):
     torch.manual_seed(5)
     teacher = models()[0].eval()
     with torch.no_grad():
         for weight in teacher.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
     monkeypatch.setattr("stages.learning.distillation._load_teacher", lambda _: teacher)
-    gradient, outcome = gradient_of("distill", 9, distill_top_k=top_k)
-    rows, policy = rollouts(), models()[0].eval()
+    gradient, outcome = gradient_of("distill", 9, elided, distill_top_k=top_k)
+    rows, policy = rollouts(elided), models()[0].eval()
     losses = []
     for row in rows:
-        ids = row["prompt_ids"] + row["response_ids"]
-        student, wise = (
-            torch.log_softmax(
-                model(input_ids=torch.tensor([ids]), use_cache=False).logits[0] / TEMPERATURE, -1
+        masks = iter(row["loss_mask"])
+        for ids, first in contexts(row):
+            student, wise = (
+                torch.log_softmax(
+                    model(input_ids=torch.tensor([ids]), use_cache=False).logits[0] / TEMPERATURE,
+                    -1,
+                )
+                for model in (policy, teacher)
             )
-            for model in (policy, teacher)
-        )
-        wise = wise.detach()
-        for at, own in enumerate(row["loss_mask"], len(row["prompt_ids"])):
-            if own and top_k:
-                losses.append((student[at - 1].exp() * (student[at - 1] - wise[at - 1])).sum())
-            elif own:
-                one, two = student[at - 1, ids[at]], wise[at - 1, ids[at]]
-                losses.append((one.detach() - two) * one)
+            wise = wise.detach()
+            for at in range(first, len(ids)):
+                own, before = next(masks), at - 1
+                if own and top_k:
+                    divergence = student[before] - wise[before]
+                    losses.append((student[before].exp() * divergence).sum())
+                elif own:
+                    one, two = student[before, ids[at]], wise[before, ids[at]]
+                    losses.append((one.detach() - two) * one)
     torch.stack(losses).mean().backward()
     assert_close(gradient, gradients(policy), 1e-6 if top_k else 1e-9)
     if top_k:

@@ -45,6 +45,11 @@ PLAYED = {
     "rewards": {"game": {"kind": "environment"}},
     "rollout": {**SMALL["rollout"], **TURNS, "max_new_tokens": 14, "temperature": 1.5},
 }
+ELIDED = {
+    **PLAYED,
+    "rollout": {**PLAYED["rollout"], "environment": "asks:Digits", "max_turns": 5},
+    "episodes": {"context_tokens": 20, "turn_tokens": 4},
+}
 ASKS = '''
 from stages.environments.environment import Environment, Observation
 
@@ -58,6 +63,13 @@ class Asks(Environment):
     def step(self, action):
         self.left -= 1
         return Observation("1+2=", reward=0.25 * len(action), done=not self.left)
+
+
+class Digits(Asks):
+    stops = tuple("02468")
+
+    def reset(self, row, seed):
+        self.left = 2 + seed % 4
 '''
 CASES = {
     "ppo": (PPO, KL, 2, "none"),
@@ -65,6 +77,7 @@ CASES = {
     "dpo-lora": (DPO, LORA, 2, "none"),
     "best-of-n": (BEST, {}, 2, "none"),
     "game": (GAME, PLAYED, 2, "none"),
+    "elided-fsdp": ({**GAME, "algorithm": "ppo"}, ELIDED, 2, "fsdp"),
     "lora-bfloat16-fsdp": (GRPO, {**LORA, "precision": "bfloat16"}, 2, "fsdp"),
     "lora-zero3": (GRPO, LORA, 2, "zero3"),
     "grpo-zero1": (GRPO, {}, 2, "zero1"),
@@ -228,7 +241,7 @@ def test_fused_steps_end_with_the_bytes_of_iterations_on_as_many_ranks(copied, c
         pytest.importorskip("deepspeed")
     runner = copied("run")
     given = []
-    if case == "game":
+    if "environment" in CASES[case][1].get("rollout", {}):
         given = ["reward_source@game"]
         (runner.root / "environments/asks.py").write_text(ASKS)
     seconds = 0.0 if case == SAVED else 1e9
@@ -248,6 +261,9 @@ def test_fused_steps_end_with_the_bytes_of_iterations_on_as_many_ranks(copied, c
     if case == "game":
         turns = {0 in row["loss_mask"] for row in runner.rows("rollouts/fast")}
         assert turns == {True, False}, "some episodes have several turns"
+    if "elided" in case:
+        segments = {len(row["segment_starts"]) for row in runner.rows("rollouts/fast")}
+        assert len(segments) > 1, "some episodes have several segments"
     staged = json.loads((runner.root / f"policy_update@{NAMES[-1]}.json").read_text())
     fused = json.loads((runner.root / "online@fast.json").read_text())
     assert fused["num_steps"] == 2 * staged.pop("num_steps")

@@ -3,7 +3,9 @@
 No batch, no padding and no packing on that side: each sequence goes through the model alone, and
 every formula is a loop over its tokens. Some responses end with the end token, others were cut. The
 sampler was another policy, as where sampling runs ahead. In most of the cases some tokens were said
-by somebody else: the loops read them and pass them by. In some, each turn is paid by itself.
+by somebody else: the loops read them and pass them by. In some, each turn is paid by itself, and in
+some old observations were elided: each token is read in the context it was sampled from, and all
+else is chained as if there were one.
 """
 
 import math
@@ -128,6 +130,22 @@ def in_turns(rows):
     return rows
 
 
+def in_segments(rows):
+    """The same rows, but that after a masked token some of the policy's were sampled from another
+    context: up to three of them in a row."""
+    draw = torch.Generator().manual_seed(11)
+    for number, row in enumerate(rows):
+        mask = row["loss_mask"]
+        starts = [at for at in range(1, len(mask)) if mask[at] and not mask[at - 1]][:2]
+        row["segment_starts"] = starts
+        row["segment_histories"] = [
+            torch.randint(2, MODEL["vocab_size"], (2 + number % 3,), generator=draw).tolist()
+            for _ in starts
+        ]
+    assert {len(row["segment_starts"]) for row in rows} == {0, 1, 2}
+    return rows
+
+
 def models():
     """A policy and a critic, the same at every call."""
     torch.manual_seed(0)
@@ -176,24 +194,41 @@ def update_of(tmp_path, monkeypatch):
     return run
 
 
+def contexts(row):
+    """What is read of a row at a time, by where its first token of the response stands in it.
+
+    One sequence, or where old observations were elided one for each segment: each goes on to where
+    the next begins, with what nobody learns from at its end.
+    """
+    starts = [0, *row.get("segment_starts", [])]
+    histories = [[], *row.get("segment_histories", [])]
+    stops = [*starts[1:], len(row["response_ids"])]
+    for start, stop, history in zip(starts, stops, histories, strict=True):
+        before = row["prompt_ids"] + history
+        yield before + row["response_ids"][start:stop], len(before)
+
+
 def said_by(model, row, temperature):
-    """Log-prob and entropy of each token of a response, from the sequence alone."""
-    ids = row["prompt_ids"] + row["response_ids"]
-    logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    """Log-prob and entropy of each token of a response, from what was read before it alone."""
     logprobs, entropies = [], []
-    for position in range(len(row["prompt_ids"]), len(ids)):
-        distribution = torch.log_softmax(logits[position - 1] / temperature, dim=-1)
-        logprobs.append(distribution[ids[position]])
-        entropies.append(-(distribution.exp() * distribution).sum())
+    for ids, first in contexts(row):
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+        for position in range(first, len(ids)):
+            distribution = torch.log_softmax(logits[position - 1] / temperature, dim=-1)
+            logprobs.append(distribution[ids[position]])
+            entropies.append(-(distribution.exp() * distribution).sum())
     return kept(row, logprobs), kept(row, entropies)
 
 
 def values_by(critic, row):
     """What the critic says at the token before each token of a response."""
-    ids = row["prompt_ids"] + row["response_ids"]
-    hidden = critic.base_model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
-    scores = critic.score(hidden)[0, :, 0]
-    return kept(row, [scores[at - 1] for at in range(len(row["prompt_ids"]), len(ids))])
+    values = []
+    for ids, first in contexts(row):
+        read = torch.tensor([ids])
+        hidden = critic.base_model(input_ids=read, use_cache=False).last_hidden_state
+        scores = critic.score(hidden)[0, :, 0]
+        values += [scores[at - 1] for at in range(first, len(ids))]
+    return kept(row, values)
 
 
 def worth_of(row, old, values):
@@ -278,14 +313,16 @@ def policy_losses(policy, row, old, advantages, temperature):
     return losses, torch.stack(entropies).sum().item(), held
 
 
-@pytest.mark.parametrize("case", ["all said", "some masked", "by turn"])
+@pytest.mark.parametrize("case", ["all said", "some masked", "by turn", "elided", "elided by turn"])
 @pytest.mark.parametrize("micro_tokens", [1000, 14])
 def test_every_number_of_an_update_is_that_of_the_responses_one_by_one(
     update_of, micro_tokens, case
 ):
     rows = rollouts(seed=0, masked=case != "all said")
-    if case == "by turn":
+    if "by turn" in case:
         rows = in_turns(rows)
+    if "elided" in case:
+        rows = in_segments(rows)
     update, learnt_from, seen, history = update_of(rows, micro_tokens)
     temperature = update.config.temperature
     policy, critic = models()

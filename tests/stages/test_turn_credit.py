@@ -38,7 +38,20 @@ EPISODES = [
 ]
 
 
-def scored():
+HISTORIES = [[7, 2], [11], [4, 4, 9]]
+ELIDED = [[4, 7], [2], [], [3], []]
+"""Where in each episode the policy read another history: one is in three segments."""
+
+
+def scored(elided=False):
+    rows = _scored()
+    for row, starts in zip(rows, ELIDED, strict=True) if elided else ():
+        row["segment_starts"] = starts
+        row["segment_histories"] = HISTORIES[: len(starts)]
+    return rows
+
+
+def _scored():
     draw = torch.Generator().manual_seed(3)
     return [
         {
@@ -64,7 +77,7 @@ def scored():
 def learnt(tmp_path):
     """The advantages that an update gives each token of each row."""
 
-    def run(algorithm, **update):
+    def run(algorithm, elided=False, **update):
         changes = {
             "learning_rate": 1e-3, "epochs": 1, "max_logprob_gap": 1e3, "gamma": GAMMA,
             "min_effective_samples": 0.0, "max_kl": 1e4, "kl_coef": KL, **update,
@@ -81,7 +94,8 @@ def learnt(tmp_path):
         config = bind("policy_update@iter_001", params).config
         learners = {"policy": Learner(models()[0], Optimization(1e-3, 1e9))}
         ctx = Context("update", "iter_001", seed=3, folder=tmp_path, micro_tokens=1000)
-        update = Update(config, {}, ctx, ALONE, RlState(0, None, {}), learners, scored(), {})
+        rows = scored(elided)
+        update = Update(config, {}, ctx, ALONE, RlState(0, None, {}), learners, rows, {})
         rows = learn_by_policy_gradient(update).experience
         return [row["advantages"] for row in rows]
 
@@ -126,8 +140,11 @@ def assert_same(found, expected):
         ("grpo", {"leave_one_out": True}),
     ],
 )
-def test_a_turn_is_compared_with_the_same_turn_of_the_other_episodes(learnt, algorithm, settings):
-    policy, rows = models()[0].eval(), scored()
+@pytest.mark.parametrize("elided", [False, True])
+def test_a_turn_is_compared_with_the_same_turn_of_the_other_episodes(
+    learnt, algorithm, settings, elided
+):
+    policy, rows = models()[0].eval(), scored(elided)
     turns = [in_turns(paid_tokens(row, policy)) for row in rows]
     worth = []
     for episode in turns:
@@ -157,14 +174,15 @@ def test_a_turn_is_compared_with_the_same_turn_of_the_other_episodes(learnt, alg
             by_place |= {place: advantage for place, _, _ in turn}
         expected.append(by_place)
     assert len({round(x, 6) for by_place in expected for x in by_place.values()}) > 6
-    assert_same(learnt(algorithm, **settings), expected)
+    assert_same(learnt(algorithm, elided, **settings), expected)
 
 
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("algorithm", ["reinforce", "reinforce_pp"])
-def test_returns_by_token_are_discounted_again_where_a_turn_ends(learnt, algorithm):
+@pytest.mark.parametrize("elided", [False, True])
+def test_returns_by_token_are_discounted_again_where_a_turn_ends(learnt, algorithm, elided):
     policy, returns = models()[0].eval(), []
-    for row in scored():
+    for row in scored(elided):
         worth, by_place = 0.0, {}
         for place, paid, ends in reversed(paid_tokens(row, policy)):
             worth = paid + GAMMA * (TURN_DISCOUNT if ends else 1.0) * worth
@@ -173,7 +191,7 @@ def test_returns_by_token_are_discounted_again_where_a_turn_ends(learnt, algorit
     every = [x for by_place in returns for x in by_place.values()]
     mean, deviation = statistics.fmean(every), statistics.pstdev(every) + 1e-8
     white = [{at: (x - mean) / deviation for at, x in by_place.items()} for by_place in returns]
-    assert_same(learnt(algorithm), white)
+    assert_same(learnt(algorithm, elided), white)
 
 
 PAYS = '''

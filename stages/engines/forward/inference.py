@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from stages.context import Context, Stopped
-from stages.data.batching import Batch, collate
+from stages.data.batching import Batch
 from stages.data.finite import check_finite, sample_name
 from stages.data.schema import ResponseIds, RolloutRow
+from stages.data.segments import Row, batch_of, is_segmented, num_read
 from stages.engines.forward.logprobs import response_logprobs
 from stages.engines.forward.packed import configure_forward, settings_for
 from stages.engines.forward.packing import pack
@@ -83,7 +84,8 @@ def _digest(rows: Sequence[RolloutRow]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         of_row = [row["policy_hash"], row["prompt_ids"], row["response_ids"]]
-        digest.update(json.dumps([*of_row, row["loss_mask"]]).encode())
+        of_segments = [row["segment_starts"], row["segment_histories"]] if is_segmented(row) else []
+        digest.update(json.dumps([*of_row, row["loss_mask"], *of_segments]).encode())
     return digest.hexdigest()[:16]
 
 
@@ -147,9 +149,9 @@ def _groups(ctx: Context, rows: Sequence[ResponseIds], unit: range) -> list[Grou
     return [[unit.start + i for i in group] for group in packed]
 
 
-def row_length(row: ResponseIds) -> int:
+def row_length(row: Row) -> int:
     """Tokens of a row that go through the model."""
-    return len(row["prompt_ids"]) + len(row["response_ids"])
+    return num_read(row)
 
 
 def _of_group(
@@ -177,13 +179,6 @@ def _in_order(
     return [results[index] for index in numbers]
 
 
-def response_batch(model: Any, rows: Sequence[ResponseIds], device: str) -> Batch:
+def response_batch(model: Any, rows: Sequence[Row], device: str) -> Batch:
     """Responses as one batch for a model."""
-    return collate(
-        [row["prompt_ids"] for row in rows],
-        [row["response_ids"] for row in rows],
-        pad_id(model),
-        device,
-        supports=[row["support"] for row in rows],
-        loss_masks=[row["loss_mask"] for row in rows],
-    )
+    return batch_of(rows, pad_id(model), device)

@@ -88,6 +88,12 @@ class Completion:
     """What the environment paid for each turn."""
     observations_cut: int = 0
     """Observations that were too long and have been cut."""
+    observations_elided: int = 0
+    """Observations that the policy no longer read at the end."""
+    segment_starts: list[int] | None = None
+    """Where in `ids` contexts became shorter; None where none may (environments/elision.py)."""
+    segment_histories: list[list[int]] | None = None
+    """What the policy read there, after the prompt and in place of all ids before."""
     failure: str | None = None
     """What was wrong with the environment, where the episode failed."""
     answers: list[dict[str, Any]] | None = None

@@ -72,6 +72,9 @@ class Work:
     dropout: bool = False
     """For losses that compare with nothing: where log-probs are held against those of a reference,
     noise in one of them would pass for learning. What it drops depends on how a step is split."""
+    parts: Callable[[int], Rows] = lambda row: (row,)
+    """What a row is made of, by the numbers that `loss`, `survey`, `describe` and `length` take:
+    its parts may go through the model apart, since its loss is the sum of theirs."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +188,12 @@ def _step(
     own = [ranks.rank] if ranks.rank else []
     seed = stable_hash(plan.seed, "dropout", step, *own)
     seed_all(seed)
-    share = ranks.share(plan.rows(step))
+    share = [part for row in ranks.share(plan.rows(step)) for part in work.parts(row)]
     lengths = [work.length(row) for row in share]
     micro_batches: list[Rows] = [
         [share[i] for i in group] for group in pack(lengths, ctx.micro_tokens)
     ]
-    empty = _empty_turns(ranks, learners, len(micro_batches)) * [plan.rows(step)[:1]]
+    empty = _empty_turns(ranks, learners, len(micro_batches)) * [work.parts(plan.rows(step)[0])[:1]]
     of_this_step = Step(counts, _survey(ranks, work, micro_batches, empty))
     on_device: Parts[Tensor] = {}
     with ranks.exchanging():
