@@ -28,6 +28,7 @@ from stages.engines.generation.sampling import Play
 from stages.environments.asking import Asking, Seat
 from stages.environments.environment import NoAnswer, Observation
 from stages.environments.record import NO_RECORD, Record, answers_of
+from stages.environments.spoken import Sampled, Spoken
 from stages.environments.turns import TurnTemplate, read_turns
 
 
@@ -213,7 +214,7 @@ def play(
             acted = [turn for turn in turns if turn is not None]
             answers = yield arena.asking.step(
                 [turn.episode.seat for turn in acted],
-                [turn.action(arena.decoder) for turn in acted],
+                [turn.action(arena) for turn in acted],
             )
             for turn, answer in zip(acted, answers, strict=True):
                 _hear(arena, turn, answer, max_new_tokens)
@@ -231,8 +232,14 @@ class _Turn:
     episode: _Episode
     ids: Sequence[int]
 
-    def action(self, decoder: Decoder) -> str:
-        return decoder.text(self.ids)
+    def action(self, arena: Arena) -> str:
+        text, episode = arena.decoder.text(self.ids), self.episode
+        if not arena.asking.kind.reads_ids:
+            return text
+        end = episode.turn_ends[-1] + 1
+        place = end - len(self.ids), end
+        prompt_ids = episode.request.prompt_ids
+        return Spoken.of(text, Sampled(prompt_ids, episode.ids, episode.logprobs, *place))
 
 
 def _seat(arena: Arena, row: Mapping[str, Any]) -> Seat:
@@ -270,7 +277,7 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
         episode.cut = not observation.done and (spent or episode.turns == arena.limits.max_turns)
         observed = _observed(arena, turn, observation) if episode.live else []
     except NoAnswer as problem:
-        where = f"step, after the action {turn.action(arena.decoder)!r} in turn {episode.turns}"
+        where = f"step, after the action {turn.action(arena)!r} in turn {episode.turns}"
         _fail(arena, episode, where, problem)
         return
     episode.ids += observed

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from subprocess import PIPE, Popen
+from threading import Thread
 from typing import Any
 
 from stages.environments import verifiers_worker
@@ -27,7 +29,6 @@ PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER
 """Variables that the process gets in any case."""
 LETS_GO_S = 5.0
 """How long an episode that is cancelled may go on."""
-LONGEST_LINE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ class Process:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._given_up: set[int] = set()
         self._mark = uuid.uuid4().hex
-        self._ready: asyncio.Future[asyncio.subprocess.Process] = self._loop.create_future()
+        self._ready: asyncio.Future[Popen[bytes]] = self._loop.create_future()
+        self._lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        """What it says; None after the last."""
         self._task = self._loop.create_task(self._keep())
 
     async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +103,7 @@ class Process:
         self._task.cancel()
         await asyncio.wait({self._task})
 
-    def _give_up(self, process: asyncio.subprocess.Process, number: int) -> None:
+    def _give_up(self, process: "Popen[bytes]", number: int) -> None:
         self._given_up.add(number)
         if self.usable and not self._loop.is_closed():
             self._say(process, {"n": number, "cancel": True})
@@ -112,23 +115,23 @@ class Process:
             print(f"{self.order}: an episode did not let go of its process, which is ended")
             self._task.cancel()
 
-    def _say(self, process: asyncio.subprocess.Process, message: Mapping[str, Any]) -> None:
+    def _say(self, process: "Popen[bytes]", message: Mapping[str, Any]) -> None:
         assert process.stdin is not None
-        process.stdin.write(json.dumps(message).encode() + b"\n")
+        with suppress(BrokenPipeError):  # it has ended, which is about to be heard
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.flush()
 
     async def _keep(self) -> None:
         process = None
         try:
-            process = await self._started()
-            answer = await _line(process)
+            process = self._started()
+            answer = await self._lines.get()
             if answer is None or "refused" in answer:
-                why = await _ended(process) if answer is None else answer["refused"]
-                raise NoAnswer(f"{self.order}: {why}")
+                raise NoAnswer(f"{self.order}: {answer['refused'] if answer else _ended(process)}")
             self._ready.set_result(process)
-            while (answer := await _line(process)) is not None:
+            while (answer := await self._lines.get()) is not None:
                 self._hear(answer)
-            why = await _ended(process)
-            self._fail(NoAnswer(f"{self.order}: {why}"))
+            raise NoAnswer(f"{self.order}: {_ended(process)}")
         except NoAnswer as problem:
             self._fail(problem)
         finally:
@@ -137,30 +140,36 @@ class Process:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 end_marked(self._mark)
-                await asyncio.shield(process.wait())
+                process.wait()
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    def _started(self) -> "Popen[bytes]":
         interpreter = self.order.interpreter()
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         passed |= {name: value_of(name) for name in self.order.env}
         try:
-            process = await asyncio.create_subprocess_exec(
-                str(interpreter),
-                verifiers_worker.__file__,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
+            process = Popen(
+                [interpreter, verifiers_worker.__file__],
+                stdin=PIPE,
+                stdout=PIPE,
                 cwd=self.order.folder,
                 env={**passed, "PYTHONHASHSEED": "0", MARK_VARIABLE: self._mark},
                 start_new_session=True,
-                limit=LONGEST_LINE,
             )
         except OSError as error:
             raise NoAnswer(f"{self.order}: {interpreter} does not start: {error}") from None
-        order = {
-            name: getattr(self.order, name) for name in ("environment", "arguments", "weights")
-        }
+        names = ("environment", "arguments", "weights")
+        order = {name: getattr(self.order, name) for name in names}
         self._say(process, {**order, "folder": str(self.order.folder)})
+        Thread(target=self._read, args=(process,), daemon=True).start()
         return process
+
+    def _read(self, process: "Popen[bytes]") -> None:
+        """In a thread: until the process has ended, or the loop."""
+        assert process.stdout is not None
+        with suppress(RuntimeError), process.stdout:
+            for line in process.stdout:
+                self._loop.call_soon_threadsafe(self._lines.put_nowait, json.loads(line))
+            self._loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
     def _hear(self, answer: dict[str, Any]) -> None:
         number = answer["n"]
@@ -173,21 +182,14 @@ class Process:
         """All that is asked, and whoever asks later."""
         self.usable = False
         self._given_up.clear()
-        for waiting in [self._ready, *self._waiting.values()]:
+        everyone: list[asyncio.Future[Any]] = [self._ready, *self._waiting.values()]
+        for waiting in everyone:
             if not waiting.done():
                 waiting.set_exception(problem)
                 waiting.exception()  # it may be that nobody waits for it any more
 
 
-async def _line(process: asyncio.subprocess.Process) -> dict[str, Any] | None:
-    """An answer; None after the last."""
-    assert process.stdout is not None
-    line = await process.stdout.readline()
-    answer: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
-    return answer
-
-
-async def _ended(process: asyncio.subprocess.Process) -> str:
-    code = await process.wait()
+def _ended(process: "Popen[bytes]") -> str:
+    code = process.wait()
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     return f"its process {how}; what it wrote is in the log of the stage"

@@ -99,8 +99,9 @@ class Player:
         # A module of the folder may be the environment; installed ones come first.
         sys.path.append(order["folder"])
         sys.dont_write_bytecode = True
+        module = _module(order["environment"])
         self._vf = _verifiers()
-        self._environment = _loaded(self._vf, order["environment"], order["arguments"])
+        self._environment = _loaded(self._vf, order["environment"], module, order["arguments"])
         _weigh(self._environment.rubric, order["weights"])
         self._examples: dict[bool, Any] = {}
 
@@ -165,12 +166,17 @@ def _verifiers() -> Any:
     return vf
 
 
-def _loaded(vf: Any, name: str, arguments: Mapping[str, Any]) -> Any:
+def _module(name: str) -> str:
+    """Of an environment, as verifiers has it."""
     module = name.replace("-", "_").split("/")[-1]
     if not module.isidentifier() or importlib.util.find_spec(module) is None:
         raise Refusal(
             f"there is no environment {name!r}: it has no module {module}; pip install its package"
         )
+    return module
+
+
+def _loaded(vf: Any, name: str, module: str, arguments: Mapping[str, Any]) -> Any:
     try:
         load = importlib.import_module(module).load_environment
         known = inspect.signature(load).parameters
