@@ -169,6 +169,8 @@ def of_episodes(completions: Sequence[Completion]) -> dict[str, float]:
     """Metrics of completions that are episodes."""
     return {
         "turns": statistics.fmean(completion.turns for completion in completions),
+        # Of tools: how many used one.
+        "multi_turn_rate": statistics.fmean(completion.turns > 1 for completion in completions),
         "environment_reward": statistics.fmean(
             completion.environment_reward or 0.0 for completion in completions
         ),

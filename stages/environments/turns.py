@@ -44,6 +44,15 @@ class TurnTemplate:
         own = _text_ids(self.tokenizer, text)
         return own if same_message else [*self.before, *own, *self.after]
 
+    def own(self, observed: Sequence[int]) -> Sequence[int]:
+        """An observation's own ids, of those that come after a turn."""
+        end = len(observed) - len(self.after)
+        surrounded = len(self.before) <= end and (
+            list(observed[: len(self.before)]) == list(self.before)
+            and list(observed[end:]) == list(self.after)
+        )
+        return observed[len(self.before) : end] if surrounded else observed
+
     def check_room(self, limit: int) -> None:
         """StageError where nothing would be left of an observation that is cut to `limit`."""
         around = len(self.before) + len(self.after)

@@ -25,7 +25,7 @@ from tests.waiting import must_not_wait, until
 __all__ = ["playing"]
 
 ROOT = Path(__file__).resolve().parents[2]
-VENV = ROOT / ".venv/verifiers"
+VENV = Path(sys.prefix) / "verifiers"
 TOYS = Path(__file__).with_name("verifiers_toys.py")
 MODULE = f"""
 from stages.environments.verifiers_env import Verifiers
@@ -233,7 +233,7 @@ def test_one_that_blocks_the_process_is_late_and_ends_it(folder):
         episodes.asking._params = EpisodeParams(answer_timeout=2)
         assert episodes.begin(row(does="block")) == [Observation()]
         assert "no answer within" in str(episodes.say("a")[0])
-        episodes.asking._params = EpisodeParams(answer_timeout=600, retries=1)
+        episodes.asking._params = EpisodeParams(answer_timeout=150, retries=1)
         assert episodes.begin(row(turns=1)) == [Observation()]
         assert episodes.say("four") == [Observation(reward=1.0, done=True)]
 
