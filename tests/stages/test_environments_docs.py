@@ -155,7 +155,8 @@ def test_the_environment_of_verifiers_of_the_guide_is_played(
     (tmp_path / "environments").mkdir()
     (tmp_path / "data").mkdir()
     write_files(tmp_path / "environments")
-    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/hub").symlink_to(Path(sys.prefix) / "verifiers")
     monkeypatch.chdir(tmp_path)
     _, _, words = commands("stages.environments.write_prompts")
     assert write_prompts.main([*words[:-1], "8"]) == 0
