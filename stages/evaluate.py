@@ -44,6 +44,7 @@ from stages.environments.episodes import (
     tell_failures,
 )
 from stages.environments.record import Record, recorded, tell_times
+from stages.environments.transcripts import transcripts
 from stages.evaluation import folder, measures, tasks
 from stages.evaluation.answers import Answer, Answered
 from stages.evaluation.contest import Contest, contest
@@ -121,7 +122,12 @@ def run(
     if config.environment:
         failed |= tell_failures(ctx, generated.completions)
         tell_times(ctx, named, generated.completions)
-    answers = [_answer(*parts, verifier) for parts in zip(responses, rewards, correct, strict=True)]
+    shown = [row["response"] for row in responses]
+    if config.environment:
+        where = inputs["environments"], inputs["policy"]
+        shown = transcripts(generated.completions, config.environment, *where)
+    judgements_of = zip(responses, shown, rewards, correct, strict=True)
+    answers = [_answer(*parts, verifier) for parts in judgements_of]
     answered = _by_prompt(prompts, answers, config.evaluate.samples)
     compared = _compare(answered, inputs.get("reference_evaluation"))
     by_task = tasks.breakdown(answered, compared)
@@ -229,12 +235,12 @@ def _responses(
 
 
 def _answer(
-    row: Response, reward: float, correct: bool | None, verifier: Verifier | None
+    row: Response, shown: str, reward: float, correct: bool | None, verifier: Verifier | None
 ) -> Answer:
     """Only the verifier knows what in a response is the answer, which a vote has to compare."""
     ended, length = row["finish_reason"] == "stop", sum(loss_mask(row))
     vote = verifier.given(row["response"]) if verifier and ended and correct is not None else None
-    return Answer(row["response"], row["finish_reason"], length, reward, correct, vote)
+    return Answer(shown, row["finish_reason"], length, reward, correct, vote)
 
 
 def _by_prompt(

@@ -50,7 +50,7 @@ SLOW = (
             *("algorithms", "benchmarks", "capabilities", "determinism", "environments"),
             *("evaluate", "kernels", "kernels_compile", "lora", "online", "online_ranks"),
             *("packed", "parts", "precision", "ranks", "readers", "resume", "spread", "stages"),
-            "vllm",
+            *("verifiers", "vllm"),
         )
     ),
     *(f"tests/sandbox/test_{name}.py" for name in ("attacks", "code", "sandbox", "verdict")),

@@ -293,6 +293,7 @@ class EvaluationRow(TypedDict):
     """samples.parquet of an evaluation, sorted by prompt_id: the greedy response to each held-out
     prompt.
 
+    The `response` of an episode of several turns is a transcript of them.
     `correct` is null where nothing says what is right; `task` where the data name none; `pass_rate`
     is the share of the sampled responses that are right. `reference_reward` is that of the
     reference's greedy response, and `won` is 1 where it is lower, 0.5 for a tie; both are null for

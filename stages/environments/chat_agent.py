@@ -22,6 +22,7 @@ from stages.data.dialogue import Dialogue, transcript
 from stages.data.offered_tools import tools_hash
 from stages.environments.chat_server import GONE, OVER, Asked, ChatServer
 from stages.environments.environment import Environment, NoAnswer, Observation
+from stages.environments.spoken import Spoken
 from stages.environments.threads import in_a_thread
 from stages.environments.tool_calls import Call, before_calls, calls_in
 
@@ -50,6 +51,8 @@ class _Told:
 
 class ChatAgent(Environment):
     """One run of an agent; subclasses run it."""
+
+    reads_ids: ClassVar[bool] = True
 
     _server: ClassVar[ChatServer] = ChatServer()
     _url = ""
@@ -146,7 +149,7 @@ class ChatAgent(Environment):
         body = self._pending.body
         if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list):
             self._refuse("a request is an object with a list `messages`")
-        for name, only in (("stream", False), ("n", 1)):
+        for name, only in (("stream", False), ("n", 1), ("top_logprobs", 0)):
             if body.get(name) not in (None, only):
                 self._refuse(f"`{name}` {body[name]!r} is not supported: leave it out")
         tools = body.get("tools") or ()
@@ -210,7 +213,11 @@ class ChatAgent(Environment):
             ]
         self._turns += 1
         self._dialogue.append(_told(message))
-        self._pending.answer(message, "tool_calls" if "tool_calls" in message else "stop")
+        self._pending.answer(
+            message,
+            "tool_calls" if "tool_calls" in message else "stop",
+            action.sampled if isinstance(action, Spoken) else None,
+        )
         self._pending = None
 
     def _told(self, body: Mapping[str, Any]) -> list["_Told"]:

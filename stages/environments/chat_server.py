@@ -7,11 +7,14 @@ there as long as an address is open.
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import token_urlsafe
 from threading import Lock, Thread
 from typing import Any
+
+from stages.environments.spoken import Sampled
 
 MODEL = "policy"
 """What the model is called; a request may ask for any."""
@@ -30,10 +33,26 @@ class Asked:
     body: Mapping[str, Any]
     _answer: Future[tuple[int, Mapping[str, Any]]] = field(default_factory=Future)
 
-    def answer(self, message: Mapping[str, Any], finish_reason: str) -> None:
-        """With what the policy says."""
-        choice = {"index": 0, "message": message, "finish_reason": finish_reason}
-        said = {"id": "episode", "object": "chat.completion", "created": 0, "model": MODEL}
+    def answer(
+        self, message: Mapping[str, Any], finish_reason: str, sampled: Sampled | None = None
+    ) -> None:
+        """With what the policy says, and what that was sampled as, as far as it is asked for."""
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish_reason}
+        said: dict[str, Any] = {
+            "id": "episode",
+            "object": "chat.completion",
+            "created": 0,
+            "model": MODEL,
+        }
+        if sampled is not None:
+            context, turn = sampled.context, sampled.turn
+            counts = {"prompt_tokens": len(context), "completion_tokens": len(turn)}
+            said["usage"] = {**counts, "total_tokens": len(context) + len(turn)}
+            if self.body.get("logprobs"):
+                pairs = zip(turn, sampled.turn_logprobs, strict=True)
+                choice["logprobs"] = {"content": [_token(*pair) for pair in pairs]}
+            if self.body.get("return_token_ids"):
+                said["prompt_token_ids"], choice["token_ids"] = context, turn
         self._answer.set_result((OK, {**said, "choices": [choice]}))
 
     def refuse(self, why: str, status: int = BAD_REQUEST) -> None:
@@ -128,8 +147,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # whoever asked has ended
+            self.end_headers()
+            self.wfile.write(body)
+
+
+def _token(id: int, logprob: float) -> Mapping[str, Any]:
+    """As of vLLM's server with `return_tokens_as_token_ids`: a token may be half a character."""
+    return {"token": f"token_id:{id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
 
 
 def _error(why: str) -> Mapping[str, Any]:

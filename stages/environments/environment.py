@@ -47,6 +47,8 @@ class Environment(ABC):
     the end token the observation is a message of its own, as the chat template has it."""
     role: ClassVar[str] = "user"
     """The role of these messages, for the chat template."""
+    reads_ids: ClassVar[bool] = False
+    """Whether actions are to know the ids that they are the text of (spoken.py)."""
 
     @abstractmethod
     def reset(self, row: Mapping[str, Any], seed: int) -> None:

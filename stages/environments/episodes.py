@@ -28,6 +28,7 @@ from stages.environments.asking import Asking, Seat
 from stages.environments.environment import NoAnswer, Observation
 from stages.environments.episode import Episode
 from stages.environments.record import NO_RECORD, Record, answers_of
+from stages.environments.spoken import Sampled, Spoken
 from stages.environments.turns import TurnTemplate, read_turns
 
 
@@ -123,6 +124,8 @@ def of_episodes(completions: Sequence[Completion]) -> dict[str, float]:
         elision = {"segments": statistics.fmean(segments), "observations_elided": elided}
     return {
         "turns": statistics.fmean(completion.turns for completion in completions),
+        # Of tools: how many used one.
+        "multi_turn_rate": statistics.fmean(completion.turns > 1 for completion in completions),
         "environment_reward": statistics.fmean(
             completion.environment_reward or 0.0 for completion in completions
         ),
@@ -169,7 +172,7 @@ def play(
             acted = [turn for turn in turns if turn is not None]
             answers = yield arena.asking.step(
                 [turn.episode.seat for turn in acted],
-                [turn.action(arena.decoder) for turn in acted],
+                [turn.action(arena) for turn in acted],
             )
             for turn, answer in zip(acted, answers, strict=True):
                 _hear(arena, turn, answer, max_new_tokens)
@@ -188,8 +191,14 @@ class _Turn:
     episode: Episode
     ids: Sequence[int]
 
-    def action(self, decoder: Decoder) -> str:
-        return decoder.text(self.ids)
+    def action(self, arena: Arena) -> str:
+        text, episode = arena.decoder.text(self.ids), self.episode
+        if not arena.asking.kind.reads_ids:
+            return text
+        end = episode.turn_ends[-1] + 1
+        place = end - len(self.ids), end
+        prompt_ids = episode.request.prompt_ids
+        return Spoken.of(text, Sampled(prompt_ids, episode.ids, episode.logprobs, *place))
 
 
 def _seat(arena: Arena, row: Mapping[str, Any]) -> Seat:
@@ -229,7 +238,7 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
             return
         observed = _observed(arena, turn, observation)
     except NoAnswer as problem:
-        where = f"step, after the action {turn.action(arena.decoder)!r} in turn {episode.turns}"
+        where = f"step, after the action {turn.action(arena)!r} in turn {episode.turns}"
         _fail(arena, episode, where, problem)
         return
     if not episode.has_room(len(observed), arena.params):

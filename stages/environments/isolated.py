@@ -13,6 +13,7 @@ from typing import Any
 
 from stages.environments import isolated_worker
 from stages.environments.environment import Environment, NoAnswer, Observation
+from stages.environments.spoken import as_json
 from stages.rewards.isolated import CannotScore, Isolated
 
 
@@ -79,7 +80,7 @@ class IsolatedEnvironment(Environment):
                 )
 
     def _told(self, action: str) -> Observation:
-        return Observation(**self._ask({"step": action})["observation"])
+        return Observation(**self._ask(as_json(action))["observation"])
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         try:

@@ -16,6 +16,7 @@ from typing import Any
 from stages.context import StageError
 from stages.environments.environment import Environment, Observation
 from stages.environments.loading import find
+from stages.environments.spoken import from_json
 from stages.rewards.isolated_worker import Answer, Refusal, serve
 
 
@@ -47,7 +48,7 @@ def _open(order: Mapping[str, Any]) -> Answer:
                 called(playing.pop(episode).close)
                 raise
         elif "step" in message:
-            return _as_json(called(playing[episode].step, message["step"]))
+            return _as_json(called(playing[episode].step, from_json(message)))
         else:
             called(playing.pop(episode).close)
         return {"done": True}

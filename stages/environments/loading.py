@@ -18,13 +18,14 @@ from stages.environments.gymnasium_text import GymnasiumText
 from stages.environments.mcp_tools import McpTools
 from stages.environments.openenv import OpenEnv
 from stages.environments.python import Python
+from stages.environments.verifiers_env import Verifiers
 
 BUILT_IN: dict[str, type[Environment]] = {
     "calculator": Calculator,
     "guess": Guess,
     "python": Python,
 }
-ADAPTERS = (ChatAgent, GymnasiumText, McpTools, OpenEnv)
+ADAPTERS = (ChatAgent, GymnasiumText, McpTools, OpenEnv, Verifiers)
 """What users' classes may extend: named here, they are part of the code of the stages."""
 
 

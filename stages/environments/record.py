@@ -71,7 +71,8 @@ class Answers:
         said = Observation() if isinstance(answer, NoAnswer) else answer
         answered = {**vars(said), "error": str(answer) if failed else None}
         known = {"turn": len(self.rows), "seed": self.seed, "request": self.request}
-        self.rows.append({**known, "action": action, **answered, "seconds": seconds})
+        text = None if action is None else str(action)
+        self.rows.append({**known, "action": text, **answered, "seconds": seconds})
 
     def is_recorded(self, turn: int) -> bool:
         """Whether what was answered in a turn came from the record."""

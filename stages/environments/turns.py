@@ -50,6 +50,15 @@ class TurnTemplate:
         """What is read in place of an observation that has been elided: a message stays one."""
         return [*self.elided] if same_message else [*self.before, *self.elided, *self.after]
 
+    def own(self, observed: Sequence[int]) -> Sequence[int]:
+        """An observation's own ids, of those that come after a turn."""
+        end = len(observed) - len(self.after)
+        surrounded = len(self.before) <= end and (
+            list(observed[: len(self.before)]) == list(self.before)
+            and list(observed[end:]) == list(self.after)
+        )
+        return observed[len(self.before) : end] if surrounded else observed
+
     def check_room(self, limit: int) -> None:
         """StageError where nothing would be left of an observation that is cut to `limit`."""
         around = len(self.before) + len(self.after)

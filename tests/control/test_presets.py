@@ -210,6 +210,8 @@ def test_nothing_that_is_read_is_left_of_an_earlier_preset(last: str) -> None:
         unread |= READ_BY_GRPO_ONLY
     if alone["sft.epochs"] == 0:
         unread.add("sft.learning_rate")
+    if alone["rollout.environment"] is None:
+        unread |= {"rollout.max_turns", "rollout.max_observation_tokens"}
     if alone["rl.reward"] != "reward_model":
         unread |= {key for key in alone if key.startswith("reward_model.")}
     for first in earlier:

@@ -23,6 +23,7 @@ AGENTS = (
     ECHO
     + '''
 import asyncio
+import json
 import time
 from pathlib import Path
 
@@ -66,6 +67,30 @@ class Awaits(ChatAgent):
                     {"role": "user", "content": f"{len(said) % 10}+{name}="},
                 ]
         return paid
+
+
+class Keeps(Repeats):
+    """Writes down the ids that it is told, as one that trains on them would."""
+
+    def run(self, base_url, row, seed):
+        client = OpenAI(base_url=base_url, api_key="none")
+        messages = [{"role": "user", "content": row["prompt"]}]
+        asked = {"logprobs": True, "extra_body": {"return_token_ids": True}}
+        while True:
+            told = client.chat.completions.create(model="any", messages=messages, **asked)
+            [choice] = told.choices
+            kept = {
+                "context": told.prompt_token_ids,
+                "ids": choice.token_ids,
+                "logprobs": [token.logprob for token in choice.logprobs.content],
+                "tokens": [token.token for token in choice.logprobs.content],
+                "counts": [told.usage.prompt_tokens, told.usage.completion_tokens],
+            }
+            with (Path(__file__).parent / "kept.jsonl").open("a") as file:
+                file.write(json.dumps(kept) + "\\n")
+            if len(messages) > 2:
+                return 1.0
+            messages += [choice.message, {"role": "user", "content": "1+"}]
 
 
 class Asks(ChatAgent):
@@ -192,6 +217,35 @@ def test_it_hears_the_policy_and_the_policy_hears_it(ask, processes):
     assert heard == [Observation(), *texts, Observation("", 0.25 * 11, True)]
 
 
+@pytest.mark.parametrize("processes", [0, 1])
+def test_an_agent_that_keeps_ids_gets_those_that_are_trained_on(playing, processes):
+    """With OpenAI's client: what the policy had read, what it sampled, and the log-probs."""
+    run = playing(
+        rollout={"environment": "agents:Keeps"}, episodes={"processes": processes, "concurrency": 1}
+    )
+    (run.root / "environments/agents.py").write_text(AGENTS)
+    run.run(ROLLOUT)
+    lines = (run.root / "environments/kept.jsonl").read_text().splitlines()
+    kept = [json.loads(line) for line in lines]
+    sampled = {}
+    for row in run.rows("rollouts/iter_001"):
+        start = 0
+        for end in row["turn_ends"]:
+            # After the first turn, an observation is before it.
+            start += row["loss_mask"][start:].index(1)
+            context = (*row["prompt_ids"], *row["response_ids"][:start])
+            ids = tuple(row["response_ids"][start : end + 1])
+            sampled[context, ids] = row["logprobs"][start : end + 1]
+            start = end + 1
+    assert len(kept) > len(run.rows("rollouts/iter_001")) / 2
+    assert any(len(told["context"]) > 8 for told in kept)
+    for told in kept:
+        logprobs = sampled[tuple(told["context"]), tuple(told["ids"])]
+        assert told["logprobs"] == pytest.approx(logprobs, rel=1e-6)
+        assert told["tokens"] == [f"token_id:{id}" for id in told["ids"]]
+        assert told["counts"] == [len(told["context"]), len(told["ids"])]
+
+
 def test_calls_of_tools_are_handed_over_as_such(ask):
     tools = {"tools": [ADD]}
     calls = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -229,6 +283,10 @@ REFUSED = {
     "another prompt": ([{"messages": [{**QUESTION, "content": "1+3="}]}], "not the row's prompt"),
     "nothing": ([{"messages": []}], "not the row's prompt"),
     "a stream": ([{"messages": [QUESTION], "stream": True}], "`stream` True is not supported"),
+    "other tokens": (
+        [{"messages": [QUESTION], "logprobs": True, "top_logprobs": 2}],
+        "`top_logprobs` 2 is not supported",
+    ),
     "several": ([{"messages": [QUESTION], "n": 2}], "`n` 2 is not supported"),
     "tools": ([{"messages": [QUESTION], "tools": [ADD]}], "not those that the prompt offers"),
     "an image": (

@@ -550,6 +550,34 @@ def test_a_policy_is_evaluated_in_its_environment(playing):
     assert metrics["kl_to_reference"] < 1e-6
 
 
+def test_an_evaluated_episode_is_shown_turn_by_turn(playing):
+    """What was said and answered is what the record of the environment has."""
+    run = playing(evaluate={"correct": "game", "samples": 2, "pass_at": [1, 2]})
+    metrics = run.run("evaluate_sft")
+    told = {}
+    for row in run.rows("tool_answers/evaluations/sft"):
+        key = row["prompt_id"], row["sample_index"]
+        if row["turn"]:
+            said = ["assistant: " + row["action"].strip(), "environment: " + row["text"]]
+            told.setdefault(key, []).extend(said[: 1 if row["done"] else 2])
+    shown = [{**row, "sample_index": None} for row in run.rows("evaluations/sft/samples")]
+    several = 0
+    for row in [*shown, *run.rows("evaluations/sft/sampled")]:
+        turns = told.get((row["prompt_id"], row["sample_index"]), [])
+        num_turns = row["response"].count("assistant: ")
+        if row["finish_reason"] == "stop" and len(turns) > 1:
+            assert row["response"] == "\n\n".join(turns)
+        elif num_turns:
+            # The last turn was cut, or is the last that there may be.
+            assert num_turns > 1
+            assert row["response"].startswith("\n\n".join(turns[: 2 * num_turns - 2]))
+        elif turns:
+            assert row["response"].strip() == turns[0].removeprefix("assistant: ")
+        several += num_turns > 1
+    assert several > 5
+    assert 0 < metrics["multi_turn_rate"] <= 1
+
+
 @contextmanager
 def arena_of(run):
     """The policy's folder, where it plays, and the rows that it is asked for."""

@@ -105,7 +105,7 @@ def test_the_cards_of_the_guide_are_played(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "data").mkdir()
     write_files(tmp_path / "environments")
     monkeypatch.chdir(tmp_path)
-    words, _ = commands("stages.environments.write_prompts")
+    words, *_ = commands("stages.environments.write_prompts")
     assert write_prompts.main(words) == 0
     rows = [json.loads(line) for line in Path("data/prompts.jsonl").read_text().splitlines()]
     # As many as the guide's prepare.held_out needs.
@@ -134,7 +134,7 @@ def test_the_words_of_the_guide_are_guessed(
         until(
             lambda: answers(f"http://127.0.0.1:{port}/health"), "the server is up", at_work=server
         )
-        _, words = commands("stages.environments.write_prompts")
+        _, words, _ = commands("stages.environments.write_prompts")
         assert write_prompts.main([*words[:-1], "8"]) == 0
         rows = [json.loads(line) for line in Path("data/prompts.jsonl").read_text().splitlines()]
         prompt = "Guess the city.\n\nA city of 5 letters, game 5."
@@ -146,6 +146,33 @@ def test_the_words_of_the_guide_are_guessed(
     finally:
         server.kill()
         server.wait()
+
+
+@pytest.mark.slow
+def test_the_environment_of_verifiers_of_the_guide_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "data").mkdir()
+    write_files(tmp_path / "environments")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/hub").symlink_to(Path(sys.prefix) / "verifiers")
+    monkeypatch.chdir(tmp_path)
+    _, _, words = commands("stages.environments.write_prompts")
+    assert write_prompts.main([*words[:-1], "8"]) == 0
+    rows = [json.loads(line) for line in Path("data/prompts.jsonl").read_text().splitlines()]
+    asked = rows[5]
+    assert asked["prompt"] == [{"role": "user", "content": "What is 0 + 5?"}]
+    extra = {"example": asked["example"], "tools": tools_hash(asked["tools"])}
+    row = {"prompt_id": "p", "prompt": "user: What is 0 + 5?", "answer": "5", "extra": extra}
+    with closing(Asking(EpisodeParams(answer_timeout=600), words[0], Path("environments"))) as ask:
+        seats = [ask.seat(row, 0)]
+        assert ask.begin(seats).result() == [Observation()]
+        call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 5}}</tool_call>'
+        assert ask.step(seats, [call]).result() == [Observation("7")]
+        said = "As the tool says, and I can add, too, it is: 5"
+        assert ask.step(seats, [said]).result() == [Observation(reward=0.0, done=True)]
+        ask.leave(seats)
 
 
 @pytest.mark.skipif(isolation().kind is IsolationKind.NONE, reason=isolation().detail)

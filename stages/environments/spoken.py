@@ -1,0 +1,63 @@
+"""A turn of the policy as its text, which knows the ids that it is the text of.
+
+Environments read text. An agent that keeps ids asks for them (chat_agent.py): what the policy had
+read, what it then sampled, and how likely that was.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a turn was sampled as. The lists are the episode's, and only grow."""
+
+    prompt_ids: Sequence[int]
+    """Of the row's prompt."""
+    ids: Sequence[int]
+    """Of the episode after it: turns and observations."""
+    logprobs: Sequence[float]
+    start: int
+    end: int
+    """The turn's place among them."""
+
+    @property
+    def context(self) -> list[int]:
+        """All that the policy had read."""
+        return [*self.prompt_ids, *self.ids[: self.start]]
+
+    @property
+    def turn(self) -> list[int]:
+        return list(self.ids[self.start : self.end])
+
+    @property
+    def turn_logprobs(self) -> list[float]:
+        return list(self.logprobs[self.start : self.end])
+
+
+class Spoken(str):
+    """The text."""
+
+    sampled: Sampled
+
+    @classmethod
+    def of(cls, text: str, sampled: Sampled) -> "Spoken":
+        spoken = cls(text)
+        spoken.sampled = sampled
+        return spoken
+
+
+def as_json(action: str) -> dict[str, object]:
+    """For another process."""
+    if not isinstance(action, Spoken):
+        return {"step": action}
+    said = action.sampled
+    return {"step": str(action), "sampled": [said.context, said.turn, said.turn_logprobs]}
+
+
+def from_json(message: Mapping[str, object]) -> str:
+    action, sampled = str(message["step"]), message.get("sampled")
+    if not isinstance(sampled, list):
+        return action
+    context, turn, logprobs = sampled
+    return Spoken.of(action, Sampled(context, turn, logprobs, 0, len(turn)))
