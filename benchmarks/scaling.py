@@ -47,7 +47,9 @@ def rates(results: Path = RESULTS) -> Rates:
         "tokens_per_second",
     )
     ranks = str(CLUSTER.gpus_per_node)
-    artifacts = recorded(results / "artifacts.json").get("gb_per_s_by_ranks", {}).get(ranks)
+    measured = recorded(results / "artifacts.json").values()
+    by_machine = [one["gb_per_s_by_ranks"].get(ranks) for one in measured]
+    artifacts = max(filter(None, by_machine), key=lambda of: of["write_and_hash"], default=None)
     if not artifacts:
         raise Missing(
             _advice("artifacts.json", f"benchmarks/artifacts.py --ranks {ranks} --record")

@@ -46,9 +46,12 @@ RESULTS = {
         }
     },
     "artifacts.json": {
-        "gb_per_s_by_ranks": {
-            "8": {"write_and_hash": 1.5, "read_from_disk": 2.0, "read_from_page_cache": 20.0}
+        "16 cores": {
+            "gb_per_s_by_ranks": {
+                "8": {"write_and_hash": 1.5, "read_from_disk": 2.0, "read_from_page_cache": 20.0}
+            },
         },
+        "2 cores": {"gb_per_s_by_ranks": {"1": {"write_and_hash": 0.5}}},
     },
     "online.json": {
         "c": {
@@ -119,7 +122,7 @@ def test_weights_that_go_through_memory_hardly_count():
 def test_a_slower_disk_makes_staged_steps_longer_and_checkpoints_of_online(results):
     before = plans_of(results)
     slower = json.loads(json.dumps(RESULTS["artifacts.json"]))
-    slower["gb_per_s_by_ranks"]["8"] |= {"write_and_hash": 0.75, "read_from_disk": 1.0}
+    slower["16 cores"]["gb_per_s_by_ranks"]["8"] |= {"write_and_hash": 0.75, "read_from_disk": 1.0}
     (results / "artifacts.json").write_text(json.dumps(slower), encoding="utf-8")
     after = plans_of(results)
     old, new = (found["7B", "staged"][0] for found in (before, after))
