@@ -1,6 +1,7 @@
 """A model whose weights are left in their files is, once they are read, the one that is loaded."""
 
 import copy
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -43,6 +44,9 @@ def read(model):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_the_same_read_by_rows(tmp_path, family):
     folder = write_family(tmp_path / "model", family)
+    settings = folder / "generation_config.json"
+    own = {"repetition_penalty": 1.25}
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **own}))
     model, whole = to_learn(load_policy, SPREAD)(folder, "cpu"), load_policy(folder)
     if family in BY_ROWS:
         assert unread_weights(model)
