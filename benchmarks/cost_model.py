@@ -107,7 +107,12 @@ class Rates:
     cached_gb_per_s: float
     """Eight ranks of a node, from the page cache (artifacts.json)."""
     sampler_hash_gb_per_s: float
-    """At least: rounded weights at 8B, while the model answers (online.json)."""
+    """At least: rounded weights at 8B, while the model answers, on a host's 16 cores (online.json).
+    """
+    vllm_load_gb_per_s: float
+    """Rounded weights at 8B, from a rank to the vLLM on its GPU (weight_transfer.json)."""
+    vllm_compare_gb_per_s: float
+    """The same weights once more, compared with what it holds (weight_transfer.json)."""
 
 
 @dataclass(frozen=True)
@@ -373,12 +378,18 @@ def online_exchange_s(
 ) -> float:
     """All-gather of the rounded weights into the samplers, and what generation does not hide.
 
-    Where a sampler spans GPUs it is vLLM's, which is given the weights a second time to compare.
-    Rank 0 hashes them while all ranks generate, which ends no earlier than that.
+    Where a sampler spans GPUs it is vLLM's: each of them is given all weights, and then a second
+    time to compare. They are hashed while all ranks generate, which ends no earlier than that: by
+    rank 0 or, of what vLLM is given, by all ranks, each a part.
     """
     rounded = BF16 * model.total
-    passes = 2 if width > 1 else 1
-    gathering = passes * rounded / (CLUSTER.network if nodes > 1 else CLUSTER.nvlink)
-    copying = passes * 2 * rounded / CLUSTER.bandwidth
+    gathering = rounded / (CLUSTER.network if nodes > 1 else CLUSTER.nvlink)
     hashing = rounded / (found.sampler_hash_gb_per_s * 1e9)
+    if width == 1:
+        copying = 2 * rounded / CLUSTER.bandwidth
+    else:
+        gathering *= 2
+        copying = rounded / (found.vllm_load_gb_per_s * 1e9)
+        copying += rounded / (found.vllm_compare_gb_per_s * 1e9)
+        hashing /= nodes
     return gathering + copying + max(0.0, hashing - generating)

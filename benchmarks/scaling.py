@@ -47,7 +47,9 @@ def rates(results: Path = RESULTS) -> Rates:
         "tokens_per_second",
     )
     ranks = str(CLUSTER.gpus_per_node)
-    artifacts = recorded(results / "artifacts.json").get("gb_per_s_by_ranks", {}).get(ranks)
+    measured = recorded(results / "artifacts.json").values()
+    by_machine = [one["gb_per_s_by_ranks"].get(ranks) for one in measured]
+    artifacts = max(filter(None, by_machine), key=lambda of: of["write_and_hash"], default=None)
     if not artifacts:
         raise Missing(
             _advice("artifacts.json", f"benchmarks/artifacts.py --ranks {ranks} --record")
@@ -59,6 +61,14 @@ def rates(results: Path = RESULTS) -> Rates:
         {"model": "8b"},
         "tokens_per_second",
     )
+    transfer = recorded(results / "weight_transfer.json").get("8b:apart")
+    if not transfer:
+        raise Missing(
+            _advice(
+                "weight_transfer.json", "benchmarks/weight_transfer.py 8b:apart --in-memory --write"
+            )
+        )
+    given = transfer["through_memory"]
     hashed = BF16 * shape_of(SHAPES["8b"]).weights / 1e9
     return Rates(
         training_mfu=training["mfu"],
@@ -67,6 +77,8 @@ def rates(results: Path = RESULTS) -> Rates:
         read_gb_per_s=artifacts["read_from_disk"],
         cached_gb_per_s=artifacts["read_from_page_cache"],
         sampler_hash_gb_per_s=round(hashed / online["generate_seconds"], 2),
+        vllm_load_gb_per_s=round(transfer["gigabytes"] / given["take_seconds"], 1),
+        vllm_compare_gb_per_s=round(transfer["gigabytes"] / given["compare_seconds"], 1),
     )
 
 

@@ -28,6 +28,7 @@ from stages.data.seeds import draw_order
 from stages.engines.models.folders import load_policy
 from stages.engines.models.loaders import fresh
 from stages.engines.models.lora import open_for_training
+from stages.engines.models.unread import to_learn
 from stages.engines.processes.ranks import Ranks, join
 from stages.engines.training.learner import AnyLearner
 from stages.engines.training.rl_state import RlState, load_state, save_state
@@ -77,7 +78,8 @@ def open_learners(
 ) -> dict[str, AnyLearner]:
     """The policy, and for PPO the critic, as the iteration before left them."""
     params = config.policy_update
-    policy = open_for_training(load_policy, inputs["policy"], ctx.loads_on, config.lora, ctx.seed)
+    load = to_learn(load_policy, ctx)
+    policy = open_for_training(load, inputs["policy"], ctx.loads_on, config.lora, ctx.seed)
     learners = {
         "policy": continued_learner(
             ctx, ranks, policy, "policy", params.learning_rate, config, state

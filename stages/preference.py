@@ -16,6 +16,7 @@ from stages.data.artifacts import read_parquet, read_role
 from stages.data.schema import FeedbackLogprobsRow, FeedbackRow, PairLogprobsRow, PreferenceRow
 from stages.engines.models.folders import load_policy
 from stages.engines.models.lora import open_for_training
+from stages.engines.models.unread import to_learn
 from stages.engines.processes.ranks import join
 from stages.engines.training.loop import cosine_plan, fresh_learner, last_epoch_means, train
 from stages.engines.training.rl_state import start_state
@@ -35,7 +36,7 @@ def run(
     plan = cosine_plan(params, num_rows, ctx.seed)
     with join(ctx) as ranks:
         policy = open_for_training(
-            load_policy, inputs["policy"], ctx.loads_on, config.lora, ctx.seed
+            to_learn(load_policy, ctx), inputs["policy"], ctx.loads_on, config.lora, ctx.seed
         )
         if unpaired:
             work = kto(

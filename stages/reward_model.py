@@ -45,6 +45,7 @@ from stages.engines.models.folders import pad_id, save_model, start_scalar_model
 from stages.engines.models.loaders import fresh
 from stages.engines.models.lora import open_for_training, unwrapped
 from stages.engines.models.scalar_start import Start, is_classifier, start_of
+from stages.engines.models.unread import to_learn
 from stages.engines.processes.ranks import Ranks, join
 from stages.engines.processes.shared_pass import Group, over_groups
 from stages.engines.training.learner import AnyLearner
@@ -92,7 +93,7 @@ def run(
         _check_steps(rows, rule)
     plan = cosine_plan(params, len(rows), ctx.seed)
     with join(ctx) as ranks:
-        model = open_for_training(start, source, ctx.loads_on, config.lora, ctx.seed)
+        model = open_for_training(to_learn(start, ctx), source, ctx.loads_on, config.lora, ctx.seed)
         work = _WORK[params.objective](model, rows, params, ctx.device)
         learner = fresh_learner(ctx, ranks, model, params, config.precision)
         shown = ["loss", "grad_norm"]

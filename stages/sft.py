@@ -20,6 +20,7 @@ from stages.data.finite import row_name
 from stages.data.schema import DemonstrationRow
 from stages.engines.models.folders import load_policy
 from stages.engines.models.lora import open_for_training
+from stages.engines.models.unread import to_learn
 from stages.engines.processes.ranks import join
 from stages.engines.training.loop import cosine_plan, fresh_learner, last_epoch_means, train
 from stages.engines.training.rl_state import start_state
@@ -39,7 +40,9 @@ def run(
     rows = read_role(inputs["demonstrations"], DemonstrationRow, "demonstrations", "sft")
     plan = cosine_plan(config.sft, len(rows), ctx.seed)
     with join(ctx) as ranks:
-        model = open_for_training(load_policy, inputs["base"], ctx.loads_on, config.lora, ctx.seed)
+        model = open_for_training(
+            to_learn(load_policy, ctx), inputs["base"], ctx.loads_on, config.lora, ctx.seed
+        )
         work = imitation(
             model,
             [row["prompt_ids"] for row in rows],

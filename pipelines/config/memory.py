@@ -285,11 +285,14 @@ def _at_least(size: int) -> str:
 
 
 def _hint(use: MemoryUse) -> str:
-    """A base model that is not float32 is read by every rank for itself."""
+    """A base model that is not float32 is read whole by every rank, unless it is spread."""
     (largest, _), *_ = use.needs.host.parts.most_common()
     if largest is not Part.LOADING:
         return ""
-    return ", or save the model's files in float32, which the ranks of a node share"
+    shared = ", or save the model's files in float32, which the ranks of a node share"
+    if STAGES[use.stage].reads or use.resources.tasks_per_node == 1:
+        return shared
+    return f"{shared}, or set `stages.{use.stage}.sharding` to fsdp: each reads its part alone"
 
 
 def _of(name: str, needed: int, given: int) -> str:

@@ -10,6 +10,7 @@ from stages.contracts.policy_update import Critic
 from stages.contracts.rl import Reward
 from stages.engines.models.folders import load_scalar_model, start_scalar_model
 from stages.engines.models.lora import open_for_training
+from stages.engines.models.unread import Load, to_learn
 
 
 def load_critic(
@@ -18,9 +19,13 @@ def load_critic(
     """The critic of the iteration before, ready to learn; the first starts as `start` says."""
     previous = inputs["state"] / "critic"
     if previous.exists():
-        return open_for_training(load_scalar_model, previous, ctx.loads_on, lora, ctx.seed)
+        return _open(load_scalar_model, previous, lora, ctx)
     if start is Critic.AUTO:
         start = Critic.REWARD_MODEL if reward == Reward.REWARD_MODEL else Critic.POLICY
     if start is Critic.REWARD_MODEL:
-        return open_for_training(load_scalar_model, inputs["reward"], ctx.loads_on, lora, ctx.seed)
-    return open_for_training(start_scalar_model, inputs["policy"], ctx.loads_on, lora, ctx.seed)
+        return _open(load_scalar_model, inputs["reward"], lora, ctx)
+    return _open(start_scalar_model, inputs["policy"], lora, ctx)
+
+
+def _open(load: Load, folder: Path, lora: LoraParams, ctx: Context) -> Any:
+    return open_for_training(to_learn(load, ctx), folder, ctx.loads_on, lora, ctx.seed)

@@ -153,7 +153,7 @@ class Work:
             yield "loading", beside + before + Counter({Part.LOADING: last})
 
     def loads(self, model: Model) -> None:
-        """To read it. What is spread is read by rows, but an adapter's base, which is merged."""
+        """To read it. What is spread is read by rows, but what an adapter is merged into."""
         merged = self.params.lora.rank > 0 and self.params.lora.save is LoraSave.ADAPTER
         if merged or not self.layout.spreads_readers:
             self.loaded.append(model)
@@ -197,7 +197,9 @@ class Work:
         always = self.processes() + times(self.on_host, tasks)
         by_engine = self.layout.sharding in (Sharding.ZERO1, Sharding.ZERO2)
         # A learner is rounded on the GPU, or weight by weight where all of it is spread.
-        loading = [_loading(model, rounds=by_engine) for model in self.learners]
+        # What is spread is read by rows: each rank has its part alone.
+        whole = [] if self.layout.spreads_readers else self.learners
+        loading = [_loading(model, rounds=by_engine) for model in whole]
         loading += [_loading(model, rounds=True) for model in self.loaded]
         for size in loading:
             yield Peak("loading", always + Counter({Part.LOADING: tasks * size}))

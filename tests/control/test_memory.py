@@ -459,13 +459,25 @@ def test_a_node_without_room_for_the_state_is_refused_with_the_memory_it_needs(
     assert "Set `stages.policy_update.memory` to 1" in said
 
 
-def test_a_base_that_is_not_float32_is_read_by_every_rank(tmp_path: Path) -> None:
-    name = profile_of(tmp_path, ONE_GPU % ", memory: 200G, tasks_per_node: 8, sharding: zero3")
+def test_a_base_that_is_not_float32_is_read_by_every_rank_unless_it_is_spread(
+    tmp_path: Path,
+) -> None:
+    eight = ", memory: 200G, tasks_per_node: 8, micro_tokens: 4096, sharding: "
+    name = profile_of(tmp_path, ONE_GPU % f"{eight}zero2")
     stored = decoder(4096, 14_336, 32, 32, 8, 128_256, float32=False)
     assert estimator(tmp_path, name, params_of(), LLAMA["8B"]).refusal("sft") is None
     said = estimator(tmp_path, name, params_of(), stored).refusal("sft")
     assert said is not None
     assert "save the model's files in float32" in said
+    assert "or set `stages.sft.sharding` to fsdp: each reads its part alone" in said
+    for kind in ("zero3", "fsdp"):
+        name = profile_of(tmp_path, ONE_GPU % f"{eight}{kind}")
+        made = estimator(tmp_path, name, params_of(), stored)
+        for stage in ("sft", "reward_model", "policy_update"):
+            assert made.refusal(stage) is None
+            use = made.use(stage)
+            assert use is not None
+            assert Part.LOADING not in use.needs.host.parts
 
 
 def test_on_a_cpu_all_of_it_is_the_hosts(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,14 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks import layouts
-from benchmarks.cost_model import MODELS, WORK, online_row, plans, staged_row
+from benchmarks.cost_model import (
+    MODELS,
+    WORK,
+    online_exchange_s,
+    online_row,
+    plans,
+    staged_row,
+)
 from benchmarks.scaling import rates
 from pipelines.base.errors import LockstepError
 from pipelines.config.memory import refuse_what_cannot_fit
@@ -46,9 +54,19 @@ RESULTS = {
         }
     },
     "artifacts.json": {
-        "gb_per_s_by_ranks": {
-            "8": {"write_and_hash": 1.5, "read_from_disk": 2.0, "read_from_page_cache": 20.0}
+        "16 cores": {
+            "gb_per_s_by_ranks": {
+                "8": {"write_and_hash": 1.5, "read_from_disk": 2.0, "read_from_page_cache": 20.0}
+            },
         },
+        "2 cores": {"gb_per_s_by_ranks": {"1": {"write_and_hash": 0.5}}},
+    },
+    "weight_transfer.json": {
+        "8b:apart": {
+            "gigabytes": 16.0,
+            "through_memory": {"take_seconds": 0.16, "compare_seconds": 0.16},
+            "hardware": GPU,
+        }
     },
     "online.json": {
         "c": {
@@ -119,7 +137,7 @@ def test_weights_that_go_through_memory_hardly_count():
 def test_a_slower_disk_makes_staged_steps_longer_and_checkpoints_of_online(results):
     before = plans_of(results)
     slower = json.loads(json.dumps(RESULTS["artifacts.json"]))
-    slower["gb_per_s_by_ranks"]["8"] |= {"write_and_hash": 0.75, "read_from_disk": 1.0}
+    slower["16 cores"]["gb_per_s_by_ranks"]["8"] |= {"write_and_hash": 0.75, "read_from_disk": 1.0}
     (results / "artifacts.json").write_text(json.dumps(slower), encoding="utf-8")
     after = plans_of(results)
     old, new = (found["7B", "staged"][0] for found in (before, after))
@@ -127,6 +145,34 @@ def test_a_slower_disk_makes_staged_steps_longer_and_checkpoints_of_online(resul
     old, new = (found["7B", "online"][0] for found in (before, after))
     assert new["exchange_s"] == old["exchange_s"]
     assert new["checkpoint_s"] == pytest.approx(2 * old["checkpoint_s"], rel=0.02)
+
+
+def test_a_sampler_over_several_gpus_costs_what_giving_vllm_all_weights_was_measured_to(results):
+    before = plans_of(results)
+    slower = json.loads(json.dumps(RESULTS["weight_transfer.json"]))
+    slower["8b:apart"]["through_memory"] |= {"take_seconds": 1.6, "compare_seconds": 0.8}
+    (results / "weight_transfer.json").write_text(json.dumps(slower), encoding="utf-8")
+    after = plans_of(results)
+    one, other = (found["70B", "online"][1] for found in (before, after))
+    (weights,) = [2e-9 * model.total for model in MODELS if model.name == "70B"]
+    more = weights / 10 + weights / 20 - 2 * weights / 100
+    assert other["exchange_s"] - one["exchange_s"] == pytest.approx(more, abs=0.11)
+    # Nothing else is vLLM's: a policy that fits a GPU is sampled with torch.
+    assert after["7B", "online"] == before["7B", "online"]
+    assert after["70B", "staged"] == before["70B", "staged"]
+
+
+def test_ranks_share_the_hash_of_what_vllm_is_given():
+    """With a hash that generation does not hide, twice the nodes need half as long."""
+    found = replace(rates(), sampler_hash_gb_per_s=0.1)
+    (model,) = [model for model in MODELS if model.name == "70B"]
+    hidden = [online_exchange_s(model, nodes, 8, rates(), 1e9) for nodes in (4, 8)]
+    shown = [online_exchange_s(model, nodes, 8, found, 0.0) for nodes in (4, 8)]
+    of_four, of_eight = (
+        with_hash - without for with_hash, without in zip(shown, hidden, strict=True)
+    )
+    assert of_four == pytest.approx(2 * of_eight)
+    assert of_four == pytest.approx(2 * model.total / 0.1e9 / 4)
 
 
 def rows():

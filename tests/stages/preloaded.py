@@ -18,6 +18,7 @@ USED = (
     "torch._dynamo",
     *(stage.module for stage in STAGES.values()),
     "stages.engines.models.readers",
+    "stages.engines.models.unread",
     "stages.engines.models.usual",
     "stages.engines.training.zero",
     "transformers.models.llama.modeling_llama",

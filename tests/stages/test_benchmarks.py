@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import generation, memory, online, side_by_side, training
+from benchmarks import artifacts, generation, memory, online, side_by_side, training
 from benchmarks.workloads import make_model, rl_step
 
 
@@ -66,3 +67,28 @@ def test_a_part_that_takes_too_long_is_ended_and_said_to_have_failed(tmp_path):
     found = side_by_side.in_a_process("sft", options, limit=0.2)
     assert "no result after 0.2 s" in found["failed"]
     assert not list(Path(tmp_path).iterdir())
+
+
+def test_ranks_are_timed_as_they_write_hash_and_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(artifacts, "ROWS", 64)
+    monkeypatch.setattr(artifacts, "WIDTH", 4096)
+    tensors = {f"layer.{i}": torch.ones(64, 4096) for i in range(3)}
+    parts = {"write", "hash", "write_and_hash", "read_from_page_cache"}
+    for rates in artifacts.measure(tensors, 2, tmp_path, False):
+        assert rates.keys() == parts
+        assert min(rates.values()) > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_byte_is_hashed_by_some_thread_of_some_rank(monkeypatch):
+    hashed = []
+
+    class Noted(artifacts.NoHash):
+        def update(self, data):
+            hashed.append(bytes(data))
+
+    monkeypatch.setattr(artifacts, "md5", Noted)
+    tensors = [torch.full((2,), float(i)) for i in range(11)]
+    for rank in range(2):
+        artifacts.hash_share(tensors[rank::2])
+    assert sorted(hashed) == sorted(tensor.numpy().tobytes() for tensor in tensors)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import traceback
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,15 @@ from stages.contracts.lora import LoraParams
 from stages.contracts.precision import Precision
 from stages.contracts.sharding import Offload, Sharding
 from stages.engines.forward import head
-from stages.engines.models import tensor_files
+from stages.engines.models import tensor_files, unread
 from stages.engines.models.folders import load_policy
 from stages.engines.models.lora import open_for_training
-from stages.engines.models.tensor_files import stored_tensors, write_tensor_files
+from stages.engines.models.tensor_files import (
+    StoredTensor,
+    stored_tensors,
+    write_tensor_files,
+)
+from stages.engines.models.unread import to_learn
 from stages.engines.processes.deepspeed_engine import configured
 from stages.engines.processes.ranks import join
 from stages.engines.training import zero
@@ -77,6 +83,25 @@ class Sliced:
 
     def whole(self):
         return self._whole
+
+
+@contextmanager
+def noted_reads():
+    """The tensors that are read by rows meanwhile, and how many of their rows."""
+    read, getitem, whole = [], StoredTensor.__getitem__, StoredTensor.whole
+
+    def some(tensor, rows):
+        read.append([tensor.name, tensor.shape[0], len(range(tensor.shape[0])[rows])])
+        return getitem(tensor, rows)
+
+    def everything(tensor):
+        read.append([tensor.name, tensor.shape[0], tensor.shape[0]])
+        return whole(tensor)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StoredTensor, "__getitem__", some)
+        patched.setattr(StoredTensor, "whole", everything)
+        yield read
 
 
 def rows():
@@ -139,8 +164,14 @@ def fit(
         precision=Precision(precision),
     )
     with join(ctx) as ranks:
-        model = open_for_training(load_policy, base, ctx.loads_on, params, ctx.seed)
-        learner = open_learner(ctx, ranks, model, how)
+        load = to_learn(load_policy, ctx)
+        with noted_reads() as read:
+            model = open_for_training(load, base, ctx.loads_on, params, ctx.seed)
+            own = [w for name, w in model.named_parameters() if ".lora_" not in name]
+            in_memory = sum(weight.untyped_storage().nbytes() for weight in own)
+            learner = open_learner(ctx, ranks, model, how)
+        note = {"read": read, "in_memory": in_memory}
+        (folder / f"opened-{ctx.rank}.json").write_text(json.dumps(note))
         if untrained:
             save_learner(
                 learner, folder / "untrained", tokenizer_from=base, lora=params, ranks=ranks
@@ -198,6 +229,7 @@ def main(jobs, rank):
     zero.configured = spread_small_weights_too
     # What Dynamo makes of a layer, without the minute that a C++ compiler needs for it.
     torch.compile = partial(torch.compile, backend="aot_eager")
+    by_rows = unread._BY_ROWS
     for number, job in enumerate(jobs):
         if rank >= job["world"]:
             continue
@@ -218,6 +250,7 @@ def main(jobs, rank):
         how["sequence_parallel"] = job.get("sequence_parallel", 1)
         for setting in ("checkpoint_activations", "compile"):
             how[setting] = job.get(setting, False)
+        unread._BY_ROWS = {} if job.get("loads_whole") else by_rows
         try:
             if "address" in job:
                 run_stage(folder, job["address"], job["changes"], **how)

@@ -155,10 +155,12 @@ def folder_hash(folder: Path, precision: Precision = Precision.FLOAT32) -> str:
     return hash_of_weights(named, as_computed(model, precision))
 
 
-def without_weights(auto_class: Any, folder: Path) -> Any:
-    """The model in a folder, none of whose tensors have memory."""
+def without_weights(auto_class: Any, folder: Path, **options: Any) -> Any:
+    """The model in a folder, none of whose tensors have memory; `options` are its config's."""
     trusted = may_run(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
+    config = AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=trusted, **options
+    )
     with torch.device("meta"):
         return auto_class.from_config(config, dtype=torch.float32, trust_remote_code=trusted)
 

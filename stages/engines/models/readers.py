@@ -21,18 +21,15 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
-from stages.context import StageError
 from stages.contracts.precision import Precision
-from stages.engines.models.folders import without_weights
 from stages.engines.models.lora import is_adapter_folder
 from stages.engines.models.precision import DTYPES, is_rounded
 from stages.engines.models.spread import first_row, joined_mesh, pass_through_backbone, units_of
-from stages.engines.models.tensor_files import StoredTensor
-from stages.engines.models.weights import check_rows, stored_weights
+from stages.engines.models.unread import Stored, outline
+from stages.engines.models.weights import check_rows
 from stages.engines.processes.ranks import Ranks
 
 LoadWhole = Callable[[Path, str, Precision], Any]
-Stored = Mapping[str, StoredTensor]
 
 
 def load_spread(
@@ -46,7 +43,7 @@ def load_spread(
     """A model in evaluation mode, a part of it in each rank; all ranks."""
     # Modules of FSDP refer to each other: one that was let go may be in memory still.
     gc.collect()
-    outlined = None if is_adapter_folder(folder) else _outline(auto_class, folder)
+    outlined = None if is_adapter_folder(folder) else outline(auto_class, folder)
     model, stored = outlined or (load_whole(folder, "cpu", precision), None)
     model.requires_grad_(False).eval()
     types = _types(model, precision)
@@ -59,52 +56,6 @@ def load_spread(
         _read_rows(model, folder, stored, ranks)
     pass_through_backbone(model)
     return model
-
-
-def _outline(auto_class: Any, folder: Path) -> tuple[Any, Stored] | None:
-    """The model, of which only what it computes for itself has memory, and where its weights are.
-
-    None where they are not in the files by rows.
-    """
-    model = without_weights(auto_class, folder)
-    stored = stored_weights(folder, model)
-    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    if stored is None or stored.keys() - weights or not _compute_buffers(model):
-        return None
-    return None if _has_tensors_of_a_tied_weight(model, stored) else (model, stored)
-
-
-def _has_tensors_of_a_tied_weight(model: Any, stored: Stored) -> bool:
-    """Whether files have two tensors for a weight that config.json ties.
-
-    Where these differ, transformers does not tie them: only a whole load tells.
-    """
-    tensors: dict[int, str] = {}
-    return any(
-        tensors.setdefault(id(weight), stored[name].name) != stored[name].name
-        for name, weight in model.named_parameters(remove_duplicate=False)
-    )
-
-
-def _compute_buffers(model: Any) -> bool:
-    """What no file has, such as the frequencies of rotary embeddings, as transformers computes it.
-
-    False where it leaves some as they are, which nobody could then tell from numbers.
-    """
-    for module in model.modules():
-        buffers = dict(module.named_buffers(recurse=False))
-        if not buffers:
-            continue
-        if any(True for _ in module.parameters(recurse=False)):
-            return False
-        for name, buffer in buffers.items():
-            if not buffer.is_floating_point():
-                return False
-            setattr(module, name, torch.full_like(buffer, torch.nan, device="cpu"))
-        model._init_weights(module)
-        if any(bool(buffer.isnan().any()) for buffer in module.buffers(recurse=False)):
-            return False
-    return True
 
 
 def _types(model: Any, precision: Precision) -> dict[int, torch.dtype]:
@@ -132,11 +83,6 @@ def _give_memory(unit: Any, device: str, types: Mapping[int, torch.dtype]) -> No
 def _read_rows(model: Any, folder: Path, stored: Stored, ranks: Ranks) -> None:
     rows: dict[str, tuple[int, Tensor]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.shape != stored[name].shape:
-            raise StageError(
-                f"{folder}: tensor {name} has shape {tuple(stored[name].shape)} in the file and "
-                f"{tuple(parameter.shape)} in memory"
-            )
         own = parameter.to_local()
         first = first_row(len(parameter), ranks.rank, ranks.world)
         # By way of float32, as whole models are loaded.

@@ -45,7 +45,9 @@ def check_weights(model: Any, folder: Path, part: ModelPart = ModelPart.ALL) -> 
     _compare(_Stored(folder, model), in_files_names(model), model, part)
 
 
-def stored_weights(folder: Path, model: Any) -> dict[str, StoredTensor] | None:
+def stored_weights(
+    folder: Path, model: Any, part: ModelPart = ModelPart.ALL
+) -> dict[str, StoredTensor] | None:
     """Each tensor of a model's state, such as one without weights, in the model's files.
 
     None where the files are not arranged as the state is, or lack some of it.
@@ -54,6 +56,9 @@ def stored_weights(folder: Path, model: Any) -> dict[str, StoredTensor] | None:
         return None
     stored = stored_tensors(folder, STEM)
     held = model.state_dict(keep_vars=True)
+    if part is ModelPart.BACKBONE:
+        backbone = f"{model.base_model_prefix}."
+        held = {name: tensor for name, tensor in held.items() if name.startswith(backbone)}
     stored_as: dict[str, str] = {}
     for name in held:
         spellings = _spellings(name, f"{model.base_model_prefix}.")
@@ -105,8 +110,18 @@ def check_rows(
     """
     for name, (first, own) in rows.items():
         compare_tensor(folder, name, own, stored[name][first : first + len(own)])
+    check_used(model, folder, stored)
+
+
+def check_used(
+    model: Any, folder: Path, stored: Mapping[str, StoredTensor], part: ModelPart = ModelPart.ALL
+) -> None:
+    """StageError if the files have a tensor that is none of `stored`, as far as the part goes."""
     used = {tensor.name for tensor in stored.values()}
-    _check_all_used(folder, model, stored_tensors(folder, STEM).keys() - used)
+    left = stored_tensors(folder, STEM).keys() - used
+    if part is ModelPart.BACKBONE:
+        left = {name for name in left if name.startswith(f"{model.base_model_prefix}.")}
+    _check_all_used(folder, model, left)
 
 
 def _check_all_used(folder: Path, model: Any, left: Iterable[str]) -> None:

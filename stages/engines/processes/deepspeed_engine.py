@@ -78,7 +78,8 @@ def _partition(model: Any, device: torch.device, config: dict[str, Any]) -> None
 
     class Rounding(Init):  # type: ignore[misc]
         def _zero_init_param(self, param: Any) -> None:
-            param.data = param.data.to(dtype)
+            # What is not read yet has one number in memory.
+            param.data = param.data.to(dtype).contiguous()
             super()._zero_init_param(param)
 
     Rounding(module=model, config_dict_or_path=config, dtype=dtype)

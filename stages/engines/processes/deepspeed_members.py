@@ -55,7 +55,7 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
         "get_param_coordinator",
     ),
     "parameter of zero1 and zero2": ("_hp_mapping",),
-    "parameter of zero3": ("all_gather", "ds_persist", "partition"),
+    "parameter of zero3": ("all_gather", "ds_persist", "ds_tensor", "partition"),
 }
 """By the object that has them."""
 

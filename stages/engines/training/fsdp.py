@@ -38,6 +38,7 @@ from stages.engines.models.lora import unwrapped
 from stages.engines.models.precision import DTYPES, is_rounded, rounded
 from stages.engines.models.spread import first_row, joined_mesh, pass_through_backbone, units_of
 from stages.engines.models.tensor_files import Form, StoredTensor, read_whole
+from stages.engines.models.unread import give_memory, unread_weights
 from stages.engines.processes.ranks import Ranks, connect_alone
 from stages.engines.training.learner import Optimization
 
@@ -57,11 +58,16 @@ class FsdpLearner:
         self._device = torch.device(ctx.device)
         self._shapes: dict[str, torch.Size] = {n: p.shape for n, p in model.named_parameters()}
         self._empty = _without_weights(model)
+        unread = unread_weights(model)
         with ranks.exchanging():
             self._units = _spread(ctx, model, how.precision)
         self._learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
         with torch.no_grad():
             self._parts: dict[str, Tensor] = {n: p.to_local() for n, p in model.named_parameters()}
+        for name, weight in unread.items():
+            shape = self._shapes[name]
+            first = first_row(shape[0], self._rank, self._world)
+            weight.read_into(self._parts[name], first * shape[1:].numel())
         self._masters = {name: self._parts[name] for name in self._learning}
         self._averages = {
             name: master.clone() for name, master in self._masters.items() if how.ema_decay
@@ -244,6 +250,7 @@ def _spread(ctx: Context, model: Any, precision: Precision) -> list[FSDPModule]:
     units: list[FSDPModule] = []
     kept = _kept_as_they_are(model, precision)
     for module in units_of(model, apart=kept):
+        give_memory(module)
         dtype = torch.float32 if module in kept else DTYPES[precision]
         # Inputs are what they are in one process, where nobody casts them.
         policy = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)

@@ -27,6 +27,7 @@ from torch import Tensor
 from stages.context import Context
 from stages.engines.models.lora import HEAD, unwrapped
 from stages.engines.models.tensor_files import Form, StoredTensor, read_whole
+from stages.engines.models.unread import Unread, unread_weights
 from stages.engines.processes.deepspeed_engine import ZERO_STAGES, configured, open_engine
 from stages.engines.processes.ranks import Ranks
 from stages.engines.training.learner import Optimization
@@ -67,7 +68,10 @@ class ZeroLearner:
             n: p.shape for n, p in model.named_parameters() if not p.requires_grad
         }
         self._step_count = 0.0
-        before = {name: parameter.data for name, parameter in model.named_parameters()}
+        unread = unread_weights(model)
+        before = {
+            name: unread.get(name, parameter.data) for name, parameter in model.named_parameters()
+        }
         learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
         optimizer = how.adamw(model, learning, self._device)
         with ranks.exchanging():
@@ -77,6 +81,7 @@ class ZeroLearner:
             self._zero = self._engine.optimizer
             self._parts = self._find_parts()
             self._frozen = {name: before[name] for name in self._frozen_shapes if not self._rank}
+            self._read_frozen(unread)
             if self._stage == 3:
                 self._keep_the_heads()
             for name in self._shapes:
@@ -204,7 +209,7 @@ class ZeroLearner:
         if self._rank:
             whole = torch.empty(self._frozen_shapes[name], device=self._device)
         else:
-            whole = self._frozen[name].to(self._device)
+            whole = _whole(self._frozen[name]).to(self._device)
         dist.broadcast(whole, 0)
         return whole
 
@@ -287,16 +292,32 @@ class ZeroLearner:
     def _gather(self) -> dict[str, Tensor]:
         """All weights in float32, on the CPU of rank 0; all ranks call it."""
         trained = {name: self._get(self._flats(), name) for name in self._shapes}
-        return {**self._frozen, **{name: w for name, w in trained.items() if w is not None}}
+        frozen = {name: _whole(weight) for name, weight in self._frozen.items()}
+        return {**frozen, **{name: w for name, w in trained.items() if w is not None}}
 
-    def _put(self, flats: Sequence[Tensor], name: str, whole: StoredTensor | Tensor) -> None:
+    def _put(
+        self, flats: Sequence[Tensor], name: str, whole: StoredTensor | Unread | Tensor
+    ) -> None:
         """Take this rank's part of a whole tensor; of one in a file, no other row is read."""
         if part := self._parts.get(name):
+            if isinstance(whole, Unread):
+                whole.read_into(flats[part.flat].data[part.at : part.at + part.size], part.start)
+                return
             length = self._shapes[name][1:].numel()
             first = part.start // length
             rows = whole[first : -(-(part.start + part.size) // length)].detach().reshape(-1)
             own = rows[part.start - first * length :][: part.size]
             flats[part.flat].data[part.at : part.at + part.size].copy_(own)
+
+    def _read_frozen(self, unread: Mapping[str, Unread]) -> None:
+        """Fill this rank's parts of weights that do not learn, which have no flat tensor."""
+        for name, parameter in self.model.named_parameters():
+            if name in self._frozen_shapes and name in unread:
+                part = parameter.ds_tensor
+                start = part.numel() * self._rank
+                size = min(part.numel(), self._frozen_shapes[name].numel() - start)
+                if size > 0:
+                    unread[name].read_into(part[:size], start)
 
     def _refresh(self) -> None:
         """Make the weights that the model computes with anew from the float32 ones; all ranks."""
@@ -355,3 +376,7 @@ class ZeroLearner:
         self._engine.module_forward_post_hook.remove()
         self._averages = []
         del self._engine, self._zero
+
+
+def _whole(weight: Unread | Tensor) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.whole()
