@@ -18,7 +18,7 @@ import psutil
 from pipelines.base.console import Console, describe_metrics, seconds
 from pipelines.base.errors import LockstepError
 from pipelines.base.interrupts import Interrupts
-from pipelines.base.processes import end_processes
+from pipelines.base.processes import end_processes, sleep_beside
 from pipelines.base.repository import Repository
 from pipelines.config.chosen_profile import profile_name
 from pipelines.config.memory import refuse_what_cannot_fit
@@ -241,7 +241,7 @@ class PipelineRun:
                     else:
                         failed.append(address)
                 self._show_progress()
-                time.sleep(POLL_S)
+                sleep_beside([job.process.pid for job in self.running.values()], POLL_S)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
