@@ -1,8 +1,10 @@
 """Processes of this machine: which ones are alive, and how to terminate a process tree."""
 
 import os
+import select
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +87,32 @@ def end_processes(pids: list[int], grace: float = TERMINATE_GRACE_S) -> None:
         deadline = time.monotonic() + grace
         while (processes := set(filter(lives, processes))) and time.monotonic() < deadline:
             time.sleep(POLL_S)
+
+
+def sleep_beside(pids: Iterable[int], seconds: float) -> None:
+    """Sleep so long, but no longer than until one of these processes has ended.
+
+    What follows an end, such as that somebody is told of it, may take a moment: beside one that had
+    ended before, it is a short sleep.
+    """
+    ends: list[int] = []
+    try:
+        for pid in pids:
+            ends.append(os.pidfd_open(pid))
+        poll = select.poll()
+        for end in ends:
+            poll.register(end, select.POLLIN)
+        if poll.poll(0):
+            time.sleep(min(seconds, POLL_S))
+        else:
+            poll.poll(seconds * 1000)
+    except ProcessLookupError:
+        time.sleep(min(seconds, POLL_S))
+    except (OSError, AttributeError):  # a system without
+        time.sleep(seconds)
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def lives(process: psutil.Process) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from pipelines.base.console import Console, describe_metrics, seconds
 from pipelines.base.errors import LockstepError
 from pipelines.base.interrupts import Interrupts
-from pipelines.base.processes import lives
+from pipelines.base.processes import lives, sleep_beside
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import ExecutorKind
 from pipelines.driver.activity import activity, why_it_waits
@@ -36,7 +36,8 @@ from pipelines.tracking.rounds import ship_all
 from pipelines.tracking.shipper import start_shipper
 from pipelines.worker.session import serving
 
-POLL_S, SLURM_POLL_S = 0.1, 0.3
+POLL_S, LONG_POLL_S = 0.1, 0.3
+"""The long one where it is seen when a job on this machine ends, or Slurm has the job."""
 SHIP_TIMEOUT_S = 15.0
 LEASE_TIMEOUT_S = 30.0
 """How long an earlier driver may take to end its job after its own command was killed."""
@@ -198,7 +199,11 @@ class Driver:
                     warnings = self.health.of(self.entry.stage, self.entry)
                     doing = activity(self.entry, state, warnings)
                     self.console.progress(f"{self.entry.stage}: {doing}")
-                time.sleep(SLURM_POLL_S if executor.leaves_jobs(attempt) else POLL_S)
+                leaves_jobs, pid = executor.leaves_jobs(attempt), attempt.launched.pid
+                if pid and not leaves_jobs:
+                    sleep_beside([pid], LONG_POLL_S)
+                else:
+                    time.sleep(LONG_POLL_S if leaves_jobs else POLL_S)
         except Cancelled as reason:
             self._say(f"{reason}; cancelling job {attempt.job}")
             attempt.mark_cancelled()

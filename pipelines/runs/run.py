@@ -18,7 +18,7 @@ import psutil
 from pipelines.base.console import Console, describe_metrics, seconds
 from pipelines.base.errors import LockstepError
 from pipelines.base.interrupts import Interrupts
-from pipelines.base.processes import end_processes
+from pipelines.base.processes import end_processes, sleep_beside
 from pipelines.base.repository import Repository
 from pipelines.config.chosen_profile import profile_name
 from pipelines.config.memory import refuse_what_cannot_fit
@@ -56,6 +56,7 @@ from pipelines.tracking.shipper import problem, start_shipper
 from pipelines.warm.client import Forked
 from pipelines.warm.jobs import prepare_jobs
 from stages.contracts.params import Params
+from stages.contracts.prepare import PREPARE
 from stages.health import Symptom
 
 POLL_S = 0.1
@@ -87,7 +88,11 @@ def run_pipeline(
                 console.line(render_stage(stage.address, name))
         return
     with only_pipeline(repository, "lockstep run", console.line) as lock:
+        run = PipelineRun(repository, name, profile, console, lock)
         before_a_run(repository, params, console.line)
+        if not (detach or chain or (repository.root / "dvc.lock").exists()):
+            # Nothing is recorded, so there is something to run: servers start while it is planned.
+            run.prepare(PREPARE.name)
         plan = plan_stages(repository, targets, params)
         stale = sum(stage.stale for stage in plan)
         cached = sum(stage.cached for stage in plan)
@@ -112,8 +117,7 @@ def run_pipeline(
             f"{profile.description}"
         )
         started = time.monotonic()
-        run = PipelineRun(repository, name, profile, console, lock)
-        run.prepare(plan)
+        run.prepare(*to_run[:1])
         try:
             if cached:
                 plan = run.restore(plan, params, targets)
@@ -167,16 +171,21 @@ class PipelineRun:
         self.stop_request: StopRequest | None = None
         self.warned = False
         self.finished = 0
+        self.prepared: set[str] = set()
 
-    def prepare(self, plan: list[PlannedStage]) -> None:
-        """Have the processes started that are forked for the stages, before the first one asks."""
+    def prepare(self, *addresses: str) -> None:
+        """Have the processes started that are forked for these stages, before the first one asks.
+
+        Those that are on their way already are not started again.
+        """
         if self.profile.executor is ExecutorKind.DEBUG:
             return
-        prepare_dvc(self.repository, self.environment)
-        first = next((stage for stage in plan if stage.stale and not stage.cached), None)
-        if self.profile.executor is ExecutorKind.LOCAL and first:
-            resources = self.profile.resources(first.address.split("@")[0])
-            prepare_jobs(self.repository, resources, self.environment)
+        if not self.prepared:
+            prepare_dvc(self.repository, self.environment)
+        names = {address.split("@")[0] for address in addresses} - self.prepared
+        for name in names if self.profile.executor is ExecutorKind.LOCAL else ():
+            prepare_jobs(self.repository, self.profile.resources(name), self.environment)
+        self.prepared |= names
 
     def restore(
         self, plan: list[PlannedStage], params: Params, targets: list[str]
@@ -241,7 +250,7 @@ class PipelineRun:
                     else:
                         failed.append(address)
                 self._show_progress()
-                time.sleep(POLL_S)
+                sleep_beside([job.process.pid for job in self.running.values()], POLL_S)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -2,29 +2,26 @@
 
 DVC runs a stage's command in a shell. Where the command is ours, to the letter, the driver is
 forked instead: a process below DVC like the other, with the same folder and variables, that has
-imported everything already. And dvc.lock is read by the quick loader: no person writes into it, so
-there are no comments to keep, for which DVC takes a loader that is twenty times slower. Which files
-git tracks is read once for each index that git has written: DVC reads it anew for every output.
+imported everything already. What DVC does over and over for each stage is done once: YAML is parsed
+and written where it has changed (dvc_yaml.py), and which files git tracks is read once for each
+index that git has written (git_index.py).
 """
 
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dvc.dvcfile
 import dvc.stage.run
 from dvc.stage.exceptions import StageCmdFailedError
-from dvc.utils.serialize._common import _modify_data
-from dvc.utils.serialize._yaml import _dump, parse_yaml
 
 from pipelines.base.repository import Repository
 from pipelines.dvc_repo import handover
 from pipelines.warm.child import forget_files
+from pipelines.warm.dvc_yaml import use_quick_yaml
 from pipelines.warm.git_index import read_index_once
 from pipelines.warm.stage import run_command
 from pipelines.warm.title import set_title
@@ -37,7 +34,7 @@ def run_dvc(arguments: list[str]) -> int:
     from dvc.cli import main
 
     _fork_drivers()
-    _read_lock_quickly()
+    use_quick_yaml()
     read_index_once()
     return int(main(arguments) or 0)
 
@@ -53,21 +50,6 @@ def _fork_drivers() -> None:
             in_a_shell(executable, command, **options)
 
     dvc.stage.run._run = run
-
-
-def _read_lock_quickly() -> None:
-    keeping_comments = dvc.dvcfile.modify_yaml
-
-    @contextmanager
-    def modify(path: str, fs: Any = None) -> Iterator[dict[str, Any]]:
-        if Path(path).name != "dvc.lock":
-            with keeping_comments(path, fs=fs) as data:
-                yield data
-        else:
-            with _modify_data(path, parse_yaml, _dump, fs=fs) as data:
-                yield data
-
-    dvc.dvcfile.modify_yaml = modify
 
 
 def _run_driver(command: str, words: list[str], folder: str, environment: dict[str, str]) -> None:

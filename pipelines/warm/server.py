@@ -223,10 +223,17 @@ def preload(kind: Kind) -> None:
 
 
 def read_settings(clone: Path) -> None:
-    """Parse what each driver will: one that finds the same text need not do it again."""
+    """Parse what each DVC and driver will: one that finds the same text need not do it again."""
+    from dvc.utils.serialize import ParseError
+
+    from pipelines.warm.dvc_yaml import parse
+
     for path in (clone / "params.yaml", *clone.glob("slurm_profiles/*.yaml")):
         with suppress(LockstepError, OSError):
             load_yaml(path)
+    for path in (clone / "params.yaml", clone / "dvc.yaml"):
+        with suppress(ParseError, OSError, UnicodeDecodeError):
+            parse(path.read_text(encoding="utf-8"), path)
 
 
 _OF_CONTROL = (

@@ -56,7 +56,7 @@ from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
 from stages.contracts.sharding import Sharding
 from stages.engines.models import resident
-from stages.engines.processes import determinism
+from stages.engines.processes import determinism, heap
 
 StageFunction = Callable[..., dict[str, float]]
 _PASSING = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EBUSY)
@@ -186,6 +186,7 @@ def _run(attempt: Attempt, launch: Launch, task: Task, warning: SlurmWarning) ->
     print(f"{spec.stage}: attempt {attempt.number}{again}, {who}", flush=True)
     made_by: dict[str, Any] = {}
     deterministic = launch.resources.deterministic
+    heap.keep_freed_memory()
     try:
         _check_code(launch)
         made_by = environment.describe(context, deterministic)

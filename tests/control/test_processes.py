@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -10,7 +11,14 @@ import pytest
 
 from pipelines.base import processes
 from pipelines.base.locks import is_locked
-from pipelines.base.processes import boot, end_processes, lives, process_lives, start_of
+from pipelines.base.processes import (
+    boot,
+    end_processes,
+    lives,
+    process_lives,
+    sleep_beside,
+    start_of,
+)
 from tests.waiting import until
 
 
@@ -68,3 +76,30 @@ def test_a_process_lives_as_long_as_any_of_its_threads(tmp_path: Path) -> None:
     assert not is_locked(lock)
     assert not lives(seen)
     process.wait()
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="of Linux")
+def test_a_sleep_ends_with_the_first_of_the_processes_that_it_is_beside() -> None:
+    forever = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    short = subprocess.Popen(["sleep", "0.2"])
+    with forever, short:
+        began = time.monotonic()
+        sleep_beside([forever.pid, short.pid], 60.0)
+        assert 0.1 < time.monotonic() - began < 30.0
+        for _ in range(3):  # it has ended, but nobody has waited for it
+            began = time.monotonic()
+            sleep_beside([short.pid, forever.pid], 60.0)
+            assert 0.01 < time.monotonic() - began < 30.0
+        short.wait()
+        sleep_beside([short.pid, forever.pid], 60.0)
+        began = time.monotonic()
+        sleep_beside([forever.pid], 0.1)
+        assert time.monotonic() - began > 0.09
+        forever.communicate(b"\n")
+    assert time.monotonic() - began < 60.0
+
+
+def test_a_sleep_beside_nobody_is_a_sleep() -> None:
+    began = time.monotonic()
+    sleep_beside([], 0.1)
+    assert time.monotonic() - began > 0.09
