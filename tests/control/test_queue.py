@@ -1,6 +1,7 @@
 """Queued experiments are in `lockstep status`, as DVC itself has them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,14 +39,20 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def dvc(clone: Recorded, *words: str) -> str:
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("dvc")), *words],
-        cwd=clone.root,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    # Not a pipe: a worker of the queue lives on and would keep it open.
+    said = clone.root.parent / "said"
+    # As after `source .venv/bin/activate`: a worker starts `dvc` by its name.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with said.open("w") as file:
+        subprocess.run(
+            ["dvc", *words],
+            cwd=clone.root,
+            env={**os.environ, "PATH": path},
+            stdout=file,
+            stderr=file,
+            check=True,
+        )
+    return said.read_text()
 
 
 def states(clone: Recorded) -> dict[str, str]:
@@ -77,11 +84,14 @@ def test_experiments_are_queued_run_and_fail_with_what_is_different_about_them(
     assert "`dvc queue start` runs them" in said
 
     dvc(clone, "queue", "start")
-    until(lambda: states(clone) == {"larger": "running"}, "the experiment runs")
-    assert "dvc queue start" not in render_queue(queued_experiments(clone.root))
-    (tmp_path / "go").touch()
-    until(lambda: states(clone) == {"larger": "failed"}, "the experiment has failed")
-    dvc(clone, "queue", "stop")
+    try:
+        until(lambda: states(clone) == {"larger": "running"}, "the experiment runs")
+        assert "dvc queue start" not in render_queue(queued_experiments(clone.root))
+        (tmp_path / "go").touch()
+        until(lambda: states(clone) == {"larger": "failed"}, "the experiment has failed")
+    finally:
+        (tmp_path / "go").touch()
+        dvc(clone, "queue", "stop")
 
 
 def test_a_queue_that_cannot_be_read_is_said_and_the_stages_are_shown(
