@@ -23,7 +23,7 @@ from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
 from pipelines.config.notify import Notify, NotifyOn
 from pipelines.config.profiles import load_profile
-from pipelines.ledger.entry import Entry, Ledger
+from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.state import State
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.tracking.cursor import StageCursor, is_young
@@ -32,6 +32,8 @@ from pipelines.tracking.health import Health
 
 LATEST_S = 3600.0
 """How long after it happened something is still told."""
+RETRY_WAIT_S = 15.0
+"""How long a failure that may be retried is not told: longer than a flow waits to retry it."""
 JUST_BEFORE_S = 60.0
 """A stage that ended this shortly before the first look counts: its own driver started it."""
 _ENDS = {
@@ -162,6 +164,9 @@ class Notifier:
             end = _ENDS.get(state)
             if end is None or (end is NotifyOn.FAILED and entry.has_driver()):
                 continue
+            if end is NotifyOn.FAILED and _may_be_retried(attempts[-1]):
+                self.jobs_alive = True
+                continue
             told = notified.ended.get(end) == len(attempts)
             if end in notify.on and not told and when >= since:
                 yield Due(entry, notify, end, when=when)
@@ -202,6 +207,13 @@ def _settle(due: Due, notified: Notified) -> None:
         notified.warnings += due.kinds
     else:
         notified.ended[due.on.value] = len(due.entry.attempts())
+
+
+def _may_be_retried(attempt: Attempt) -> bool:
+    """Whether a flow of Prefect's may be about to try it again, after a pause."""
+    result = attempt.result
+    waited = time.time() - (result.ended or 0.0) if result is not None else RETRY_WAIT_S
+    return result is not None and result.retryable and 0 <= waited < RETRY_WAIT_S
 
 
 def _when(entry: Entry) -> float:

@@ -147,6 +147,20 @@ def test_a_failure_that_a_driver_may_still_mend_is_not_told(clone: FakeClone, ho
     assert hook.events == [("sft", "failed")]
 
 
+def test_a_failure_that_may_be_retried_is_told_when_nobody_does(
+    clone: FakeClone, hook: Hook, monkeypatch: pytest.MonkeyPatch
+):
+    configure(clone, webhook=hook.url)
+    entry = clone.begin("sft")
+    clone.end(entry, "failed", error="OSError: no space", retryable=True)
+    notifier = notify.Notifier(clone.repository)
+    assert not list(notifier.owing())
+    assert notifier.jobs_alive, "it stays to look again"
+    monkeypatch.setattr(notify, "RETRY_WAIT_S", 0.0)
+    tell(clone)
+    assert hook.events == [("sft", "failed")]
+
+
 def test_what_was_cancelled_by_hand_is_not_told(clone: FakeClone, hook: Hook):
     configure(clone, webhook=hook.url, on=["failed", "ended"])
     clone.end(clone.begin("sft"), "cancelled")
