@@ -13,6 +13,7 @@ from stages.reporting.vocabulary import (
     Form,
     describe,
     write,
+    write_change,
     write_error,
     write_interval,
 )
@@ -133,7 +134,7 @@ def pair_numbers(pair: Pair) -> list[tuple[str, str]]:
         if name not in of:
             return ""
         value = of[name]
-        text = f"{100 * value:+.1f} points" if form is Form.SHARE else f"{value:+.3f}"
+        text = write_change(0.0, value, form)
         return f"{text} {write_error(value, of.get(f'{name}_error'), form)}".rstrip()
 
     def share(name: str) -> str:
