@@ -23,12 +23,16 @@ _GIVEN = (
 _WRITTEN = ("artifacts", "metrics")
 
 
-def load_params(root: Path) -> Params:
-    """The repository's params, or an error that names file, line, key and the nearest known key."""
-    params = load_model(root / PARAMS_FILE, Params)
+def load_params(root: Path, file: Path | None = None) -> Params:
+    """The repository's params, or an error that names file, line, key and the nearest known key.
+
+    `file`: another params.yaml for the same repository.
+    """
+    path = file or root / PARAMS_FILE
+    params = load_model(path, Params)
     for key in _GIVEN:
         if wrong := _wrong_path(root.resolve(), key, attrgetter(key)(params)):
-            raise LockstepError(f"{place_of(root / PARAMS_FILE, key)}: `{key}` {wrong}")
+            raise LockstepError(f"{place_of(path, key)}: `{key}` {wrong}")
     return params
 
 

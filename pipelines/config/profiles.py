@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, create_model
 from pydantic.fields import FieldInfo
 
 from pipelines.base.errors import LockstepError
+from pipelines.config.notify import Notify
 from pipelines.config.strict_yaml import load_model
 from stages.contracts.base import Processes, Section, Stage
 from stages.contracts.catalog import STAGES
@@ -243,6 +244,8 @@ class Profile(Section):
     """The largest policy that the profile is for, in weights, such as 8B (no flag)."""
     parallel: int = Field(default=1, ge=1)
     """Maximum number of stages that `lockstep run` and the Prefect flow run at once (no flag)."""
+    notify: Notify | None = None
+    """Who is told when a stage fails, warns or ends; see below (no flag)."""
     defaults: Resources = Resources()
     """Resources of every stage."""
     stages: dict[str, ResourceOverrides] = Field(default_factory=dict)  # type: ignore[valid-type]

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic._internal._docs_extraction import extract_docstrings_from_cls
 from pydantic.fields import FieldInfo
 
+from pipelines.config.notify import Email, Notify
 from pipelines.config.profiles import Profile, Resources
 from stages.contracts.catalog import STAGES
 from stages.contracts.params import Params
@@ -71,6 +72,12 @@ def profiles_reference() -> str:
             "LOCKSTEP_PROFILE; the default is `local`.\n",
             "## Top level\n",
             _table(Profile, nested),
+            "## notify\n",
+            "A text that begins with `$` is the name of a variable: a profile is in git, and holds "
+            "no secrets\n([guide](tracking.md#notifications)).\n",
+            _table(Notify, Notify.model_fields),
+            "### notify.email\n",
+            _table(Email, Email.model_fields),
             "## defaults, and stages.NAME\n",
             "`defaults` applies to every stage; `stages.sft`, for example, overrides it for sft.\n"
             "In parentheses: the `#SBATCH` flag that the field becomes.\n",

@@ -18,6 +18,7 @@ from pipelines.doctor.result import CheckResult
 from pipelines.doctor.slurm import examine_slurm
 from pipelines.selftest.finding import Verdict
 from pipelines.selftest.report import last_report
+from pipelines.tracking.notify import problem as notify_problem
 from pipelines.tracking.openlineage import is_configured
 from stages.contracts.catalog import STAGES
 from stages.rewards.sandbox.isolation import isolation, remedy
@@ -41,6 +42,7 @@ def examine(repository: Repository) -> list[CheckResult]:
         _disk,
         _tracking,
         _lineage,
+        _notify,
         _sandbox,
         _gpu,
         _slurm,
@@ -158,6 +160,25 @@ def _lineage(repository: Repository) -> Iterator[CheckResult]:
         except metadata.PackageNotFoundError:
             remedy = "pip install -c constraints.txt -e '.[openlineage]'"
             yield CheckResult("openlineage", False, "configured, but not installed", remedy)
+
+
+def _notify(repository: Repository) -> Iterator[CheckResult]:
+    """Whether what the chosen profile's messages need is set, and whether the last one arrived."""
+    try:
+        notify = load_profile(repository.root, profile_name(None)).notify
+    except LockstepError:
+        return  # said by the check of files
+    if notify is None:
+        return
+    lacking = [name for name in notify.variables if not os.environ.get(name)]
+    if lacking or not notify.ways:
+        what = f"{', '.join(lacking)} not set" if lacking else "neither webhook, command nor email"
+        remedy = "export it where commands start" if lacking else "add one under `notify`"
+        yield CheckResult("notify", False, what, remedy)
+    elif said := notify_problem(repository):
+        yield CheckResult("notify", False, said, "try it by hand; the next message tries again")
+    else:
+        yield CheckResult("notify", True, f"{', '.join(notify.on)}: {'; '.join(notify.ways)}")
 
 
 def _sandbox(repository: Repository) -> Iterator[CheckResult]:

@@ -8,6 +8,7 @@ looked after here raises Unsupported: such a graph is DVC's own index to read.
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,11 @@ class Definition:
     outs: tuple[Out, ...]
 
 
-def read_definitions(repo: Any) -> dict[str, Definition]:
-    """Every stage by address, in the order of the file; Unsupported where only DVC can read it."""
+def read_definitions(repo: Any, params: Mapping[str, Any] | None = None) -> dict[str, Definition]:
+    """Every stage by address, in the order of the file; Unsupported where only DVC can read it.
+
+    `params`: values to fill in instead of those of params.yaml.
+    """
     from dvc.exceptions import DvcException
     from dvc.parsing import DataResolver
     from dvc.parsing.context import ContextError
@@ -56,6 +60,8 @@ def read_definitions(repo: Any) -> dict[str, Definition]:
     try:
         data = COMPILED_MULTI_STAGE_SCHEMA(load_yaml(str(root / "dvc.yaml")))
         resolver = DataResolver(repo, str(root), data)
+        if params is not None:
+            _replace_params(resolver, data, params)
         names = resolver.get_keys()
         filled = {name: resolver.resolve_one(name)[name] for name in names}
     except (DvcException, ContextError, Invalid) as error:
@@ -67,6 +73,16 @@ def read_definitions(repo: Any) -> dict[str, Definition]:
     for path in paths.union(out.path for one in definitions.values() for out in one.outs):
         _check_path(root, path)
     return definitions
+
+
+def _replace_params(resolver: Any, data: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    """Templates are filled in from the resolver's context, when a stage is resolved."""
+    from dvc.parsing.context import Context
+
+    if "vars" in data:
+        raise Unsupported("dvc.yaml has vars")
+    resolver.context.data.clear()
+    resolver.context.merge_update(Context(params))
 
 
 def ignored_names(root: Path) -> frozenset[str]:

@@ -37,10 +37,14 @@ class PlannedStage:
 
 
 def make_plan(
-    root: Path, targets: list[str] | None = None, params: Params | None = None
+    root: Path,
+    targets: list[str] | None = None,
+    params: Params | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> list[PlannedStage]:
     """Every stage that the targets need, in order, with what is stale about it.
 
+    `values`: what params.yaml would say instead of what it says.
     LockstepError where dvc.yaml lacks a stage that the params ask for, or DVC could not read what
     they name.
     """
@@ -53,12 +57,17 @@ def make_plan(
     try:
         with open_repo(root) as repo, repo.lock:
             try:
-                definitions = read_definitions(repo)
+                definitions = read_definitions(repo, values)
                 if params is not None:
                     refuse_lost_stages(definitions, params)
                 with _read_lock(repo, definitions):
-                    return _plan(repo, definitions, targets)
-            except Unsupported:
+                    return _plan(repo, definitions, targets, values=values)
+            except Unsupported as error:
+                if values is not None:
+                    raise LockstepError(
+                        f"only DVC itself can read this dvc.yaml ({error}), and only what is in "
+                        "params.yaml: set the values there, then plan without -S"
+                    ) from None
                 return _plan_of_dvc(repo, targets, params)
     except (LockError, RWLockFileCorruptedError) as error:
         raise LockstepError(
@@ -90,6 +99,7 @@ def _plan(
     definitions: Mapping[str, Definition],
     targets: list[str] | None,
     needed: frozenset[str] = frozenset(),
+    values: Mapping[str, Any] | None = None,
 ) -> list[PlannedStage]:
     """`needed`: outputs that were pruned, and that a stage which will run reads."""
     nodes = connect(dict(definitions))
@@ -98,7 +108,7 @@ def _plan(
     writer = definitions.get(CODE_STAGE)
     outs = [out.path for out in writer.outs] if writer else []
     code = CodeStage.of(Path(repo.root_dir), writer and writer.cmd, outs)
-    workspace = Workspace.read(repo, code, needed)
+    workspace = Workspace.read(repo, code, needed, values)
     workspace.hash_paths({address: definitions[address] for address in nodes})
     planned: dict[str, PlannedStage] = {}
     made_again: set[str] = set()
@@ -122,7 +132,7 @@ def _plan(
         for path in definitions[address].deps
     }
     if more := reads & workspace.pruned.keys() - needed:
-        return _plan(repo, definitions, targets, needed | more)
+        return _plan(repo, definitions, targets, needed | more, values)
     return list(planned.values())
 
 

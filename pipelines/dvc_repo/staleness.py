@@ -52,17 +52,28 @@ class Workspace:
     """Those of them that are to be made again, because a stage that will run reads them."""
 
     @classmethod
-    def read(cls, repo: Any, code: CodeStage, needed: frozenset[str] = frozenset()) -> "Workspace":
-        """Unsupported where DVC's settings, or its lock file, are read by DVC alone."""
+    def read(
+        cls,
+        repo: Any,
+        code: CodeStage,
+        needed: frozenset[str] = frozenset(),
+        values: Mapping[str, Any] | None = None,
+    ) -> "Workspace":
+        """Unsupported where DVC's settings, or its lock file, are read by DVC alone.
+
+        `values`: params to go by instead of those of params.yaml.
+        """
         from dvc.utils.serialize import load_yaml
 
         root = Path(repo.root_dir)
         hashes = HashCache(Repository(root).home / "hashes.json", _known_to(repo))
         params = root / "params.yaml"
+        if values is None:
+            values = load_yaml(str(params)) if params.exists() else None
         return cls(
             root=root,
             contents=Contents(root, Path(repo.cache.local.path), hashes, ignored_names(root)),
-            params=load_yaml(str(params)) if params.exists() else None,
+            params=values,
             lock=read_stages(root),
             runs=Path(repo.stage_cache.cache_dir),
             hashes=hashes,

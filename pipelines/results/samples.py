@@ -7,7 +7,6 @@ are ordered by the change of reward, largest first.
 
 import json
 import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
-from pipelines.identity.spec import Artifact
 from pipelines.lineage.content import NEEDS_PYARROW, Content
 from pipelines.lineage.run_index import gather
 from pipelines.lineage.target import Resolver
+from pipelines.results.sides import EVALUATIONS, evaluations, read_answers
 from stages.contracts.family import ROOT
 from stages.reporting.markup import printable
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from stages.evaluation.answers import Answer, Answered
     from stages.evaluation.contest import Contest
 
-EVALUATIONS = "artifacts/evaluations"
 _MARKS = {True: "right", False: "wrong", None: ""}
 _ENDINGS = {"length": "cut off", "failed": "environment failed"}
 
@@ -167,27 +165,16 @@ def _answers(root: Path, policy: str) -> "list[Answered]":
 
 def _recorded_answers(root: Path, policy: str) -> "list[Answered]":
     """The answers of an evaluation in the dvc.lock of a commit, tag or experiment."""
-    from stages.evaluation import folder
-
     repository = Repository(root)
     run_index = gather(repository)
     lock, name = Resolver(run_index, root).revision(policy)
     assert lock is not None
-    outs = [out for stage_run in lock.stages.values() for out in stage_run.outs.items()]
-    recorded = {Path(path).name: Artifact(path, digest) for path, digest in outs if _is_one(path)}
+    recorded = evaluations(lock)
     if name not in recorded:
         known = ", ".join(sorted(recorded)) or "none"
         raise LockstepError(f"{policy}: no such policy was evaluated there; there are {known}")
-    files = Content(repository, run_index).files(recorded[name])
-    with tempfile.TemporaryDirectory() as named:
-        # In the cache, files are named by their hashes.
-        for file in (folder.GREEDY, folder.SAMPLED):
-            (Path(named) / file).symlink_to(files[file].resolve())
-        return folder.read(Path(named))
-
-
-def _is_one(path: str) -> bool:
-    return Path(path).parent == Path(EVALUATIONS)
+    evaluation = recorded[name].required("evaluation", among_inputs=False)
+    return read_answers(Content(repository, run_index), evaluation)
 
 
 def _select(everything: list[Sample], which: str | None, task: str | None) -> list[Sample]:

@@ -6,15 +6,17 @@ warnings as well, is not shown beside what is new.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pipelines.base.console import describe_warnings, seconds
+from pipelines.base.console import ago, describe_warnings, seconds
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.driver.activity import progress_of, why_it_waits
 from pipelines.dvc_repo.plan import current_plan
+from pipelines.dvc_repo.queue import QueuedExperiment
 from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.state import PAUSED, State
 from pipelines.runs.current_jobs import CurrentJobs, StageJob
@@ -25,6 +27,7 @@ from pipelines.tracking.cursor import StageCursor
 from pipelines.tracking.health import Health
 from stages.contracts.catalog import bind_all
 from stages.health import Symptom
+from stages.reporting.markup import printable
 
 UP_TO_DATE = "up to date"
 RESTORED = "restored"
@@ -212,6 +215,20 @@ def render(statuses: list[StageStatus]) -> str:
                 lines.append(f"{status.stage}: MLflow {status.mlflow_url or status.mlflow_run}")
         lines += [f"{status.stage}: warning: {symptom}" for symptom in status.warnings]
     return "\n".join(lines)
+
+
+def render_queue(queue: Sequence[QueuedExperiment]) -> str:
+    """DVC's queue, a line for each experiment with what is different about it."""
+    states = max(len(each.state) for each in queue)
+    names = max(len(each.name) for each in queue)
+    lines = []
+    for each in queue:
+        changes = ", ".join(f"{key}={value}" for key, value in each.changes.items())
+        line = f"  {each.state:<{states}}  {each.name:<{names}}  {ago(each.created)}  {changes}"
+        lines.append(printable(" ".join(line.splitlines())).rstrip())
+    waiting = any(each.state == "queued" for each in queue)
+    idle = waiting and not any(each.state == "running" for each in queue)
+    return "\n".join(["experiments", *lines, *(["`dvc queue start` runs them"] if idle else [])])
 
 
 def _row(status: StageStatus) -> tuple[str, ...]:

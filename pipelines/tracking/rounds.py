@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pipelines.base.repository import Repository
 from pipelines.ledger.entry import Entry
 from pipelines.ledger.state import State
-from pipelines.tracking import openlineage
+from pipelines.tracking import notify, openlineage
 from pipelines.tracking.cursor import (
     Group,
     ParentCursor,
@@ -197,6 +197,8 @@ def ship_all(
     if openlineage.is_configured(repository):
         scan = Scan(repository)
         emitter.wait(lambda: any(scan.owing()), deadline, emitter_before)
+    if repository.shared_home != repository.home:
+        notify.wait_until_told(repository, deadline)
     if is_switched_off():
         return []
     scanner = Scanner(repository)

@@ -7,7 +7,7 @@ import os
 
 from pipelines.base.background import Background
 from pipelines.base.repository import Repository
-from pipelines.tracking import openlineage
+from pipelines.tracking import notify, openlineage
 from pipelines.tracking.cursor import store_address, unshipped
 
 SWITCH = "LOCKSTEP_TRACKING"
@@ -21,15 +21,17 @@ def is_switched_off() -> bool:
 
 
 def start_shipper(repository: Repository) -> None:
-    """Make sure that a shipper runs, and OpenLineage's emitter; returns at once, never fails."""
+    """Make sure that a shipper runs, OpenLineage's emitter and the notifier; returns at once."""
+    notify.start_notifier(repository)
     openlineage.start_emitter(repository)
     if not is_switched_off():
         shipper_process(repository).start()
 
 
 def problem(repository: Repository) -> str | None:
-    """What prevents sending to MLflow or OpenLineage, for the user."""
-    problems = [_mlflow_problem(repository), openlineage.problem(repository)]
+    """What prevents sending to MLflow or OpenLineage, or telling somebody, for the user."""
+    of_others = [openlineage.problem(repository), notify.problem(repository)]
+    problems = [_mlflow_problem(repository), *of_others]
     return "\n".join(filter(None, problems)) or None
 
 

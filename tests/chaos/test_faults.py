@@ -180,7 +180,7 @@ def test_a_clock_that_is_set_back_changes_nothing(
     prepared.set_params(sft__epochs=2)
     clock.write_text(str(-2 * DAY_S))
     prepared.run("lockstep", "run", "sft", **wrong)
-    rows = json.loads(prepared.run("lockstep", "status", "--json", **wrong).stdout)
+    rows = json.loads(prepared.run("lockstep", "status", "--json", **wrong).stdout)["stages"]
     row = next(row for row in rows if row["stage"] == "sft")
     assert (row["state"], row["attempts"]) == ("up to date", 1)
     prepared.set_params(sft__epochs=epochs(peaceful_root))

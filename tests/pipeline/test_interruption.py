@@ -227,7 +227,7 @@ def test_a_second_pipeline_in_the_clone_is_refused_and_the_first_goes_on(long_sf
 
 def test_status_and_logs_answer_while_dvc_holds_its_locks(long_sft: Any) -> None:
     driver, _ = long_sft.start_training()
-    rows = json.loads(long_sft.run("lockstep", "status", "--json").stdout)
+    rows = json.loads(long_sft.run("lockstep", "status", "--json").stdout)["stages"]
     row = next(row for row in rows if row["stage"] == "sft")
     assert row["state"] == "running"
     assert row["elapsed"] > 0

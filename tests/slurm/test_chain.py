@@ -12,7 +12,7 @@ from tests.waiting import ended, stop, succeeded
 
 
 def states(clone: Any) -> dict[str, str]:
-    rows = json.loads(clone.run("lockstep", "status", "--json").stdout)
+    rows = json.loads(clone.run("lockstep", "status", "--json").stdout)["stages"]
     return {row["stage"]: row["state"] for row in rows}
 
 
