@@ -103,7 +103,8 @@ def test_a_dry_run_prints_every_script_and_submits_nothing(tiny_clone: Any) -> N
     assert script.count("#!/bin/bash") == 9
     assert "#SBATCH --gpus-per-node=8" in script
     assert "tail -F" in script
-    assert {row["state"] for row in json.loads(_status(tiny_clone))["stages"]} <= {"stale", "waiting"}
+    stages = json.loads(_status(tiny_clone))["stages"]
+    assert {row["state"] for row in stages} <= {"stale", "waiting"}
 
 
 def _status(clone: Any) -> str:
