@@ -204,6 +204,7 @@ def test_a_verifiers_without_load_environment_is_named(tmp_path):
     """As from 0.4.0 on: a stand-in, since one environment has one version."""
     (tmp_path / "own.py").write_text(MODULE)
     (tmp_path / "verifiers.py").write_text("__version__ = '0.4.0'\n")
+    (tmp_path / "verifiers_toys.py").write_text("")
     with closing(Episodes(tmp_path, "NoPackage")) as episodes:
         [answer] = episodes.begin(row())
     assert "verifiers 0.4.0 has no load_environment: pip install 'verifiers>=0.1.14,<0.4'" in str(
