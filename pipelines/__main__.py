@@ -7,7 +7,7 @@ environment was installed from.
 import sys
 
 try:
-    if sys.argv[1:2] == ["stage"]:
+    if sys.argv[1:2] == ["stage"] and len(sys.argv) == 3:  # as in dvc.yaml, without options
         from pipelines.warm.stage import run_forked
 
         if (status := run_forked(sys.argv[1:])) is not None:

@@ -19,7 +19,7 @@ from pipelines.config.params import PARAMS_FILE, load_params
 from pipelines.config.strict_yaml import load_yaml
 from stages.contracts.params import Params
 
-_OTHER_FILE = re.compile(r"(?P<file>[^=:\[{'\"]+\.\w+):(?=[+~]*[\w@.]+(=|$))")
+_OTHER_FILE = re.compile(r"(?P<file>[^=:\[{'\"]+\.\w+):(?=[+~]*[\w@.-]+(=|$))")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def _apply(path: Path, settings: Sequence[str]) -> None:
     from dvc.exceptions import InvalidArgumentError
     from dvc.utils.hydra import apply_overrides, to_hydra_overrides
     from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     known = list(_keys(load_yaml(path)))
     for setting in settings:
@@ -67,7 +68,7 @@ def _apply(path: Path, settings: Sequence[str]) -> None:
             if parsed.is_sweep_override():
                 raise LockstepError(f"-S {setting}: several values; plan one at a time")
             apply_overrides(path, [setting])
-        except (InvalidArgumentError, HydraException) as error:
+        except (InvalidArgumentError, HydraException, OmegaConfBaseException) as error:
             reason = str(error.__cause__ or error).split("\n")[0]
             raise LockstepError(f"-S {setting}: {_explain(setting, known) or reason}") from None
 

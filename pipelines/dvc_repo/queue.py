@@ -43,12 +43,13 @@ def queued_experiments(root: Path) -> list[QueuedExperiment]:
         return []
     logging.getLogger("dvc").setLevel(logging.ERROR)
     from dvc.exceptions import DvcException
+    from scmrepo.exceptions import SCMError
 
     try:
         with open_repo(root) as repo:
             queue = repo.experiments.celery_queue
             rows = [row for row in queue.status() if row["status"].lower() != DONE]
-    except (DvcException, OSError, ValueError, KeyError) as error:
+    except (DvcException, SCMError, OSError, ValueError, KeyError) as error:
         raise LockstepError(
             f"DVC's queue of experiments cannot be read ({error}): `dvc queue status` says more"
         ) from None

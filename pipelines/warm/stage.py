@@ -80,7 +80,7 @@ def _fork(arguments: list[str], socket_of_driver: socket.socket) -> Forked | Non
         request = Request.from_here("pipelines", arguments, dict(os.environ), str(Path.cwd()))
         files = [0, 1, 2, socket_of_driver.fileno()]
         return fork_if_ready(repository, identity, request, files)
-    except (LockstepError, OSError):
+    except (LockstepError, OSError, ValueError):
         return None  # what is wrong, the driver itself says better
 
 

@@ -104,6 +104,9 @@ def test_settings_may_change_the_graph(clone: Clone, capsys, setting: str, addre
         ("rl.iterations.iter_001.policy=none", "neither 'sft' nor a policy above"),
         ("prepare.folder=artifacts/x", "which is computed after prepare"),
         ("seed={", "-S seed={: "),
+        ("seed=${nowhere}", "-S seed=${nowhere}: "),
+        ("seed=???", "-S seed=???: "),
+        ("params.yaml:rl.iterations.iter-9.policy=sft", "there is no param rl.iterations.iter-9"),
     ],
 )
 def test_a_setting_that_is_wrong_is_refused_by_name(clone: Clone, capsys, setting, expected):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,12 +95,23 @@ def test_experiments_are_queued_run_and_fail_with_what_is_different_about_them(
         dvc(clone, "queue", "stop")
 
 
-def test_a_queue_that_cannot_be_read_is_said_and_the_stages_are_shown(
-    clone: Recorded, capsys: pytest.CaptureFixture[str]
-):
+def tear_a_message(clone: Recorded) -> None:
     broker = clone.root / FOLDER / "broker/in"
     broker.mkdir(parents=True)
     (broker / "1.x.celery.msg").write_text("torn")
+
+
+def lose_the_commit(clone: Recorded) -> None:
+    dvc(clone, "exp", "run", "-q", "--queue", "-S", "policy_update.learning_rate=0.5")
+    commit = clone.git("rev-parse", "refs/exps/celery/stash")
+    (clone.root / ".git/objects" / commit[:2] / commit[2:]).unlink()
+
+
+@pytest.mark.parametrize("damage", [tear_a_message, lose_the_commit])
+def test_a_queue_that_cannot_be_read_is_said_and_the_stages_are_shown(
+    clone: Recorded, capsys: pytest.CaptureFixture[str], damage: Callable[[Recorded], None]
+):
+    damage(clone)
     assert main(["status", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["stages"]
