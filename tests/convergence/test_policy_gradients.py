@@ -183,7 +183,7 @@ def test_the_word_is_not_found_without_the_key_term(
 
 @pytest.fixture
 def one_position_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.engines.forward.inference.collate", collate_one_off)
+    monkeypatch.setattr("stages.data.segments.collate", collate_one_off)
 
 
 GRPO = next(case for case in CASES if case.algorithm == "grpo")

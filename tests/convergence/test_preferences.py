@@ -34,7 +34,7 @@ class Case:
     loss: str
     beta: float
     batch_size: int
-    collates: str = "pairs"
+    collates: str = "data.segments"
     label_smoothing: float = 0.0
 
 
@@ -46,7 +46,7 @@ CASES = [
     Case("apo_zero", beta=0.1, batch_size=16),
     Case("simpo", beta=0.1, batch_size=16),
     Case("orpo", beta=1.0, batch_size=16),
-    Case("kto", beta=1.0, batch_size=32, collates="unpaired"),
+    Case("kto", beta=1.0, batch_size=32, collates="learning.unpaired"),
 ]
 BY_LOSS = pytest.mark.parametrize("case", CASES, ids=[case.loss for case in CASES])
 
@@ -135,7 +135,7 @@ def test_log_probs_read_one_position_off_teach_no_style(
 ) -> None:
     runner = run_of(case, either_style, tmp_path)
     with monkeypatch.context() as patched:
-        for module in (f"stages.learning.{case.collates}", "stages.engines.forward.inference"):
+        for module in {f"stages.{case.collates}", "stages.data.segments"}:
             patched.setattr(f"{module}.collate", collate_one_off)
         learn(runner)
     assert share_of_style(runner, LEARNT) < NO_STYLE

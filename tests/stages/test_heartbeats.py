@@ -82,7 +82,8 @@ def test_weights_that_one_rank_sends_to_samplers_do_not_count(begun, tmp_path):
         return Bridge(ctx, beats, dist.HashStore(), timedelta(seconds=60))
 
     sender, other = bridge(hangs), bridge(waiting)
-    sender.send(lambda: ((name, torch.ones(2)) for name in "abc"))
+    forms = [(name, torch.Size([2]), torch.float32) for name in "abc"]
+    sender.send(forms, ((name, torch.ones(2)) for name in "abc"))
     other.same([], source=0)
     with waiting.waiting():
         until(lambda: said, "it gives up")
