@@ -1,11 +1,12 @@
 """Two policies prompt by prompt: who wins, and which samples changed sides.
 
 Everything here is of the prompts that both answered, and paired: the error of a difference is that
-of the differences. Where nothing says what is right, a sample changes sides by its reward.
+of the differences. Where nothing says what is right, a sample changes sides by its reward. Rewards
+that were given by different sources are not compared, nor is correctness that was judged by them.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,7 +60,15 @@ class Pair:
         return {**shown, "num_changed": len(self.changed), "changed": shown["changed"][:limit]}
 
 
-def pair_up(old: int, new: int, before: "Sequence[Answered]", after: "Sequence[Answered]") -> Pair:
+def pair_up(
+    old: int,
+    new: int,
+    before: "Sequence[Answered]",
+    after: "Sequence[Answered]",
+    *,
+    same_reward: bool = True,
+    same_judge: bool = True,
+) -> Pair:
     """Two policies' answers; those to prompts of one alone are only counted."""
     from stages.evaluation.contest import contest
     from stages.evaluation.measures import against
@@ -72,9 +81,13 @@ def pair_up(old: int, new: int, before: "Sequence[Answered]", after: "Sequence[A
     lacking = (len(before) - len(theirs), len(after) - len(mine))
     if not shared:
         return Pair(old, new, 0, *lacking, {}, None, {}, ())
+    if not same_judge:
+        mine, theirs = _unjudged(mine), _unjudged(theirs)
     pairs = comparison.pair_up(theirs, mine)
-    numbers: dict[str, float] = dict(against(mine, contest(mine, theirs)))
+    numbers: dict[str, float] = dict(against(mine, contest(mine, theirs))) if same_reward else {}
     judged = [pair for pair in pairs if pair.outcome.is_judged]
+    if not same_reward:
+        pairs = judged
     if judged:
         right = [
             sum(bool(p.greedy.correct) for p in side)
@@ -82,6 +95,8 @@ def pair_up(old: int, new: int, before: "Sequence[Answered]", after: "Sequence[A
         ]
         numbers["accuracy_gain"] = (right[1] - right[0]) / len(judged)
         numbers |= error_metric("accuracy_gain", comparison.accuracy_gain_error(pairs))
+    if not pairs:
+        return Pair(old, new, len(shared), *lacking, {}, None, {}, ())
     kinds = (
         (comparison.Outcome.IMPROVED, comparison.Outcome.REGRESSED)
         if judged
@@ -96,7 +111,7 @@ def pair_up(old: int, new: int, before: "Sequence[Answered]", after: "Sequence[A
     return Pair(
         old,
         new,
-        len(pairs),
+        len(shared),
         *lacking,
         numbers,
         comparison.judge(pairs).value,
@@ -114,6 +129,10 @@ def pair_up(old: int, new: int, before: "Sequence[Answered]", after: "Sequence[A
             for pair in changed
         ),
     )
+
+
+def _unjudged(answered: "Iterable[Answered]") -> "list[Answered]":
+    return [replace(item, greedy=replace(item.greedy, correct=None)) for item in answered]
 
 
 def _by_prompt(item: "Answered") -> str:

@@ -124,8 +124,16 @@ def compare(repository: Repository, names: Sequence[str]) -> Comparison:
     pairs = []
     for (i, one), (j, other) in combinations(enumerate(answers), 2):
         if one is not None and other is not None:
-            pair = pair_up(i, j, one, other)
+            pair = pair_up(
+                i,
+                j,
+                one,
+                other,
+                same_reward=sides[i].rewarded_by() == sides[j].rewarded_by(),
+                same_judge=sides[i].judged_by() == sides[j].judged_by(),
+            )
             pairs.append(pair)
+            reader.note_other_sources(sides[i], sides[j])
             if pair.only_in_old or pair.only_in_new:
                 reader.note(
                     f"{sides[i].name} and {sides[j].name} were evaluated on different prompts: "
@@ -152,6 +160,20 @@ class _Reader:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    def note_other_sources(self, old: Side, new: Side) -> None:
+        both = f"{old.name} and {new.name}"
+        if old.rewarded_by() != new.rewarded_by():
+            self.note(
+                f"{both} were rewarded by different sources, or versions of one, so their rewards "
+                "and wins are not compared prompt by prompt, nor are those among the metrics "
+                "comparable"
+            )
+        if old.judged_by() != new.judged_by():
+            self.note(
+                f"what is right was judged differently for {both}, so their correctness is not "
+                "compared prompt by prompt, nor is the accuracy among the metrics comparable"
+            )
 
     def answers(self, side: Side) -> "list[Answered] | None":
         try:

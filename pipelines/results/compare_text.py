@@ -113,9 +113,11 @@ def _pair(pair: Pair, names: Sequence[str], limit: int | None) -> str:
     old, new = names[pair.old], names[pair.new]
     if not pair.num_prompts:
         return f"{new} against {old}: no held-out prompt was answered by both"
-    lines = [f"{new} against {old}: {pair.outcome}, over {pair.num_prompts:,} prompts"]
+    outcome = pair.outcome or "not compared"
+    lines = [f"{new} against {old}: {outcome}, over {pair.num_prompts:,} prompts"]
     rows = [(label, text) for label, text in pair_numbers(pair) if text]
-    lines += ["  " + line for line in _table(rows, right=False).split("\n")]
+    if rows:
+        lines += ["  " + line for line in _table(rows, right=False).split("\n")]
     shown = pair.changed[:limit]
     width = max(len(old), len(new))
     for sample in shown:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 EVALUATIONS = "artifacts/evaluations"
 _POLICIES = "artifacts/policies"
+_REWARDS = "artifacts/rewards"
 _MOST_STEPS = 10_000
 """A chain of parents that is longer has a loop in it, which only an edited dvc.lock has."""
 
@@ -58,6 +59,21 @@ class Side:
     def evaluation(self, policy: str) -> StageRun | None:
         """The stage run that evaluated a policy."""
         return evaluations(self.lock).get(policy)
+
+    def rewarded_by(self) -> tuple[object, ...]:
+        """The source of the rewards of its evaluation, with its hash."""
+        return self._source("rl.reward")
+
+    def judged_by(self) -> tuple[object, ...]:
+        """The source that said what is right, with its hash, and from which reward on."""
+        return self._source("evaluate.correct", "evaluate.correct_at")
+
+    def _source(self, name: str, *more: str) -> tuple[object, ...]:
+        stage_run = self.evaluation(self.policy)
+        if stage_run is None:
+            return ()
+        source, *others = (stage_run.params.get(key) for key in (name, *more))
+        return source, stage_run.inputs.get(f"{_REWARDS}/{source}"), *others
 
 
 def evaluations(lock: Lock) -> dict[str, StageRun]:

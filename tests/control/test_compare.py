@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pipelines.commands.cli import main
+from stages.evaluation.answers import Answered
 from tests.control.recorded_policies import Recorded, folder_of
 from tests.evaluation.cases import POLICY, REFERENCE, RIGHT, answer, answered, votes
 from tests.lineage.world import Page
@@ -269,3 +271,63 @@ def snapshot(root: Path) -> dict[str, tuple[int, int]]:
         for path in root.rglob("*")
         if path.is_file() and ".lockstep" not in path.parts
     }
+
+
+SCORED = """\
+    deps:
+      - artifacts/policies/sft/model
+      - artifacts/rewards/reward_model
+      - artifacts/rewards/verifier
+    params: [rl.reward, evaluate]
+    outs: [artifacts/evaluations/sft]
+"""
+
+
+def record_scored(
+    clone: Recorded, tag: str, reward: str, correct: str, answers: Sequence[Answered]
+) -> None:
+    """The policy sft, evaluated with these sources."""
+    clone.params(0.1, "iter_001")
+    values = json.loads((clone.root / "params.yaml").read_text())
+    values["rl"]["reward"], values["evaluate"] = reward, {"correct": correct}
+    (clone.root / "params.yaml").write_text(json.dumps(values))
+    for name in ("verifier", "reward_model"):
+        source = clone.root / "artifacts/rewards" / name
+        source.mkdir(parents=True, exist_ok=True)
+        (source / "weights").write_text(name)
+    clone.policy("sft", answers)
+    clone.policy("iter_001", REFERENCE, REFERENCE)
+    clone.record(tag, tag)
+
+
+def test_rewards_and_judgements_of_different_sources_are_not_compared(
+    tmp_path: Path, monkeypatch, capsys
+):
+    clone = Recorded(tmp_path / "clone")
+    monkeypatch.chdir(clone.root)
+    graph = (clone.root / "dvc.yaml").read_text()
+    plain = "    deps: [artifacts/policies/sft/model]\n    outs: [artifacts/evaluations/sft]\n"
+    assert plain in graph
+    (clone.root / "dvc.yaml").write_text(graph.replace(plain, SCORED))
+    record_scored(clone, "model", "reward_model", "verifier", POLICY)
+    record_scored(clone, "again", "reward_model", "verifier", REFERENCE)
+    record_scored(clone, "verified", "verifier", "verifier", REFERENCE)
+    record_scored(clone, "neither", "verifier", "reward_model", POLICY)
+    shown = ask(capsys, "model:sft", "again:sft")
+    assert {"win_rate", "accuracy_gain"} <= set(shown["pairs"][0]["numbers"])
+    assert not any("differ" in note for note in shown["notes"])
+    shown = ask(capsys, "model:sft", "verified:sft")
+    [pair] = shown["pairs"]
+    assert set(pair["numbers"]) == {"accuracy_gain", "accuracy_gain_error"}
+    assert set(pair["counts"]) <= {"improved", "regressed", "still right", "still wrong"}
+    assert "rewarded by different sources" in shown["notes"][0]
+    shown = ask(capsys, "verified:sft", "neither:sft")
+    [pair] = shown["pairs"]
+    assert "win_rate" in pair["numbers"]
+    assert "accuracy_gain" not in pair["numbers"]
+    assert "what is right was judged differently" in shown["notes"][0]
+    shown = ask(capsys, "model:sft", "neither:sft")
+    [pair] = shown["pairs"]
+    assert (pair["outcome"], pair["numbers"], pair["changed"]) == (None, {}, [])
+    assert main(["compare", "model:sft", "neither:sft"]) == 0
+    assert "neither:sft against model:sft: not compared, over" in capsys.readouterr().out
