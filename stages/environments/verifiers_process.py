@@ -71,7 +71,9 @@ class Process:
         self._loop = asyncio.get_running_loop()
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._given_up: set[int] = set()
+        self._unanswered: set[int] = set()
+        """Of all that was asked. The thread that reads takes out what is answered: in a process of
+        `isolated.py` this loop stands still between two questions, and its timers do not."""
         self._mark = uuid.uuid4().hex
         self._ready: asyncio.Future[Popen[bytes]] = self._loop.create_future()
         self._lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -86,6 +88,7 @@ class Process:
             raise NoAnswer(f"{self.order}: its process has ended")
         number = next(self._numbers)
         self._waiting[number] = self._loop.create_future()
+        self._unanswered.add(number)
         try:
             self._say(process, {"n": number, **question})
             answer = await self._waiting[number]
@@ -104,14 +107,13 @@ class Process:
         await asyncio.wait({self._task})
 
     def _give_up(self, process: "Popen[bytes]", number: int) -> None:
-        self._given_up.add(number)
-        if self.usable and not self._loop.is_closed():
+        if number in self._unanswered and self.usable and not self._loop.is_closed():
             self._say(process, {"n": number, "cancel": True})
             self._loop.call_later(LETS_GO_S, self._end_if_held, number)
 
     def _end_if_held(self, number: int) -> None:
         """An episode that keeps the process busy keeps all others waiting."""
-        if number in self._given_up:
+        if number in self._unanswered:
             print(f"{self.order}: an episode did not let go of its process, which is ended")
             self._task.cancel()
 
@@ -168,20 +170,20 @@ class Process:
         assert process.stdout is not None
         with suppress(RuntimeError), process.stdout:
             for line in process.stdout:
-                self._loop.call_soon_threadsafe(self._lines.put_nowait, json.loads(line))
+                answer = json.loads(line)
+                self._unanswered.discard(answer.get("n"))
+                self._loop.call_soon_threadsafe(self._lines.put_nowait, answer)
             self._loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
     def _hear(self, answer: dict[str, Any]) -> None:
-        number = answer["n"]
-        self._given_up.discard(number)
-        waiting = self._waiting.get(number)
+        waiting = self._waiting.get(answer["n"])
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def _fail(self, problem: NoAnswer) -> None:
         """All that is asked, and whoever asks later."""
         self.usable = False
-        self._given_up.clear()
+        self._unanswered.clear()
         everyone: list[asyncio.Future[Any]] = [self._ready, *self._waiting.values()]
         for waiting in everyone:
             if not waiting.done():

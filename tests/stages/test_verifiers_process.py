@@ -1,0 +1,75 @@
+"""The process that plays environments of verifiers: stand-ins which read late, break off and hang."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from stages.environments import verifiers_process, verifiers_worker
+from stages.environments.environment import NoAnswer
+from stages.environments.verifiers_process import Order, Process
+from tests.waiting import TIMEOUT_S, until
+
+READY = """echo '{"ready": true}'; read order"""
+ANSWERS = """
+n=0
+while read question; do
+    case "$question" in
+        *cancel*) ;;
+        *) echo "{\\"n\\": $n, \\"reward\\": 1}"; n=$((n + 1)) ;;
+    esac
+done
+"""
+BREAKS_OFF = """read question; printf '{"n": 0, "rew'; kill -9 $$"""
+
+
+@pytest.fixture
+def order(tmp_path):
+    """For an interpreter that is this script, in place of Python's."""
+
+    def ordered(script, **arguments):
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        return Order(str(python), "toys", arguments, {}, (), tmp_path)
+
+    return ordered
+
+
+def played(order, play):
+    """What a coroutine makes of the process."""
+
+    async def in_a_loop():
+        process = Process(order)
+        try:
+            return await asyncio.wait_for(play(process), 60)
+        finally:
+            await process.close()
+
+    return asyncio.run(in_a_loop())
+
+
+def test_a_question_that_is_given_up_as_its_answer_comes_does_not_end_the_process(
+    order, monkeypatch
+):
+    """In whichever turn of the loop."""
+    monkeypatch.setattr(verifiers_process, "LETS_GO_S", 0.2)
+
+    async def play(process):
+        assert await process.ask({}) == {"n": 0, "reward": 1}
+        for turns in range(6):
+            question = asyncio.create_task(process.ask({}))
+            await asyncio.sleep(0)
+            time.sleep(0.2)  # the answer is there, and the loop stands still
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            question.cancel()
+            await asyncio.wait({question})
+        await asyncio.sleep(0.5)
+        return await process.ask({})
+
+    assert played(order(READY + ANSWERS), play)["reward"] == 1
