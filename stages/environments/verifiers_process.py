@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from subprocess import PIPE, Popen
 from threading import Thread
 from typing import Any
@@ -75,25 +76,27 @@ class Process:
         """Of all that was asked. The thread that reads takes out what is answered: in a process of
         `isolated.py` this loop stands still between two questions, and its timers do not."""
         self._mark = uuid.uuid4().hex
-        self._ready: asyncio.Future[Popen[bytes]] = self._loop.create_future()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
         self._lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         """What it says; None after the last."""
+        self._questions: SimpleQueue[bytes | None] = SimpleQueue()
+        """What it is told, a line each; None after the last."""
         self._task = self._loop.create_task(self._keep())
 
     async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Its answer; NoAnswer where it refuses. Whoever is cancelled gives up the question."""
         # Who waits for it may be cancelled; the others still need it.
-        process = await asyncio.shield(self._ready)
+        await asyncio.shield(self._ready)
         if not self.usable:
             raise NoAnswer(f"{self.order}: its process has ended")
         number = next(self._numbers)
         self._waiting[number] = self._loop.create_future()
         self._unanswered.add(number)
         try:
-            self._say(process, {"n": number, **question})
+            self._say({"n": number, **question})
             answer = await self._waiting[number]
         except asyncio.CancelledError:
-            self._give_up(process, number)
+            self._give_up(number)
             raise
         finally:
             self._waiting.pop(number, None)
@@ -106,9 +109,9 @@ class Process:
         self._task.cancel()
         await asyncio.wait({self._task})
 
-    def _give_up(self, process: "Popen[bytes]", number: int) -> None:
+    def _give_up(self, number: int) -> None:
         if number in self._unanswered and self.usable and not self._loop.is_closed():
-            self._say(process, {"n": number, "cancel": True})
+            self._say({"n": number, "cancel": True})
             self._loop.call_later(LETS_GO_S, self._end_if_held, number)
 
     def _end_if_held(self, number: int) -> None:
@@ -117,11 +120,8 @@ class Process:
             print(f"{self.order}: an episode did not let go of its process, which is ended")
             self._task.cancel()
 
-    def _say(self, process: "Popen[bytes]", message: Mapping[str, Any]) -> None:
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which is about to be heard
-            process.stdin.write(json.dumps(message).encode() + b"\n")
-            process.stdin.flush()
+    def _say(self, message: Mapping[str, Any]) -> None:
+        self._questions.put(json.dumps(message).encode() + b"\n")
 
     async def _keep(self) -> None:
         process = None
@@ -130,7 +130,7 @@ class Process:
             answer = await self._lines.get()
             if answer is None or "refused" in answer:
                 raise NoAnswer(f"{self.order}: {answer['refused'] if answer else _ended(process)}")
-            self._ready.set_result(process)
+            self._ready.set_result(None)
             while (answer := await self._lines.get()) is not None:
                 self._hear(answer)
             raise NoAnswer(f"{self.order}: {_ended(process)}")
@@ -138,6 +138,7 @@ class Process:
             self._fail(problem)
         finally:
             self._fail(NoAnswer(f"{self.order}: its process was ended"))
+            self._questions.put(None)
             if process is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -161,9 +162,18 @@ class Process:
             raise NoAnswer(f"{self.order}: {interpreter} does not start: {error}") from None
         names = ("environment", "arguments", "weights")
         order = {name: getattr(self.order, name) for name in names}
-        self._say(process, {**order, "folder": str(self.order.folder)})
-        Thread(target=self._read, args=(process,), daemon=True).start()
+        self._say({**order, "folder": str(self.order.folder)})
+        for talk in (self._write, self._read):
+            Thread(target=talk, args=(process,), daemon=True).start()
         return process
+
+    def _write(self, process: "Popen[bytes]") -> None:
+        """In a thread: a process that does not read keeps nobody else waiting."""
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:  # it has ended, which is heard elsewhere
+            while (line := self._questions.get()) is not None:
+                process.stdin.write(line)
+                process.stdin.flush()
 
     def _read(self, process: "Popen[bytes]") -> None:
         """In a thread: until the process has ended, or the loop."""

@@ -73,3 +73,16 @@ def test_a_question_that_is_given_up_as_its_answer_comes_does_not_end_the_proces
         return await process.ask({})
 
     assert played(order(READY + ANSWERS), play)["reward"] == 1
+
+
+def test_a_process_that_does_not_read_keeps_nobody_waiting(order):
+    """More than the pipe holds: whoever has a time limit is late, and no later."""
+
+    async def play(process):
+        questions = [process.ask({"play": "x" * 40_000}) for _ in range(8)]
+        done, late = await asyncio.wait(map(asyncio.ensure_future, questions), timeout=0.5)
+        for question in late:
+            question.cancel()
+        return len(done), len(late)
+
+    assert played(order(READY + "; exec sleep 10"), play) == (0, 8)
