@@ -58,6 +58,15 @@ class Order:
             )
         return path
 
+    def message(self) -> Mapping[str, Any]:
+        """For the process; NoAnswer where that cannot be told it."""
+        told = {name: getattr(self, name) for name in ("environment", "arguments", "weights")}
+        try:
+            json.dumps(told)
+        except (TypeError, ValueError) as error:
+            raise NoAnswer(f"{self}: its arguments and weights are not JSON: {error}") from None
+        return {**told, "folder": str(self.folder)}
+
     def __str__(self) -> str:
         return f"verifiers environment {self.environment!r} of {self.python}"
 
@@ -149,6 +158,7 @@ class Process:
         interpreter = self.order.interpreter()
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         passed |= {name: value_of(name) for name in self.order.env}
+        self._say(self.order.message())
         try:
             process = Popen(
                 [interpreter, verifiers_worker.__file__],
@@ -160,9 +170,6 @@ class Process:
             )
         except OSError as error:
             raise NoAnswer(f"{self.order}: {interpreter} does not start: {error}") from None
-        names = ("environment", "arguments", "weights")
-        order = {name: getattr(self.order, name) for name in names}
-        self._say({**order, "folder": str(self.order.folder)})
         for talk in (self._write, self._read):
             Thread(target=talk, args=(process,), daemon=True).start()
         return process

@@ -86,3 +86,9 @@ def test_a_process_that_does_not_read_keeps_nobody_waiting(order):
         return len(done), len(late)
 
     assert played(order(READY + "; exec sleep 10"), play) == (0, 8)
+
+
+def test_arguments_that_are_not_json_are_named_before_a_process_starts(order, tmp_path):
+    with pytest.raises(NoAnswer, match="'toys'.* not JSON: Object of type set is not"):
+        played(order("touch started; " + READY, size={1, 2}), lambda process: process.ask({}))
+    assert not (tmp_path / "started").exists()
