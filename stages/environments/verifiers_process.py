@@ -186,10 +186,13 @@ class Process:
         """In a thread: until the process has ended, or the loop."""
         assert process.stdout is not None
         with suppress(RuntimeError), process.stdout:
-            for line in process.stdout:
-                answer = json.loads(line)
-                self._unanswered.discard(answer.get("n"))
-                self._loop.call_soon_threadsafe(self._lines.put_nowait, answer)
+            try:
+                for line in process.stdout:
+                    answer = json.loads(line)
+                    self._unanswered.discard(answer.get("n"))
+                    self._loop.call_soon_threadsafe(self._lines.put_nowait, answer)
+            except ValueError:
+                process.kill()  # as it was, most likely, in the middle of an answer
             self._loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
     def _hear(self, answer: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from stages.environments.environment import NoAnswer
 from stages.environments.verifiers_process import Order, Process
 from tests.waiting import TIMEOUT_S, until
 
-READY = """echo '{"ready": true}'; read order"""
+READY = """echo '{"ready": true}'; read order; """
 ANSWERS = """
 n=0
 while read question; do
@@ -85,10 +85,16 @@ def test_a_process_that_does_not_read_keeps_nobody_waiting(order):
             question.cancel()
         return len(done), len(late)
 
-    assert played(order(READY + "; exec sleep 10"), play) == (0, 8)
+    assert played(order(READY + "exec sleep 10"), play) == (0, 8)
 
 
 def test_arguments_that_are_not_json_are_named_before_a_process_starts(order, tmp_path):
     with pytest.raises(NoAnswer, match="'toys'.* not JSON: Object of type set is not"):
         played(order("touch started; " + READY, size={1, 2}), lambda process: process.ask({}))
     assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("script", [READY + BREAKS_OFF, "echo Welcome; exec sleep 60"])
+def test_what_is_not_a_whole_answer_is_the_end_of_the_process(order, script):
+    with pytest.raises(NoAnswer, match="its process was ended by SIGKILL"):
+        played(order(script), lambda process: process.ask({}))
