@@ -59,26 +59,29 @@ async def _serve(questions: Any, answers: Any) -> None:
         return
     answer({"ready": True})
     loop = asyncio.get_running_loop()
-    tasks: dict[int, asyncio.Task[None]] = {}
+    tasks: dict[int, asyncio.Task[Mapping[str, Any]]] = {}
 
-    async def answered(message: Mapping[str, Any]) -> None:
-        n = message["n"]
+    async def answered(message: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            given = await player.answer(message)
+            return await player.answer(message)
         except Refusal as refusal:
-            given = {"refused": str(refusal)}
+            return {"refused": str(refusal)}
         except asyncio.CancelledError:
-            given = {"refused": "it was cancelled"}
+            raise
         except BaseException as error:  # also that it exits: an episode ends, not the process
-            given = {"refused": f"{type(error).__name__}: {error}"}
-        finally:
-            tasks.pop(n, None)
+            return {"refused": f"{type(error).__name__}: {error}"}
+
+    def done(n: int, task: asyncio.Task[Mapping[str, Any]]) -> None:
+        """Also where it was cancelled before it began."""
+        del tasks[n]
+        given = {"refused": "it was cancelled"} if task.cancelled() else task.result()
         answer({"n": n, **given})
 
     def ask(message: Mapping[str, Any]) -> None:
         n = message["n"]
         if "cancel" not in message:
             tasks[n] = loop.create_task(answered(message))
+            tasks[n].add_done_callback(functools.partial(done, n))
         elif n in tasks:
             tasks[n].cancel()
 

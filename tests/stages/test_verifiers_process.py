@@ -12,7 +12,7 @@ import pytest
 from stages.environments import verifiers_process, verifiers_worker
 from stages.environments.environment import NoAnswer
 from stages.environments.verifiers_process import Order, Process
-from tests.waiting import TIMEOUT_S, until
+from tests.waiting import until
 
 READY = """echo '{"ready": true}'; read order; """
 ANSWERS = """
@@ -98,3 +98,68 @@ def test_arguments_that_are_not_json_are_named_before_a_process_starts(order, tm
 def test_what_is_not_a_whole_answer_is_the_end_of_the_process(order, script):
     with pytest.raises(NoAnswer, match="its process was ended by SIGKILL"):
         played(order(script), lambda process: process.ask({}))
+
+
+STAND_IN = """
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+
+class Rubric:
+    funcs, weights = (), ()
+
+
+class Environment:
+    rubric = Rubric()
+
+    async def run_rollout(self, row, *_):
+        if row["does"] == "block":
+            Path("blocks").touch()
+            while not Path("go").exists():
+                time.sleep(0.01)
+        else:
+            await asyncio.sleep(3600)
+        return {"reward": 1.0}
+
+
+def load_environment(*_):
+    return Environment()
+
+
+def OpenAIChatCompletionsClient(client):
+    return client
+
+
+def AsyncOpenAI(**_):
+    return contextlib.nullcontext()
+"""
+
+
+def test_what_is_cancelled_before_it_has_begun_is_answered(tmp_path):
+    for name in ("openai", "toys", "verifiers"):
+        (tmp_path / f"{name}.py").write_text(STAND_IN)
+    # Without packages, so that these are the ones that are found.
+    words, pipe = [sys.executable, "-S", verifiers_worker.__file__], subprocess.PIPE
+    with subprocess.Popen(
+        words, stdin=pipe, stdout=pipe, text=True, cwd=tmp_path, start_new_session=True
+    ) as worker:
+        limit = threading.Timer(60, worker.kill)
+        limit.start()
+
+        def say(**message):
+            worker.stdin.write(json.dumps(message) + "\n")
+            worker.stdin.flush()
+
+        say(environment="toys", arguments={}, weights={}, folder=str(tmp_path))
+        assert json.loads(worker.stdout.readline()) == {"ready": True}
+        say(n=1, play={"does": "block"}, base_url="")
+        until((tmp_path / "blocks").exists, "the loop stands still", at_work=worker)
+        say(n=2, play={"does": "wait"}, base_url="")
+        say(n=2, cancel=True)
+        time.sleep(0.5)  # for both to be heard
+        (tmp_path / "go").touch()
+        answers = [json.loads(worker.stdout.readline() or "{}") for _ in range(2)]
+        limit.cancel()
+    assert answers == [{"n": 1, "reward": 1.0}, {"n": 2, "refused": "it was cancelled"}]
