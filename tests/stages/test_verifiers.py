@@ -275,20 +275,22 @@ from stages.contracts.episodes import EpisodeParams
 from stages.environments.asking import Asking
 import json
 asking = Asking(EpisodeParams(answer_timeout=600), "own:Echo", Path(sys.argv[1]))
-asking.begin([asking.seat(json.loads(sys.argv[2]), 0)]).result()
-print("begun", flush=True)
+seats = [asking.seat(json.loads(sys.argv[2]), 0)]
+asking.begin(seats).result()
+print(asking.step(seats, ["a"]).result()[0].text, flush=True)
 sys.stdin.read()
 """
 
 
-def test_the_process_ends_with_a_stage_that_is_killed(folder):
-    words = [sys.executable, "-c", STAGE, str(folder), json.dumps(row())]
+def test_the_process_ends_with_a_stage_that_is_killed_and_so_does_what_it_has_started(folder):
+    words = [sys.executable, "-c", STAGE, str(folder), json.dumps(row(does="daemon"))]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as stage:
-        assert stage.stdout.readline() == "begun\n"
+        daemon = psutil.Process(int(stage.stdout.readline()))
         [process] = psutil.Process(stage.pid).children()
         stage.send_signal(signal.SIGKILL)
         until(lambda: not process.is_running(), "the process has ended")
+        until(lambda: not daemon.is_running(), "the daemon has ended")
 
 
 def test_prompts_are_the_rows_of_its_dataset_with_its_tools(folder, capsys):
