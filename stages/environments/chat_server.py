@@ -109,6 +109,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # whoever asks has ended, be it between two requests
+            super().handle()
+
     def do_GET(self) -> None:
         key, _, what = self.path.strip("/").partition("/")
         if what == "v1/models" and key in self._receivers:
@@ -147,9 +151,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
-        with suppress(ConnectionError):  # whoever asked has ended
-            self.end_headers()
-            self.wfile.write(body)
+        self.end_headers()
+        self.wfile.write(body)
 
 
 def _token(id: int, logprob: float) -> Mapping[str, Any]:

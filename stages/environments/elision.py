@@ -42,6 +42,11 @@ class History:
     """What the policy reads there, after the prompt."""
 
     @property
+    def segment(self) -> tuple[int, Sequence[int]]:
+        """Where the newest segment begins, and what the policy reads there, after the prompt."""
+        return (self.starts[-1], self.histories[-1]) if self.starts else (0, ())
+
+    @property
     def num_unread(self) -> int:
         return sum(each.saved > 0 for each in self.observations[: self.num_elided])
 

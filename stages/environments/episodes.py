@@ -197,8 +197,8 @@ class _Turn:
             return text
         end = episode.turn_ends[-1] + 1
         place = end - len(self.ids), end
-        prompt_ids = episode.request.prompt_ids
-        return Spoken.of(text, Sampled(prompt_ids, episode.ids, episode.logprobs, *place))
+        said = episode.request.prompt_ids, episode.ids, episode.logprobs
+        return Spoken.of(text, Sampled(*said, *place, *episode.history.segment))
 
 
 def _seat(arena: Arena, row: Mapping[str, Any]) -> Seat:

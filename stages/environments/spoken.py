@@ -20,11 +20,15 @@ class Sampled:
     start: int
     end: int
     """The turn's place among them."""
+    segment_start: int = 0
+    """From here on the policy read the ids as they are (elision.py)."""
+    history: Sequence[int] = ()
+    """What it read in place of those before."""
 
     @property
     def context(self) -> list[int]:
         """All that the policy had read."""
-        return [*self.prompt_ids, *self.ids[: self.start]]
+        return [*self.prompt_ids, *self.history, *self.ids[self.segment_start : self.start]]
 
     @property
     def turn(self) -> list[int]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from subprocess import PIPE, Popen
 from threading import Thread
 from typing import Any
@@ -57,6 +58,15 @@ class Order:
             )
         return path
 
+    def message(self) -> Mapping[str, Any]:
+        """For the process; NoAnswer where that cannot be told it."""
+        told = {name: getattr(self, name) for name in ("environment", "arguments", "weights")}
+        try:
+            json.dumps(told)
+        except (TypeError, ValueError) as error:
+            raise NoAnswer(f"{self}: its arguments and weights are not JSON: {error}") from None
+        return {**told, "folder": str(self.folder)}
+
     def __str__(self) -> str:
         return f"verifiers environment {self.environment!r} of {self.python}"
 
@@ -71,26 +81,31 @@ class Process:
         self._loop = asyncio.get_running_loop()
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._given_up: set[int] = set()
+        self._unanswered: set[int] = set()
+        """Of all that was asked. The thread that reads takes out what is answered: in a process of
+        `isolated.py` this loop stands still between two questions, and its timers do not."""
         self._mark = uuid.uuid4().hex
-        self._ready: asyncio.Future[Popen[bytes]] = self._loop.create_future()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
         self._lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         """What it says; None after the last."""
+        self._questions: SimpleQueue[bytes | None] = SimpleQueue()
+        """What it is told, a line each; None after the last."""
         self._task = self._loop.create_task(self._keep())
 
     async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Its answer; NoAnswer where it refuses. Whoever is cancelled gives up the question."""
         # Who waits for it may be cancelled; the others still need it.
-        process = await asyncio.shield(self._ready)
+        await asyncio.shield(self._ready)
         if not self.usable:
             raise NoAnswer(f"{self.order}: its process has ended")
         number = next(self._numbers)
         self._waiting[number] = self._loop.create_future()
+        self._unanswered.add(number)
         try:
-            self._say(process, {"n": number, **question})
+            self._say({"n": number, **question})
             answer = await self._waiting[number]
         except asyncio.CancelledError:
-            self._give_up(process, number)
+            self._give_up(number)
             raise
         finally:
             self._waiting.pop(number, None)
@@ -103,23 +118,19 @@ class Process:
         self._task.cancel()
         await asyncio.wait({self._task})
 
-    def _give_up(self, process: "Popen[bytes]", number: int) -> None:
-        self._given_up.add(number)
-        if self.usable and not self._loop.is_closed():
-            self._say(process, {"n": number, "cancel": True})
+    def _give_up(self, number: int) -> None:
+        if number in self._unanswered and self.usable and not self._loop.is_closed():
+            self._say({"n": number, "cancel": True})
             self._loop.call_later(LETS_GO_S, self._end_if_held, number)
 
     def _end_if_held(self, number: int) -> None:
         """An episode that keeps the process busy keeps all others waiting."""
-        if number in self._given_up:
+        if number in self._unanswered:
             print(f"{self.order}: an episode did not let go of its process, which is ended")
             self._task.cancel()
 
-    def _say(self, process: "Popen[bytes]", message: Mapping[str, Any]) -> None:
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which is about to be heard
-            process.stdin.write(json.dumps(message).encode() + b"\n")
-            process.stdin.flush()
+    def _say(self, message: Mapping[str, Any]) -> None:
+        self._questions.put(json.dumps(message).encode() + b"\n")
 
     async def _keep(self) -> None:
         process = None
@@ -128,7 +139,7 @@ class Process:
             answer = await self._lines.get()
             if answer is None or "refused" in answer:
                 raise NoAnswer(f"{self.order}: {answer['refused'] if answer else _ended(process)}")
-            self._ready.set_result(process)
+            self._ready.set_result(None)
             while (answer := await self._lines.get()) is not None:
                 self._hear(answer)
             raise NoAnswer(f"{self.order}: {_ended(process)}")
@@ -136,6 +147,7 @@ class Process:
             self._fail(problem)
         finally:
             self._fail(NoAnswer(f"{self.order}: its process was ended"))
+            self._questions.put(None)
             if process is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -146,6 +158,7 @@ class Process:
         interpreter = self.order.interpreter()
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         passed |= {name: value_of(name) for name in self.order.env}
+        self._say(self.order.message())
         try:
             process = Popen(
                 [interpreter, verifiers_worker.__file__],
@@ -157,31 +170,40 @@ class Process:
             )
         except OSError as error:
             raise NoAnswer(f"{self.order}: {interpreter} does not start: {error}") from None
-        names = ("environment", "arguments", "weights")
-        order = {name: getattr(self.order, name) for name in names}
-        self._say(process, {**order, "folder": str(self.order.folder)})
-        Thread(target=self._read, args=(process,), daemon=True).start()
+        for talk in (self._write, self._read):
+            Thread(target=talk, args=(process,), daemon=True).start()
         return process
+
+    def _write(self, process: "Popen[bytes]") -> None:
+        """In a thread: a process that does not read keeps nobody else waiting."""
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:  # it has ended, which is heard elsewhere
+            while (line := self._questions.get()) is not None:
+                process.stdin.write(line)
+                process.stdin.flush()
 
     def _read(self, process: "Popen[bytes]") -> None:
         """In a thread: until the process has ended, or the loop."""
         assert process.stdout is not None
         with suppress(RuntimeError), process.stdout:
-            for line in process.stdout:
-                self._loop.call_soon_threadsafe(self._lines.put_nowait, json.loads(line))
+            try:
+                for line in process.stdout:
+                    answer = json.loads(line)
+                    self._unanswered.discard(answer.get("n"))
+                    self._loop.call_soon_threadsafe(self._lines.put_nowait, answer)
+            except ValueError:
+                process.kill()  # as it was, most likely, in the middle of an answer
             self._loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
     def _hear(self, answer: dict[str, Any]) -> None:
-        number = answer["n"]
-        self._given_up.discard(number)
-        waiting = self._waiting.get(number)
+        waiting = self._waiting.get(answer["n"])
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def _fail(self, problem: NoAnswer) -> None:
         """All that is asked, and whoever asks later."""
         self.usable = False
-        self._given_up.clear()
+        self._unanswered.clear()
         everyone: list[asyncio.Future[Any]] = [self._ready, *self._waiting.values()]
         for waiting in everyone:
             if not waiting.done():

@@ -15,6 +15,7 @@ it has started.
 """
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -24,6 +25,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -34,6 +36,9 @@ VERSIONS = "verifiers>=0.1.14,<0.4"
 """Which have `load_environment`, and clients that are told where the model is."""
 SAYS_NOTHING = "EmptyModelResponseError"
 """What verifiers calls a turn without a word: it is the policy's fault, and scored as it is."""
+MARK_VARIABLE = "LOCKSTEP_KEPT"
+"""Marks all that this process starts, as rewards/keeper.py has it."""
+END_S, POLL_S = 10.0, 0.01
 _raised: ContextVar[list[str]] = ContextVar("_raised")
 """What reward functions of an episode raised: verifiers makes a reward of 0 of it."""
 
@@ -59,26 +64,29 @@ async def _serve(questions: Any, answers: Any) -> None:
         return
     answer({"ready": True})
     loop = asyncio.get_running_loop()
-    tasks: dict[int, asyncio.Task[None]] = {}
+    tasks: dict[int, asyncio.Task[Mapping[str, Any]]] = {}
 
-    async def answered(message: Mapping[str, Any]) -> None:
-        n = message["n"]
+    async def answered(message: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            given = await player.answer(message)
+            return await player.answer(message)
         except Refusal as refusal:
-            given = {"refused": str(refusal)}
+            return {"refused": str(refusal)}
         except asyncio.CancelledError:
-            given = {"refused": "it was cancelled"}
+            raise
         except BaseException as error:  # also that it exits: an episode ends, not the process
-            given = {"refused": f"{type(error).__name__}: {error}"}
-        finally:
-            tasks.pop(n, None)
+            return {"refused": f"{type(error).__name__}: {error}"}
+
+    def done(n: int, task: asyncio.Task[Mapping[str, Any]]) -> None:
+        """Also where it was cancelled before it began."""
+        del tasks[n]
+        given = {"refused": "it was cancelled"} if task.cancelled() else task.result()
         answer({"n": n, **given})
 
     def ask(message: Mapping[str, Any]) -> None:
         n = message["n"]
         if "cancel" not in message:
             tasks[n] = loop.create_task(answered(message))
+            tasks[n].add_done_callback(functools.partial(done, n))
         elif n in tasks:
             tasks[n].cancel()
 
@@ -86,7 +94,7 @@ async def _serve(questions: Any, answers: Any) -> None:
         for line in questions:
             loop.call_soon_threadsafe(ask, json.loads(line))
         # Nobody waits for an answer any more.
-        os.killpg(0, signal.SIGKILL)
+        _end_all()
 
     threading.Thread(target=listen, daemon=True).start()
     await asyncio.Event().wait()
@@ -247,6 +255,29 @@ def _of_error(error: Any, name: str) -> str:
 
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if value is not None}
+
+
+def _end_all() -> None:
+    """This process and what it has started, also in a session of its own."""
+    mark = f"{MARK_VARIABLE}={os.environ.get(MARK_VARIABLE)}".encode()
+    deadline = time.monotonic() + END_S
+    while (pids := _marked(mark)) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _marked(mark: bytes) -> list[int]:
+    """All others that have it, from /proc; none where there is no such thing."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        pid = int(entry.parent.name)
+        with contextlib.suppress(OSError):  # another user's, or gone
+            if pid != os.getpid() and mark in entry.read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
 
 
 def _private_pipes() -> tuple[Any, Any]:

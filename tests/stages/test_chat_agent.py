@@ -1,9 +1,14 @@
 """Agents that drive the policy with OpenAI's own client: the episodes of an environment."""
 
+import http.client
 import json
 import re
+import socket
+import struct
+import threading
 import urllib.error
 import urllib.request
+from contextlib import closing
 
 import pytest
 
@@ -378,3 +383,29 @@ def test_an_address_answers_for_its_episode_alone_and_only_while_it_is_open():
     again = server.open(lambda request: request.refuse("no"))
     assert posted(f"{again}/chat/completions") == (400, "no")
     server.shut(again)
+
+
+def test_a_client_that_goes_away_is_no_news(capfd):
+    """Between two requests of a connection, and before it is answered."""
+    server, asked = ChatServer(), []
+    address = server.open(asked.append)
+    port, path = re.fullmatch(r"http://127.0.0.1:(\d+)(.*)", address).groups()
+    others = set(threading.enumerate())
+
+    def gone():
+        return not any("request" in each.name for each in set(threading.enumerate()) - others)
+
+    for method, what in (("GET", "models"), ("POST", "chat/completions")):
+        with closing(http.client.HTTPConnection("127.0.0.1", int(port))) as client:
+            client.request(method, f"{path}/{what}", "{}")
+            if method == "GET":
+                assert client.getresponse().read()
+            else:
+                until(lambda: asked, "it is asked")
+            # As where a process is killed: what is sent to it comes back.
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        for each in asked:
+            each.refuse("no")
+        until(gone, "nobody waits for it any more")
+    server.shut(address)
+    assert capfd.readouterr().err == ""

@@ -5,6 +5,7 @@ learns from these contexts, and as from one row, is for test_ppo_by_hand.py, tes
 test_turn_credit.py, where loops read every token in its own context.
 """
 
+import json
 import shutil
 from contextlib import suppress
 
@@ -48,6 +49,34 @@ class Breaks(Talks):
         if self.turn == 5:
             raise KeyError("no such tool")
         return super().step(action)
+'''
+KEEPS = '''
+import json
+from pathlib import Path
+
+from openai import OpenAI
+
+from stages.environments.chat_agent import ChatAgent
+
+
+class Keeps(ChatAgent):
+    """Says a lot to the policy, and writes down the ids that it is told."""
+
+    stops = tuple("13579")
+
+    def run(self, base_url, row, seed):
+        client = OpenAI(base_url=base_url, api_key="none")
+        messages = [{"role": "user", "content": row["prompt"]}]
+        for _ in range(4 + seed % 5):
+            told = client.chat.completions.create(
+                model="any", messages=messages, extra_body={"return_token_ids": True}
+            )
+            [choice] = told.choices
+            kept = [told.prompt_token_ids, choice.token_ids, told.usage.prompt_tokens]
+            with (Path(__file__).parent / "kept.jsonl").open("a") as file:
+                file.write(json.dumps(kept) + "\\n")
+            messages += [choice.message, {"role": "user", "content": "02468024"}]
+        return 1.0
 '''
 ROLLOUT, SCORE, UPDATE = (f"{stage}@iter_001" for stage in ("rollout", "score", "policy_update"))
 ELIDES = {
@@ -154,6 +183,28 @@ def test_the_oldest_observations_are_elided_as_by_hand(playing):
     learnt = run.run(UPDATE)
     assert learnt["logprob_gap_max"] < 1e-4
     assert learnt["num_responses"] == len(rows) == 18
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_an_agent_that_keeps_ids_is_told_what_the_policy_read(playing, processes):
+    run = playing(rollout={"environment": "keeps:Keeps"}, episodes={"processes": processes})
+    (run.root / "environments/keeps.py").write_text(KEEPS)
+    run.run(ROLLOUT)
+    read = set()
+    for row in run.rows("rollouts/iter_001"):
+        for piece in pieces_of(row):
+            ids = piece.row["response_ids"]
+            own = [*(bool(each) for each in piece.row["loss_mask"]), False]
+            firsts = [at for at in range(len(ids)) if own[at] and not (at and own[at - 1])]
+            for first in firsts:
+                context = (*piece.row["prompt_ids"], *ids[:first])
+                read.add((context, tuple(ids[first : own.index(False, first)])))
+    lines = (run.root / "environments/kept.jsonl").read_text().splitlines()
+    assert len(lines) > 18
+    for context, ids, count in map(json.loads, lines):
+        assert (tuple(context), tuple(ids)) in read
+        assert count == len(context)
+    assert any(row["segment_starts"] for row in run.rows("rollouts/iter_001"))
 
 
 def test_an_episode_that_fits_is_what_it_is_without_elision(playing):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from stages.data.dialogue import Dialogue
 from stages.data.formats.messages import messages_of, tools_of
 from stages.data.offered_tools import tools_hash
 from stages.data.seeds import stable_hash
-from stages.environments import write_prompts
+from stages.environments import verifiers_process, write_prompts
 from stages.environments.asking import Asking
 from stages.environments.environment import NoAnswer, Observation
 from tests.stages.test_environments import ROLLOUT, playing
@@ -100,9 +101,9 @@ def row(**info):
 class Episodes:
     """Some that are played side by side, by one process."""
 
-    def __init__(self, folder, name="Echo", **params):
+    def __init__(self, folder, name="Echo", module="own", **params):
         self.asking = Asking(
-            EpisodeParams(**{"answer_timeout": 600, **params}), f"own:{name}", folder
+            EpisodeParams(**{"answer_timeout": 600, **params}), f"{module}:{name}", folder
         )
 
     def begin(self, *rows):
@@ -239,6 +240,26 @@ def test_one_that_blocks_the_process_is_late_and_ends_it(folder):
         assert episodes.say("four") == [Observation(reward=1.0, done=True)]
 
 
+HASTY = """
+from stages.environments import verifiers_process
+
+verifiers_process.LETS_GO_S = 0.5
+"""
+
+
+def test_one_that_lets_go_leaves_the_others_of_its_lane_alone(folder, monkeypatch):
+    """Where nobody is asked meanwhile, as while the policy generates."""
+    monkeypatch.setattr(verifiers_process, "LETS_GO_S", 0.5)
+    (folder / "hasty.py").write_text(MODULE + HASTY)
+    with closing(Episodes(folder, module="hasty", processes=1)) as episodes:
+        episodes.begin(row(name="7"), row(name="8"))
+        left, stays = episodes.seats
+        episodes.asking.leave([left])
+        time.sleep(2)
+        episodes.seats = [stays]
+        assert episodes.say("four") == [Observation("4+8=")]
+
+
 def test_with_the_stage_ends_all_that_the_environment_has_started(folder):
     with closing(Episodes(folder)) as episodes:
         episodes.begin(row(does="daemon"))
@@ -254,20 +275,22 @@ from stages.contracts.episodes import EpisodeParams
 from stages.environments.asking import Asking
 import json
 asking = Asking(EpisodeParams(answer_timeout=600), "own:Echo", Path(sys.argv[1]))
-asking.begin([asking.seat(json.loads(sys.argv[2]), 0)]).result()
-print("begun", flush=True)
+seats = [asking.seat(json.loads(sys.argv[2]), 0)]
+asking.begin(seats).result()
+print(asking.step(seats, ["a"]).result()[0].text, flush=True)
 sys.stdin.read()
 """
 
 
-def test_the_process_ends_with_a_stage_that_is_killed(folder):
-    words = [sys.executable, "-c", STAGE, str(folder), json.dumps(row())]
+def test_the_process_ends_with_a_stage_that_is_killed_and_so_does_what_it_has_started(folder):
+    words = [sys.executable, "-c", STAGE, str(folder), json.dumps(row(does="daemon"))]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as stage:
-        assert stage.stdout.readline() == "begun\n"
+        daemon = psutil.Process(int(stage.stdout.readline()))
         [process] = psutil.Process(stage.pid).children()
         stage.send_signal(signal.SIGKILL)
         until(lambda: not process.is_running(), "the process has ended")
+        until(lambda: not daemon.is_running(), "the daemon has ended")
 
 
 def test_prompts_are_the_rows_of_its_dataset_with_its_tools(folder, capsys):
