@@ -6,10 +6,12 @@ import signal
 import smtplib
 import ssl
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from email.message import EmailMessage
-from typing import Any
+from typing import IO, Any
 
 from pipelines.base.redact import redact
 from pipelines.config.notify import Email, Notify, filled_in
@@ -18,6 +20,8 @@ from pipelines.tracking.errors import RefusedError, UnreachableError
 TIMEOUT_S = 10.0
 LONGEST_S = 30.0
 """Of one way, whatever the other side does."""
+LARGEST_OUTPUT = 64 * 1024
+"""How much of what a command prints is kept in the log."""
 
 Message = dict[str, Any]
 
@@ -108,17 +112,36 @@ def _connect(email: Email) -> smtplib.SMTP:
 
 
 def _run(command: str, message: Message) -> None:
-    """In a session of its own, so that what it has started ends with it."""
-    process = subprocess.Popen(
-        command, shell=True, stdin=subprocess.PIPE, start_new_session=True, text=True
-    )
-    try:
-        process.communicate(json.dumps(message), timeout=LONGEST_S)
-    except subprocess.TimeoutExpired:
-        raise RefusedError(f"it did not end within {LONGEST_S:.0f} s") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    """In a session of its own, so that what it has started ends with it.
+
+    Its output goes to a file, which a process that it leaves behind does not hold open, and from
+    there to the log without the secrets.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            shell=True,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        )
+        try:
+            process.communicate(json.dumps(message), timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            raise RefusedError(f"it did not end within {LONGEST_S:.0f} s") from None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _print_redacted(output)
     if process.returncode:
         raise RefusedError(f"exit status {process.returncode}")
+
+
+def _print_redacted(output: IO[bytes]) -> None:
+    output.seek(0)
+    text = output.read(LARGEST_OUTPUT).decode(errors="replace")
+    if text:
+        print(redact(text), flush=True)

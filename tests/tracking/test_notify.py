@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipelines.base import background
@@ -217,17 +218,44 @@ def test_an_email_arrives_with_a_subject_of_one_line(clone: FakeClone):
 def test_a_command_gets_the_message_and_one_that_hangs_is_ended(
     clone: FakeClone, monkeypatch: pytest.MonkeyPatch
 ):
-    configure(clone, command="cat > told.json; sleep 1000 & exit 0")
+    configure(clone, command="cat > told.json; sleep 1000 & echo $! > left; exit 0")
     fail(clone, "sft")
     tell(clone)
     assert json.loads((clone.root / "told.json").read_text())["stage"] == "sft"
+    until_gone(clone.root / "left")
     monkeypatch.setattr(notify_send, "LONGEST_S", 0.5)
     configure(clone, command="echo $$ > pid; sleep 1000")
     fail(clone, "prepare")
     tell(clone)
-    pid = int((clone.root / "pid").read_text())
-    until(lambda: not Path(f"/proc/{pid}").exists(), "the command is ended")
+    until_gone(clone.root / "pid")
     assert "command: it did not end within" in (problem(clone.repository) or "")
+
+
+def until_gone(noted: Path) -> None:
+    """Until the process whose id was noted has ended."""
+    pid = int(noted.read_text())
+    until(lambda: not psutil.pid_exists(pid) or is_zombie(pid), f"{noted.name} is ended")
+
+
+def is_zombie(pid: int) -> bool:
+    """Nobody reaps an orphan where the first process of a container does not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_what_a_command_prints_is_in_the_log_without_secrets(
+    clone: FakeClone, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("TEAM_WEBHOOK", f"http://127.0.0.1/{SECRET}")
+    configure(clone, command="echo to $TEAM_WEBHOOK; echo and $TEAM_WEBHOOK >&2")
+    fail(clone, "sft")
+    tell(clone)
+    printed = "".join(capfd.readouterr())
+    assert "to ***" in printed
+    assert "and ***" in printed
+    assert SECRET not in printed
 
 
 def test_a_server_that_is_down_gets_the_message_when_it_is_up(clone: FakeClone, tmp_path: Path):
