@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from email.message import EmailMessage
+from functools import partial
 from typing import IO, Any
 
 from pipelines.base.redact import redact
@@ -35,8 +36,13 @@ def ways_of(notify: Notify) -> dict[str, Callable[[Message], None]]:
     if command:
         ways["command"] = lambda message: _run(command, message)
     if email:
-        ways["email"] = lambda message: _in_time(lambda: _mail(email, message))
+        for address in email.to:
+            ways[f"email to {address}"] = partial(_mail_in_time, email, address)
     return ways
+
+
+def _mail_in_time(email: Email, address: str, message: Message) -> None:
+    _in_time(lambda: _mail(email, address, message))
 
 
 def _in_time(work: Callable[[], None]) -> None:
@@ -79,7 +85,8 @@ def _post(address: str, message: Message) -> None:
         raise RefusedError(f"status {answer.status_code}")
 
 
-def _mail(email: Email, message: Message) -> None:
+def _mail(email: Email, address: str, message: Message) -> None:
+    """To one of its recipients: a server may take one now, another later and refuse a third."""
     mail = EmailMessage()
     mail["Subject"] = " ".join(message["text"].split())[:200]
     mail["From"] = email.sender
@@ -92,13 +99,18 @@ def _mail(email: Email, message: Message) -> None:
         with _connect(email) as server:
             if user is not None:
                 server.login(user, password)
-            server.send_message(mail)
+            server.send_message(mail, to_addrs=[address])
     except smtplib.SMTPResponseException as error:
-        later = 400 <= error.smtp_code < 500
-        kind = UnreachableError if later else RefusedError
-        raise kind(f"the mail server answers {error.smtp_code}") from None
-    except smtplib.SMTPRecipientsRefused:
-        raise RefusedError("the mail server refuses every recipient") from None
+        raise _answered(error.smtp_code) from None
+    except smtplib.SMTPRecipientsRefused as error:
+        [(code, _)] = error.recipients.values()
+        raise _answered(code) from None
+
+
+def _answered(code: int) -> UnreachableError | RefusedError:
+    """Codes of 400 and more ask to try again later, as one that greylists does."""
+    kind = UnreachableError if 400 <= code < 500 else RefusedError
+    return kind(f"the mail server answers {code}")
 
 
 def _connect(email: Email) -> smtplib.SMTP:

@@ -5,11 +5,12 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from email import message_from_string
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -65,6 +66,8 @@ def hook() -> Iterator[Hook]:
 class Mail(socketserver.StreamRequestHandler):
     """The server's side of SMTP, as far as a plain delivery goes."""
 
+    CODES: ClassVar[dict[str, str]] = {"nobody@": "550 no such user", "later@": "450 greylisted"}
+
     def handle(self) -> None:
         self.say("220 here")
         while line := self.rfile.readline().decode().strip():
@@ -77,8 +80,8 @@ class Mail(socketserver.StreamRequestHandler):
                 self.server.got.append("".join(lines))  # type: ignore[attr-defined]
             if verb == "QUIT":
                 return self.say("221 bye")
-            refuses = verb == "RCPT" and "nobody@" in line
-            self.say("550 no such user" if refuses else "250 ok")
+            answers = (a for name, a in self.CODES.items() if verb == "RCPT" and name in line)
+            self.say(next(answers, "250 ok"))
 
     def say(self, text: str) -> None:
         self.wfile.write(f"{text}\r\n".encode())
@@ -194,25 +197,54 @@ def test_what_ended_before_anybody_wanted_to_know_is_not_told(clone: FakeClone, 
     assert hook.got == []
 
 
-def test_an_email_arrives_with_a_subject_of_one_line(clone: FakeClone):
+@contextmanager
+def mail_server() -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """The profile's `email` for a server that takes everything, and what it got."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Mail) as server:
         server.daemon_threads = True
-        server.got = []  # type: ignore[attr-defined]
+        got: list[str] = []
+        server.got = got  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        email = {"host": "127.0.0.1", "port": server.server_address[1], "sender": "lockstep@here"}
+        yield (
+            {"host": "127.0.0.1", "port": server.server_address[1], "sender": "lockstep@here"},
+            got,
+        )
+        server.shutdown()
+
+
+def test_an_email_arrives_with_a_subject_of_one_line(clone: FakeClone):
+    with mail_server() as (email, got):
         configure(clone, email={**email, "to": ["a@here", "b@here"]})
         fail(clone, "sft", "ValueError: bad\nBcc: everybody@there")
         tell(clone)
-        [text] = server.got  # type: ignore[attr-defined]
+    for text in got:
         mail = message_from_string(text)
         assert mail["Subject"] == "sft failed: ValueError: bad (clone)"
         assert (mail["From"], mail["To"], mail["Bcc"]) == ("lockstep@here", "a@here, b@here", None)
         assert "stage: sft" in mail.get_payload()
-        configure(clone, email={**email, "to": ["nobody@here"]})
+    assert len(got) == 2, "one for each"
+
+
+def test_a_recipient_that_is_refused_is_said_and_one_for_later_is_tried_again(
+    clone: FakeClone, monkeypatch: pytest.MonkeyPatch
+):
+    with mail_server() as (email, got):
+        configure(clone, email={**email, "to": ["a@here", "nobody@here"]})
+        fail(clone, "sft")
+        tell(clone)
+        assert "email to nobody@here: the mail server answers 550" in (
+            problem(clone.repository) or ""
+        )
+        configure(clone, email={**email, "to": ["a@here", "later@here"]})
         fail(clone, "prepare")
         tell(clone)
-        server.shutdown()
-    assert "the mail server refuses every recipient" in (problem(clone.repository) or "")
+        assert len(got) == 2, "the one that is there has each message"
+        assert "email to later@here: the mail server answers 450" in (
+            problem(clone.repository) or ""
+        )
+        monkeypatch.setattr(Mail, "CODES", {})
+        tell(clone)
+        assert len(got) == 3, "only the one that had not got it gets it"
 
 
 def test_a_command_gets_the_message_and_one_that_hangs_is_ended(
