@@ -21,7 +21,7 @@ from pipelines.base.background import Background, run_in_background
 from pipelines.base.errors import LockstepError
 from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
-from pipelines.config.notify import Notify, NotifyOn
+from pipelines.config.notify import Notify, NotifyOn, set_variables
 from pipelines.config.profiles import load_profile
 from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.state import State
@@ -280,10 +280,11 @@ def _since(repository: Repository) -> float:
 
 
 def notifier_process(repository: Repository) -> Background:
-    """One for each state of the profiles: a command with others takes over."""
+    """One for each state of the profiles, and of what they name being set: a command with another
+    state takes over."""
     files = sorted((repository.root / "slurm_profiles").glob("*.yaml"))
     texts = [path.read_bytes() for path in files if path.is_file()]
-    address = hashlib.sha256(repr(texts).encode()).hexdigest()
+    address = hashlib.sha256(repr((texts, set_variables(texts))).encode()).hexdigest()
     return Background(repository, "notify", "pipelines.tracking.notify", address)
 
 

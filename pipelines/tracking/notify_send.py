@@ -66,7 +66,8 @@ def _in_time(work: Callable[[], None]) -> None:
     if isinstance(error, UnreachableError | RefusedError):
         raise error
     if isinstance(error, KeyError):
-        raise RefusedError(f"variable {error} is not set")
+        # A command that has it may be next: its notifier takes over.
+        raise UnreachableError(f"variable {error} is not set")
     # Not its text, which may quote an address or an answer.
     reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
     raise UnreachableError(reason) if isinstance(error, OSError) else RefusedError(reason)

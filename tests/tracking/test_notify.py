@@ -388,6 +388,20 @@ def test_secrets_come_from_the_environment_and_are_written_nowhere(
     assert not [path for path in ours if SECRET.encode() in path.read_bytes()]
 
 
+def test_a_variable_that_is_not_set_loses_nothing(
+    clone: FakeClone, hook: Hook, monkeypatch: pytest.MonkeyPatch
+):
+    configure(clone, webhook="$MY_WEBHOOK")
+    fail(clone, "sft")
+    before = notify.notifier_process(clone.repository)
+    tell(clone)
+    assert "webhook: variable 'MY_WEBHOOK' is not set" in (problem(clone.repository) or "")
+    monkeypatch.setenv("MY_WEBHOOK", hook.url)
+    assert notify.notifier_process(clone.repository) != before, "one that has it takes over"
+    tell(clone)
+    assert hook.events == [("sft", "failed")]
+
+
 def test_doctor_names_a_variable_that_is_not_set(clone: FakeClone, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOCKSTEP_PROFILE", "laptop")
     configure(clone, webhook="$MY_WEBHOOK")
@@ -406,6 +420,8 @@ def test_doctor_names_a_variable_that_is_not_set(clone: FakeClone, monkeypatch: 
     [
         ({"webhok": "http://x"}, "did you mean `notify.webhook`?"),
         ({"webhook": "slack"}, "notify.webhook"),
+        ({"webhook": "$"}, "notify.webhook"),
+        ({"webhook": "$TEAM-WEBHOOK"}, "notify.webhook"),
         ({"on": ["fail"]}, "notify.on"),
         (
             {"email": {"host": "h", "sender": "a", "to": ["b"], "password": "x"}},
