@@ -1,6 +1,7 @@
 """Somebody is told when a stage fails, warns or ends; nothing of that can hurt a stage."""
 
 import json
+import os
 import socketserver
 import threading
 import time
@@ -19,8 +20,11 @@ from pipelines.base import background
 from pipelines.base.errors import LockstepError
 from pipelines.config.profiles import load_profile
 from pipelines.doctor.checks import _notify
-from pipelines.tracking import notify, notify_send
+from pipelines.ledger.entry import Entry
+from pipelines.tracking import notify, notify_due, notify_send
+from pipelines.tracking.notified import Notified
 from pipelines.tracking.notify import run_notifier
+from pipelines.tracking.notify_due import Scan
 from pipelines.tracking.shipper import problem, start_shipper
 from tests.ports import free_port
 from tests.tracking.fake_clone import FakeClone
@@ -146,7 +150,7 @@ def test_a_failure_that_a_driver_may_still_mend_is_not_told(clone: FakeClone, ho
     configure(clone, webhook=hook.url)
     entry = fail(clone, "sft")
     with entry.lease():
-        assert not list(notify.Notifier(clone.repository).owing())
+        assert not list(Scan(clone.repository).owing())
     tell(clone)
     assert hook.events == [("sft", "failed")]
 
@@ -157,10 +161,9 @@ def test_a_failure_that_may_be_retried_is_told_when_nobody_does(
     configure(clone, webhook=hook.url)
     entry = clone.begin("sft")
     clone.end(entry, "failed", error="OSError: no space", retryable=True)
-    notifier = notify.Notifier(clone.repository)
-    assert not list(notifier.owing())
-    assert notifier.jobs_alive, "it stays to look again"
-    monkeypatch.setattr(notify, "RETRY_WAIT_S", 0.0)
+    assert not list(Scan(clone.repository).owing())
+    assert notify.Notifier(clone.repository).is_busy(), "it stays to look again"
+    monkeypatch.setattr(notify_due, "RETRY_WAIT_S", 0.0)
     tell(clone)
     assert hook.events == [("sft", "failed")]
 
@@ -310,6 +313,87 @@ def test_a_server_that_is_down_gets_the_message_when_it_is_up(clone: FakeClone, 
     assert problem(clone.repository) is None
 
 
+def test_a_job_that_died_is_told_whenever_it_had_started(
+    clone: FakeClone, monkeypatch: pytest.MonkeyPatch, hook: Hook
+):
+    monkeypatch.setattr(notify_due, "RETRY_WAIT_S", 0.0)
+    entry = clone.begin("sft")
+    start_earlier(entry, hours=2)
+    configure(clone, webhook=f"http://127.0.0.1:{free_port()}/")
+    assert notify.Notifier(clone.repository).is_busy(), "it lives when somebody first asks"
+    clone.die(entry)
+    tell(clone)
+    assert "webhook: " in (problem(clone.repository) or "")
+    configure(clone, webhook=hook.url)
+    tell(clone)
+    assert hook.events == [("sft", "failed")]
+    assert time.time() - hook.got[0]["time"] < 60
+
+
+def start_earlier(entry: Entry, hours: float) -> None:
+    """As if its job had started then, and had said nothing since."""
+    attempt, then = entry.attempts()[-1], time.time() - hours * 3600
+    assert attempt.worker is not None
+    attempt.write(replace(attempt.worker, time=then))
+    attempt.write(replace(attempt.launched, time=then))
+    for path in (*attempt.logs(), entry.folder / "metrics.jsonl"):
+        os.utime(path, (then, then))
+
+
+def test_the_next_failure_is_told_by_every_way_though_one_still_lacks_the_last(
+    clone: FakeClone, hook: Hook
+):
+    mail = {"host": "127.0.0.1", "port": free_port(), "sender": "a@here", "to": ["b@here"]}
+    configure(clone, webhook=hook.url, email=mail)
+    entry = fail(clone, "sft")
+    tell(clone)
+    clone.start(entry)
+    clone.end(entry, "failed", error="again")
+    tell(clone)
+    assert [message["attempts"] for message in hook.got] == [1, 2]
+
+
+def test_a_line_that_is_added_to_a_profile_tells_nothing_of_before(clone: FakeClone, hook: Hook):
+    configure(clone, webhook=hook.url, on=["failed"])
+    entry = clone.run("sft")
+    attempt = entry.attempts()[-1]
+    attempt.write(replace(attempt.result, ended=time.time() - 500))
+    died = clone.begin("prepare")
+    start_earlier(died, hours=2)
+    clone.die(died)
+    tell(clone)
+    configure(clone, webhook=hook.url, on=["failed", "ended"])
+    tell(clone)
+    assert hook.got == []
+    clone.run("evaluate_sft")
+    tell(clone)
+    assert hook.events == [("evaluate_sft", "ended")]
+
+
+def test_an_entry_that_cannot_be_read_is_said_and_the_others_are_told(clone: FakeClone, hook: Hook):
+    configure(clone, webhook=hook.url)
+    (fail(clone, "sft").folder / "notified.json").write_text("{")
+    fail(clone, "prepare")
+    tell(clone)
+    assert hook.events == [("prepare", "failed")]
+    assert "notified.json is no JSON" in (problem(clone.repository) or "")
+
+
+def test_a_text_that_no_encoding_takes_is_told(clone: FakeClone, hook: Hook):
+    configure(clone, webhook=hook.url)
+    fail(clone, "sft", "ValueError: \udcff")
+    tell(clone)
+    assert [message["error"] for message in hook.got] == ["ValueError: \\udcff"]
+
+
+def test_a_damaged_file_of_the_notifier_ends_no_command(clone: FakeClone, hook: Hook):
+    configure(clone, webhook=hook.url)
+    clone.repository.home.mkdir(exist_ok=True)
+    (clone.repository.home / "notify.json").write_text("{")
+    start_shipper(clone.repository)
+    assert "address" in json.loads((clone.repository.home / "notify.json").read_text())
+
+
 def test_what_is_refused_or_too_late_is_left_and_said(
     clone: FakeClone, monkeypatch: pytest.MonkeyPatch
 ):
@@ -325,7 +409,7 @@ def test_what_is_refused_or_too_late_is_left_and_said(
     configure(clone, webhook=f"http://127.0.0.1:{free_port()}/")
     entry = fail(clone, "prepare")
     tell(clone)
-    assert notify.Notified.of(entry).ended == {"failed": 1}
+    assert Notified.of(entry).told == ("failed 1",)
 
 
 def test_a_server_that_never_answers_holds_nobody_up(
