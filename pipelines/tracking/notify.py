@@ -38,15 +38,15 @@ class Notifier:
         self._process = notifier_process(repository)
         self._scan = Scan(repository)
         self._due: list[Due] = []
-
-    @property
-    def jobs_alive(self) -> bool:
-        return self._scan.jobs_alive
+        self.jobs_alive = False
+        """Whether a job runs, or a failure may still be retried."""
 
     def is_busy(self) -> bool:
         Scheduler(self._repository).refresh()
         owing = list(self._scan.owing())
-        self._due = [due for each in owing if (due := _noted(each)) is not None]
+        noted = [due for each in owing if (due := _noted(each)) is not None]
+        self._due = [due for due in noted if not due.waits()]
+        self.jobs_alive = self._scan.jobs_alive or len(noted) > len(self._due)
         self._note_wanted()
         if self._scan.damaged and not self._due:
             self._process.note_problem(self._scan.damaged)

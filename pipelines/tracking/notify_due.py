@@ -14,13 +14,15 @@ from pipelines.base.repository import Repository
 from pipelines.config.notify import Notify, NotifyOn
 from pipelines.config.profiles import load_profile
 from pipelines.ledger.entry import Attempt, Entry, Ledger
+from pipelines.ledger.retries import is_retryable
 from pipelines.ledger.state import State
-from pipelines.tracking.cursor import is_young
+from pipelines.tracking.cursor import command_lives, invocation_of, is_young
 from pipelines.tracking.health import Health
 from pipelines.tracking.notified import Notified, Wanted
 
-RETRY_WAIT_S = 15.0
-"""How long a failure that may be retried is not told: longer than a flow waits to retry it."""
+RETRY_WAIT_S = 60.0
+"""How long a failure that may be retried is not told, while the command behind it lives: longer
+than a flow takes to retry it, with its pause, Prefect's scheduling and the start of dvc."""
 JUST_BEFORE_S = 60.0
 """A stage that ended this shortly before its end was wanted counts: its own driver asked."""
 SILENT_S = 3600.0
@@ -45,15 +47,23 @@ class Due:
     notified: Notified
     is_old: bool
     """Whether it happened before anybody wanted to be told of such."""
+    may_be_retried: bool
+    """Whether it is a failure that a flow of Prefect's may be about to try again."""
+
+    def waits(self) -> bool:
+        """Whether it is not told yet, because it may be mended."""
+        return self.may_be_retried and 0 <= time.time() - self._found < RETRY_WAIT_S
 
     @property
     def when(self) -> float:
         """When it ended; where that is not known, when it was found."""
         result = self.entry.attempts()[-1].result
-        found = min(self.notified.under_way[item].found for item in self.items)
-        if self.on is NotifyOn.WARNING:
-            return found
-        return (result and result.ended) or found
+        ended = result.ended if result is not None else None
+        return self._found if self.on is NotifyOn.WARNING or ended is None else ended
+
+    @property
+    def _found(self) -> float:
+        return min(self.notified.under_way[item].found for item in self.items)
 
 
 class Scan:
@@ -65,7 +75,7 @@ class Scan:
         self._health = Health(repository.root)
         self._settled: set[Path] = set()
         self.jobs_alive = False
-        """Whether a job runs, or a failure may still be retried."""
+        """Whether a job runs, or is about to."""
         self.damaged: str | None = None
         """Why an entry cannot be read; the others are."""
 
@@ -107,7 +117,8 @@ class Scan:
         def due(on: NotifyOn, items: dict[str, str]) -> Due:
             is_new = f"{profile} {on}" not in wanted and not notified.under_way.keys() & items
             is_old = is_new and not state.alive and not _ended_just_now(attempts[-1])
-            return Due(entry, notify, on, items, notified, is_old)
+            retried = on is NotifyOn.FAILED and self._may_be_retried(entry)
+            return Due(entry, notify, on, items, notified, is_old, retried)
 
         if is_latest and NotifyOn.WARNING in notify.on:
             found = self._health.of(entry.stage, entry, now=not state.alive)
@@ -118,15 +129,19 @@ class Scan:
         end = _ENDS.get(state)
         if end is None or (end is NotifyOn.FAILED and entry.has_driver()):
             return None
-        if end is NotifyOn.FAILED and _may_be_retried(attempts[-1]):
-            self.jobs_alive = True
-            return None
         item = f"{end} {len(attempts)}"
         if end in notify.on and item not in notified.told:
             return due(end, {item: ""})
         if state is State.PUBLISHED and not at_work:
             self._settled.add(entry.folder)
         return None
+
+    def _may_be_retried(self, entry: Entry) -> bool:
+        """Not in the folder of an experiment, which DVC deletes after a failure."""
+        if self._repository.shared_home != self._repository.home:
+            return False
+        lives = command_lives(self._repository, invocation_of(entry))
+        return lives is not False and is_retryable(entry.attempts()[-1])
 
 
 def wishes(repository: Repository) -> dict[str, Notify]:
@@ -154,10 +169,3 @@ def _last_sign(attempt: Attempt) -> float:
         with suppress(FileNotFoundError):
             signs.append(path.stat().st_mtime)
     return max(signs)
-
-
-def _may_be_retried(attempt: Attempt) -> bool:
-    """Whether a flow of Prefect's may be about to try it again, after a pause."""
-    result = attempt.result
-    waited = time.time() - (result.ended or 0.0) if result is not None else RETRY_WAIT_S
-    return result is not None and result.retryable and 0 <= waited < RETRY_WAIT_S

@@ -22,6 +22,7 @@ from pipelines.config.profiles import load_profile
 from pipelines.doctor.checks import _notify
 from pipelines.ledger.entry import Entry
 from pipelines.tracking import notify, notify_due, notify_send
+from pipelines.tracking.cursor import end_invocation
 from pipelines.tracking.notified import Notified
 from pipelines.tracking.notify import run_notifier
 from pipelines.tracking.notify_due import Scan
@@ -155,17 +156,54 @@ def test_a_failure_that_a_driver_may_still_mend_is_not_told(clone: FakeClone, ho
     assert hook.events == [("sft", "failed")]
 
 
+@pytest.mark.parametrize("dies", [True, False])
 def test_a_failure_that_may_be_retried_is_told_when_nobody_does(
-    clone: FakeClone, hook: Hook, monkeypatch: pytest.MonkeyPatch
+    clone: FakeClone, hook: Hook, monkeypatch: pytest.MonkeyPatch, dies: bool
 ):
     configure(clone, webhook=hook.url)
     entry = clone.begin("sft")
-    clone.end(entry, "failed", error="OSError: no space", retryable=True)
-    assert not list(Scan(clone.repository).owing())
-    assert notify.Notifier(clone.repository).is_busy(), "it stays to look again"
+    end_retryably(clone, entry, dies)
+    look(clone)
+    clone.start(entry)
+    end_retryably(clone, entry, dies)
+    look(clone)
+    assert hook.events == [], "a flow may try again"
     monkeypatch.setattr(notify_due, "RETRY_WAIT_S", 0.0)
     tell(clone)
+    tell(clone)
+    assert [message["attempts"] for message in hook.got] == [2]
+
+
+def test_a_failure_is_told_at_once_when_its_command_has_ended(clone: FakeClone, hook: Hook):
+    configure(clone, webhook=hook.url)
+    end_retryably(clone, clone.begin("sft"), dies=True)
+    end_invocation(clone.repository, "run")
+    look(clone)
     assert hook.events == [("sft", "failed")]
+
+
+def test_a_failure_in_the_folder_of_an_experiment_does_not_wait_for_a_retry(
+    tmp_path: Path, hook: Hook
+):
+    clone = FakeClone(tmp_path / "repository/.dvc/tmp/exps/one")
+    configure(clone, webhook=hook.url)
+    end_retryably(clone, clone.begin("sft"), dies=False)
+    look(clone)
+    assert hook.events == [("sft", "failed")]
+
+
+def end_retryably(clone: FakeClone, entry: Entry, dies: bool) -> None:
+    if dies:
+        clone.die(entry)
+    else:
+        clone.end(entry, "failed", error="OSError: no space", retryable=True)
+
+
+def look(clone: FakeClone) -> None:
+    """What the background process does once, when it stays."""
+    notifier = notify.Notifier(clone.repository)
+    assert notifier.is_busy()
+    notifier.send()
 
 
 def test_what_was_cancelled_by_hand_is_not_told(clone: FakeClone, hook: Hook):
