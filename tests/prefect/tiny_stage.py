@@ -60,7 +60,8 @@ def leave_in_ledger(result: dict[str, Any] | None) -> None:
     attempt = Ledger(Path(".lockstep/jobs")).find_or_create(spec, asked).new_attempt(launch)
     attempt.write(Worker(pid=1, host="here", time=1.0))
     if result is not None:
-        attempt.write(Result(**{"state": State.FAILED, **result}))
+        state = State(result.get("state", "failed"))
+        attempt.write(Result(**{**result, "state": state}))
     start_notifier(Repository(here))
 
 

@@ -560,9 +560,32 @@ def test_what_is_wrong_in_a_profile_is_said_by_its_key(
     assert expected in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "notify : {{webhook: '{url}'}}",
+        "'notify': {{webhook: '{url}'}}",
+        "notify:\n  webhook: '{url}'",
+        "? notify\n: webhook: '{url}'",
+    ],
+)
+def test_notify_is_found_however_yaml_spells_it(clone: FakeClone, hook: Hook, text: str):
+    configure(clone)
+    profile = clone.root / "slurm_profiles/laptop.yaml"
+    profile.write_text(f"executor: local\n{text.format(url=hook.url)}\n")
+    fail(clone, "sft")
+    assert notify.is_configured(clone.repository)
+    tell(clone)
+    assert hook.events == [("sft", "failed")]
+
+
 def test_without_notify_nothing_is_started(clone: FakeClone):
-    (clone.root / "slurm_profiles").mkdir()
-    (clone.root / "slurm_profiles/laptop.yaml").write_text("executor: local\n# notify: {}\n")
+    profile = clone.root / "slurm_profiles/laptop.yaml"
+    profile.parent.mkdir()
+    profile.write_text("executor: local\n")
     start_shipper(clone.repository)
     assert not (clone.repository.home / "notify.json").exists()
     assert not clone.processes_of("pipelines.tracking.notify")
+    profile.write_text("executor: local\n# notify: {}\n")
+    with fail(clone, "sft").lease():  # work that a notifier would stay for
+        tell(clone)
