@@ -222,9 +222,12 @@ class Background:
             _started.append(start_process(words, root, {**os.environ, "PYTHONPATH": path}, log))
 
     def _wanted(self) -> str | None:
-        """The address that the latest command named."""
-        latest = atomic.read_json(self._path(".json")) or {}
-        return latest.get("address")
+        """The address that the latest command named; None too where the file is damaged."""
+        try:
+            latest = atomic.read_json(self._path(".json"))
+        except ValueError:
+            return None
+        return latest.get("address") if isinstance(latest, dict) else None
 
     def _log(self) -> Path:
         path = self._path(".log")

@@ -1,7 +1,8 @@
 """`notify` of a profile: who is told when a stage fails, warns or ends.
 
 A profile is in git, so it holds no secrets: an address or a password that is one is written as
-`$NAME`, and taken from the environment of the command at the moment of sending.
+`$NAME`. When a message is sent, its value is taken from the environment of the command that started
+the background process which sends it.
 """
 
 import os
@@ -13,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from stages.contracts.base import Section
 
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?", re.ASCII)
 
 
 class NotifyOn(StrEnum):
@@ -61,8 +62,9 @@ class Notify(Section):
         default=[NotifyOn.FAILED, NotifyOn.WARNING], min_length=1
     )
     """Of what: `failed`, `warning`, `ended`."""
-    webhook: str | None = Field(default=None, pattern=r"^(https?://|\$)")
-    """Address that gets a POST with JSON; $NAME if it is a secret, as Slack's are."""
+    webhook: str | None = Field(default=None, pattern=r"^(https?://.+|\$\w+|\$\{\w+\})$")
+    """Address that gets a POST with JSON; $NAME if it is a secret, as Slack's are: an address that
+    is written out is not refused."""
     command: str | None = Field(default=None, min_length=1)
     """Shell command that gets the JSON on its standard input."""
     email: Email | None = None
@@ -81,6 +83,12 @@ class Notify(Section):
         email = f"email to {', '.join(self.email.to)}" if self.email else None
         webhook = "webhook" if self.webhook else None
         return [way for way in (webhook, "command" if self.command else None, email) if way]
+
+
+def set_variables(texts: list[bytes]) -> list[str]:
+    """The variables that are named in texts and set here; their names only."""
+    named = {name for text in texts for name in _VARIABLE.findall(text.decode(errors="replace"))}
+    return sorted(name for name in named if os.environ.get(name))
 
 
 def filled_in(text: str) -> str:

@@ -39,7 +39,7 @@ from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.lock_order import order_lock
 from pipelines.ledger.entry import Attempt, Ledger
 from pipelines.ledger.invocation import new_invocation
-from pipelines.ledger.state import State
+from pipelines.ledger.retries import is_retryable
 from pipelines.ledger.stop_requests import StopRequest, request_stop
 from pipelines.runs.current_code import plan_stages
 from pipelines.runs.exclusive import only_pipeline
@@ -235,7 +235,7 @@ class StageProcesses:
             f"{address}: dvc ended with status {process.returncode}:\n{lines.tail()}",
             # Killed, dvc was short of memory or its machine went down.
             retryable=process.returncode == -signal.SIGKILL
-            or (looked_at and attempt is not None and _is_retryable(attempt)),
+            or (looked_at and attempt is not None and is_retryable(attempt)),
         )
 
     def stop(self) -> None:
@@ -303,16 +303,6 @@ def _latest_attempt(repository: Repository, address: str) -> Attempt | None:
     entry = Ledger(repository.jobs).latest(address).get(address)
     attempts = entry.attempts() if entry else []
     return attempts[-1] if attempts else None
-
-
-def _is_retryable(attempt: Attempt) -> bool:
-    """Whether the job died, or says so itself, and nobody asked for its end."""
-    if attempt.was_cancelled:
-        return False
-    if attempt.state() is State.DIED and not attempt.on_slurm:
-        return True  # on Slurm, the driver itself tries again where that may help
-    result = attempt.result
-    return result is not None and result.retryable
 
 
 def _without_flow_variables(environment: dict[str, str]) -> dict[str, str]:

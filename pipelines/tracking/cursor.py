@@ -215,7 +215,7 @@ class Scanner:
         cursor = ParentCursor.of(self._repository, invocation.id)
         over, sure = cursor.final, cursor.final
         if not over:
-            lives = _command_lives(self._repository, invocation)
+            lives = command_lives(self._repository, invocation)
             over, sure = not (alive or lives), lives is False and not alive
         closed = cursor.done and (cursor.final or (over and cursor.entries == states_of(entries)))
         return Group(
@@ -315,7 +315,7 @@ def store_address(repository: Repository) -> str:
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 
-def _command_lives(repository: Repository, invocation: Invocation) -> bool | None:
+def command_lives(repository: Repository, invocation: Invocation) -> bool | None:
     """Whether the command still runs; None where only its jobs can tell."""
     if _file(repository, invocation.id, _ENDED).exists():
         return False

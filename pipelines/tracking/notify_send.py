@@ -6,10 +6,13 @@ import signal
 import smtplib
 import ssl
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from email.message import EmailMessage
-from typing import Any
+from functools import partial
+from typing import IO, Any
 
 from pipelines.base.redact import redact
 from pipelines.config.notify import Email, Notify, filled_in
@@ -18,6 +21,8 @@ from pipelines.tracking.errors import RefusedError, UnreachableError
 TIMEOUT_S = 10.0
 LONGEST_S = 30.0
 """Of one way, whatever the other side does."""
+LARGEST_OUTPUT = 64 * 1024
+"""How much of what a command prints is kept in the log."""
 
 Message = dict[str, Any]
 
@@ -31,8 +36,13 @@ def ways_of(notify: Notify) -> dict[str, Callable[[Message], None]]:
     if command:
         ways["command"] = lambda message: _run(command, message)
     if email:
-        ways["email"] = lambda message: _in_time(lambda: _mail(email, message))
+        for address in email.to:
+            ways[f"email to {address}"] = partial(_mail_in_time, email, address)
     return ways
+
+
+def _mail_in_time(email: Email, address: str, message: Message) -> None:
+    _in_time(lambda: _mail(email, address, message))
 
 
 def _in_time(work: Callable[[], None]) -> None:
@@ -56,7 +66,8 @@ def _in_time(work: Callable[[], None]) -> None:
     if isinstance(error, UnreachableError | RefusedError):
         raise error
     if isinstance(error, KeyError):
-        raise RefusedError(f"variable {error} is not set")
+        # A command that has it may be next: its notifier takes over.
+        raise UnreachableError(f"variable {error} is not set")
     # Not its text, which may quote an address or an answer.
     reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
     raise UnreachableError(reason) if isinstance(error, OSError) else RefusedError(reason)
@@ -75,7 +86,8 @@ def _post(address: str, message: Message) -> None:
         raise RefusedError(f"status {answer.status_code}")
 
 
-def _mail(email: Email, message: Message) -> None:
+def _mail(email: Email, address: str, message: Message) -> None:
+    """To one of its recipients: a server may take one now, another later and refuse a third."""
     mail = EmailMessage()
     mail["Subject"] = " ".join(message["text"].split())[:200]
     mail["From"] = email.sender
@@ -88,13 +100,18 @@ def _mail(email: Email, message: Message) -> None:
         with _connect(email) as server:
             if user is not None:
                 server.login(user, password)
-            server.send_message(mail)
+            server.send_message(mail, to_addrs=[address])
     except smtplib.SMTPResponseException as error:
-        later = 400 <= error.smtp_code < 500
-        kind = UnreachableError if later else RefusedError
-        raise kind(f"the mail server answers {error.smtp_code}") from None
-    except smtplib.SMTPRecipientsRefused:
-        raise RefusedError("the mail server refuses every recipient") from None
+        raise _answered(error.smtp_code) from None
+    except smtplib.SMTPRecipientsRefused as error:
+        [(code, _)] = error.recipients.values()
+        raise _answered(code) from None
+
+
+def _answered(code: int) -> UnreachableError | RefusedError:
+    """Codes of 400 and more ask to try again later, as one that greylists does."""
+    kind = UnreachableError if 400 <= code < 500 else RefusedError
+    return kind(f"the mail server answers {code}")
 
 
 def _connect(email: Email) -> smtplib.SMTP:
@@ -108,17 +125,36 @@ def _connect(email: Email) -> smtplib.SMTP:
 
 
 def _run(command: str, message: Message) -> None:
-    """In a session of its own, so that what it has started ends with it."""
-    process = subprocess.Popen(
-        command, shell=True, stdin=subprocess.PIPE, start_new_session=True, text=True
-    )
-    try:
-        process.communicate(json.dumps(message), timeout=LONGEST_S)
-    except subprocess.TimeoutExpired:
-        raise RefusedError(f"it did not end within {LONGEST_S:.0f} s") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    """In a session of its own, so that what it has started ends with it.
+
+    Its output goes to a file, which a process that it leaves behind does not hold open, and from
+    there to the log without the secrets.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            shell=True,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        )
+        try:
+            process.communicate(json.dumps(message), timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            raise RefusedError(f"it did not end within {LONGEST_S:.0f} s") from None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _print_redacted(output)
     if process.returncode:
         raise RefusedError(f"exit status {process.returncode}")
+
+
+def _print_redacted(output: IO[bytes]) -> None:
+    output.seek(0)
+    text = output.read(LARGEST_OUTPUT).decode(errors="replace")
+    if text:
+        print(redact(text), flush=True)

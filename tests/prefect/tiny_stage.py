@@ -33,18 +33,20 @@ def wait_for_start_of(other: str) -> None:
 
 
 def leave_in_ledger(result: dict[str, Any] | None) -> None:
-    """What a stage's driver leaves of a job that ended so; None: it reported nothing."""
+    """What a stage's driver does about a job that ended so; None: it reported nothing."""
+    from pipelines.base.repository import Repository
     from pipelines.config.profiles import ExecutorKind, Resources
     from pipelines.identity.spec import Spec
     from pipelines.ledger.entry import Ledger
-    from pipelines.ledger.invocation import Invocation
+    from pipelines.ledger.invocation import current_invocation
     from pipelines.ledger.launch import Launch
     from pipelines.ledger.record import Origin
     from pipelines.ledger.reports import Result, Worker
     from pipelines.ledger.state import State
+    from pipelines.tracking.notify import start_notifier
 
     spec = Spec(name, name, None, {}, "code", {}, {}, "metrics.json")
-    asked = Origin(invocation=Invocation("i", "c"), git_commit=None, experiment=None, title="")
+    asked = Origin(invocation=current_invocation(), git_commit=None, experiment=None, title="")
     here = Path.cwd()
     launch = Launch(
         executor=ExecutorKind.LOCAL,
@@ -58,7 +60,9 @@ def leave_in_ledger(result: dict[str, Any] | None) -> None:
     attempt = Ledger(Path(".lockstep/jobs")).find_or_create(spec, asked).new_attempt(launch)
     attempt.write(Worker(pid=1, host="here", time=1.0))
     if result is not None:
-        attempt.write(Result(state=State.FAILED, **result))
+        state = State(result.get("state", "failed"))
+        attempt.write(Result(**{**result, "state": state}))
+    start_notifier(Repository(here))
 
 
 name = sys.argv[1]
@@ -82,4 +86,6 @@ if tries <= behaviour.get("failures", 0):
     sys.exit(f"{name} cannot go on")
 Path("out").mkdir(exist_ok=True)
 Path("out", name).write_text(name)
+if "ledger" in behaviour:
+    leave_in_ledger({"state": "completed"})
 note(event="end")

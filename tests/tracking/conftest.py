@@ -14,9 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_clone import FakeClone
 
+from pipelines.base import background
 from pipelines.tracking.rounds import SETTINGS
 from tests.conftest import kill_each
 from tests.shippers import forked_shippers
+from tests.tracking.notify_tools import Hook
 
 
 @pytest.fixture(scope="session")
@@ -72,3 +74,20 @@ def make_clone(
 @pytest.fixture
 def clone(make_clone: Callable[[str], FakeClone]) -> FakeClone:
     return make_clone("clone")
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    hook = Hook()
+    yield hook
+    hook.server.shutdown()
+    hook.server.server_close()
+
+
+@pytest.fixture
+def short_waits(clone: FakeClone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(clone.root)
+    monkeypatch.setenv("LOCKSTEP_TRACKING", "off")
+    monkeypatch.setattr(background, "LINGER_S", 0.0)
+    monkeypatch.setattr(background, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(background, "GIVE_UP_S", 0.2)
