@@ -96,9 +96,11 @@ class Watch:
             before = self._snapshot or Snapshot("", {})
             try:
                 new = self._look(before)
-            except (LockstepError, OSError, ValueError) as error:
+            except Exception as error:
+                # Whatever it is, it is shown: a watcher that ended would pass old states for new.
                 self._marks = ()
-                new = replace(before, problems=(str(error),))
+                words = str(error) if isinstance(error, LockstepError | OSError) else repr(error)
+                new = replace(before, problems=(words,))
             if self._snapshot is None or new != before:
                 self._count += 1
                 new = replace(new, version=f"{self._name}-{self._count}")
@@ -127,8 +129,8 @@ class Watch:
             old = before.rows.get(status.stage)
             row = row_of(status, nodes.get(status.stage), old)
             rows[status.stage] = old if old is not None and old == row else row
-        self._may_move = tuple(name for name, row in rows.items() if may_move(row))
         trouble = problem(self.repository)
+        self._may_move = tuple(name for name, row in rows.items() if may_move(row))
         return replace(before, rows=rows, problems=(trouble,) if trouble else ())
 
     def _nodes(self) -> dict[str, Node]:
