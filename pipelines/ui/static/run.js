@@ -21,7 +21,7 @@ const run = el("button", { type: "button", class: "primary", onclick: () => star
 const plan = el("button", { type: "button", onclick: showPlan }, "Plan");
 const cancel = el("button", { type: "button", class: "danger", onclick: () => end(null) }, "Cancel");
 const planned = el("section", { class: "panel", hidden: true, "aria-label": "Plan" });
-const graph = el("div", { class: "graph" });
+const graph = el("div", { class: "graph" }, el("p", { class: "empty" }, "Reading the graph…"));
 const stage = el("section", { class: "stage-view", hidden: true, "aria-label": "Stage" });
 
 await page("run");
