@@ -8,6 +8,7 @@ from there: whatever the file's size, an answer comes soon.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -92,7 +93,7 @@ def find(
                 rows.append(position + index)
                 if len(rows) == size:
                     return _found(tables, rows, rows[-1] + 1)
-            position += passing.__len__()
+            position += len(passing)
             if time.monotonic() > deadline:
                 return _found(tables, rows, position)
     return _found(tables, rows, rows[-1] + 1 if len(rows) == size else tables.num_rows)
@@ -121,10 +122,10 @@ def _spans(tables: Tables, wanted: Wanted) -> list[Span]:
     return spans
 
 
-def _between[T: (str, float)](low: T | None, high: T | None) -> Callable[[T, T], bool]:
+def _between(low: Any, high: Any) -> Callable[[Any, Any], bool]:
     """Whether a group from `least` to `largest` may have something between these."""
 
-    def test(least: T, largest: T) -> bool:
+    def test(least: Any, largest: Any) -> bool:
         return (low is None or largest >= low) and (high is None or least <= high)
 
     return test
@@ -213,15 +214,15 @@ def _limits(values: pa.Array, low: float | None, high: float | None) -> list[pa.
 def _is_used(tables: Tables, sampled: pa.RecordBatch) -> pa.Array:
     """Whether each row is one that the update used."""
     assert tables.experience is not None
-    prompts = sampled["prompt_id"]
-    ends = pc.min_max(prompts).as_py()
-    keys = []
-    overlapping = _between(ends["min"], ends["max"])
-    for start, stop in possible(tables.experience, "prompt_id", overlapping):
-        columns = columns_in(tables.experience, PLACE)
-        keys += [_key(batch) for batch in batches(tables.experience, columns, start, stop)]
+    columns = columns_in(tables.experience, PLACE)
+    spans = groups(tables.experience)
+    for name in columns:
+        ends = pc.min_max(sampled[name]).as_py()
+        spans = common(spans, possible(tables.experience, name, _between(ends["min"], ends["max"])))
+    read = (batch for span in spans for batch in batches(tables.experience, columns, *span))
+    keys = [_key(batch) for batch in read]
     if not keys:
-        return pa.array([False] * len(prompts))
+        return pa.array([False] * len(sampled))
     return pc.is_in(_key(sampled), value_set=pa.concat_arrays(keys))
 
 
