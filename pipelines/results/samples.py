@@ -165,9 +165,7 @@ def answers_of(root: Path, policy: str) -> "list[Answered]":
         ) from None
 
 
-def recorded_answers(
-    repository: Repository, run_index: RunIndex, policy: str
-) -> "list[Answered]":
+def recorded_answers(repository: Repository, run_index: RunIndex, policy: str) -> "list[Answered]":
     """The answers of an evaluation in the dvc.lock of a commit, tag or experiment."""
     lock, name = Resolver(run_index, repository.root).revision(policy)
     assert lock is not None

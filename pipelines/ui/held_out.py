@@ -160,9 +160,7 @@ def _has_text(prompt: Prompt, text: str) -> bool:
     return any(text in each.casefold() for each in searched)
 
 
-def _totals(
-    policy: str, answers: Mapping[str, Answered], shared: Sequence[str]
-) -> dict[str, Any]:
+def _totals(policy: str, answers: Mapping[str, Answered], shared: Sequence[str]) -> dict[str, Any]:
     """Over the prompts that all have answered."""
     greedy = [answers[key].greedy for key in shared]
     judged = [answer for answer in greedy if answer.correct is not None]

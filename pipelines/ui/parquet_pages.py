@@ -111,7 +111,7 @@ def beside(*streams: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch,
 
 
 def take(file: pq.ParquetFile, columns: Sequence[str], rows: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows with these numbers, which are in order; `columns` that the file lacks are left out."""
+    """The rows with these numbers, which are in order, without columns that the file lacks."""
     wanted, taken = columns_in(file, columns), []
     for first, last in groups(file):
         inside = [row for row in rows if first <= row < last]

@@ -14,6 +14,7 @@ from pipelines.identity.spec import Artifact
 from pipelines.lineage.content import Content
 from pipelines.lineage.run_index import RunIndex
 from pipelines.lineage.stage_run import StageRun
+from pipelines.lineage.target import name_of
 from stages.contracts.catalog import STAGES
 
 RUN = "run:"
@@ -25,6 +26,8 @@ class RolloutFiles:
     """Where they are; None: there is none."""
 
     name: str
+    target: str
+    """What its lineage is asked by."""
     policy: str | None
     """Who sampled: the policy that the iteration starts from."""
     rollouts: Path
@@ -46,10 +49,13 @@ def of_workspace(root: Path, name: str) -> RolloutFiles:
     known = iterations(root)
     if name not in known:
         listed = ", ".join(known) or "none: `lockstep run` computes them"
-        raise LockstepError(f"there are no rollouts of {name!r} in the workspace; there are {listed}")
+        raise LockstepError(
+            f"there are no rollouts of {name!r} in the workspace; there are {listed}"
+        )
     policy = known[name]
     return RolloutFiles(
         name,
+        f"rollouts@{name}",
         policy,
         root / _path("rollouts", name),
         _there(root / _path("scores", name)),
@@ -79,9 +85,14 @@ def of_stage_run(root: Path, run_index: RunIndex, content: Content, wanted: str)
         return _located(content, artifact)
 
     return RolloutFiles(
-        stage_run.stage, policy, path, located("scores"), located("experience"),
+        stage_run.stage,
+        name_of(stage_run),
+        policy,
+        path,
+        located("scores"),
+        located("experience"),
         _tokenizer(root, policy),
-    )  # fmt: skip
+    )
 
 
 def find_stage_run(run_index: RunIndex, wanted: str) -> StageRun:

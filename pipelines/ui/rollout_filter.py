@@ -73,9 +73,7 @@ class Tables:
         return int(self.rollouts.metadata.num_rows)
 
 
-def find(
-    tables: Tables, wanted: Wanted, start: int, size: int, seconds: float = SECONDS
-) -> Found:
+def find(tables: Tables, wanted: Wanted, start: int, size: int, seconds: float = SECONDS) -> Found:
     """The first rows from `start` on that pass, as many as `size`."""
     deadline, rows = time.monotonic() + seconds, list[int]()
     spans = _spans(tables, wanted)
@@ -170,8 +168,7 @@ def _blocks(
     if not columns:
         yield from ((None, batch) for batch in scored)
         return
-    for one, other in beside(sampled, scored):
-        yield one, other
+    yield from ((one, other) for one, other in beside(sampled, scored))
 
 
 def _passing(tables: Tables, wanted: Wanted, sampled: Batch, scored: Batch) -> pa.BooleanArray:

@@ -52,6 +52,7 @@ def page(files: RolloutFiles, wanted: Wanted, start: int, size: int) -> Row:
     found = find(tables, wanted, start, size)
     return {
         "name": files.name,
+        "target": files.target,
         "policy": files.policy,
         "total": tables.num_rows,
         "rows": _listed(files, tables, found.rows),
@@ -77,6 +78,7 @@ def one(files: RolloutFiles, number: int, first_token: int) -> Row:
     return {
         **_described(row, score, roles),
         "name": files.name,
+        "target": files.target,
         "row": number,
         "total": tables.num_rows,
         "prompt": printable(row["prompt"]),
@@ -184,7 +186,8 @@ def _described(row: Row, score: Mapping[str, Any], roles: Sequence[Row]) -> Row:
 
 
 def _mean(advantages: Sequence[float] | None, mask: Sequence[int] | None) -> float | None:
-    own = [v for v, kept in zip(advantages or [], mask or [1] * len(advantages or ())) if kept]
+    given = advantages or []
+    own = [v for v, kept in zip(given, mask or [1] * len(given), strict=False) if kept]
     return _finite(math.fsum(own) / len(own)) if own else None
 
 
