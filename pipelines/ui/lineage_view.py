@@ -4,6 +4,7 @@ Every stage run and artifact has a `target`, a name by which its own lineage is 
 run that read or made rows also says where those are shown.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -60,28 +61,29 @@ def tree(
     target = Resolver(run_index, repository.root).find(text)
     note_changes(repository, run_index, target)
     built = build_tree(run_index, target, Direction.DOWN if down else Direction.UP, depth)
+    shared = _shared_hashes(run_index)
     return {
         "title": target.title,
         "heading": heading(target).split("\n"),
         "root": built.root,
-        "nodes": {name: _node(node) for name, node in built.nodes.items()},
+        "nodes": {name: _node(node, shared) for name, node in built.nodes.items()},
         "steps": {name: _steps(built, name) for name in built.nodes},
         "cut": sorted(built.cut),
         "notes": run_index.notes[:],
     }
 
 
-def _node(node: Node) -> Shown:
+def _node(node: Node, shared: frozenset[str]) -> Shown:
     stage_run = node.stage_run
     if stage_run is None:
         assert node.given is not None
-        return {"given": True, **_artifact(node.given)}
-    return {"given": False, **_run(stage_run), "others": node.others}
+        return {"given": True, **_artifact(node.given, shared)}
+    return {"given": False, **_run(stage_run, shared), "others": node.others}
 
 
-def _run(stage_run: StageRun) -> Shown:
+def _run(stage_run: StageRun, shared: frozenset[str]) -> Shown:
     outs = [
-        _artifact(Artifact(path, digest))
+        _artifact(Artifact(path, digest), shared)
         | {"role": role_of(stage_run.stage, path, among_inputs=False)}
         for path, digest in stage_run.outs.items()
     ]
@@ -103,8 +105,15 @@ def _rows_of(stage_run: StageRun) -> Shown | None:
     return {"data": stage_run.id} if training_file(stage_run) else None
 
 
-def _artifact(artifact: Artifact) -> Shown:
-    return {"path": artifact.path, "hash": artifact.hash, "target": artifact.hash}
+def _artifact(artifact: Artifact, shared: frozenset[str]) -> Shown:
+    """Its hash names it, unless the same bytes are at other paths, too."""
+    target = artifact.path if artifact.hash in shared else artifact.hash
+    return {"path": artifact.path, "hash": artifact.hash, "target": target}
+
+
+def _shared_hashes(run_index: RunIndex) -> frozenset[str]:
+    times = Counter(artifact.hash for artifact in run_index.artifacts())
+    return frozenset(digest for digest, number in times.items() if number > 1)
 
 
 def _steps(built: Tree, name: str) -> list[Shown]:

@@ -7,12 +7,6 @@ import { data } from "./lineage_data.js";
 const DEPTHS = [["1", "1 step"], ["", "2 steps"], ["4", "4 steps"], ["8", "8 steps"], ["12", "12 steps"]];
 const DIRECTIONS = [["", "What made it"], ["yes", "What came of it"]];
 
-await views("lineage", "Lineage", async values => {
-  const { names } = await get("/api/lineage/names");
-  const view = values.run ? data : values.prompt ? prompt : values.old && values.new ? diff : tree;
-  return [forms(values, names), await view(values, names)].flat();
-});
-
 function forms(values, names) {
   const list = { list: "known-names", autocomplete: "off", spellcheck: "false", required: true };
   const asked = (title, open, content) => el("details", { open }, el("summary", {}, title), content);
@@ -129,3 +123,9 @@ async function prompt(values) {
     parts.every(([, items]) => !items.length) ? el("p", { class: "empty" }, "No stage read it.") : null,
   ];
 }
+
+await views("lineage", "Lineage", async values => {
+  const { names } = await get("/api/lineage/names");
+  const view = values.run ? data : values.prompt ? prompt : values.old && values.new ? diff : tree;
+  return [forms(values, names), await view(values, names)].flat();
+});

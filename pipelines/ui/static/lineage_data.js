@@ -13,7 +13,7 @@ export async function data({ run, prompt, start: from }) {
   const n = found.rows.length;
   const words = prompt
     ? `${count(n)} rows of prompt ${prompt} in the first ${count(found.searched)} of ${count(found.total)}`
-    : `Rows ${count(start + 1)} to ${count(start + n)} of ${count(found.total)}`;
+    : `Rows ${count(start)} to ${count(start + n - 1)}; there are ${count(found.total)}`;
   const cell = name => each => {
     const value = each[name];
     if (name === "prompt_id") return el("a", { href: address("/lineage", { prompt: value }) }, el("code", {}, value));

@@ -57,9 +57,9 @@ function place(values, start, found) {
   const filtered = Object.values(filters).some(Boolean);
   const at = first => address("/samples", { ...values, start: first || "" });
   const n = found.rows.length;
-  let words = n ? `Rows ${count(start + 1)} to ${count(start + n)} of ${count(found.total)}` : "There are no rows here";
+  let words = n ? `Rows ${count(start)} to ${count(start + n - 1)}; there are ${count(found.total)}` : "There are no rows here";
   if (filtered) {
-    const where = start ? `rows ${count(start + 1)} to ${count(found.searched)}` : `the first ${count(found.searched)} rows`;
+    const where = start ? `rows ${count(start)} to ${count(found.searched - 1)}` : `the first ${count(found.searched)} rows`;
     const all = found.next === null && !start;
     words = `${n ? count(n) : "No"} matching ${n === 1 ? "row" : "rows"} in ${all ? `all ${count(found.total)} rows` : `${where} of ${count(found.total)}`}`;
   }

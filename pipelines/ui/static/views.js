@@ -30,7 +30,7 @@ export async function views(name, title, draw) {
     try {
       const values = Object.fromEntries(new URLSearchParams(location.search));
       const drawn = await draw(values, redraw);
-      if (number === latest) content.replaceChildren(...[drawn].flat().filter(Boolean));
+      if (number === latest) content.replaceChildren(...[drawn].flat(Infinity).filter(Boolean));
     } catch (error) {
       if (number === latest) {
         content.replaceChildren();
