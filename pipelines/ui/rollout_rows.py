@@ -199,7 +199,7 @@ def _scores(
     files: RolloutFiles, tables: Tables, numbers: Sequence[int], rows: Sequence[Row]
 ) -> list[Mapping[str, Any]]:
     """The scores of rows, row by row beside them; of one row alone also what its tokens have."""
-    if tables.scores is None:
+    if tables.scores is None or not rows:
         return [{} for _ in rows]
     columns = (*SCORED, "ref_logprobs", "reward_by_turn") if "logprobs" in rows[0] else SCORED
     scores = take(tables.scores, columns, numbers)

@@ -151,7 +151,7 @@ def _iteration(root: Path, name: str, rollouts: Any, scores: Any, used: Any) -> 
 
 
 def _answers(recorded: Recorded) -> None:
-    """30 held-out prompts: all wrong by SFT; the first five and the hostile one right afterwards."""
+    """30 held-out prompts: all wrong by SFT; the first five and the hostile one right later."""
     from stages.evaluation import folder
 
     asked = sorted([HOSTILE, *(f"{number}*2=" for number in range(1, 30))], key=content_id)

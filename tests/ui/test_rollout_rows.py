@@ -85,16 +85,16 @@ def spoil(path: Path, kept: set[int], in_group: int) -> None:
 
 
 CASES: list[tuple[Wanted, Callable[[int], bool]]] = [
-    (Wanted(), lambda number: True),
+    (Wanted(), lambda _: True),
     (Wanted(text="nEEDLE"), lambda number: number % 97 == 5),
     (Wanted(text="prompt 7"), lambda number: f"prompt {number // 2}".startswith("prompt 7")),
     (Wanted(prompt=f"{40:016x}"), lambda number: number // 2 == 40),
-    (Wanted(prompt=f"{0:013x}"), lambda number: True),
+    (Wanted(prompt=f"{0:013x}"), lambda _: True),
     (Wanted(finish="length"), lambda number: number % 11 == 0),
     (Wanted(reward_min=100, reward_max=130), lambda number: 100 <= number <= 130),
     (Wanted(reward_max=3.5), lambda number: number <= 3),
     (Wanted(source="verifier", reward_min=2), lambda number: number % 3 == 2),
-    (Wanted(source="nobody", reward_min=0), lambda number: False),
+    (Wanted(source="nobody", reward_min=0), lambda _: False),
     (Wanted(length_min=6), lambda number: number % 7 >= 5),
     (Wanted(trained=True), lambda number: number % 3 == 0),
     (Wanted(trained=False), lambda number: number % 3 != 0),
@@ -116,6 +116,7 @@ def test_pages_one_after_the_other_have_exactly_the_rows_that_pass(
         rows += found.rows
         start = found.next  # type: ignore[assignment]
     assert rows == [number for number in range(NUM_ROWS) if passes(number)]
+    assert [row["row"] for row in page(files, wanted, 0, 3)["rows"]] == rows[:3]
 
 
 def test_a_search_whose_time_is_over_goes_on_where_it_stopped(files: RolloutFiles) -> None:
