@@ -8,7 +8,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.lineage.content import NEEDS_PYARROW, Content
 from pipelines.ui import lineage_view
 from pipelines.ui.clone import Clone
-from pipelines.ui.records import Records
+from pipelines.ui.records import records_of
 from pipelines.ui.rollout_files import find_stage_run
 
 DEEPEST = 12
@@ -17,7 +17,7 @@ DEEPEST = 12
 
 def router(clone: Clone) -> APIRouter:
     api = APIRouter()
-    records = Records(clone.repository)
+    records = records_of(clone.repository)
 
     @api.get("/names")
     def names() -> dict[str, Any]:

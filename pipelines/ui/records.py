@@ -7,6 +7,7 @@ more, to see whether it is still the same takes milliseconds.
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from pipelines.base.git import git
@@ -38,6 +39,12 @@ class Records:
                 yield run_index
             finally:
                 run_index.notes[:] = notes
+
+
+@cache
+def records_of(repository: Repository) -> Records:
+    """The records of a clone: all pages read the same."""
+    return Records(repository)
 
 
 def _state(repository: Repository) -> Hashable:

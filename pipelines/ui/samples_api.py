@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 from pipelines.base.errors import LockstepError
 from pipelines.lineage.content import NEEDS_PYARROW, Content
 from pipelines.ui.clone import Clone
-from pipelines.ui.records import Records
+from pipelines.ui.records import records_of
 from pipelines.ui.rollout_files import RUN, RolloutFiles, iterations, of_stage_run, of_workspace
 
 MOST_ROWS = 200
@@ -22,7 +22,7 @@ Start = Annotated[int, Query(ge=0)]
 
 def router(clone: Clone) -> APIRouter:
     api = APIRouter()
-    records = Records(clone.repository)
+    records = records_of(clone.repository)
     evaluations = _once(lambda: _held_out().Evaluations(clone.root, records))
 
     def files_of(name: str) -> RolloutFiles:

@@ -1,7 +1,7 @@
 // Held-out answers of several policies side by side, prompt by prompt.
 
 import { el, get, number, show_error, table } from "./ui.js";
-import { address, choice, count, form, input, pager, range, sample } from "./views.js";
+import { address, choice, count, expected, form, input, pager, range, sample } from "./views.js";
 
 const SIZE = 20;
 const WHICH = [
@@ -89,7 +89,7 @@ function shown(prompt, policies) {
       el("a", { href: address("/lineage", { prompt: prompt.prompt_id }) }, el("code", {}, prompt.prompt_id)),
       prompt.task === null ? null : el("span", { class: "tag" }, prompt.task)),
     sample(prompt.prompt),
-    prompt.answer === null ? null : el("div", { class: "expected" }, el("span", { class: "note" }, "expected "), sample(prompt.answer)),
+    expected(prompt.answer),
     el("div", { class: "sides" }, prompt.answers.map(answer => el("div", { class: "side" },
       el("h3", {}, answer.policy, " ", answer.outcome ? el("span", { class: "tag" }, answer.outcome) : null),
       sample(answer.response), facts(answer)))),

@@ -46,7 +46,8 @@ function summary(found) {
     found.has_scores ? null : "no scores yet",
     found.has_experience ? null : "no record of what was trained on",
   ].filter(Boolean).join(", ");
-  return el("p", { class: "intro" }, `${found.name}: ${count(found.total)} rows${by}. ${lacking ? `${lacking}. ` : ""}`,
+  const what = [`${found.name}: ${count(found.total)} rows${by}. `, lacking && `${lacking}. `];
+  return el("p", { class: "intro" }, what,
     el("a", { href: address("/lineage", { target: found.target }) }, "Lineage"));
 }
 
@@ -57,11 +58,13 @@ function place(values, start, found) {
   const filtered = Object.values(filters).some(Boolean);
   const at = first => address("/samples", { ...values, start: first || "" });
   const n = found.rows.length;
-  let words = n ? `Rows ${count(start)} to ${count(start + n - 1)}; there are ${count(found.total)}` : "There are no rows here";
+  const total = count(found.total);
+  let words = n ? `Rows ${count(start)} to ${count(start + n - 1)}; there are ${total}` : "No rows here";
   if (filtered) {
-    const where = start ? `rows ${count(start)} to ${count(found.searched - 1)}` : `the first ${count(found.searched)} rows`;
-    const all = found.next === null && !start;
-    words = `${n ? count(n) : "No"} matching ${n === 1 ? "row" : "rows"} in ${all ? `all ${count(found.total)} rows` : `${where} of ${count(found.total)}`}`;
+    let where = `the first ${count(found.searched)} rows of ${total}`;
+    if (found.next === null && !start) where = `all ${total} rows`;
+    if (start) where = `rows ${count(start)} to ${count(found.searched - 1)} of ${total}`;
+    words = `${n ? count(n) : "No"} matching ${n === 1 ? "row" : "rows"} in ${where}`;
   }
   const before = filtered ? 0 : Math.max(0, start - SIZE);
   return pager(words, [
@@ -80,12 +83,14 @@ export function listed(found, iteration, own = null) {
     { title: "Row", text: true, value: each => (each.row === own ? `${each.row}, this one`
       : el("a", { href: to(each), "aria-label": `Row ${each.row}` }, each.row)) },
     own === null && { title: "Prompt", text: true, value: each => sample(each.prompt) },
-    { title: "Response", text: true, value: each => sample(each.is_clipped ? `${each.response}…` : each.response) },
+    { title: "Response", text: true,
+      value: each => sample(each.is_clipped ? `${each.response}…` : each.response) },
     has(each => each.step !== null) && { title: "Step", value: each => each.step },
     { title: "Sample", value: each => (each.greedy ? `${each.sample_index}, greedy` : each.sample_index) },
     has(each => each.reward !== null) && { title: "Reward", value: each => number(each.reward) },
     ...several.map(name => ({ title: name, value: score(name) })),
-    has(each => each.used.length) && { title: "Trained as", text: true, value: each => each.used.map(use => use.role).join(", ") },
+    has(each => each.used.length) && { title: "Trained as", text: true, value: each =>
+      each.used.map(use => use.role).join(", ") },
     has(each => each.used.length) && { title: "Advantage, mean", value: each =>
       each.used.map(use => number(use.advantage)).join(", ") },
     { title: "Tokens", value: each => each.length },

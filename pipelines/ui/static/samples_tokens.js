@@ -28,7 +28,8 @@ export function tokens(found, further) {
     const kind = KINDS[select.value];
     const scale = scaled(kind, found.tokens);
     legend.replaceChildren(...scale.legend);
-    turns.replaceChildren(...found.turns.map((turn, index) => drawTurn(found, turn, index, scale, reading)).filter(Boolean));
+    turns.replaceChildren(...found.turns
+      .map((turn, index) => drawTurn(found, turn, index, scale, reading)).filter(Boolean));
   }
 
   turns.addEventListener("keydown", event => {
@@ -85,7 +86,8 @@ function drawTurn(found, turn, index, scale, reading) {
     turn.credit === null ? null : `reward of the turn ${number(turn.credit)}`,
   ].filter(Boolean).join(", ");
   const several = found.turns.length > 1;
-  const list = el("div", { class: `tokens sample ${turn.role}`, role: "listbox", "aria-orientation": "horizontal",
+  const list = el("div", { class: `tokens sample ${turn.role}`, role: "listbox",
+    "aria-orientation": "horizontal",
     "aria-label": several ? `Tokens of turn ${index + 1}, ${turn.role}` : "Tokens of the response" });
   const shortened = found.segments.filter(segment => segment.start >= start && segment.start < stop);
   for (let at = start; at < stop; at += 1) {
@@ -94,7 +96,8 @@ function drawTurn(found, turn, index, scale, reading) {
   }
   list.firstElementChild.setAttribute("tabindex", "0");
   return el("div", { class: "turn" },
-    several ? el("h3", {}, `${index + 1}. ${turn.role}`, paid ? el("span", { class: "note" }, ` ${paid}`) : null) : null,
+    several ? el("h3", {}, `${index + 1}. ${turn.role}`,
+      paid ? el("span", { class: "note" }, ` ${paid}`) : null) : null,
     shortened.map(segment => el("details", {}, el("summary", {},
       `From token ${segment.start + 1} on, ${count(segment.num_read)} tokens were read in place of all before`),
       sample(segment.text))),
@@ -111,7 +114,9 @@ function one(token, at, begins, scale, reading) {
   node.addEventListener("pointerenter", tell);
   node.addEventListener("focus", () => {
     tell();
-    for (const other of node.parentElement.querySelectorAll("[aria-selected=true]")) other.setAttribute("aria-selected", "false");
+    for (const other of node.parentElement.querySelectorAll("[aria-selected=true]")) {
+      other.setAttribute("aria-selected", "false");
+    }
     node.setAttribute("aria-selected", "true");
   });
   return node;

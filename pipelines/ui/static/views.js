@@ -112,6 +112,12 @@ export function pager(words, links) {
     links.map(([title, to]) => to && el("a", { class: "button", href: to }, title)));
 }
 
+// What the data expect; nothing where they do not say.
+export function expected(answer) {
+  if (answer === null) return null;
+  return el("div", { class: "expected" }, el("span", { class: "note" }, "expected "), sample(answer));
+}
+
 // Text as it was written, apart from what surrounds it, whatever direction its letters have.
 export function sample(text, empty = "(empty)") {
   return el("div", { class: "sample isolated", dir: "auto" }, text === "" || text === null ? empty : text);
