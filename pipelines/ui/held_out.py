@@ -4,6 +4,8 @@ The first policy is the one that the others are compared with; filters of right,
 length are about the last. Only prompts that all of them answered have a row.
 """
 
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +69,7 @@ class Evaluations:
 
     def __init__(self, root: Path, records: Records) -> None:
         self._root, self._records = root, records
+        self._lock = threading.Lock()
         self._read: dict[tuple[Any, ...], list[Answered]] = {}
 
     def policies(self) -> list[str]:
@@ -85,6 +88,10 @@ class Evaluations:
             raise LockstepError(f"no policy {policy!r} was evaluated here; there are {listed}")
         files = [self._root / EVALUATIONS / policy / name for name in (GREEDY, SAMPLED)]
         states = [file.stat() for file in files if file.is_file()]
+        with self._lock:
+            return self._workspace(policy, states)
+
+    def _workspace(self, policy: str, states: Sequence[os.stat_result]) -> list[Answered]:
         key = (policy, *((each.st_mtime_ns, each.st_size, each.st_ino) for each in states))
         if key not in self._read:
             answers = answers_of(self._root, policy)

@@ -120,5 +120,8 @@ export function expected(answer) {
 
 // Text as it was written, apart from what surrounds it, whatever direction its letters have.
 export function sample(text, empty = "(empty)") {
-  return el("div", { class: "sample isolated", dir: "auto" }, text === "" || text === null ? empty : text);
+  const shown = text === "" || text === null ? empty : text;
+  // A long one scrolls by itself, so the keyboard has to reach it.
+  const long = shown.length > 1500;
+  return el("div", { class: `sample isolated${long ? " long" : ""}`, dir: "auto", tabindex: long ? 0 : null }, shown);
 }
