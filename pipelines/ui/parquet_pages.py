@@ -89,13 +89,23 @@ def batches(
         if last <= start or first >= stop:
             continue
         position = first
-        for batch in file.iter_batches(BLOCK, row_groups=[index], columns=list(columns)):
+        for batch in _decoded(file, index, columns):
             low, high = max(start - position, 0), min(stop - position, len(batch))
             if low < high:
                 yield batch.slice(low, high - low)
             position += len(batch)
             if position >= stop:
                 return
+
+
+def _decoded(file: pq.ParquetFile, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from file.iter_batches(BLOCK, row_groups=[group], columns=list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise LockstepError(
+            f"row group {group} cannot be read ({error}): `lockstep verify` says which file is "
+            "damaged"
+        ) from None
 
 
 def beside(*streams: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, ...]]:

@@ -58,7 +58,7 @@ def page(files: RolloutFiles, wanted: Wanted, start: int, size: int) -> Row:
         "rows": _listed(files, tables, found.rows),
         "next": found.next,
         "searched": found.searched,
-        "sources": _sources(tables),
+        "sources": _sources(tables, found.rows[0] if found.rows else start),
         "has_scores": tables.scores is not None,
         "has_experience": tables.experience is not None,
     }
@@ -242,9 +242,9 @@ def _used(tables: Tables, rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Row
     return used
 
 
-def _sources(tables: Tables) -> list[str]:
-    """The reward sources, as the first rows have them."""
+def _sources(tables: Tables, start: int) -> list[str]:
+    """The reward sources, as some rows have them: all rows have the same."""
     if tables.scores is None:
         return []
-    first = take(tables.scores, ["by_source"], range(min(tables.num_rows, 16)))
-    return list(dict.fromkeys(source for row in first for source, _ in row["by_source"]))
+    some = take(tables.scores, ["by_source"], range(start, min(start + 16, tables.num_rows)))
+    return list(dict.fromkeys(source for row in some for source, _ in row["by_source"]))
