@@ -82,6 +82,11 @@ def prompts() -> list[str]:
     return sorted([HOSTILE, *(f"{number}+1=" for number in range(1, NUM_PROMPTS))], key=content_id)
 
 
+def held_out() -> list[str]:
+    """Those that were evaluated, in the order of their ids."""
+    return sorted([HOSTILE, *(f"{number}*2=" for number in range(1, 30))], key=content_id)
+
+
 def reward_of(number: int, index: int) -> float:
     """What the sample of a prompt was paid: a number for each row."""
     return number + index / 2
@@ -154,7 +159,7 @@ def _answers(recorded: Recorded) -> None:
     """30 held-out prompts: all wrong by SFT; the first five and the hostile one right later."""
     from stages.evaluation import folder
 
-    asked = sorted([HOSTILE, *(f"{number}*2=" for number in range(1, 30))], key=content_id)
+    asked = held_out()
     for policy in ("sft", "iter_001"):
         answers = []
         for number, prompt in enumerate(asked):

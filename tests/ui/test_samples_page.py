@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.ui.conftest import NARROW, WIDE, at, wrong_with
-from tests.ui.recorded_results import HOSTILE, NUM_PROMPTS, SHOWN, SURROGATE, prompts
+from tests.ui.recorded_results import HOSTILE, NUM_PROMPTS, SHOWN, SURROGATE, held_out, prompts
 
 pytestmark = pytest.mark.browser
 VIEWS = {
@@ -39,16 +39,14 @@ def test_answers_stand_side_by_side_and_are_filtered(
 
     page.get_by_label("Answer of iter_001").select_option("changed")
     submit(page, "Which answers")
-    page.wait_for_url("**which=changed**")
-    page.wait_for_function("document.querySelectorAll('.prompt').length < 10")
-    changed = page.locator(".prompt").count()
-    assert changed in (5, 6)  # the hostile prompt may be one of the first five
+    changed = {*range(5), held_out().index(HOSTILE)}
+    shown(page, f"1 to {len(changed)} of {len(changed)} prompts")
     page.get_by_label("Task").select_option("odd")
     submit(page, "Which answers")
-    page.wait_for_url("**task=odd**")
-    page.wait_for_function(f"document.querySelectorAll('.prompt').length < {changed}")
+    odd = sum(number % 2 for number in changed)
+    shown(page, f"1 to {odd} of {odd} prompts")
     page.go_back()
-    page.wait_for_function(f"document.querySelectorAll('.prompt').length === {changed}")
+    shown(page, f"1 to {len(changed)} of {len(changed)} prompts")
 
     page.goto(page.url.split("?")[0] + "?which=wrong&reward_min=0.2&text=SAYS+2")
     page.wait_for_selector(".prompt")
@@ -79,6 +77,7 @@ def test_rollouts_are_paged_and_filtered(
     assert page.locator("td:nth-child(3) .sample").all_inner_texts() == expected
 
     page.get_by_role("link", name="Clear").click()
+    shown(page, "Rows 0 to 49")
     page.get_by_label("Score of").select_option("verifier")
     page.get_by_label("from", exact=False).first.fill("0.5")
     submit(page, "Which rollouts")
