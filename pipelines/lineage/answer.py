@@ -80,7 +80,7 @@ class _Session:
         lock, name = self._resolver.revision(text)
         if name.startswith(PROMPT):
             return self._show_prompt(name.removeprefix(PROMPT), lock)
-        self._warn_of_changes(self._find(text))
+        note_changes(self._repository, self._run_index, self._find(text))
         if question.rows or question.prompt is not None:
             return self._show_rows(self._find(text))
         direction = Direction.DOWN if question.down else Direction.UP
@@ -174,20 +174,6 @@ class _Session:
             self._run_index.add(made)
             return self._resolver.find(text)
 
-    def _warn_of_changes(self, target: Target) -> None:
-        """Add a note if the workspace's file is not the recorded one; only if it is small."""
-        artifact = target.artifact
-        if artifact is None or target.lock is not self._run_index.workspace:
-            return
-        path = self._repository.root / artifact.path
-        files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
-        small = sum(item.stat().st_size for item in files) <= LARGEST_LOOK
-        if path.exists() and small and HashCache().of(path) != artifact.hash:
-            self._run_index.notes.append(
-                f"{artifact.path} in the workspace is not what dvc.lock records: this is about "
-                "what is recorded; see `dvc status`"
-            )
-
     def _made_by_run(self, text: str) -> StageRun | None:
         """What an MLflow run made that no record here knows."""
         is_id = len(text) == 32 and all(char in "0123456789abcdef" for char in text)
@@ -208,6 +194,21 @@ class _Session:
         else:
             print(answer.rstrip("\n"))
         return 0
+
+
+def note_changes(repository: Repository, run_index: RunIndex, target: Target) -> None:
+    """Add a note if the workspace's file is not the recorded one; only if it is small."""
+    artifact = target.artifact
+    if artifact is None or target.lock is not run_index.workspace:
+        return
+    path = repository.root / artifact.path
+    files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
+    small = sum(item.stat().st_size for item in files) <= LARGEST_LOOK
+    if path.exists() and small and HashCache().of(path) != artifact.hash:
+        run_index.notes.append(
+            f"{artifact.path} in the workspace is not what dvc.lock records: this is about "
+            "what is recorded; see `dvc status`"
+        )
 
 
 def _target_json(target: Target) -> dict[str, Any]:

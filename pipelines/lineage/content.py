@@ -52,6 +52,14 @@ class Content:
             self._tables[key] = _read(path, columns)
         return self._tables[key]
 
+    def occurrences(self, artifact: Artifact, prompt_id: str) -> tuple[int, str]:
+        """How many rows have a prompt, and its text; raises MissingArtifact. Row groups whose
+        statistics rule the prompt out are not read."""
+        path = self.locate(artifact)
+        if path is None:
+            raise MissingArtifact(artifact, self.how_to_restore(artifact))
+        return _occurrences(path, prompt_id)
+
     def locate(self, artifact: Artifact) -> Path | None:
         """A file or folder with exactly these bytes."""
         return self._in_workspace(artifact) or self._in_cache(artifact) or self._in_ledger(artifact)
@@ -143,3 +151,38 @@ def _read(path: Path, columns: tuple[str, ...] | None) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise LockstepError(f"{path}: not readable as Parquet: {error}") from None
     return rows
+
+
+def _occurrences(path: Path, prompt_id: str) -> tuple[int, str]:
+    try:
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError:
+        raise LockstepError(NEEDS_PYARROW) from None
+    count, text = 0, ""
+    try:
+        with pq.ParquetFile(path, memory_map=True) as file:
+            columns = [c for c in ("prompt_id", "prompt") if c in file.schema_arrow.names]
+            for group in _groups_with(file, prompt_id):
+                for batch in file.iter_batches(row_groups=[group], columns=columns):
+                    rows = batch.filter(pc.equal(batch["prompt_id"], prompt_id))
+                    count += len(rows)
+                    if "prompt" in columns and not text and len(rows):
+                        text = rows["prompt"][0].as_py() or ""
+    except (OSError, ValueError, KeyError) as error:
+        raise LockstepError(f"{path}: not readable as Parquet: {error}") from None
+    return count, text
+
+
+def _groups_with(file: Any, prompt_id: str) -> list[int]:
+    """The row groups that may have it."""
+    wanted = []
+    column = next(
+        i for i in range(file.metadata.num_columns) if file.schema.column(i).path == "prompt_id"
+    )
+    for group in range(file.metadata.num_row_groups):
+        statistics = file.metadata.row_group(group).column(column).statistics
+        known = statistics is not None and statistics.has_min_max
+        if not known or statistics.min <= prompt_id <= statistics.max:
+            wanted.append(group)
+    return wanted

@@ -62,8 +62,8 @@ def trace(content: Content, run_index: RunIndex, wanted: str, lock: Lock | None)
     prompts = _with(stage_runs, "prompts", among_inputs=False)
     demonstrations = _with(stage_runs, "demonstrations", among_inputs=False)
     files = [file for _, file in (*learners, *sampling, *evaluating, *prompts, *demonstrations)]
-    prompt_id = _identify(wanted, [search.prompts(item) for item in dict.fromkeys(files)])
-    influence = Influence(prompt_id, search.text_of(prompt_id))
+    prompt_id = _identify(wanted, search, list(dict.fromkeys(files)))
+    influence = Influence(prompt_id, search.text_of(files, prompt_id))
     for stage_run, file in learners:
         count = search.count(file, prompt_id)
         if count is None:
@@ -86,11 +86,12 @@ def trace(content: Content, run_index: RunIndex, wanted: str, lock: Lock | None)
 
 
 class _Search:
-    """Prompts by file; each file is read once."""
+    """Prompts by file. Of a file that was not read as a whole, one prompt's rows are looked up."""
 
     def __init__(self, content: Content) -> None:
         self._content = content
         self._known: dict[str, dict[str, tuple[int, str]] | None] = {}
+        self._looked_up: dict[tuple[str, str], tuple[int, str] | None] = {}
 
     def prompts(self, artifact: Artifact) -> dict[str, tuple[int, str]]:
         """Each prompt's id, how often the file has it, and its text; empty if it is missing."""
@@ -107,25 +108,33 @@ class _Search:
 
     def count(self, artifact: Artifact, prompt_id: str) -> int | None:
         """How many rows have the prompt; None where the file is missing."""
-        prompts = self.prompts(artifact)
-        if self._known[artifact.hash] is None:
-            return None
-        return prompts.get(prompt_id, (0, ""))[0]
+        found = self._look_up(artifact, prompt_id)
+        return None if found is None else found[0]
 
-    def text_of(self, prompt_id: str) -> str:
-        texts = (
-            prompts[prompt_id][1]
-            for prompts in self._known.values()
-            if prompts and prompt_id in prompts
-        )
-        return next((text for text in texts if text), "")
+    def _look_up(self, artifact: Artifact, prompt_id: str) -> tuple[int, str] | None:
+        if artifact.hash in self._known:
+            prompts = self._known[artifact.hash]
+            return None if prompts is None else prompts.get(prompt_id, (0, ""))
+        key = artifact.hash, prompt_id
+        if key not in self._looked_up:
+            try:
+                self._looked_up[key] = self._content.occurrences(artifact, prompt_id)
+            except MissingArtifact:
+                self._looked_up[key] = None
+        return self._looked_up[key]
+
+    def text_of(self, files: Iterable[Artifact], prompt_id: str) -> str:
+        found = (self._look_up(artifact, prompt_id) for artifact in files)
+        return next((each[1] for each in found if each and each[1]), "")
 
 
-def _identify(wanted: str, known: Sequence[dict[str, tuple[int, str]]]) -> str:
+def _identify(wanted: str, search: _Search, files: Sequence[Artifact]) -> str:
     """The prompt's id, from an id, a prefix or a text."""
+    if len(wanted) == len(content_id("")) and any(search.count(file, wanted) for file in files):
+        return wanted
     texts: dict[str, str] = {}
-    for prompts in known:
-        for prompt_id, (_, text) in prompts.items():
+    for file in files:
+        for prompt_id, (_, text) in search.prompts(file).items():
             texts[prompt_id] = texts.get(prompt_id) or text
     if wanted in texts:
         return wanted

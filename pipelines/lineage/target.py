@@ -143,6 +143,15 @@ class Resolver:
         return f"{text}: nothing {where} has this name; {hint}{_listed(close or names)}"
 
 
+def name_of(stage_run: StageRun) -> str:
+    """A name that `find` understands, of this stage run and of no later one of its stage."""
+    if stage_run.in_workspace:
+        return stage_run.stage
+    if stage_run.commits:
+        return f"{stage_run.commits[-1][:12]}:{stage_run.stage}"
+    return next(iter(stage_run.outs.values()), stage_run.stage)
+
+
 def _listed(items: Iterable[str]) -> str:
     return "".join(f"\n  {item}" for item in islice(items, _MOST))
 

@@ -16,7 +16,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.lineage.content import NEEDS_PYARROW, Content
-from pipelines.lineage.run_index import gather
+from pipelines.lineage.run_index import RunIndex, gather
 from pipelines.lineage.target import Resolver
 from pipelines.results.sides import EVALUATIONS, evaluations, read_answers
 from stages.contracts.family import ROOT
@@ -121,12 +121,12 @@ def _known(policy: str, family: list[str]) -> str:
 
 
 def _all(root: Path, policy: str, against: str) -> list[Sample]:
-    mine = _answers(root, policy)
+    mine = answers_of(root, policy)
     if not against:
         return [Sample(item, None, None) for item in mine]
     from stages.evaluation.contest import contest
 
-    theirs = _answers(root, against)
+    theirs = answers_of(root, against)
     try:
         compared: Contest = contest(mine, theirs)
     except ValueError as error:
@@ -137,7 +137,8 @@ def _all(root: Path, policy: str, against: str) -> list[Sample]:
     return [Sample(one, other, won) for one, other, won in rows]
 
 
-def _answers(root: Path, policy: str) -> "list[Answered]":
+def answers_of(root: Path, policy: str) -> "list[Answered]":
+    """A policy's answers to all held-out prompts, as its evaluation left them."""
     try:
         from stages.context import StageError
         from stages.evaluation import folder
@@ -146,7 +147,8 @@ def _answers(root: Path, policy: str) -> "list[Answered]":
             raise
         raise LockstepError(NEEDS_PYARROW) from None
     if ":" in policy:
-        return _recorded_answers(root, policy)
+        repository = Repository(root)
+        return recorded_answers(repository, gather(repository), policy)
     path = root / EVALUATIONS / policy
     for name in (folder.GREEDY, folder.SAMPLED):
         if not (path / name).is_file():
@@ -163,11 +165,9 @@ def _answers(root: Path, policy: str) -> "list[Answered]":
         ) from None
 
 
-def _recorded_answers(root: Path, policy: str) -> "list[Answered]":
+def recorded_answers(repository: Repository, run_index: RunIndex, policy: str) -> "list[Answered]":
     """The answers of an evaluation in the dvc.lock of a commit, tag or experiment."""
-    repository = Repository(root)
-    run_index = gather(repository)
-    lock, name = Resolver(run_index, root).revision(policy)
+    lock, name = Resolver(run_index, repository.root).revision(policy)
     assert lock is not None
     recorded = evaluations(lock)
     if name not in recorded:

@@ -68,6 +68,14 @@ def start_ui(clone: Clone, port: int = 0) -> tuple[subprocess.Popen[str], str]:
     return process, re.search(r"http://\S+", said)[0]  # type: ignore[index]
 
 
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with recorded results of two iterations. Read it, do not write."""
+    from tests.ui.recorded_results import make_results
+
+    return make_results(tmp_path_factory.mktemp("results") / "clone")
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """One for all tests of a file."""

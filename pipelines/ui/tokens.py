@@ -1,0 +1,66 @@
+"""A response token by token and turn by turn, as it was sampled."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+POLICY, ENVIRONMENT = "policy", "environment"
+
+
+class Pieces:
+    """The text of each token, for a model folder; without a tokenizer there are only ids."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._tokenizer: Any = None
+        if folder is not None:
+            try:
+                from tokenizers import Tokenizer
+            except ModuleNotFoundError:
+                return
+            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """What each token adds to the text before it: of a character in several tokens, the last
+        one has it. Empty where there is no tokenizer."""
+        if self._tokenizer is None:
+            return []
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(self._tokenizer, each) or "" for each in ids]
+
+
+def turns_of(
+    num_tokens: int,
+    mask: Sequence[int] | None,
+    ends: Sequence[int],
+    rewards: Sequence[float],
+    credits: Sequence[float],
+) -> list[dict[str, Any]]:
+    """Who said which tokens, in order; a response without turns is one of the policy's.
+
+    `rewards` is what the environment paid for each turn of the policy, `credits` what the update
+    was given for it.
+    """
+    turns: list[dict[str, Any]] = []
+
+    def tell(role: str, start: int, stop: int, number: int | None = None) -> None:
+        of = number is not None
+        turns.append({
+            "role": role,
+            "start": start,
+            "stop": stop,
+            "reward": rewards[number] if of and number < len(rewards) else None,
+            "credit": credits[number] if of and number < len(credits) else None,
+        })  # fmt: skip
+
+    start = 0
+    for number, last in enumerate(ends):
+        begun = next((at for at in range(start, last + 1) if mask is None or mask[at]), last)
+        if begun > start:
+            tell(ENVIRONMENT, start, begun)
+        tell(POLICY, begun, last + 1, number)
+        start = last + 1
+    if start < num_tokens:
+        tell(ENVIRONMENT if ends else POLICY, start, num_tokens)
+    return turns
