@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
@@ -20,7 +20,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.owners import explain
 from pipelines.ui import lineage_api, run_api, samples_api
 from pipelines.ui.clone import Clone
-from pipelines.ui.guard import Guard
+from pipelines.ui.guard import Guard, reading_cookie
 
 STATIC = Path(__file__).parent / "static"
 FRESH = {"cache-control": "no-cache"}
@@ -59,6 +59,14 @@ def create_app(clone: Clone, pages: tuple[Page, ...] = PAGES) -> FastAPI:
         """What the navigation shows."""
         shown = [{"name": page.name, "title": page.title} for page in pages]
         return {"clone": clone.root.name, "root": str(clone.root), "pages": shown}
+
+    @app.post("/api/reader")
+    def let_read(request: Request) -> Response:
+        """The cookie for all tabs of this browser; whoever asks has the token."""
+        name, key = reading_cookie(request.headers["host"], clone.token)
+        answer = Response(status_code=204)
+        answer.set_cookie(name, key, httponly=True, samesite="strict")
+        return answer
 
     @app.get("/")
     def first_page() -> FileResponse:

@@ -2,12 +2,17 @@
 
 Loopback is open to every page that the user's browser shows and to every user of the machine. So a
 request must name a loopback host (another name that resolves to it is a page of somebody else),
-must not come from a page of another origin, and needs the token to change anything. What is
-answered may be used by these pages alone: they load, run and send nothing elsewhere.
+must not come from a page of another origin, and needs the token to change anything. To read what
+the clone holds it needs the token or the cookie that a page is given for it: all tabs of a browser
+have the cookie, which other servers of the machine may be sent, too, and which changes nothing.
+What is answered may be used by these pages alone: they load, run and send nothing elsewhere.
 """
 
+import hashlib
+import hmac
 import secrets
 from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
@@ -15,7 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 READING = ("GET", "HEAD")
+DATA = "/api/"
+"""Where what the clone holds is read; all else is the same for everybody."""
 TOKEN_HEADER = "x-lockstep-token"
+CLOSED = "open the link that `lockstep ui` printed, which holds the token"
 HEADERS = {
     "content-security-policy": (
         "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
@@ -48,12 +56,20 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        reason = refusal(scope["method"], scope["headers"], self._token)
+        reason = refusal(scope["method"], scope["path"], scope["headers"], self._token)
         answer = self._app if reason is None else JSONResponse({"error": reason}, 403)
         await answer(scope, receive, send_guarded)
 
 
-def refusal(method: str, headers: Iterable[tuple[bytes, bytes]], token: str) -> str | None:
+def reading_cookie(host: str, token: str) -> tuple[str, str]:
+    """The cookie with which a browser may read: browsers keep those of all ports together."""
+    key = hmac.digest(token.encode(), b"read", hashlib.sha256).hex()
+    return f"lockstep-{urlsplit(f'//{host}').port or 80}", key
+
+
+def refusal(
+    method: str, path: str, headers: Iterable[tuple[bytes, bytes]], token: str
+) -> str | None:
     """Why a request is refused, in words for its page; None if it is not."""
     given = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
     host = given.get("host", "")
@@ -65,15 +81,28 @@ def refusal(method: str, headers: Iterable[tuple[bytes, bytes]], token: str) -> 
     from_elsewhere = given.get("sec-fetch-site") in ("cross-site", "same-site")
     if from_elsewhere and given.get("sec-fetch-mode") != "navigate":
         return "refused: the request comes from a page of another server"
-    if method in READING:
+    if _is_same(given.get(TOKEN_HEADER, ""), token):
         return None
-    sent = given.get(TOKEN_HEADER, "").encode()
-    if not secrets.compare_digest(sent, token.encode()):
-        return (
-            "this tab may only look: open the link that `lockstep ui` printed, which holds the "
-            "token, to change something"
-        )
+    if method not in READING:
+        return f"this tab may only look: {CLOSED}, to change something"
+    if not path.startswith(DATA):
+        return None
+    name, key = reading_cookie(host, token)
+    if not _is_same(_cookie(given.get("cookie", ""), name), key):
+        return f"this browser has not been let in: {CLOSED}"
     return None
+
+
+def _is_same(sent: str, expected: str) -> bool:
+    return secrets.compare_digest(sent.encode(), expected.encode())
+
+
+def _cookie(cookies: str, name: str) -> str:
+    try:
+        morsel = SimpleCookie(cookies).get(name)
+    except CookieError:
+        return ""
+    return morsel.value if morsel else ""
 
 
 def _is_loopback(host: str) -> bool:
