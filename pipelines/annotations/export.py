@@ -33,7 +33,7 @@ class Exported:
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**vars(self)}
 
 
 def export(root: Path, file: Path, *, held_out: bool, at_least: int) -> Exported:
@@ -65,7 +65,7 @@ def export(root: Path, file: Path, *, held_out: bool, at_least: int) -> Exported
         raise LockstepError(f"no judgement makes a preference ({why}): {file} is not written")
     text = "".join(f"{json.dumps(row, sort_keys=True, ensure_ascii=False)}\n" for row in rows)
     atomic.write_text(file, text)
-    return Exported(str(file), len(rows), held_out, left_out, said.notes)
+    return Exported(str(file), len(rows), held_out, dict(left_out), said.notes)
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
