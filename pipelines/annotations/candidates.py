@@ -39,6 +39,8 @@ class Candidates:
 
     pairs: list[Pair] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    """What of the records could not be read."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class _Answered:
 
 def of_rollouts(repository: Repository, iterations: Sequence[str]) -> Candidates:
     """Every two different responses to one prompt of an iteration."""
-    candidates = Candidates()
     run_index = gather(repository)
+    candidates = Candidates(notes=run_index.notes)
     for iteration in iterations:
         answers = _rollouts(repository, run_index, iteration, candidates.left_out)
         _pair_up(repository, candidates, answers, iteration=iteration)
@@ -63,8 +65,8 @@ def of_rollouts(repository: Repository, iterations: Sequence[str]) -> Candidates
 
 def of_policies(repository: Repository, policies: Sequence[str]) -> Candidates:
     """The likeliest answers of two policies to the held-out prompts."""
-    candidates = Candidates()
     run_index = gather(repository)
+    candidates = Candidates(notes=run_index.notes)
     content = Content(repository, run_index)
     answers = []
     for side in find_sides(repository.root, run_index, policies):

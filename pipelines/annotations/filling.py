@@ -36,6 +36,7 @@ class Filled:
     """In the queue now."""
     left_out: Mapping[str, int]
     """Responses that no pair has, by reason."""
+    notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
         values = asdict(self)
@@ -59,6 +60,7 @@ def fill(repository: Repository, wanted: Wanted) -> Filled:
         len(drawn),
         len(read_queue(repository.root)),
         dict(candidates.left_out),
+        tuple(candidates.notes),
     )
 
 
@@ -95,4 +97,4 @@ def render(filled: Filled) -> str:
     if extended.num_raised:
         lines.append(f"{extended.num_raised} were there already, and now go to more annotators")
     lines += [f"left out: {number} responses {why}" for why, number in filled.left_out.items()]
-    return "\n".join([*lines, "judge them on the Annotate page of `lockstep ui`"])
+    return "\n".join([*lines, *filled.notes, "judge them on the Annotate page of `lockstep ui`"])

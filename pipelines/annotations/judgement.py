@@ -126,7 +126,7 @@ def _adapter(kind: Any) -> Any:
 def as_line(value: Any) -> str:
     """A value of a dataclass as one line of JSON; LockstepError where it cannot be written."""
     kind: Any = type(value)
-    written = _adapter(kind).dump_python(value)
+    written = _adapter(kind).dump_python(value, warnings=False)
     try:
         text = json.dumps(written, sort_keys=True, ensure_ascii=False, allow_nan=False)
         text.encode()
