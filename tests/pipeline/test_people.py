@@ -1,4 +1,4 @@
-"""People's preferences in a pipeline: judging changes nothing, the export is data like any other."""
+"""People's preferences in a pipeline: judging changes nothing, the export is given data."""
 
 import json
 from typing import Any
