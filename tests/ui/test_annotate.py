@@ -65,11 +65,11 @@ def test_keys_judge_pairs_whose_makers_are_hidden(
     clone: Path, open_ui: Callable[..., str], tabs: Any
 ) -> None:
     page = tabs.open(at(open_ui(clone), "/annotate"))
-    told: list[str] = []
-    page.on("response", lambda got: told.append(got.text()) if "/next" in got.url else None)
+    told: list[Any] = []
+    page.on("response", lambda got: told.append(got) if "/next" in got.url else None)
     begin(page, "Ann Lee")
     judged(page, 0)
-    shown = page.content() + "".join(told)
+    shown = page.content() + "".join(got.text() for got in told)
     assert "nothing of" in shown
     assert not re.search("keen|calm|dir|0\\.5|seed", shown), "nothing tells who made them"
 
