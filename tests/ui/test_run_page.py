@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture
 def long_sft(clone: Clone) -> Clone:
     """A small pipeline whose SFT takes long enough to be watched and interrupted."""
-    clone.set_params(**{**TINY, "prepare__demonstrations": 256, "sft__epochs": 150})
+    clone.set_params(**{**TINY, "prepare__demonstrations": 256, "sft__epochs": 90})
     clone.commit("tiny")
     clone.without_tracking()
     return clone
@@ -32,6 +32,7 @@ def counted(page: Any) -> int:
     return int(float(page.locator(".stage-view progress").get_attribute("value")))
 
 
+@pytest.mark.slow
 def test_a_run_is_started_watched_cancelled_and_resumed_from_the_page(
     long_sft: Clone, tabs: Any
 ) -> None:
