@@ -5,7 +5,6 @@ job does with its inputs. It answers one question at a time, and ends when it is
 this process, whatever ends that.
 """
 
-import itertools
 import json
 import os
 import subprocess
@@ -38,8 +37,6 @@ class Engine:
         self.policy = policy
         self._asking = threading.Lock()
         self._writing = threading.Lock()
-        self._ids = itertools.count()
-        self._current: int | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="lockstep-chat-")
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process: subprocess.Popen[str] | None = None
@@ -66,17 +63,15 @@ class Engine:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    @property
-    def is_busy(self) -> bool:
-        return self._asking.locked()
-
-    def answer(self, messages: Sequence[Message], options: Options) -> Iterator[str | Answer]:
+    def answer(
+        self, messages: Sequence[Message], options: Options, name: str
+    ) -> Iterator[str | Answer]:
         """The text of the answer, piece by piece, and then the whole of it.
 
-        Whoever does not go on to the end has stopped the answer.
+        By its name, which no other answer has, it can be stopped; whoever does not go on to the end
+        has stopped it, too.
         """
         with self._asking:
-            name = self._current = next(self._ids)
             is_over = False
             try:
                 self._send({"ask": name, "messages": list(messages), **options.order()})
@@ -92,15 +87,14 @@ class Engine:
                     else:
                         yield heard["said"]
             finally:
-                self._current = None
                 if not is_over:
-                    self._stop(name)
+                    self.stop(name)
                     self._skip()
 
-    def stop(self) -> None:
-        """End the answer that is under way, from any thread; what was said until then is it."""
-        if (name := self._current) is not None:
-            self._stop(name)
+    def stop(self, name: str) -> None:
+        """End an answer, from any thread, even before it begins; what was said until then is it."""
+        with suppress(LockstepError):
+            self._send({"stop": name})
 
     def close(self) -> None:
         """End the process."""
@@ -141,10 +135,6 @@ class Engine:
         with self._writing, suppress(BrokenPipeError):  # why it ended is told by who reads
             process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()
-
-    def _stop(self, name: int) -> None:
-        with suppress(LockstepError):
-            self._send({"stop": name})
 
     def _skip(self) -> None:
         """To the end of an answer that nobody reads."""

@@ -6,6 +6,7 @@ has said itself. What a policy says is text: characters that steer a terminal ar
 
 import signal
 import sys
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -108,8 +109,10 @@ def _stream(conversation: Conversation, index: int, text: str, quiet: bool) -> A
     engine = conversation.engines[index]
     if len(conversation.engines) > 1 and not quiet:
         print(f"[{engine.policy.name}]")
-    with _stopped_by_ctrl_c(engine):
-        for part in engine.answer(conversation.messages(index, text), conversation.options):
+    name = uuid.uuid4().hex
+    asked = conversation.messages(index, text), conversation.options
+    with _stopped_by_ctrl_c(engine, name):
+        for part in engine.answer(*asked, name):
             if isinstance(part, Answer):
                 answer = part
             elif not quiet:
@@ -148,8 +151,8 @@ def _number(text: str) -> int:
 
 
 @contextmanager
-def _stopped_by_ctrl_c(engine: Engine) -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, lambda *_: engine.stop())
+def _stopped_by_ctrl_c(engine: Engine, name: str) -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, lambda *_: engine.stop(name))
     try:
         yield
     finally:
