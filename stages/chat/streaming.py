@@ -42,8 +42,9 @@ class StreamingGenerator(TorchGenerator):
     ) -> list[Completion]:
         if self._decoder is None:
             policy = _WatchedPolicy(self._model, self._tell)
-            limits = {"max_new_tokens": max_new_tokens, "sampling": sampling}
-            return generate_padded(policy, requests, **limits)
+            return generate_padded(
+                policy, requests, max_new_tokens=max_new_tokens, sampling=sampling
+            )
         self._decoder.begin(requests, max_new_tokens, sampling)
         decode(_WatchedDecoder(self._decoder, self._tell), requests, max_new_tokens)
         return self._decoder.completions()
