@@ -11,7 +11,7 @@ from stages.data.tokenizer import EOS, build_character_tokenizer
 from tests.control.recorded_policies import GRAPH, Recorded
 
 CHARACTERS = "0123456789+=?abcdefghijklmnopqrstuvwxyz <>/()'\"!\n"
-CONTEXT = 512
+CONTEXT, LONG_CONTEXT = 512, 4096
 TALKATIVE, BRIEF = 3, 1
 """Seeds of weights: one that greedily never ends, and one that ends after a while."""
 
@@ -23,6 +23,7 @@ def tiny_policy(
     windowed: bool = False,
     template: bool = True,
     words: Mapping[str, str] | None = None,
+    context: int = CONTEXT,
 ) -> Path:
     """A policy's folder; with a sliding window it is decoded in padded batches.
 
@@ -45,7 +46,7 @@ def tiny_policy(
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "bos_token_id": tokenizer.bos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.convert_tokens_to_ids(EOS),
@@ -64,7 +65,7 @@ def chat_clone(root: Path, words: Mapping[str, str] | None = None) -> Recorded:
     """A clone with the policies `sft` and `iter_001`; at the tag `first`, iter_001 is another."""
     clone = Recorded(root)
     (root / "dvc.yaml").write_text(GRAPH.partition("  evaluate_sft:")[0])
-    tiny_policy(root / "artifacts/policies/sft/model", words=words)
+    tiny_policy(root / "artifacts/policies/sft/model", words=words, context=LONG_CONTEXT)
     for seed, rate, tag in ((0, 0.1, "first"), (BRIEF, 0.2, None)):
         tiny_policy(root / "artifacts/policies/iter_001/model", seed)
         clone.params(rate, "iter_001")

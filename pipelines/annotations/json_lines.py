@@ -25,12 +25,9 @@ def damaged(path: Path, number: int, why: str) -> LockstepError:
 
 def append_line(path: Path, line: str) -> None:
     """Add a line at the end, whole and on disk; the lock of the file is held."""
-    cut = _cut_off(path)
-    if cut is not None:
-        line = f"\n{'' if _whole(cut) else json.dumps(_TORN) + chr(10)}{line}"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        data = f"{line}\n".encode()
+        data = f"{_mending(path)}{line}\n".encode()
         while data:
             data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)
@@ -42,24 +39,31 @@ def append_line(path: Path, line: str) -> None:
 
 def read_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Any]]:
     """The numbered values of a file of JSON lines; what was cut off goes to the notes."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return
-    is_open = bool(lines[-1])  # the last line has no end
-    if not is_open:
-        lines.pop()
-    num_lines = len(lines)
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or _whole(line) == _TORN:
-            continue
+    cut: list[int] = []
+    for number, line in enumerate(_lines(path), start=1):
         value = _whole(line)
-        if value is not None:
-            yield number, value
-        elif (is_open and number == num_lines) or _whole(lines[number % num_lines]) == _TORN:
-            notes.append(f"{path} line {number} was cut off: it is kept, and counts as nothing")
+        if value is None:
+            cut.append(number)
+        elif value == _TORN:
+            notes += [_named(path, other) for other in cut]
+            cut.clear()
+        elif cut:
+            raise damaged(path, cut[0], "it is not JSON")
         else:
-            raise damaged(path, number, "it is not JSON")
+            yield number, value
+    notes += [_named(path, number) for number in cut]
+
+
+def _named(path: Path, number: int) -> str:
+    return f"{path} line {number} was cut off: it is kept, and counts as nothing"
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return content.removesuffix(b"\n").split(b"\n") if content else []
 
 
 def _whole(line: bytes) -> Any | None:
@@ -71,10 +75,10 @@ def _whole(line: bytes) -> Any | None:
     return value if isinstance(value, dict) else None
 
 
-def _cut_off(path: Path) -> bytes | None:
-    """What follows the last end of a line; None: nothing does."""
-    try:
-        rest = path.read_bytes().rpartition(b"\n")[2]
-    except FileNotFoundError:
-        return None
-    return rest or None
+def _mending(path: Path) -> str:
+    """What has to come between the end of a file and a new line: an end, and a mark."""
+    written = path.read_bytes()
+    ending = "" if not written or written.endswith(b"\n") else "\n"
+    lines = _lines(path)
+    torn = bool(lines) and _whole(lines[-1]) is None
+    return ending + (f"{json.dumps(_TORN)}\n" if torn else "")

@@ -125,7 +125,8 @@ def _adapter(kind: Any) -> Any:
 
 def as_line(value: Any) -> str:
     """A value of a dataclass as one line of JSON; LockstepError where it cannot be written."""
-    written = _adapter(type(value)).dump_python(value)
+    kind: Any = type(value)
+    written = _adapter(kind).dump_python(value, warnings=False)
     try:
         text = json.dumps(written, sort_keys=True, ensure_ascii=False, allow_nan=False)
         text.encode()

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.owners import explain
-from pipelines.ui import chat_api, run_api
+from pipelines.ui import annotate_api, chat_api, run_api
 from pipelines.ui.clone import Clone
 from pipelines.ui.guard import Guard
 
@@ -37,6 +37,7 @@ class Page:
 PAGES = (
     Page("run", "Run", run_api.router),
     Page("chat", "Chat", chat_api.router),
+    Page("annotate", "Annotate", annotate_api.router),
 )
 """In the order of the navigation: Run, Samples, Compare, Lineage, Data, Chat, Annotate."""
 

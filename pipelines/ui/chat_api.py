@@ -8,12 +8,13 @@ server has given; what it is saved with is what they were made of here, not what
 import getpass
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -162,9 +163,15 @@ class Conversations:
 
 
 def router(clone: Clone) -> APIRouter:
-    api = APIRouter()
     engines = Engines(clone.repository)
     conversations = Conversations(engines)
+
+    @asynccontextmanager
+    async def until_the_end(_app: Any) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(engines.close)
+
+    api = APIRouter(lifespan=until_the_end)
 
     @api.get("")
     def about() -> dict[str, Any]:

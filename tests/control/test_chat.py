@@ -19,7 +19,7 @@ from pipelines.chat.policies import find_policy
 from pipelines.chat.terminal import Conversation, chat
 from pipelines.commands.cli import main
 from pipelines.config.params import load_params
-from tests.tiny_policy import chat_clone
+from tests.tiny_policy import LONG_CONTEXT, chat_clone
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +92,7 @@ def test_an_answer_can_be_stopped_even_before_it_begins(root, engine):
 
 def test_what_cannot_be_answered_is_refused_and_the_next_is_answered(root, engine):
     with pytest.raises(LockstepError, match=r"sft: the dialogue has .* leaves no room"):
-        asked(engine, options(root), "full", [{"role": "user", "content": "7" * 600}])
+        asked(engine, options(root), "full", [{"role": "user", "content": "7" * LONG_CONTEXT}])
     assert asked(engine, options(root), "again")[1].ids
 
 
