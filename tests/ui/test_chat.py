@@ -33,8 +33,8 @@ def engines() -> list[psutil.Process]:
 
 
 @pytest.fixture
-def _no_engine_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After the server has ended, which is asked for after this."""
+def _no_engine_is_left() -> Iterator[None]:
+    """Once the server has ended, which a test asks for after this."""
     yield
     assert engines() == []
 
@@ -51,8 +51,9 @@ def answers(page: Any, count: int) -> list[str]:
     return page.locator(".message.assistant .sample").all_text_contents()
 
 
+@pytest.mark.usefixtures("_no_engine_is_left")
 def test_two_policies_are_asked_judged_and_stopped_by_keyboard(
-    root: Path, _no_engine_is_left: None, open_ui: Callable[..., str], tabs: Any
+    root: Path, open_ui: Callable[..., str], tabs: Any
 ) -> None:
     link = open_ui(root)
     page = tabs.open(at(link, BESIDE))
