@@ -9,7 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from starlette.testclient import TestClient
 
+from pipelines.annotations import store
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.chat import pool
@@ -19,6 +21,8 @@ from pipelines.chat.policies import find_policy
 from pipelines.chat.terminal import Conversation, chat
 from pipelines.commands.cli import main
 from pipelines.config.params import load_params
+from pipelines.ui.app import create_app
+from pipelines.ui.clone import open_clone
 from tests.tiny_policy import LONG_CONTEXT, chat_clone
 from tests.waiting import until
 
@@ -230,3 +234,51 @@ def test_a_server_holds_two_engines_and_lets_idle_ones_go(root, monkeypatch):
         until(lambda: not first.is_alive, "the idle engine ends")
         assert engines.names() == ["first:iter_001"]
     engines.close()
+
+
+class Answering(Started):
+    """Stands for one that answers."""
+
+    policy_hash = "of its weights"
+
+    def answer(self, messages, options, name):
+        text = f"{self.policy.name} at {options.temperature:g}: {messages[-1]['content']}"
+        yield text
+        yield Answer(text, [1], 1, 1, "stop", 7)
+
+
+def test_a_preference_is_between_two_answers_that_the_server_gave_to_one_conversation(
+    root, monkeypatch
+):
+    monkeypatch.setattr(pool, "Engine", Answering)
+    opened = open_clone(Repository(root))
+    headers = {"X-Lockstep-Token": opened.token}
+    with TestClient(create_app(opened), "http://127.0.0.1", headers=headers) as client:
+
+        def ask(name, policy, text):
+            messages = [{"role": "user", "content": text}]
+            body = {"id": name, "policy": policy, "messages": messages}
+            said = client.post("/api/chat/answer", json={**body, "options": {"temperature": 0.5}})
+            return [json.loads(line) for line in said.text.splitlines()]
+
+        def prefer(left, right, **more):
+            body = {"left": left, "right": right, "chosen": "left", "annotator": "Ann", **more}
+            answer = client.post("/api/chat/preference", json=body)
+            return answer.status_code, answer.json().get("error", "")
+
+        assert ask("answer-1", "sft", "a?")[1:] == [
+            {"said": "sft at 0.5: a?"},
+            {"answer": vars(Answer("sft at 0.5: a?", [1], 1, 1, "stop", 7))},
+        ]
+        ask("answer-2", "iter_001", "a?")
+        ask("answer-3", "iter_001", "b?")
+        assert "were not asked the same" in prefer("answer-1", "answer-3")[1]
+        assert "does not know that answer" in prefer("answer-1", "answer-9")[1]
+        assert prefer("answer-1", "answer-2", text="better")[0] == 400
+        assert store.read(root).judgements == ()
+        assert prefer("answer-1", "answer-2") == (200, "")
+        assert "has judged pair" in prefer("answer-1", "answer-2")[1]
+    [kept] = store.read(root).judgements
+    assert (kept.left.policy, kept.left.text) == ("sft", "sft at 0.5: a?")
+    assert (kept.left.policy_hash, kept.left.seed) == ("of its weights", 7)
+    assert kept.left.sampling["temperature"] == 0.5
