@@ -76,20 +76,12 @@ class Engine:
             try:
                 self._send({"ask": name, "messages": list(messages), **options.order()})
                 while not is_over:
-                    try:
-                        heard = self._heard()
-                    except LockstepError:
-                        is_over = True
-                        raise
-                    if "answer" in heard:
-                        is_over = True
-                        yield Answer(**heard["answer"])
-                    else:
-                        yield heard["said"]
+                    heard = self._heard(name)
+                    is_over = "answer" in heard
+                    yield Answer(**heard["answer"]) if is_over else heard["said"]
             finally:
                 if not is_over:
                     self.stop(name)
-                    self._skip()
 
     def stop(self, name: str) -> None:
         """End an answer, from any thread, even before it begins; what was said until then is it."""
@@ -136,22 +128,21 @@ class Engine:
             process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()
 
-    def _skip(self) -> None:
-        """To the end of an answer that nobody reads."""
-        with suppress(LockstepError):
-            while "answer" not in self._heard():
-                pass
-
-    def _heard(self) -> dict[str, Any]:
-        process = self._process
-        line = process.stdout.readline() if process is not None and process.stdout else ""
-        try:
-            heard: dict[str, Any] = json.loads(line)
-        except ValueError:
-            raise LockstepError(self._how_it_ended()) from None
-        if "refused" in heard:
-            raise LockstepError(f"{self.policy.name}: {heard['refused']}")
-        return heard
+    def _heard(self, name: str | None = None) -> dict[str, Any]:
+        """What is said next in an answer; what is left of one that nobody heard to its end is
+        passed over."""
+        while True:
+            process = self._process
+            line = process.stdout.readline() if process is not None and process.stdout else ""
+            try:
+                heard: dict[str, Any] = json.loads(line)
+            except ValueError:
+                raise LockstepError(self._how_it_ended()) from None
+            if heard.get("id") != name:
+                continue
+            if "refused" in heard:
+                raise LockstepError(f"{self.policy.name}: {heard['refused']}")
+            return heard
 
     def _how_it_ended(self) -> str:
         if self._process is not None:

@@ -241,7 +241,7 @@ class Answering(Started):
 
     policy_hash = "of its weights"
 
-    def answer(self, messages, options, name):
+    def answer(self, messages, options, _name):
         text = f"{self.policy.name} at {options.temperature:g}: {messages[-1]['content']}"
         yield text
         yield Answer(text, [1], 1, 1, "stop", 7)
