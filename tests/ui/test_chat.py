@@ -58,7 +58,6 @@ def test_two_policies_are_asked_judged_and_stopped_by_keyboard(
     link = open_ui(root)
     page = tabs.open(at(link, BESIDE))
     page.wait_for_selector("#question:focus")
-    page.fill("#annotator", "Ann Lee")
     page.keyboard.type("12+7=")
     page.keyboard.press("Enter")
     left, right = answers(page, 2)
@@ -71,7 +70,8 @@ def test_two_policies_are_asked_judged_and_stopped_by_keyboard(
     assert page.locator('[role="log"][aria-live="polite"][aria-busy="false"]').count() == 2
     assert wrong_with(page) == []
 
-    page.keyboard.press("2")
+    page.fill("#annotator", "Ann Lee")
+    page.press("#prefer-right", "2")
     page.wait_for_selector("#note:has-text('iter_001 is better')")
     page.wait_for_selector("#question:focus")
     page.keyboard.type("ab")
