@@ -23,6 +23,7 @@ from pipelines.commands.cli import main
 from pipelines.config.params import load_params
 from pipelines.ui.app import create_app
 from pipelines.ui.clone import open_clone
+from tests.control.test_planes import modules_after
 from tests.tiny_policy import LONG_CONTEXT, chat_clone
 from tests.waiting import until
 
@@ -189,6 +190,11 @@ def test_a_policy_of_another_commit_answers_once_as_json(root, monkeypatch, caps
     then, now = (find_policy(Repository(root), name).artifact.hash for name in names)
     assert answer["artifact"] == then != now
     assert answer["finish_reason"] in ("stop", "length")
+
+
+def test_chatting_imports_no_torch_here() -> None:
+    modules = "pipelines.chat.terminal, pipelines.chat.pool, pipelines.ui.chat_api"
+    assert not modules_after(f"import {modules}") & {"torch", "transformers", "numpy"}
 
 
 @pytest.mark.parametrize(
