@@ -65,8 +65,8 @@ def create_app(clone: Clone, pages: tuple[Page, ...] = PAGES) -> FastAPI:
         return _html(pages[0].name)
 
     @app.get("/{name}")
-    def page(name: str) -> FileResponse:
-        if name not in {page.name for page in pages}:
+    def named_page(name: str) -> FileResponse:
+        if name not in {each.name for each in pages}:
             raise HTTPException(404, f"there is no page {name!r} here")
         return _html(name)
 

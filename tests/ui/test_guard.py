@@ -15,6 +15,7 @@ from pipelines.identity.code import code_version
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import spec_of
 from pipelines.ledger.entry import Ledger
+from pipelines.ui import serve
 from pipelines.ui.clone import open_clone, token_file
 from pipelines.ui.guard import HEADERS
 from stages.contracts.catalog import bind
@@ -120,6 +121,23 @@ def test_the_command_keeps_its_token_and_ends_when_it_is_told(clone: Clone) -> N
     stop(again)
 
 
+@pytest.mark.browser
+def test_the_browser_is_opened_without_the_token_in_its_command_line(
+    clone: Clone, open_ui: Callable[..., str], tabs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    link = open_ui(clone)
+    serve._browse(Repository(clone.root), link)
+    assert link.partition("token=")[2] not in opened[0]
+    page = tabs.open(opened[0])
+    page.wait_for_selector(".connection.live")
+    assert page.get_by_role("button", name="Plan").is_enabled()
+    assert not page.get_by_text("This tab may only look").count()
+    file = Path(opened[0].removeprefix("file://"))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
 HOSTILE = "<img src=x onerror=\"document.title='ran'\"><script>document.title='ran'</script>"
 
 
@@ -143,9 +161,9 @@ def write_failed_job(root: Path, text: str) -> None:
 def test_hostile_text_stays_text(clone: Clone, open_ui: Callable[..., str], tabs: Any) -> None:
     write_failed_job(clone.root, HOSTILE)
     page = tabs.open(at(open_ui(clone), "/run?stage=prepare"))
-    page.wait_for_selector("pre.log")
+    page.wait_for_selector(".logs pre")
     page.wait_for_selector("figure")
-    assert page.locator("pre.log").inner_text() == HOSTILE
+    assert page.locator(".logs pre").inner_text() == HOSTILE
     assert page.locator("figure h3").inner_text() == HOSTILE
     assert HOSTILE in page.locator(".failure").inner_text()
     assert page.locator("main img, main script").count() == 0
