@@ -47,6 +47,11 @@ def export(root: Path, file: Path, *, held_out: bool, at_least: int) -> Exported
             f"{file} is among the judgements themselves: name a file of `prepare.folder`, such as "
             "data/preferences.jsonl"
         )
+    if file.exists() and not _is_export(file):
+        raise LockstepError(
+            f"{file} exists and is no export of judgements: name another file, and both in "
+            "params.yaml"
+        )
     said = store.read(root)
     rows: list[dict[str, Any]] = []
     left_out: Counter[str] = Counter()
@@ -66,6 +71,16 @@ def export(root: Path, file: Path, *, held_out: bool, at_least: int) -> Exported
     text = "".join(f"{json.dumps(row, sort_keys=True, ensure_ascii=False)}\n" for row in rows)
     atomic.write_text(file, text)
     return Exported(str(file), len(rows), held_out, dict(left_out), said.notes)
+
+
+def _is_export(file: Path) -> bool:
+    """Whether a file may be written over: it is made of judgements, as its first row says."""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        first = lines.readline()
+    try:
+        return bool(json.loads(first)["provenance"]["judgements"])
+    except (ValueError, LookupError, TypeError):
+        return not first
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:

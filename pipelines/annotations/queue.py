@@ -46,11 +46,11 @@ def queue_file(root: Path) -> Path:
     return root / store.FOLDER / "queue.jsonl"
 
 
-def read_queue(root: Path) -> dict[str, Pair]:
-    """The pairs by id, in the order in which they were added."""
+def read_queue(root: Path, notes: list[str] | None = None) -> dict[str, Pair]:
+    """The pairs by id, in the order in which they were added; what was cut off goes to notes."""
     path = queue_file(root)
     pairs: dict[str, Pair] = {}
-    for number, value in read_lines(path, []):
+    for number, value in read_lines(path, [] if notes is None else notes):
         try:
             pair: Pair = from_line(json.dumps(value), Pair)
             pairs[pair.id] = pair

@@ -78,7 +78,8 @@ class AnnotationStatus:
 
 def annotation_status(root: Path) -> AnnotationStatus:
     """The state of a clone's annotations."""
-    said, pairs = store.read(root), read_queue(root)
+    notes: list[str] = []
+    said, pairs = store.read(root), read_queue(root, notes)
     found = outcomes(said.judgements)
     opinions = {outcome.pair: len(outcome.judgements) for outcome in found}
     done = sum(opinions.get(pair.id, 0) >= pair.num_annotators for pair in pairs.values())
@@ -95,7 +96,7 @@ def annotation_status(root: Path) -> AnnotationStatus:
         num_judged=len(found),
         sources=_sources(found),
         policies=_policies(found),
-        notes=said.notes,
+        notes=(*said.notes, *notes),
     )
 
 

@@ -1,7 +1,7 @@
 """The Annotate page: two responses at a time, which somebody compares without knowing their makers.
 
-Always true: what is sent of a pair before it is judged has no policy, reward or seed in it. A pair is
-judged once by each annotator, however many tabs show it.
+Always true: what is sent of a pair before it is judged has no policy, reward or seed in it, and each
+annotator judges a pair once, however many tabs show it.
 """
 
 import json

@@ -399,7 +399,10 @@ def test_status_and_export_count_what_most_people_prefer(clone, capsys):
     for who, first, second in (("ann", "4", "6"), ("bo", "4", None), ("cy", "5", "7")):
         say(clone, who, "2+2=", first)
         say(clone, who, "3+3=", second)
+    with (clone / "annotations/queue.jsonl").open("a") as file:
+        file.write('{"kind": "pa')
     found = ask(capsys, "status")
+    assert ["queue.jsonl line 3 was cut off" in note for note in found["notes"]] == [True]
     assert (found["num_done"], found["num_begun"], found["num_ties"]) == (2, 0, 1)
     # One pair with two of three alike, one with three different.
     assert found["fleiss"]["observed"] == pytest.approx((1 / 3 + 0) / 2)
@@ -425,6 +428,8 @@ def test_status_and_export_count_what_most_people_prefer(clone, capsys):
     assert (clone / "data/again.jsonl").read_text() == text
     assert "judged by fewer than 4" in refused(capsys, "export", "x.jsonl", "--at-least", "4")
     assert "is among the judgements" in refused(capsys, "export", "annotations/p.jsonl")
+    (clone / "own.jsonl").write_text(text.replace("provenance", "from"))
+    assert "is no export of judgements" in refused(capsys, "export", "own.jsonl")
     assert "ends in .jsonl" in refused(capsys, "export", "p.csv")
 
 
