@@ -16,7 +16,7 @@ from pipelines.base.owners import explain
 GROUPS = {
     "Run the pipeline": ("plan", "run", "status", "logs", "cancel", "record", "stage", "code"),
     "Look at results": ("compare", "samples", "scores", "lm-eval", "lineage", "verify", "prune"),
-    "Ask people": ("annotate",),
+    "Ask policies and people": ("chat", "annotate"),
     "Hand on a policy": ("export", "register"),
     "Choose and check settings": ("preset", "doctor", "selftest"),
     "Servers and kept processes": ("ui", "session", "up", "down", "sync"),

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.owners import explain
-from pipelines.ui import annotate_api, lineage_api, run_api, samples_api
+from pipelines.ui import annotate_api, chat_api, lineage_api, run_api, samples_api
 from pipelines.ui.clone import Clone
 from pipelines.ui.guard import Guard, reading_cookie
 
@@ -38,6 +38,7 @@ PAGES = (
     Page("run", "Run", run_api.router),
     Page("samples", "Samples", samples_api.router),
     Page("lineage", "Lineage", lineage_api.router),
+    Page("chat", "Chat", chat_api.router),
     Page("annotate", "Annotate", annotate_api.router),
 )
 """In the order of the navigation: Run, Samples, Compare, Lineage, Data, Chat, Annotate."""

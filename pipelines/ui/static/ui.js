@@ -72,23 +72,50 @@ export function get(path, params = {}) {
 }
 
 export function post(path, body = {}) {
-  return request(path, {
+  return request(path, posted(body));
+}
+
+function posted(body) {
+  return {
     method: "POST",
     headers: {
       "Content-Type": "application/json",
       "X-Lockstep-Token": sessionStorage.getItem(TOKEN) ?? "",
     },
     body: JSON.stringify(body),
-  });
+  };
+}
+
+// What is posted is answered by lines of JSON: `heard` is called with each as it comes.
+export async function stream(path, body, heard) {
+  const response = await answered(path, posted(body));
+  if (!response.ok) await json_of(path, response);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let unread = "";
+  for (;;) {
+    const { done, value } = await reader.read().catch(() => {
+      throw new Error("the server has ended before its answer did");
+    });
+    if (done) return;
+    const lines = (unread + value).split("\n");
+    unread = lines.pop();
+    for (const line of lines) heard(JSON.parse(line));
+  }
 }
 
 async function request(path, options) {
-  let response;
+  return json_of(path, await answered(path, options));
+}
+
+async function answered(path, options) {
   try {
-    response = await fetch(path, options);
+    return await fetch(path, options);
   } catch {
     throw new Error("the server does not answer: is `lockstep ui` still running?");
   }
+}
+
+async function json_of(path, response) {
   const answer = await response.json().catch(() => null);
   if (!response.ok) {
     throw new Error(answer?.error ?? `${path}: the server answered ${response.status}`);
