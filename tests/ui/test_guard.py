@@ -54,6 +54,27 @@ def test_without_the_token_nothing_changes(served: tuple[httpx.Client, str], clo
     assert client.post("/api/run/cancel", json={}, headers={TOKEN: token}).status_code == 200
 
 
+def test_without_the_token_or_its_cookie_nothing_is_read(
+    served: tuple[httpx.Client, str],
+) -> None:
+    client, token = served
+    paths = ("/api/pages", "/api/run/stages", "/api/run/events", "/api/nothing")
+    for headers in ({}, {TOKEN: "wrong"}, {"Cookie": f"lockstep-{client.base_url.port}={token}"}):
+        for path in paths:
+            refused = client.get(path, headers=headers)
+            assert refused.status_code == 403
+            assert "`lockstep ui`" in refused.json()["error"]
+    assert client.post("/api/reader", headers={TOKEN: "wrong"}).status_code == 403
+    assert client.get("/api/pages").status_code == 403
+    given = client.post("/api/reader", headers={TOKEN: token})
+    assert given.status_code == 204
+    assert token not in given.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=strict"} <= set(given.headers["set-cookie"].split("; "))
+    # The client keeps the cookie, which lets it read and change nothing.
+    assert client.get("/api/pages").status_code == 200
+    assert client.post("/api/run/cancel", json={}).status_code == 403
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -71,7 +92,7 @@ def test_pages_of_others_are_refused_even_with_the_token(
     served: tuple[httpx.Client, str], clone: Clone, headers: dict[str, str]
 ) -> None:
     client, token = served
-    assert client.get("/api/pages", headers=headers).status_code == 403
+    assert client.get("/api/pages", headers={**headers, TOKEN: token}).status_code == 403
     answer = client.post("/api/run/start", json={}, headers={**headers, TOKEN: token})
     assert answer.status_code == 403
     assert not starts(clone)
@@ -82,13 +103,14 @@ def test_its_own_pages_are_served_with_what_keeps_them_to_themselves(
 ) -> None:
     client, token = served
     own = {"Origin": str(client.base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin"}
+    own |= {TOKEN: token}
     for path in ("/", "/run", "/static/ui.js", "/api/pages", "/api/nothing"):
         answer = client.get(path, headers=own)
         assert answer.status_code == (404 if path == "/api/nothing" else 200)
         assert {name: answer.headers[name] for name in HEADERS} == HEADERS
         assert token not in answer.text, "the token is in the link alone"
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/..%2fparams.yaml", "/app.py"):
-        assert client.get(path).status_code == 404
+        assert client.get(path, headers=own).status_code == 404
 
 
 def test_what_a_user_gets_wrong_is_said_in_words(served: tuple[httpx.Client, str]) -> None:
@@ -97,7 +119,7 @@ def test_what_a_user_gets_wrong_is_said_in_words(served: tuple[httpx.Client, str
         ("stage", {"stage": "roolout"}, "there is no stage 'roolout' here; there are prepare"),
         ("plan", {"profile": "slrum"}, "did you mean 'slurm'?"),
     ):
-        answer = client.get(f"/api/run/{path}", params=params)
+        answer = client.get(f"/api/run/{path}", params=params, headers={TOKEN: token})
         assert answer.status_code == 400
         assert named in answer.json()["error"]
     body = {"target": "--detach", "profile": "local"}

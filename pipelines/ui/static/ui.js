@@ -5,9 +5,10 @@ const TOKEN = "lockstep-token";
 const SVG = "http://www.w3.org/2000/svg";
 
 keepToken();
+const letIn = mayChange() ? fetch("/api/reader", posted({})).catch(() => null) : null;
 
 // The token comes in the link that `lockstep ui` prints. It leaves the address bar at once, and the
-// tab remembers it.
+// tab remembers it; for it the browser is given a cookie, with which its other tabs may read.
 function keepToken() {
   const given = /(?:^#|&)token=([^&]+)/.exec(location.hash);
   if (!given) return;
@@ -108,6 +109,7 @@ async function request(path, options) {
 }
 
 async function answered(path, options) {
+  await letIn;
   try {
     return await fetch(path, options);
   } catch {
