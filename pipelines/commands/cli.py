@@ -18,7 +18,7 @@ GROUPS = {
     "Look at results": ("compare", "samples", "scores", "lm-eval", "lineage", "verify", "prune"),
     "Hand on a policy": ("export", "register"),
     "Choose and check settings": ("preset", "doctor", "selftest"),
-    "Servers and kept processes": ("session", "up", "down", "sync"),
+    "Servers and kept processes": ("ui", "session", "up", "down", "sync"),
 }
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 

@@ -1,0 +1,67 @@
+"""Serves the pages of a clone on loopback until it is interrupted."""
+
+import socket
+import webbrowser
+from contextlib import suppress
+
+import uvicorn
+
+from pipelines.base.console import Console
+from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
+from pipelines.ui.app import create_app
+from pipelines.ui.clone import open_clone
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 8765
+CLOSING_S = 1
+"""How long open pages may take to let go of a server that ends."""
+
+
+def serve(repository: Repository, console: Console, port: int | None, *, browse: bool) -> None:
+    """Print the link, and serve until Ctrl-C or SIGTERM."""
+    clone = open_clone(repository)
+    listening = _listen(console, port)
+    address = f"http://{HOST}:{listening.getsockname()[1]}"
+    link = f"{address}/#token={clone.token}"
+    config = uvicorn.Config(
+        create_app(clone),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=CLOSING_S,
+    )
+    console.line(f"the pages of {repository.root}:  {link}")
+    console.line("whoever has the link can run and cancel stages here; Ctrl-C ends the server")
+    if browse:
+        webbrowser.open(link)
+    with listening, suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listening])
+    console.line("the server has ended; stages that run go on")
+
+
+def _listen(console: Console, asked: int | None) -> socket.socket:
+    """A socket at the requested port, which must be free; else at the default, or any free one."""
+    try:
+        return _bind(DEFAULT_PORT if asked is None else asked)
+    except OSError as error:
+        if asked is not None:
+            raise LockstepError(
+                f"port {asked} cannot be used ({error.strerror}); choose another one with --port, "
+                "or 0 for any free one"
+            ) from None
+    found = _bind(0)
+    console.line(f"port {DEFAULT_PORT} is in use; this server uses {found.getsockname()[1]}")
+    return found
+
+
+def _bind(port: int) -> socket.socket:
+    listening = socket.socket()
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((HOST, port))
+    except BaseException:
+        listening.close()
+        raise
+    return listening
