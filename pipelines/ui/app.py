@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.owners import explain
-from pipelines.ui import run_api
+from pipelines.ui import compare_api, data_api, run_api
 from pipelines.ui.clone import Clone
 from pipelines.ui.guard import Guard
 
@@ -34,7 +34,11 @@ class Page:
     router: Callable[[Clone], APIRouter]
 
 
-PAGES = (Page("run", "Run", run_api.router),)
+PAGES = (
+    Page("run", "Run", run_api.router),
+    Page("compare", "Compare", compare_api.router),
+    Page("data", "Data", data_api.router),
+)
 """In the order of the navigation: Run, Samples, Compare, Lineage, Data, Chat, Annotate."""
 
 

@@ -15,13 +15,11 @@ from pipelines.lineage.facts import value_text
 from pipelines.results.compare import MOST_SIDES, Comparison, compare
 from pipelines.results.compare_page import compare_page
 from pipelines.results.compare_text import cell, pair_numbers, told
-from pipelines.runs.cost import cost_of_plan
 from pipelines.ui.clone import Clone
 from pipelines.ui.compare_names import revisions
+from pipelines.ui.plan_change import plan_change
 from stages.reporting.vocabulary import describe
 
-TARGETS = ("report",)
-"""As `lockstep plan` has it where none are named."""
 Sides = Annotated[list[str], Query()]
 Limit = Annotated[int, Query(ge=0)]
 Settings = Annotated[list[str], Query(alias="set")]
@@ -58,21 +56,7 @@ def router(clone: Clone) -> APIRouter:
     def plan(settings: Settings, profile: str | None = None) -> dict[str, Any]:
         """What `dvc exp run -S` with these settings would run; nothing is written."""
         with planning:  # DVC's lock refuses a second one
-            cost = cost_of_plan(clone.repository, TARGETS, profile, settings)
-        return {
-            "profile": cost.profile,
-            "summary": cost.summary(),
-            "problems": [*cost.refusals, *filter(None, [cost.unknown])],
-            "stages": cost.rows(),
-            "shown": [
-                {
-                    **{"address": each.stage.address, "how": each.how, "where": each.where},
-                    **{"took": each.took, "memory": str(each.memory or "")},
-                    "reasons": each.stage.reasons,
-                }
-                for each in cost.stale
-            ],
-        }
+            return plan_change(clone.root, settings, profile).as_json()
 
     return api
 
