@@ -1,5 +1,4 @@
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -7,6 +6,8 @@ import typer
 from pipelines.commands.options import DEFAULT_TARGETS, Json, Profile, Targets
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pipelines.config.profiles import Resources
     from pipelines.dvc_repo.plan import PlannedStage
     from pipelines.ledger.last_times import LastTime
@@ -31,70 +32,39 @@ def plan(
 ) -> None:
     """Say what would run, why it is stale, on which resources, its last time and its memory."""
     from pipelines.base.repository import Repository
-    from pipelines.config.chosen_profile import profile_name
-    from pipelines.config.memory import Estimator
-    from pipelines.config.params import load_params
-    from pipelines.config.profiles import load_profile
-    from pipelines.dvc_repo.overrides import override
-    from pipelines.dvc_repo.plan import make_plan
     from pipelines.identity.code import CODE_STAGE
-    from pipelines.ledger.entry import Ledger
-    from pipelines.ledger.last_times import last_time
+    from pipelines.runs.forecast import forecast
 
-    repository = Repository.find()
-    changed = override(repository.root, settings) if settings else None
-    params = changed.params if changed else load_params(repository.root)
-    name = profile_name(profile)
-    loaded = load_profile(repository.root, name)
-    values = changed.values if changed else None
-    planned = make_plan(repository.root, targets or DEFAULT_TARGETS, params, values)
-    stages = {stage.address: stage.address.split("@")[0] for stage in planned}
-    resources = {stage: loaded.resources(stage) for stage in stages.values()}
-    estimator = Estimator(repository.root, params, name, loaded)
-    uses = {stage: estimator.use(stage) for stage in resources}
-    ledger = Ledger(repository.jobs)
-    times = {
-        stage.address: last_time(ledger, stage.address)
-        for stage in planned
-        if stage.stale and not stage.cached and stage.address != CODE_STAGE
-    }
+    seen = forecast(Repository.find().root, targets or DEFAULT_TARGETS, profile, settings)
     if as_json:
-        rows = []
-        for stage in planned:
-            use, of = uses[stages[stage.address]], resources[stages[stage.address]]
-            last = times.get(stage.address)
-            row = {**asdict(stage), "resources": of.model_dump(mode="json")}
-            row |= {"memory": use.as_json() if use else None}
-            rows.append({**row, "last_time": last.as_json() if last else None})
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(seen.as_json(), indent=2))
         return
-    stale = [stage for stage in planned if stage.stale]
-    width = max(len(stage.address) for stage in planned)
-    needed = {stage: str(use) if use else "" for stage, use in uses.items()}
-    room = max((len(needed[stages[stage.address]]) for stage in stale), default=0)
-    took = {address: _took(address, last) for address, last in times.items() if last}
+    stages = {stage.address: stage.address.split("@")[0] for stage in seen.planned}
+    width = max(len(stage.address) for stage in seen.planned)
+    needed = {stage: str(use) if use else "" for stage, use in seen.memory.items()}
+    room = max((len(needed[stages[stage.address]]) for stage in seen.stale), default=0)
+    took = {address: _took(address, last) for address, last in seen.times.items() if last}
     clock = max(map(len, took.values()), default=0)
-    for stage in stale:
+    for stage in seen.stale:
         how = "restore" if stage.cached else "run"
         reasons = ", ".join(stage.reasons[:3]) + (", ..." if len(stage.reasons) > 3 else "")
         of_stage = stages[stage.address]
-        where = _describe(resources[of_stage])
+        where = _describe(seen.resources[of_stage])
         if stage.address == CODE_STAGE:
             how, where = "update", "at once"
         last_of = f"{took.get(stage.address, ''):<{clock}}  " if clock else ""
         what = f"{needed[of_stage]:<{room}}  {reasons}" if room else reasons
         print(f"{how:<8}{stage.address:<{width}}  {where:<22}  {last_of}{what}")
-        use = uses[of_stage]
+        use = seen.memory[of_stage]
         for line in use.breakdown() if memory and use else ():
             print(f"{'':<8}{line}")
-    for of_stage in dict.fromkeys(stages[stage.address] for stage in stale if not stage.cached):
-        if said := estimator.refusal(of_stage):
-            print(f"does not fit: {said}")
-    if stale and estimator.unknown:
-        print(estimator.unknown)
-    print(_counts(planned, name))
-    if times:
-        print(_cost(times))
+    for refusal in seen.unfit:
+        print(f"does not fit: {refusal}")
+    if seen.stale and seen.unknown:
+        print(seen.unknown)
+    print(_counts(seen.planned, seen.profile))
+    if seen.times:
+        print(_cost(seen.times))
 
 
 def _counts(planned: "list[PlannedStage]", profile: str) -> str:
@@ -115,7 +85,7 @@ def _took(address: str, last: "LastTime") -> str:
     return f"{'' if last.stage == address else 'like '}{seconds(last.seconds)}{gpus}"
 
 
-def _cost(times: "dict[str, LastTime | None]") -> str:
+def _cost(times: "Mapping[str, LastTime | None]") -> str:
     """The sum of the jobs' times, one after the other."""
     from pipelines.base.console import seconds
 

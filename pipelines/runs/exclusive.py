@@ -46,6 +46,12 @@ def only_pipeline(
             holder_file.unlink(missing_ok=True)
 
 
+def running_pipeline(repository: Repository) -> dict[str, Any] | None:
+    """The command that is the clone's pipeline now, its process and when it began; None if none."""
+    holder: dict[str, Any] | None = atomic.read_json(repository.home / "run.json")
+    return holder if holder and _lives(holder) else None
+
+
 def _lives(holder: dict[str, Any]) -> bool:
     """A process on another host holds the lock, so it lives."""
     if holder.get("host") not in (None, socket.gethostname()):

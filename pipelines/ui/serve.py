@@ -14,7 +14,7 @@ from pipelines.ui.clone import open_clone
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8765
-CLOSING_S = 1
+CLOSING_S = 5
 """How long open pages may take to let go of a server that ends."""
 
 
@@ -24,8 +24,9 @@ def serve(repository: Repository, console: Console, port: int | None, *, browse:
     listening = _listen(console, port)
     address = f"http://{HOST}:{listening.getsockname()[1]}"
     link = f"{address}/#token={clone.token}"
+    app = create_app(clone)
     config = uvicorn.Config(
-        create_app(clone),
+        app,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -37,7 +38,10 @@ def serve(repository: Repository, console: Console, port: int | None, *, browse:
     if browse:
         webbrowser.open(link)
     with listening, suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listening])
+        server = uvicorn.Server(config)
+        # Streams to open pages end by themselves.
+        app.state.is_ending = lambda: server.should_exit
+        server.run(sockets=[listening])
     console.line("the server has ended; stages that run go on")
 
 

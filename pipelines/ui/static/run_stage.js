@@ -1,0 +1,133 @@
+// The chosen stage: how it stands, what went wrong and what to do, its curves and the end of its log.
+
+import { chart, duration, el, number } from "./ui.js";
+import { KIND } from "./run_graph.js";
+
+export function drawStage(place, row, detail, actions) {
+  if (place.dataset.stage !== row.stage) {
+    place.dataset.stage = row.stage;
+    place.replaceChildren(...["head", "trouble", "body", "curves", "logs"].map(name =>
+      el("div", { class: name })));
+  }
+  const part = name => place.querySelector(`:scope > .${name}`);
+  keepFocus(part("head"), () => head(row, actions));
+  part("trouble").replaceChildren(...trouble(row, detail));
+  part("body").replaceChildren(...facts(row, detail, actions));
+  if (!detail) return;
+  // A curve that is being read stays as it is.
+  if (!part("curves").matches(":hover")) part("curves").replaceChildren(...curves(row, detail));
+  drawLogs(part("logs"), row, detail);
+}
+
+function keepFocus(place, make) {
+  const focused = place.contains(document.activeElement) ? document.activeElement.textContent : null;
+  place.replaceChildren(...make());
+  if (focused) [...place.querySelectorAll("button")].find(each => each.textContent === focused)?.focus();
+}
+
+function head(row, { start, end, close, mayChange }) {
+  const live = KIND[row.state] === "live" || KIND[row.state] === "queued";
+  return [
+    el("div", { class: "title" },
+      el("h2", {}, row.stage),
+      el("span", { class: `tag is-${KIND[row.state] ?? "wait"}` }, row.state),
+      el("div", { class: "controls" },
+        live ? el("button", { type: "button", class: "danger", disabled: !mayChange, onclick: end }, "Cancel this stage")
+          : KIND[row.state] === "done" ? null
+            : el("button", { type: "button", disabled: !mayChange, onclick: start }, "Run up to here"),
+        el("button", { type: "button", class: "quiet", onclick: close }, "Close"))),
+    row.reason ? el("p", { class: "note plain" }, row.reason) : "",
+    row.progress ? progress(row.progress) : "",
+  ];
+}
+
+function progress({ phase, done, total, left, rate, numbers }) {
+  const words = [`${phase} ${done}/${total}`.trim()];
+  if (rate) words.push(rate >= 1 ? `${rate.toFixed(1)}/s` : `${duration(1 / rate)} each`);
+  if (left !== null) words.push(`${duration(left)} left`);
+  for (const [name, value] of Object.entries(numbers)) words.push(`${name} ${number(value)}`);
+  return el("div", { class: "progress" },
+    el("progress", { max: total || 1, value: done, "aria-label": "Progress of the job" }),
+    el("span", { class: "note" }, words.join("  ·  ")));
+}
+
+function trouble(row, detail) {
+  const drawn = new Set((detail?.curves ?? []).map(curve => curve.name));
+  const warnings = row.warnings.filter(each => !drawn.has(each.metric)).map(each =>
+    el("p", { class: "warning" }, sentence(each)));
+  if (!row.error) return row.advice ? [...warnings, el("p", { class: "warning" }, row.advice)] : warnings;
+  return [
+    el("div", { class: "failure" }, el("p", { class: "plain" }, row.error),
+      row.advice ? el("p", { class: "advice" }, `What to do: ${row.advice}`) : null),
+    ...warnings,
+  ];
+}
+
+function sentence(warning) {
+  return `${warning.sentence} (to try: ${warning.advice})`;
+}
+
+function facts(row, detail, { now, choose, needed }) {
+  const links = names => names.flatMap((name, index) => [index ? ", " : "",
+    el("button", { type: "button", class: "link", onclick: () => choose(name) }, name)]);
+  const { resources = {}, summary = {} } = detail ?? {};
+  const time = row.since !== null ? now() - row.since : row.elapsed;
+  const limit = row.limit ? ` of ${duration(row.limit)}` : "";
+  const lists = [[
+    ["needs", row.needs.length ? links(row.needs) : "nothing before it"],
+    ["needed by", needed.length ? links(needed.map(each => each.stage)) : "nothing"],
+    ["time", time !== null && time !== undefined ? duration(time) + limit : null],
+    ["attempts", row.attempts > 1 ? row.attempts : null],
+    ["restarts", row.restarts || null],
+    ["MLflow", row.mlflow && /^https?:/.test(row.mlflow) ? el("a", { href: row.mlflow }, "its run") : null],
+  ], [
+    ["profile", resources.profile ? `${resources.profile} (${resources.executor})` : null],
+    ["nodes", resources.nodes > 1 ? `${resources.nodes} × ${resources.tasks_per_node} processes` : null],
+    ["GPUs per node", resources.gpus_per_node || null],
+    ["cores per process", resources.cpus_per_task],
+    ["memory per node", resources.memory],
+    ["partition", resources.partition],
+    ["runs on", row.where],
+    ["job", row.job],
+  ], Object.entries(summary).slice(0, 9).map(([name, value]) => [name, number(value)])];
+  const titles = ["In the graph", resources.given ? "Resources of its job" : "Resources that it would get", "What came out"];
+  return [el("div", { class: "columns" }, lists.map((list, index) => {
+    const known = list.filter(([, value]) => value !== null && value !== undefined);
+    return known.length ? el("div", {}, el("h3", {}, titles[index]),
+      el("dl", { class: "facts" }, known.map(([name, value]) =>
+        el("div", {}, el("dt", {}, name), el("dd", {}, value))))) : null;
+  }))];
+}
+
+function curves(row, detail) {
+  if (!detail.curves.length) return [];
+  return [el("h3", {}, "Step by step"), el("div", { class: "charts" }, detail.curves.map(curve => {
+    const warnings = row.warnings.filter(each => each.metric === curve.name);
+    return chart([{ name: curve.name, points: curve.points }], {
+      title: curve.name, x: "step", note: number(curve.points.at(-1)?.[1]),
+      warnings: warnings.map(sentence),
+      limit: warnings.length ? { y: warnings[0].threshold, text: warnings[0].sentence } : null,
+    });
+  }))];
+}
+
+// Who reads the end of a log stays at its end as it grows; who reads above stays there.
+function drawLogs(place, row, detail) {
+  if (!detail.logs.length) {
+    const why = row.log ? "Its job has not written anything." : "This clone has no job, and so no log, of it.";
+    place.replaceChildren(el("h3", {}, "Log"), el("p", { class: "empty" }, why));
+    return;
+  }
+  const names = detail.logs.map(log => log.path).join("\n");
+  if (place.dataset.logs !== names) {
+    place.dataset.logs = names;
+    place.replaceChildren(...detail.logs.flatMap(log => [
+      el("h3", { title: log.path }, log.name),
+      el("pre", { class: "log", tabindex: 0, "aria-label": `The end of ${log.name}` })]));
+  }
+  place.querySelectorAll("pre").forEach((pre, index) => {
+    const atEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 4 || !pre.textContent;
+    if (pre.textContent !== detail.logs[index].text) pre.textContent = detail.logs[index].text;
+    if (atEnd) pre.scrollTop = pre.scrollHeight;
+  });
+}
