@@ -1,4 +1,4 @@
-"""What a change of params would cost, for the Compare page: `lockstep plan -S` as values to show."""
+"""What a change of params would cost, for the Compare page: `lockstep plan -S` as values."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ class PlannedChange:
 
 
 def plan_change(root: Path, settings: list[str], profile: str | None) -> PlannedChange:
-    """Nothing runs, and the workspace stays as it is; LockstepError names a setting that is wrong."""
+    """Nothing runs and nothing is written; LockstepError names a setting that is wrong."""
     found = forecast(root, TARGETS, profile, settings)
     stages = []
     for stage in found.stale:

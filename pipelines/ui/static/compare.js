@@ -162,10 +162,18 @@ function metrics(comparison, shown, names) {
 function curves(comparison, names) {
   if (!comparison.curves.length) return el("p", { class: "empty" }, "No side has more than one evaluated policy behind it.");
   return el("div", { class: "charts" }, comparison.curves.map(curve => chart(
-    curve.lines.map((line, index) => ({
-      name: names[index], colour: index, dashed: index % 2 === 1,
-      points: line.map(point => [point.step, point.at.value]),
-    })), { title: curve.label, x: "iterations after SFT" })));
+    overlaid(curve.lines, names), { title: curve.label, x: "iterations after SFT" })));
+}
+
+// Sides that were trained through the same policies share the start of their lines: the longest is
+// drawn first and whole, the others over it in dashes, so that each is seen.
+function overlaid(lines, names) {
+  return lines
+    .map((line, index) => ({
+      name: names[index], colour: index, points: line.map(point => [point.step, point.at.value]),
+    }))
+    .sort((one, other) => other.points.length - one.points.length)
+    .map((each, place) => ({ ...each, dashed: place > 0 }));
 }
 
 function how_many(limit, draw) {

@@ -52,7 +52,7 @@ function card(row, kinds, with_ids) {
     !HIDDEN.has(name) && !TEXTS.has(name) && value !== null && value !== "{}");
   return el("article", { class: "panel row" },
     el("h3", {}, `Row ${row.number.toLocaleString("en")}`),
-    el("p", { class: "note plain" }, `${values.source ?? "?"} ${values.line ?? ""} · row ${values.row_id ?? "?"} · prompt ${values.prompt_id}`),
+    el("p", { class: "note plain" }, `${values.source ?? "?"}, line ${values.line ?? "?"} · row ${values.row_id ?? "?"} · prompt ${values.prompt_id}`),
     row.parts.map(part => tokens(part, learnt(part, values), kinds, with_ids)),
     facts.length ? el("dl", { class: "facts" }, facts.map(([name, value]) =>
       el("div", {}, el("dt", {}, name), el("dd", {}, visible(Array.isArray(value) ? value.join(", ") : String(value)))))) : null);
