@@ -7,7 +7,7 @@ a chart has room for, the last one always among them.
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,7 @@ class Curves:
             self._kept[path] = after, curves
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-            order = [*(name for name in FIRST if name in curves), *curves]
-            return [
-                {"name": name, "points": thinned(curves[name])} for name in dict.fromkeys(order)
-            ]
+            return [{"name": name, "points": thinned(curves[name])} for name in in_order(curves)]
 
 
 def _goes_on(place: Place, path: Path) -> bool:
@@ -72,6 +69,12 @@ def _goes_on(place: Place, path: Path) -> bool:
         return False
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """What is looked at first, then the others as they come."""
+    given = list(names)
+    return list(dict.fromkeys([*(name for name in FIRST if name in given), *given]))
+
+
 def thinned(points: Points) -> Points:
     step = max(1, math.ceil(len(points) / POINTS))
     # Counted from the end: the newest point is always there.
@@ -82,11 +85,12 @@ def detail(repository: Repository, row: Row, curves: Curves) -> dict[str, Any]:
     """What the page shows of the stage that was chosen."""
     entry = entry_of(row)
     attempt = Attempt(Path(row["log"])) if row["log"] else None
+    summary = finite(summary_of(repository.root, entry)) if entry else {}
     return {
         "stage": row["stage"],
         "resources": _resources(repository, row, attempt),
         "curves": curves.of(entry.folder / "metrics.jsonl") if entry else [],
-        "summary": finite(summary_of(repository.root, entry)) if entry else {},
+        "summary": {name: summary[name] for name in in_order(summary)},
         "logs": log_tails(attempt) if attempt else [],
     }
 

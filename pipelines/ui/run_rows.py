@@ -12,6 +12,7 @@ from typing import Any
 
 from pipelines.base import atomic
 from pipelines.dvc_repo.graph import Node
+from pipelines.identity.code import CODE_STAGE
 from pipelines.ledger.entry import Attempt, Entry
 from pipelines.ledger.state import State
 from pipelines.runs.status import AT_WORK, RESTORED, UP_TO_DATE, StageStatus
@@ -34,7 +35,7 @@ def row_of(status: StageStatus, node: Node | None, before: Row | None) -> Row:
         "state": status.state,
         "iteration": status.iteration,
         "reason": status.reason,
-        "needs": list(node.upstream) if node else [],
+        "needs": [name for name in node.upstream if name != CODE_STAGE] if node else [],
         "elapsed": status.elapsed,
         "limit": status.limit,
         "error": status.error,

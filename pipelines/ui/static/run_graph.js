@@ -108,7 +108,7 @@ function inWords(row, at) {
   } else if (row.reason) {
     words.push(row.reason);
   }
-  if (row.restarts) words.push(`restarted ${row.restarts} times`);
+  if (row.restarts) words.push(row.restarts > 1 ? `restarted ${row.restarts} times` : "restarted once");
   if (row.attempts > 1) words.push(`attempt ${row.attempts}`);
   return [...words, ...row.warnings.map(each => `! ${each.kind}`)];
 }

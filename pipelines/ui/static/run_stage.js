@@ -17,6 +17,8 @@ export function drawStage(place, row, detail, actions) {
   // A curve that is being read stays as it is.
   if (!part("curves").matches(":hover")) part("curves").replaceChildren(...curves(row, detail));
   drawLogs(part("logs"), row, detail);
+  // Who looks for what went wrong reads the log first.
+  if (KIND[row.state] === "bad" && part("curves").nextSibling === part("logs")) place.append(part("curves"));
 }
 
 function keepFocus(place, make) {

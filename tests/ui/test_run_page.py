@@ -1,0 +1,117 @@
+"""The Run page in a real browser, beside a small pipeline that really runs."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.conftest import TINY, Clone
+from tests.ui.conftest import NARROW, WIDE, at, start_ui, wrong_with
+from tests.waiting import TIMEOUT_S, stop
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def long_sft(clone: Clone) -> Clone:
+    """A small pipeline whose SFT takes long enough to be watched and interrupted."""
+    clone.set_params(**{**TINY, "prepare__demonstrations": 256, "sft__epochs": 150})
+    clone.commit("tiny")
+    clone.without_tracking()
+    return clone
+
+
+def has_state(page: Any, stage: str, state: str) -> None:
+    page.wait_for_selector(f'.stage[data-stage="{stage}"] .word:text-is("{state}")')
+
+
+def counted(page: Any) -> int:
+    """How far the chosen stage's job is, once it says so."""
+    page.wait_for_selector(".stage-view progress")
+    return int(float(page.locator(".stage-view progress").get_attribute("value")))
+
+
+def test_a_run_is_started_watched_cancelled_and_resumed_from_the_page(
+    long_sft: Clone, tabs: Any
+) -> None:
+    long_sft.have_servers(("lockstep", "run"), {})
+    server, link = start_ui(long_sft)
+    port = int(re.search(r":(\d+)/", link)[1])  # type: ignore[index]
+    page, other = tabs.open(at(link, "/run?stage=sft")), tabs.open(link)
+    assert "token" not in page.url
+    has_state(page, "prepare", "stale")
+
+    page.get_by_role("button", name="Run up to here").click()
+    has_state(page, "sft", "running")
+    has_state(other, "sft", "running")  # the other tab was told as well
+    page.wait_for_selector('figure:has(h3:text-is("loss")) svg.chart')
+    page.wait_for_selector('pre.log:has-text("steps")')
+    assert page.get_by_role("button", name="Run", exact=True).is_disabled()
+    page.get_by_role("button", name="Cancel this stage").click()
+    has_state(page, "sft", "cancelled")
+    has_state(other, "sft", "cancelled")
+    assert long_sft.status("sft")["state"] == "cancelled"
+
+    # Under the open pages the server is killed, and another takes its place.
+    tabs.expect(r"ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|Failed to load")
+    stop(server, 9)  # type: ignore[arg-type]
+    page.wait_for_selector(".connection.lost")
+    server, _ = start_ui(long_sft, port)
+    page.wait_for_selector(".connection.live")
+    other.wait_for_selector(".connection.live")
+
+    page.get_by_role("button", name="Run up to here").click()
+    has_state(page, "sft", "running")
+    assert counted(page) > 1, "it goes on where it was"
+    has_state(page, "sft", "up to date")
+    has_state(other, "sft", "up to date")
+    page.wait_for_selector(".counts:has-text('2 up to date')")
+    stop(server)
+
+
+def test_every_part_of_the_page_can_be_used_and_fits(
+    clone: Clone, open_ui: Callable[..., str], tabs: Any
+) -> None:
+    link = open_ui(clone)
+    for width, scheme in ((WIDE, "light"), (NARROW, "dark"), (WIDE, "dark"), (NARROW, "light")):
+        page = tabs.open(at(link, "/run?stage=sft"), width, scheme)
+        page.get_by_role("button", name="Plan").click()
+        page.wait_for_selector("table:has-text('policy_update@iter_003')")
+        page.wait_for_selector(".stage-view .facts")
+        assert wrong_with(page) == []
+        assert page.locator(".stage").count() == 17
+        page.locator('.stage[data-stage="score@iter_002"]').press("Enter")
+        page.wait_for_selector("h2:text-is('score@iter_002')")
+        assert page.url.endswith("?stage=score%40iter_002")
+        page.go_back()
+        page.wait_for_selector("h2:text-is('sft')")
+        page.context.close()
+
+
+def test_a_tab_without_the_token_may_only_look(
+    clone: Clone, open_ui: Callable[..., str], tabs: Any
+) -> None:
+    page = tabs.open(open_ui(clone).split("#")[0])
+    has_state(page, "prepare", "stale")
+    page.wait_for_selector("text=This tab may only look")
+    assert page.get_by_role("button", name="Run", exact=True).is_disabled()
+    page.locator('.stage[data-stage="prepare"]').click()
+    page.wait_for_selector(".stage-view .facts")
+    assert page.get_by_role("button", name="Run up to here").is_disabled()
+
+
+def test_what_is_wrong_with_the_clone_is_said_and_mends(
+    clone: Clone, open_ui: Callable[..., str], tabs: Any
+) -> None:
+    page = tabs.open(open_ui(clone))
+    has_state(page, "prepare", "stale")
+    params = clone.root / "params.yaml"
+    good = params.read_text()
+    params.write_text(good.replace("\nsft:\n", "\nsfd:\n"))
+    page.wait_for_selector(".problems:has-text('sfd')")
+    has_state(page, "prepare", "stale")
+    params.write_text(good)
+    page.wait_for_function(
+        "!document.querySelector('.problems').textContent", timeout=TIMEOUT_S * 1000
+    )
