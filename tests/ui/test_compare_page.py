@@ -127,10 +127,9 @@ def test_names_that_exist_are_offered(open_compare: Callable) -> None:
 def test_what_cannot_be_compared_is_said_on_the_page(
     open_compare: Callable, tabs: Tabs, query: str, expected: str
 ) -> None:
+    tabs.expect("400")  # the browser notes every refused request
     page = open_compare(query)
     assert expected in page.locator(".failure").inner_text()
-    assert [text for text in tabs.complaints if "400" not in text] == []
-    tabs.complaints.clear()  # the browser notes every refused request
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
@@ -139,9 +138,8 @@ def test_it_is_readable_at_any_width_and_hostile_text_stays_text(
 ) -> None:
     page = open_compare("?a=first&b=iter_002&c=bold-dove&samples=0", width=width, scheme=scheme)
     assert not wrong_with(page)
-    assert HOSTILE[: HOSTILE.index("\x1b")] in page.locator("pre").all_inner_texts()[0] or any(
-        "<script>alert(1)</script>" in text for text in page.locator("pre").all_inner_texts()
-    )
+    plain = HOSTILE.partition("\x1b")[0]
+    assert any(plain in text for text in page.locator("pre").all_inner_texts())
     assert page.locator("main script").count() == 0
     assert "\u202e" not in page.content()
 
@@ -150,12 +148,12 @@ def test_what_a_change_would_cost_is_that_of_the_command(
     open_ui: Callable, tabs: Tabs, tmp_path: Path, capsys: Any
 ) -> None:
     clone = copy_tree(tmp_path / "clone")
+    tabs.expect("400")
     page = tabs.open(at(open_ui(clone), "/compare"))
     page.get_by_label("Settings").fill("rl.algorithmm=grpo")
     page.get_by_role("button", name="Plan").click()
     page.wait_for_selector(".failure")
     assert "did you mean rl.algorithm?" in page.locator(".failure").inner_text()
-    tabs.complaints.clear()
     setting = "+rl.iterations.iter_004={policy: iter_003}"
     page.get_by_label("Settings").fill(setting)
     page.get_by_role("button", name="Plan").click()

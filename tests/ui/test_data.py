@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipelines.base.errors import LockstepError
 from pipelines.ui import data_rows
@@ -10,6 +11,7 @@ from pipelines.ui.clone import Clone
 from pipelines.ui.data_report import lengths, overlaps, read_report
 from pipelines.ui.data_rows import Found, Query, Row, find_rows
 from pipelines.ui.dropped_rows import dropped_rows
+from pipelines.ui.token_pieces import pieces
 from stages.contracts.sources import Role
 from tests.ui.prepared_clone import HOSTILE, prepared_clone
 
@@ -64,6 +66,31 @@ def test_pieces_show_every_token_and_what_is_trained_on(clone: Clone) -> None:
     [steps] = find_rows(clone.root, Query(Role.STEPS)).rows
     assert text_of(steps, "response", "right step") == "one"
     assert text_of(steps, "response", "wrong step") == "two<eos>"
+
+
+def test_letters_of_several_tokens_are_one_piece_and_no_token_is_lost() -> None:
+    letters = Tokenizer(models.BPE())
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=257,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    letters.train_from_iterator([], trainer)
+    ids = letters.encode("a é日\n😀").ids
+    found = pieces(letters, [*ids, 0], [0] * len(ids) + [1])
+    assert [(piece.text, len(piece.ids), piece.special) for piece in found] == [
+        *(("a", 1, False), (" ", 1, False), ("é", 2, False), ("日", 3, False)),
+        *(("\n", 1, False), ("😀", 4, False), ("<eos>", 1, True)),
+    ]
+    # A letter that ends in the middle, or where training begins, and an id that nothing knows.
+    torn = [ids[2], 0, *ids[2:4], ids[4], 9999]
+    found = pieces(letters, torn, [0, 0, 0, 1, 1, 1])
+    assert [i for piece in found for i in piece.ids] == torn
+    assert [(piece.text, piece.kind) for piece in found[:3]] == [
+        *(("\ufffd", 0), ("<eos>", 0), ("\ufffd", 0))
+    ]
 
 
 def test_rows_are_paged_and_searched_by_row_group(
