@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from pipelines.base.errors import LockstepError
 from pipelines.config.params import load_params
 from pipelines.lineage.content import NEEDS_PYARROW
-from pipelines.ui.data_report import DataReport, read_report
+from pipelines.ui.data_report import REPORT, DataReport, read_report
 from pipelines.ui.data_rows import open_role, path_of
 from stages.contracts.params import Params
-from stages.contracts.prepare import PrepareParams
 from stages.contracts.sources import Role
 
 if TYPE_CHECKING:
@@ -72,32 +71,21 @@ def dropped_rows(root: Path) -> DroppedRows:
             f"rows of a hub's dataset are not read again here ({', '.join(hubs)}): the counts "
             "above are complete"
         )
-    return _replay_once(root, _AsKey(params), _signature(root, params.prepare))
-
-
-@dataclass(frozen=True, eq=False)
-class _AsKey:
-    """Params that a cache can go by."""
-
-    params: Params
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _AsKey) and self.params == other.params
-
-    def __hash__(self) -> int:
-        return hash(self.params.model_dump_json())
+    return _replay_once(root, _signature(root, params))
 
 
 @lru_cache(maxsize=2)
-def _replay_once(root: Path, key: _AsKey, signature: object) -> DroppedRows:  # noqa: ARG001
-    return _replay(root, key.params)
+def _replay_once(root: Path, signature: object) -> DroppedRows:  # noqa: ARG001
+    return _replay(root, load_params(root))
 
 
-def _signature(root: Path, params: PrepareParams) -> tuple[object, ...]:
-    """Of all files that are read."""
-    files = [path for path in (root / params.folder).rglob("*") if path.is_file()]
+def _signature(root: Path, params: Params) -> tuple[object, ...]:
+    """Of all that is read."""
+    files = [path for path in (root / params.prepare.folder).rglob("*") if path.is_file()]
     files += [path for role in Role if (path := path_of(root, role)).is_file()]
-    return tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(files))
+    files.append(root / REPORT)
+    states = [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(files)]
+    return (params.model_dump_json(), *states)
 
 
 def _replay(root: Path, params: Params) -> DroppedRows:

@@ -1,5 +1,7 @@
 """What the Data page is told: counts as recorded, the very rows that were dropped, every token."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,21 @@ def test_every_dropped_row_is_named_with_the_recorded_reason(clone: Clone) -> No
     assert "Held  OUT!" in found.rows[1].text
     [recorded] = [row for row in read_report(clone.root).sources if row["source"] == "shown.jsonl"]
     assert recorded["dropped"] == dict.fromkeys([row.reason for row in found.rows], 1)
+
+
+def test_rows_are_selected_and_read_without_torch(clone: Clone) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from pipelines.ui.data_rows import Query, find_rows\n"
+        "from pipelines.ui.dropped_rows import dropped_rows\n"
+        "from stages.contracts.sources import Role\n"
+        f"root = Path({str(clone.root)!r})\n"
+        "assert len(dropped_rows(root).rows) == 4\n"
+        "assert find_rows(root, Query(Role.PROMPTS)).rows\n"
+        "print(*{'torch', 'transformers'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
 
 
 def test_data_that_were_changed_since_are_said_to_be(tmp_path: Path) -> None:
@@ -109,6 +126,7 @@ def test_rows_are_paged_and_searched_by_row_group(
     paged, start = [], 0
     while start < 33:
         found = demonstrations(root, start=start, limit=5)
+        assert found.searched_to > start
         paged += [row.values for row in found.rows]
         start = found.searched_to
     assert paged == whole

@@ -67,7 +67,7 @@ def test_a_search_is_a_link_and_marks_what_is_trained_on(open_data: Callable) ->
     page = open_data()
     page.get_by_label("Source of the demonstrations").select_option("chats.jsonl")
     page.get_by_role("button", name="Search").click()
-    page.wait_for_function("document.querySelectorAll('.row').length === 1")
+    page.wait_for_selector('.row:only-child:has-text("chats.jsonl")')
     assert trained(page, 0, "response") == "four<eos>five<eos>"
     # Who sees no colours is told by a line under each token, who sees nothing by words.
     lines = page.locator(".row .tokens .token.trained, .row .tokens .token.untrained")
@@ -82,7 +82,7 @@ def test_a_search_is_a_link_and_marks_what_is_trained_on(open_data: Callable) ->
     other = open_data(page.url.partition("/data")[2])
     assert trained(other, 0, "response") == "four<eos>five<eos>"
     page.go_back()
-    page.wait_for_function("document.querySelectorAll('.row').length === 10")
+    page.wait_for_selector(".row:nth-child(10)")
 
 
 def test_rows_are_paged_to_the_end(open_data: Callable) -> None:
@@ -93,11 +93,9 @@ def test_rows_are_paged_to_the_end(open_data: Callable) -> None:
         last = page.get_by_role("button", name="Next rows")
         if last.is_disabled():
             break
-        start = page.url
         last.click()
-        page.wait_for_function(f"location.href !== {start!r}")
-        number = len(seen)
-        page.wait_for_function(f"document.querySelector('.row h3').textContent === 'Row {number}'")
+        page.wait_for_selector(f'.row:first-child h3:text-is("Row {len(seen)}")')
+        assert f"start={len(seen)}" in page.url
     assert seen == [f"Row {number}" for number in range(33)]
 
 
@@ -105,9 +103,10 @@ def test_rows_are_paged_to_the_end(open_data: Callable) -> None:
 def test_it_is_readable_at_any_width_and_hostile_text_stays_text(
     open_data: Callable, width: int, scheme: str
 ) -> None:
-    page = open_data("?reason=all&text=onerror&ids=1", width=width, scheme=scheme)
+    page = open_data("?reason=all&text=onerror", width=width, scheme=scheme)
     assert not wrong_with(page)
-    assert HOSTILE[:4] in trained(page, 0, "response").replace("\n", "")
+    seen = HOSTILE.replace("\u202e", "\ufffd").replace(" ", "␣")
+    assert trained(page, 0, "response") == f"{seen}<eos>"
     assert page.locator("main img").count() == 0
     assert page.title() != "ran"
     assert "\u202e" not in page.content()
