@@ -65,7 +65,7 @@ def create_app(clone: Clone, pages: tuple[Page, ...] = PAGES) -> FastAPI:
         return _html(pages[0].name)
 
     @app.get("/{name}")
-    def page(name: str) -> FileResponse:
+    def named_page(name: str) -> FileResponse:
         if name not in {page.name for page in pages}:
             raise HTTPException(404, f"there is no page {name!r} here")
         return _html(name)

@@ -60,7 +60,7 @@ def revisions(repository: Repository) -> list[Revision]:
 def _named(root: Path, refs: str, pattern: re.Pattern[str]) -> dict[str, str]:
     """The commits of named revisions, newest first."""
     lines = git(root, "for-each-ref", "--sort=-creatordate", f"--format={_FORMAT}", refs) or ""
-    found = {}
+    found: dict[str, str] = {}
     for line in lines.splitlines():
         ref, own, of_tag = line.split("\t")
         if named := pattern.fullmatch(ref):
