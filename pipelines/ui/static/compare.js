@@ -123,14 +123,17 @@ function section(title, ...children) {
 }
 
 function facts(comparison, shown) {
+  const rows = comparison.sides.map((side, index) => {
+    const [name, policy, revision, through] = shown.sides[index];
+    return { index, name, policy, revision, through, answers: side.evaluation.slice(0, 8) };
+  });
   return table([
-    { title: "Name", text: true, value: ([side], index) => el("span", { class: `swatch-name b${index}` }, el("i", {}), side[0]) },
-    { title: "Policy", text: true, value: ([side]) => side[1] },
-    { title: "Of", text: true, value: ([side]) => side[2] },
-    { title: "Trained through", text: true, value: ([side]) => side[3] },
-    { title: "Answers", text: true, value: ([, own]) => own.evaluation.slice(0, 8) },
-  ].map(column => ({ ...column, value: row => column.value(row, row[2]) })),
-  shown.sides.map((side, index) => [side, comparison.sides[index], index]), { label: "Sides" });
+    { title: "Name", text: true, value: row => el("span", { class: `swatch-name b${row.index}` }, el("i", {}), row.name) },
+    { title: "Policy", text: true, value: row => row.policy },
+    { title: "Of", text: true, value: row => row.revision },
+    { title: "Trained through", text: true, value: row => row.through },
+    { title: "Answers", text: true, value: row => row.answers },
+  ], rows, { label: "Sides" });
 }
 
 function downloads(sides, limit) {
