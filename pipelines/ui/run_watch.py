@@ -66,6 +66,16 @@ class Snapshot:
         }
 
 
+@dataclass(frozen=True)
+class Marks:
+    """They differ when the status of a stage may."""
+
+    dates: tuple[object, ...]
+    """Of the files that it depends on."""
+    states: Mapping[str, object]
+    """Of the jobs that may change theirs."""
+
+
 class Watch:
     """What is remembered from look to look; shared by every request."""
 
@@ -74,7 +84,7 @@ class Watch:
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._health = Health(repository.root)
-        self._marks: tuple[object, ...] = ()
+        self._marks: Marks | None = None
         self._may_move: tuple[str, ...] = ()
         self._graph: tuple[tuple[object, ...], dict[str, Node]] = ((), {})
         self._made = self._cost = 0.0
@@ -96,9 +106,11 @@ class Watch:
             before = self._snapshot or Snapshot("", {})
             try:
                 new = self._look(before)
-            except (LockstepError, OSError, ValueError) as error:
-                self._marks = ()
-                new = replace(before, problems=(str(error),))
+            except Exception as error:
+                # Whatever it is, it is shown: a watcher that ended would pass old states for new.
+                self._marks = None
+                words = str(error) if isinstance(error, LockstepError | OSError) else repr(error)
+                new = replace(before, problems=(words,))
             if self._snapshot is None or new != before:
                 self._count += 1
                 new = replace(new, version=f"{self._name}-{self._count}")
@@ -110,8 +122,10 @@ class Watch:
         if marks != self._marks or age > max(ANEW_S, PATIENCE * self._cost):
             began = time.monotonic()
             new = self._make(before)
-            # Of the rows as they are now: the job of one that was added has a state, too.
-            self._marks, self._made = self._read_marks(new), time.monotonic()
+            # As they were before: what has changed since is seen at the next look. So is a job
+            # that was not known by then.
+            states = {name: marks.states.get(name) for name in self._may_move}
+            self._marks, self._made = replace(marks, states=states), time.monotonic()
             self._cost = self._made - began
         else:
             rows = before.rows.items()
@@ -127,8 +141,8 @@ class Watch:
             old = before.rows.get(status.stage)
             row = row_of(status, nodes.get(status.stage), old)
             rows[status.stage] = old if old is not None and old == row else row
-        self._may_move = tuple(name for name, row in rows.items() if may_move(row))
         trouble = problem(self.repository)
+        self._may_move = tuple(name for name, row in rows.items() if may_move(row))
         return replace(before, rows=rows, problems=(trouble,) if trouble else ())
 
     def _nodes(self) -> dict[str, Node]:
@@ -138,15 +152,15 @@ class Watch:
             self._graph = (marks, read_graph(root))
         return self._graph[1]
 
-    def _read_marks(self, snapshot: Snapshot) -> tuple[object, ...]:
-        """Differs when the status of a stage may: dates of files, and the states of open jobs."""
+    def _read_marks(self, snapshot: Snapshot) -> "Marks":
         root, home = self.repository.root, self.repository.home
         files = [root / name for name in ("dvc.yaml", "params.yaml", "dvc.lock", "code")]
         files += [home / "chains", self.repository.jobs]
-        rows = [snapshot.rows[name] for name in self._may_move]
-        if any(row["limit"] is not None and row["state"] in LIVE for row in rows):
+        rows = {name: snapshot.rows[name] for name in self._may_move}
+        if any(row["limit"] is not None and row["state"] in LIVE for row in rows.values()):
             Scheduler(self.repository).refresh()
-        return (*map(_mark, files), *_marks_in(self.repository.jobs), *map(standing, rows))
+        dates = (*map(_mark, files), *_marks_in(self.repository.jobs))
+        return Marks(dates, {name: standing(row) for name, row in rows.items()})
 
     # ---- the pages that are open
 

@@ -53,6 +53,11 @@ def test_the_command_of_a_self_test_imports_no_torch() -> None:
     assert not modules_after("import pipelines.selftest.job") & {"torch", "transformers", "dvc"}
 
 
+def test_the_pages_import_no_torch() -> None:
+    heavy = {"torch", "transformers", "mlflow", "prefect"}
+    assert not modules_after("import pipelines.ui.serve") & heavy
+
+
 OF_A_SELFTEST = [f"stages.selftest.{name}" for name in ("collectives", "compute", "sampler")]
 
 

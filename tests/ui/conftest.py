@@ -74,9 +74,8 @@ def browser() -> Iterator[Any]:
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=found, args=ARGUMENTS)
         yield opened
         opened.close()

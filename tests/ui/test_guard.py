@@ -143,9 +143,9 @@ def write_failed_job(root: Path, text: str) -> None:
 def test_hostile_text_stays_text(clone: Clone, open_ui: Callable[..., str], tabs: Any) -> None:
     write_failed_job(clone.root, HOSTILE)
     page = tabs.open(at(open_ui(clone), "/run?stage=prepare"))
-    page.wait_for_selector("pre.log")
+    page.wait_for_selector(".logs pre")
     page.wait_for_selector("figure")
-    assert page.locator("pre.log").inner_text() == HOSTILE
+    assert page.locator(".logs pre").inner_text() == HOSTILE
     assert page.locator("figure h3").inner_text() == HOSTILE
     assert HOSTILE in page.locator(".failure").inner_text()
     assert page.locator("main img, main script").count() == 0

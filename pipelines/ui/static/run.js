@@ -10,7 +10,7 @@ const REFRESH_MS = 2000;
 const RETRY_MS = 1500;
 const LIVE = ["queued", "starting", "running", "suspended"];
 
-const view = { rows: new Map(), version: null, ahead: 0, detail: null, asked: 0, stream: null };
+const view = { rows: new Map(), pipeline: null, version: null, ahead: 0, detail: null, asked: 0, stream: null };
 const connection = el("span", { class: "connection", role: "status" }, "connecting…");
 const counts = el("p", { class: "counts" });
 const said = el("p", { class: "note said", role: "status" });
@@ -21,7 +21,7 @@ const run = el("button", { type: "button", class: "primary", onclick: () => star
 const plan = el("button", { type: "button", onclick: showPlan }, "Plan");
 const cancel = el("button", { type: "button", class: "danger", onclick: () => end(null) }, "Cancel");
 const planned = el("section", { class: "panel", hidden: true, "aria-label": "Plan" });
-const graph = el("div", { class: "graph" });
+const graph = el("div", { class: "graph" }, el("p", { class: "empty" }, "Reading the graph…"));
 const stage = el("section", { class: "stage-view", hidden: true, "aria-label": "Stage" });
 
 await page("run");
@@ -76,14 +76,15 @@ function say(kind, text) {
 function take(change) {
   view.version = change.version;
   view.ahead = change.now - Date.now() / 1000;
+  view.pipeline = change.pipeline;
   if (change.whole) view.rows.clear();
   for (const row of change.stages) view.rows.set(row.stage, row);
   drawGraph(graph, view.rows, change, { chosen: state().stage, choose, now });
   drawHead(change);
   const chosen = state().stage;
-  if (chosen && (!view.detail || change.stages.some(row => row.stage === chosen))) {
-    choose(chosen, false);
-  }
+  if (!chosen) return;
+  if (!view.detail || change.stages.some(row => row.stage === chosen)) choose(chosen, false);
+  else draw(view.rows.get(chosen));
 }
 
 function now() {
@@ -175,7 +176,7 @@ async function choose(name, byHand = true) {
 
 function draw(row) {
   drawStage(stage, row, view.detail, {
-    now, choose, mayChange: mayChange(), needed: [...view.rows.values()].filter(each => each.needs.includes(row.stage)),
+    now, choose, mayChange: mayChange(), busy: Boolean(view.pipeline), needed: [...view.rows.values()].filter(each => each.needs.includes(row.stage)),
     start: () => start(row.stage), end: () => end(row.stage), close: () => choose(null),
   });
 }

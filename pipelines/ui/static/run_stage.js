@@ -3,31 +3,41 @@
 import { chart, duration, el, number } from "./ui.js";
 import { KIND } from "./run_graph.js";
 
+const drawn = new WeakMap();
+
 export function drawStage(place, row, detail, actions) {
   if (place.dataset.stage !== row.stage) {
     place.dataset.stage = row.stage;
-    place.replaceChildren(...["head", "trouble", "body", "curves", "logs"].map(name =>
+    place.replaceChildren(...["head", "pace", "trouble", "body", "curves", "logs"].map(name =>
       el("div", { class: name })));
   }
   const part = name => place.querySelector(`:scope > .${name}`);
-  keepFocus(part("head"), () => head(row, actions));
-  part("trouble").replaceChildren(...trouble(row, detail));
-  part("body").replaceChildren(...facts(row, detail, actions));
+  const fixed = { ...row, since: null, progress: null };
+  once(part("head"), [row.state, row.reason, actions.mayChange, actions.busy], () => head(row, actions));
+  part("pace").replaceChildren(...pace(row, actions.now()));
+  once(part("trouble"), [fixed, detail?.curves.length], () => trouble(row, detail));
+  once(part("body"), [fixed, detail?.resources, detail?.summary], () => facts(row, detail, actions));
   if (!detail) return;
   // A curve that is being read stays as it is.
-  if (!part("curves").matches(":hover")) part("curves").replaceChildren(...curves(row, detail));
+  if (!part("curves").matches(":hover")) {
+    once(part("curves"), [row.warnings, detail.curves], () => curves(row, detail));
+  }
   drawLogs(part("logs"), row, detail);
   // Who looks for what went wrong reads the log first.
   if (KIND[row.state] === "bad" && part("curves").nextSibling === part("logs")) place.append(part("curves"));
 }
 
-function keepFocus(place, make) {
+// What has not changed is left alone: a button that is replaced while it is pressed does nothing.
+function once(place, values, make) {
+  const key = JSON.stringify(values);
+  if (drawn.get(place) === key) return;
+  drawn.set(place, key);
   const focused = place.contains(document.activeElement) ? document.activeElement.textContent : null;
   place.replaceChildren(...make());
   if (focused) [...place.querySelectorAll("button")].find(each => each.textContent === focused)?.focus();
 }
 
-function head(row, { start, end, close, mayChange }) {
+function head(row, { start, end, close, mayChange, busy }) {
   const live = KIND[row.state] === "live" || KIND[row.state] === "queued";
   return [
     el("div", { class: "title" },
@@ -36,26 +46,29 @@ function head(row, { start, end, close, mayChange }) {
       el("div", { class: "controls" },
         live ? el("button", { type: "button", class: "danger", disabled: !mayChange, onclick: end }, "Cancel this stage")
           : KIND[row.state] === "done" ? null
-            : el("button", { type: "button", disabled: !mayChange, onclick: start }, "Run up to here"),
+            : el("button", { type: "button", disabled: !mayChange || busy, onclick: start }, "Run up to here"),
         el("button", { type: "button", class: "quiet", onclick: close }, "Close"))),
     row.reason ? el("p", { class: "note plain" }, row.reason) : "",
-    row.progress ? progress(row.progress) : "",
   ];
 }
 
-function progress({ phase, done, total, left, rate, numbers }) {
+function pace(row, at) {
+  const limit = row.limit ? ` of ${duration(row.limit)}` : "";
+  const time = row.since !== null ? [`for ${duration(Math.max(0, at - row.since))}${limit}`] : [];
+  if (!row.progress) return time.length ? [el("p", { class: "note" }, time)] : [];
+  const { phase, done, total, left, rate, numbers } = row.progress;
   const words = [`${phase} ${done}/${total}`.trim()];
   if (rate) words.push(rate >= 1 ? `${rate.toFixed(1)}/s` : `${duration(1 / rate)} each`);
   if (left !== null) words.push(`${duration(left)} left`);
   for (const [name, value] of Object.entries(numbers)) words.push(`${name} ${number(value)}`);
-  return el("div", { class: "progress" },
+  return [el("div", { class: "progress" },
     el("progress", { max: total || 1, value: done, "aria-label": "Progress of the job" }),
-    el("span", { class: "note" }, words.join("  ·  ")));
+    el("span", { class: "note" }, [...words, ...time].join("  ·  ")))];
 }
 
 function trouble(row, detail) {
-  const drawn = new Set((detail?.curves ?? []).map(curve => curve.name));
-  const warnings = row.warnings.filter(each => !drawn.has(each.metric)).map(each =>
+  const charted = new Set((detail?.curves ?? []).map(curve => curve.name));
+  const warnings = row.warnings.filter(each => !charted.has(each.metric)).map(each =>
     el("p", { class: "warning" }, sentence(each)));
   if (!row.error) return row.advice ? [...warnings, el("p", { class: "warning" }, row.advice)] : warnings;
   return [
@@ -69,16 +82,14 @@ function sentence(warning) {
   return `${warning.sentence} (to try: ${warning.advice})`;
 }
 
-function facts(row, detail, { now, choose, needed }) {
+function facts(row, detail, { choose, needed }) {
   const links = names => names.flatMap((name, index) => [index ? ", " : "",
     el("button", { type: "button", class: "link", onclick: () => choose(name) }, name)]);
   const { resources = {}, summary = {} } = detail ?? {};
-  const time = row.since !== null ? now() - row.since : row.elapsed;
-  const limit = row.limit ? ` of ${duration(row.limit)}` : "";
   const lists = [[
     ["needs", row.needs.length ? links(row.needs) : "nothing before it"],
     ["needed by", needed.length ? links(needed.map(each => each.stage)) : "nothing"],
-    ["time", time !== null && time !== undefined ? duration(time) + limit : null],
+    ["time", row.elapsed !== null ? duration(row.elapsed) : null],
     ["attempts", row.attempts > 1 ? row.attempts : null],
     ["restarts", row.restarts || null],
     ["MLflow", row.mlflow && /^https?:/.test(row.mlflow) ? el("a", { href: row.mlflow }, "its run") : null],
