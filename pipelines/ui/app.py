@@ -66,7 +66,7 @@ def create_app(clone: Clone, pages: tuple[Page, ...] = PAGES) -> FastAPI:
 
     @app.get("/{name}")
     def named_page(name: str) -> FileResponse:
-        if name not in {page.name for page in pages}:
+        if name not in {each.name for each in pages}:
             raise HTTPException(404, f"there is no page {name!r} here")
         return _html(name)
 

@@ -39,10 +39,15 @@ def token_of(repository: Repository) -> str:
     token = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if not token:
         token = secrets.token_hex(16)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = atomic.unique(path)
-        aside.touch(0o600)
-        aside.write_text(f"{token}\n", encoding="utf-8")
-        os.replace(aside, path)
+        write_private(path, f"{token}\n")
     path.chmod(0o600)
     return token
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file that only its owner can read, from its first byte on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = atomic.unique(path)
+    aside.touch(0o600)
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)

@@ -10,7 +10,7 @@ from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.ui.app import create_app
-from pipelines.ui.clone import open_clone
+from pipelines.ui.clone import open_clone, write_private
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8765
@@ -36,13 +36,20 @@ def serve(repository: Repository, console: Console, port: int | None, *, browse:
     console.line(f"the pages of {repository.root}:  {link}")
     console.line("whoever has the link can run and cancel stages here; Ctrl-C ends the server")
     if browse:
-        webbrowser.open(link)
+        open_browser(repository, link)
     with listening, suppress(KeyboardInterrupt):
         server = uvicorn.Server(config)
         # Streams to open pages end by themselves.
         app.state.is_ending = lambda: server.should_exit
         server.run(sockets=[listening])
     console.line("the server has ended; stages that run go on")
+
+
+def open_browser(repository: Repository, link: str) -> None:
+    """By way of a file: what a browser is started with, every user of the machine can read."""
+    page = repository.home / "ui/open.html"
+    write_private(page, f'<!doctype html><meta http-equiv="refresh" content="0; url={link}">\n')
+    webbrowser.open(page.as_uri())
 
 
 def _listen(console: Console, asked: int | None) -> socket.socket:

@@ -15,6 +15,7 @@ from pipelines.identity.code import code_version
 from pipelines.identity.hashing import HashCache
 from pipelines.identity.spec import spec_of
 from pipelines.ledger.entry import Ledger
+from pipelines.ui import serve
 from pipelines.ui.clone import open_clone, token_file
 from pipelines.ui.guard import HEADERS
 from stages.contracts.catalog import bind
@@ -118,6 +119,23 @@ def test_the_command_keeps_its_token_and_ends_when_it_is_told(clone: Clone) -> N
     again, other = start_ui(clone, port=int(address.rpartition(":")[2]))
     assert other == link
     stop(again)
+
+
+@pytest.mark.browser
+def test_the_browser_is_opened_without_the_token_in_its_command_line(
+    clone: Clone, open_ui: Callable[..., str], tabs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    link = open_ui(clone)
+    serve.open_browser(Repository(clone.root), link)
+    assert link.partition("token=")[2] not in opened[0]
+    page = tabs.open(opened[0])
+    page.wait_for_selector(".connection.live")
+    assert page.get_by_role("button", name="Plan").is_enabled()
+    assert not page.get_by_text("This tab may only look").count()
+    file = Path(opened[0].removeprefix("file://"))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 HOSTILE = "<img src=x onerror=\"document.title='ran'\"><script>document.title='ran'</script>"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture
 def long_sft(clone: Clone) -> Clone:
     """A small pipeline whose SFT takes long enough to be watched and interrupted."""
-    clone.set_params(**{**TINY, "prepare__demonstrations": 256, "sft__epochs": 150})
+    clone.set_params(**{**TINY, "prepare__demonstrations": 256, "sft__epochs": 90})
     clone.commit("tiny")
     clone.without_tracking()
     return clone

@@ -2,7 +2,7 @@
 // the buttons.
 
 import { el, get, mayChange, page, post, set_state, show_error, state } from "./ui.js";
-import { drawGraph } from "./run_graph.js";
+import { drawGraph, markNeighbours, tickClocks } from "./run_graph.js";
 import { drawStage } from "./run_stage.js";
 import { drawPlan } from "./run_plan.js";
 
@@ -153,7 +153,7 @@ async function showPlan() {
 
 async function choose(name, byHand = true) {
   if (byHand) set_state({ stage: name });
-  drawGraph.mark(graph, view.rows, name);
+  markNeighbours(view.rows, name);
   const row = name && view.rows.get(name);
   stage.hidden = !row;
   if (!row) {
@@ -184,6 +184,6 @@ function draw(row) {
 // Clocks go on, and so does the log of a job that reports no steps.
 function tick() {
   const row = view.rows.get(state().stage ?? "");
-  drawGraph.tick(graph, view.rows, now());
+  tickClocks(view.rows, now());
   if (row && LIVE.includes(row.state) && !document.hidden && view.stream) choose(row.stage, false);
 }

@@ -9,35 +9,42 @@ export const KIND = {
   failed: "bad", died: "bad", cancelled: "off", stale: "stale", waiting: "wait",
 };
 
+const chips = new Map();
+
 export function drawGraph(place, rows, change, { chosen, choose, now }) {
-  if (change.whole || !place.firstChild) {
+  if (change.whole) {
+    const isFirst = !chips.size;
+    chips.clear();
     const lanes = lanesOf([...rows.values()]);
     place.replaceChildren(...lanes.map(lane => drawLane(lane, choose)));
     place.style.setProperty("--columns", Math.max(1, ...lanes.filter(each => each.key).map(each => each.rows.length)));
+    for (const row of rows.values()) fill(chips.get(row.stage), row, now());
+    markNeighbours(rows, chosen);
+    if (isFirst) showWork(place);
+    return;
   }
-  const changed = change.whole ? rows.values() : change.stages;
-  for (const row of changed) fill(chip(place, row.stage), row, now());
-  if (change.whole) drawGraph.mark(place, rows, chosen);
+  for (const row of change.stages) fill(chips.get(row.stage), row, now());
 }
 
-drawGraph.mark = (place, rows, chosen) => {
+// Of a graph that is higher than its frame, first the lane that is at work or comes next.
+function showWork(place) {
+  const next = place.querySelector(".stage:not(.is-done)");
+  if (next) place.scrollTop = next.closest(".lane").offsetTop - place.offsetTop - 80;
+}
+
+export function markNeighbours(rows, chosen) {
   const needs = new Set(rows.get(chosen)?.needs ?? []);
-  for (const button of place.querySelectorAll(".stage")) {
-    const name = button.dataset.stage;
+  for (const [name, button] of chips) {
     button.setAttribute("aria-pressed", String(name === chosen));
     button.classList.toggle("needed", needs.has(name));
     button.classList.toggle("feeds", Boolean(rows.get(name)?.needs.includes(chosen)));
   }
-};
+}
 
-drawGraph.tick = (place, rows, at) => {
+export function tickClocks(rows, at) {
   for (const row of rows.values()) {
-    if (row.since !== null) fill(chip(place, row.stage), row, at);
+    if (row.since !== null) fill(chips.get(row.stage), row, at);
   }
-};
-
-function chip(place, name) {
-  return place.querySelector(`.stage[data-stage="${CSS.escape(name)}"]`);
 }
 
 // Before the iterations, the iterations, and what needs them.
@@ -70,14 +77,15 @@ function lanesOf(rows) {
 function drawLane(lane, choose) {
   const stages = lane.rows.map((row, index) => {
     const joined = index > 0 && row.needs.includes(lane.rows[index - 1].stage);
-    return el("li", { class: joined ? "joined" : null },
-      el("button", {
-        type: "button", class: "stage", "data-stage": row.stage, "aria-pressed": "false",
-        onclick: () => choose(row.stage),
-      },
-      el("span", { class: "name" }, row.stage.split("@")[0]),
-      el("span", { class: "state" }),
-      el("span", { class: "bar" }, el("i"))));
+    const chip = el("button", {
+      type: "button", class: "stage", "data-stage": row.stage, "aria-pressed": "false",
+      onclick: () => choose(row.stage),
+    },
+    el("span", { class: "name" }, row.stage.split("@")[0]),
+    el("span", { class: "state" }),
+    el("span", { class: "bar" }, el("i")));
+    chips.set(row.stage, chip);
+    return el("li", { class: joined ? "joined" : null }, chip);
   });
   return el("div", { class: lane.key ? "lane" : "lane single" },
     el("h2", {}, lane.title), el("ol", {}, stages));
