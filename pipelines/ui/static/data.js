@@ -106,7 +106,7 @@ function reasons(report, draw) {
   if (!Object.keys(totals).length) return el("p", { class: "empty" }, "No row was dropped.");
   const show = reason => { set_state({ reason, from: "" }); draw(); };
   const list = el("ul", { class: "reasons" }, Object.entries(totals).map(([why, number]) => el("li", {},
-    el("button", { type: "button", class: "quiet", onclick: () => show(why) }, `${count(number)} ${why}`),
+    el("button", { type: "button", onclick: () => show(why) }, `${count(number)} ${why}`),
     ` ${report.reasons[why] ?? ""}`)));
   return [
     el("p", { class: "intro" }, "prepare records how many; to show which, the files are read and selected from once more."),
@@ -134,8 +134,8 @@ async function draw_dropped(place, report) {
     table([
       { title: "Role", value: row => named(row.role), text: true },
       { title: "Place", value: row => `${row.source} ${row.counted} ${row.line}`, text: true },
-      { title: "Reason", value: row => row.reason, text: true },
-      { title: "Row", value: row => el("span", { class: "sample" }, visible(row.text)), text: true },
+      { title: "Reason", value: row => el("span", { class: "tag" }, row.reason), text: true },
+      { title: "Row", value: row => el("span", { class: "sample dropped" }, visible(row.text)), text: true },
     ], found.rows, { label: "Dropped rows" }),
     el("div", { class: "controls pager" },
       el("button", { type: "button", disabled: start === 0, onclick: () => go(Math.max(start - 20, 0)) }, "Earlier"),
