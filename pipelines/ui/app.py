@@ -18,7 +18,15 @@ from starlette.types import Scope
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.owners import explain
-from pipelines.ui import annotate_api, chat_api, lineage_api, run_api, samples_api
+from pipelines.ui import (
+    annotate_api,
+    chat_api,
+    compare_api,
+    data_api,
+    lineage_api,
+    run_api,
+    samples_api,
+)
 from pipelines.ui.clone import Clone
 from pipelines.ui.guard import Guard, reading_cookie
 
@@ -37,7 +45,9 @@ class Page:
 PAGES = (
     Page("run", "Run", run_api.router),
     Page("samples", "Samples", samples_api.router),
+    Page("compare", "Compare", compare_api.router),
     Page("lineage", "Lineage", lineage_api.router),
+    Page("data", "Data", data_api.router),
     Page("chat", "Chat", chat_api.router),
     Page("annotate", "Annotate", annotate_api.router),
 )
