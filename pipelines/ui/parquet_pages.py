@@ -110,7 +110,7 @@ def _decoded(file: pq.ParquetFile, group: int, columns: Sequence[str]) -> Iterat
 
 def beside(*streams: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, ...]]:
     """The same rows of several files, whose blocks may end at different rows."""
-    parts = [next(stream, None) for stream in streams]
+    parts: list[Any] = [next(stream, None) for stream in streams]
     while all(part is not None for part in parts):
         size = min(len(part) for part in parts)
         yield tuple(part.slice(0, size) for part in parts)
@@ -122,7 +122,7 @@ def beside(*streams: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch,
 
 def take(file: pq.ParquetFile, columns: Sequence[str], rows: Sequence[int]) -> list[dict[str, Any]]:
     """The rows with these numbers, which are in order, without columns that the file lacks."""
-    wanted, taken = columns_in(file, columns), []
+    wanted, taken = columns_in(file, columns), list[dict[str, Any]]()
     for first, last in groups(file):
         inside = [row for row in rows if first <= row < last]
         if not inside:

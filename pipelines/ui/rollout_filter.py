@@ -8,7 +8,7 @@ from there: whatever the file's size, an answer comes soon.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -152,7 +152,7 @@ def _columns(tables: Tables, wanted: Wanted) -> tuple[list[str], list[str]]:
     return columns, ["reward"] if wanted.source is None else ["by_source"]
 
 
-Batch = pa.RecordBatch | None
+Batch: TypeAlias = pa.RecordBatch | None
 
 
 def _blocks(
@@ -173,7 +173,7 @@ def _blocks(
 
 def _passing(tables: Tables, wanted: Wanted, sampled: Batch, scored: Batch) -> pa.BooleanArray:
     """For each row of a block, whether it passes every filter."""
-    tests = []
+    tests: list[Any] = []
     if scored is not None:
         tests += _limits(_reward(scored, wanted.source), wanted.reward_min, wanted.reward_max)
     if sampled is not None:

@@ -44,8 +44,8 @@ def turns_of(
     """
     turns: list[dict[str, Any]] = []
 
-    def tell(role: str, start: int, stop: int, number: int | None = None) -> None:
-        of = number is not None
+    def tell(role: str, start: int, stop: int, number: int = -1) -> None:
+        of = number >= 0
         turns.append({
             "role": role,
             "start": start,
