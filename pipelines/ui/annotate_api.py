@@ -1,6 +1,6 @@
 """The Annotate page: two responses at a time, which somebody compares without knowing their makers.
 
-Always true: what is sent of a pair before it is judged has no policy, reward or seed in it, and each
+Always true: what is sent of a pair before it is judged has no policy, reward or seed in it, and an
 annotator judges a pair once, however many tabs show it.
 """
 

@@ -36,7 +36,7 @@ def serve(repository: Repository, console: Console, port: int | None, *, browse:
     console.line(f"the pages of {repository.root}:  {link}")
     console.line("whoever has the link can run and cancel stages here; Ctrl-C ends the server")
     if browse:
-        _browse(repository, link)
+        open_browser(repository, link)
     with listening, suppress(KeyboardInterrupt):
         server = uvicorn.Server(config)
         # Streams to open pages end by themselves.
@@ -45,7 +45,7 @@ def serve(repository: Repository, console: Console, port: int | None, *, browse:
     console.line("the server has ended; stages that run go on")
 
 
-def _browse(repository: Repository, link: str) -> None:
+def open_browser(repository: Repository, link: str) -> None:
     """By way of a file: what a browser is started with, every user of the machine can read."""
     page = repository.home / "ui/open.html"
     write_private(page, f'<!doctype html><meta http-equiv="refresh" content="0; url={link}">\n')

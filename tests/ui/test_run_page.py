@@ -32,6 +32,7 @@ def counted(page: Any) -> int:
     return int(float(page.locator(".stage-view progress").get_attribute("value")))
 
 
+@pytest.mark.slow
 def test_a_run_is_started_watched_cancelled_and_resumed_from_the_page(
     long_sft: Clone, tabs: Any
 ) -> None:

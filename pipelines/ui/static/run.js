@@ -76,6 +76,7 @@ function say(kind, text) {
 function take(change) {
   view.version = change.version;
   view.ahead = change.now - Date.now() / 1000;
+  if (view.pipeline && !change.pipeline && mayChange()) said.textContent = "";
   view.pipeline = change.pipeline;
   if (change.whole) view.rows.clear();
   for (const row of change.stages) view.rows.set(row.stage, row);

@@ -113,8 +113,8 @@ function inWords(row, at) {
     words.push(duration(Math.max(0, at - row.since)));
   } else if (row.elapsed !== null && kindOf(row) === "done") {
     words.push(duration(row.elapsed));
-  } else if (row.reason) {
-    words.push(row.reason);
+  } else if (row.error || row.reason) {
+    words.push((row.error || row.reason).split("\n", 1)[0]);
   }
   if (row.restarts) words.push(row.restarts > 1 ? `restarted ${row.restarts} times` : "restarted once");
   if (row.attempts > 1) words.push(`attempt ${row.attempts}`);
