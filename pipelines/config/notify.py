@@ -63,8 +63,7 @@ class Notify(Section):
     )
     """Of what: `failed`, `warning`, `ended`."""
     webhook: str | None = Field(default=None, pattern=r"^(https?://.+|\$\w+|\$\{\w+\})$")
-    """Address that gets a POST with JSON; $NAME if it is a secret, as Slack's are: an address that
-    is written out is not refused."""
+    """Address that gets a POST with JSON; $NAME if it is a secret, as Slack's are (not checked)."""
     command: str | None = Field(default=None, min_length=1)
     """Shell command that gets the JSON on its standard input."""
     email: Email | None = None

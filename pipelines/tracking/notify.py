@@ -23,8 +23,8 @@ from pipelines.config.notify import NotifyOn, set_variables
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.tracking.cursor import StageCursor
 from pipelines.tracking.errors import RefusedError, UnreachableError
-from pipelines.tracking.notified import Wanted, forget_wanted
-from pipelines.tracking.notify_due import Due, Scan, wishes
+from pipelines.tracking.notified import Notified, Wanted, forget_wanted
+from pipelines.tracking.notify_due import Due, Scan, may_wish, wishes
 
 LATEST_S = 3600.0
 """How long after it was found that something is to be told it is tried again."""
@@ -38,6 +38,7 @@ class Notifier:
         self._process = notifier_process(repository)
         self._scan = Scan(repository)
         self._due: list[Due] = []
+        self._damaged: str | None = None
         self.jobs_alive = False
         """Whether a job runs, or a failure may still be retried."""
 
@@ -48,13 +49,14 @@ class Notifier:
         self._due = [due for due in noted if not due.waits()]
         self.jobs_alive = self._scan.jobs_alive or len(noted) > len(self._due)
         self._note_wanted()
-        if self._scan.damaged and not self._due:
-            self._process.note_problem(self._scan.damaged)
+        if self._scan.damaged != self._damaged:
+            self._damaged = self._scan.damaged
+            self._process.note_problem(self._damaged)
         return bool(self._due or self.jobs_alive)
 
     def _note_wanted(self) -> None:
         """After a look, which has settled what had happened before it was wanted."""
-        profiles = wishes(self._repository).items()
+        profiles = self._scan.profiles.items()
         wanted = Wanted(tuple(f"{name} {on}" for name, notify in profiles for on in notify.on))
         if wanted != Wanted.of(self._repository):
             wanted.save(self._repository)
@@ -77,7 +79,7 @@ class Notifier:
         from pipelines.tracking.notify_send import ways_of
 
         problems: list[str] = []
-        notified, missed = due.notified, ""
+        notified, missed = Notified.of(due.entry).with_found(due.items), ""
         for name, way in ways_of(due.notify).items():
             items = {k: v for k, v in due.items.items() if not notified.has_had(name, k)}
             if not items:
@@ -138,10 +140,11 @@ class Notifier:
 def _noted(due: Due) -> Due | None:
     """The message with the moment when it was found; None if it had happened before."""
     if due.is_old:
-        due.notified.with_told(due.items).save(due.entry)
+        Notified.of(due.entry).with_told(due.items).save(due.entry)
         return None
-    notified = due.notified.with_found(due.items)
-    if notified != due.notified:
+    before = Notified.of(due.entry)
+    notified = before.with_found(due.items)
+    if notified != before:
         notified.save(due.entry)
     return replace(due, notified=notified)
 
@@ -151,13 +154,7 @@ def is_configured(repository: Repository) -> bool:
 
     The word may stand in a comment: the notifier, which reads the profiles, ends at once then.
     """
-    for path in (repository.root / "slurm_profiles").glob("*.yaml"):
-        try:
-            if b"notify" in path.read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
+    return any(may_wish(repository))
 
 
 def start_notifier(repository: Repository) -> None:

@@ -76,42 +76,35 @@ class Scan:
         self._settled: set[Path] = set()
         self.jobs_alive = False
         """Whether a job runs, or is about to."""
+        self.profiles: dict[str, Notify] = {}
+        """What each said at the last look."""
         self.damaged: str | None = None
         """Why an entry cannot be read; the others are."""
 
     def owing(self) -> Iterator[Due]:
         """What is to be told, the oldest first."""
         self.jobs_alive, self.damaged = False, None
-        profiles = wishes(self._repository)
+        self.profiles = wishes(self._repository)
         wanted = Wanted.of(self._repository).events
         latest = {entry.folder for entry in self._ledger.latest().values()}
         for entry in self._ledger.entries():
             if entry.folder in self._settled:
                 continue
             try:
-                due = self._due(entry, profiles, wanted, entry.folder in latest)
+                yield from self._due(entry, wanted, entry.folder in latest)
             except FileNotFoundError:
                 continue  # the entry was removed while we looked at it
             except LockstepError as error:
                 self.damaged = str(error)
-                continue
-            if due is not None:
-                yield due
 
-    def _due(
-        self,
-        entry: Entry,
-        profiles: dict[str, Notify],
-        wanted: tuple[str, ...],
-        is_latest: bool,
-    ) -> Due | None:
+    def _due(self, entry: Entry, wanted: tuple[str, ...], is_latest: bool) -> Iterator[Due]:
         state, attempts = entry.state(), entry.attempts()
         at_work = state.alive or entry.has_driver() or (state is State.NEW and is_young(entry))
         self.jobs_alive = self.jobs_alive or at_work
         profile = attempts[-1].launched.profile if attempts else ""
-        notify = profiles.get(profile)
+        notify = self.profiles.get(profile)
         if notify is None:
-            return None
+            return
         notified = Notified.of(entry)
 
         def due(on: NotifyOn, items: dict[str, str]) -> Due:
@@ -120,21 +113,21 @@ class Scan:
             retried = on is NotifyOn.FAILED and self._may_be_retried(entry)
             return Due(entry, notify, on, items, notified, is_old, retried)
 
+        new: dict[str, str] = {}
         if is_latest and NotifyOn.WARNING in notify.on:
             found = self._health.of(entry.stage, entry, now=not state.alive)
             items = {f"warning {symptom.kind.value}": symptom.sentence for symptom in found}
             new = {item: items[item] for item in items if item not in notified.told}
             if new:
-                return due(NotifyOn.WARNING, new)
+                yield due(NotifyOn.WARNING, new)
         end = _ENDS.get(state)
         if end is None or (end is NotifyOn.FAILED and entry.has_driver()):
-            return None
+            return
         item = f"{end} {len(attempts)}"
         if end in notify.on and item not in notified.told:
-            return due(end, {item: ""})
-        if state is State.PUBLISHED and not at_work:
+            yield due(end, {item: ""})
+        elif state is State.PUBLISHED and not at_work and not new:
             self._settled.add(entry.folder)
-        return None
 
     def _may_be_retried(self, entry: Entry) -> bool:
         """Not in the folder of an experiment, which DVC deletes after a failure."""
@@ -144,10 +137,18 @@ class Scan:
         return lives is not False and is_retryable(entry.attempts()[-1])
 
 
+def may_wish(repository: Repository) -> Iterator[Path]:
+    """The profiles that name `notify`, if only in a comment: found without reading YAML."""
+    for path in sorted((repository.root / "slurm_profiles").glob("*.yaml")):
+        with suppress(OSError):
+            if b"notify" in path.read_bytes():
+                yield path
+
+
 def wishes(repository: Repository) -> dict[str, Notify]:
     """What each profile says now; of one that cannot be read, nothing."""
     found = {}
-    for path in sorted((repository.root / "slurm_profiles").glob("*.yaml")):
+    for path in may_wish(repository):
         with suppress(LockstepError):
             if (notify := load_profile(repository.root, path.stem).notify) is not None:
                 found[path.stem] = notify

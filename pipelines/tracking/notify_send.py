@@ -110,8 +110,8 @@ def _mail(email: Email, address: str, message: Message) -> None:
 
 def _answered(code: int) -> UnreachableError | RefusedError:
     """Codes of 400 and more ask to try again later, as one that greylists does."""
-    kind = UnreachableError if 400 <= code < 500 else RefusedError
-    return kind(f"the mail server answers {code}")
+    text = f"the mail server answers {code}"
+    return UnreachableError(text) if 400 <= code < 500 else RefusedError(text)
 
 
 def _connect(email: Email) -> smtplib.SMTP:

@@ -123,6 +123,20 @@ def test_each_kind_of_warning_is_told_once(clone: FakeClone, hook: Hook):
     assert len(hook.got) == 1
 
 
+def test_a_warning_that_one_way_cannot_have_holds_up_no_failure(clone: FakeClone, hook: Hook):
+    mail = {"host": "127.0.0.1", "port": free_port(), "sender": "a@here", "to": ["b@here"]}
+    configure(clone, webhook=hook.url, email=mail)
+    entry = clone.entry("evaluate_sft")
+    metrics = clone.root / "metrics/evaluations/sft.json"
+    metrics.parent.mkdir(parents=True)
+    bad = {"accuracy": 0.0, "accuracy_sampled": 0.0, "truncation_rate": 1.0, "num_judged": 9}
+    metrics.write_text(json.dumps(bad))
+    clone.start(entry)
+    clone.end(entry, "failed")
+    tell(clone)
+    assert hook.events == [("evaluate_sft", "warning"), ("evaluate_sft", "failed")]
+
+
 def test_what_ended_before_anybody_wanted_to_know_is_not_told(clone: FakeClone, hook: Hook):
     entry = fail(clone, "sft")
     attempt = entry.attempts()[-1]
