@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from pipelines.base.atomic import write_text
 from pipelines.base.errors import LockstepError
@@ -236,14 +237,22 @@ def _set(path: Path, document: CommentedMap, key: tuple[str, ...], value: Any) -
         current[name] = value
 
 
+class _Representer(RoundTripRepresenter):
+    """Writes `null` by its name. A class of its own: representers belong to classes, and with that
+    of all others DVC would write other bytes in this process."""
+
+
+_Representer.add_representer(
+    type(None),
+    lambda representer, _: representer.represent_scalar("tag:yaml.org,2002:null", "null"),
+)
+
+
 def _round_trip() -> YAML:
     yaml = YAML()
+    yaml.Representer = _Representer
     yaml.preserve_quotes = True
     yaml.width = 4096
-    yaml.representer.add_representer(
-        type(None),
-        lambda representer, _: representer.represent_scalar("tag:yaml.org,2002:null", "null"),
-    )
     return yaml
 
 

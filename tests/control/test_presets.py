@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dvc.utils.serialize import dumps_yaml
 from ruamel.yaml import YAML
 
 from pipelines.base.errors import LockstepError
@@ -404,3 +405,10 @@ def test_the_docs_name_every_algorithm() -> None:
     page = (ROOT / "docs/presets.md").read_text()
     for preset in load_presets(ROOT, [*POLICY_GRADIENTS, *OTHERS]):
         assert f"| `{preset.name}` | {preset.description} |" in page
+
+
+def test_what_dvc_writes_stays_as_it_was(tmp_path: Path) -> None:
+    """Representers belong to classes, and a process may write params.yaml and dvc.lock."""
+    shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
+    assert "dual_clip: null" in merge(tmp_path, load_presets(ROOT, ["trl"])).text
+    assert dumps_yaml({"nothing": None}) == "nothing:\n"
