@@ -105,7 +105,15 @@ class Tabs:
         )
         self._contexts.append(context)
         context.set_default_timeout(TIMEOUT_S * 1000)
-        page = context.new_page()
+        return self._watched(context.new_page(), url)
+
+    def only_looking(self, link: str, path: str, width: int = WIDE) -> Any:
+        """Another tab of a browser in which the link was opened: it has no token."""
+        first = self.open(link, width)
+        first.wait_for_selector("header.top nav a")
+        return self._watched(first.context.new_page(), link.split("/#")[0] + path)
+
+    def _watched(self, page: Any, url: str) -> Any:
         page.on("console", lambda said: self._complaints.append(f"{said.type}: {said.text}"))
         page.on("pageerror", lambda error: self._complaints.append(f"error: {error}"))
         page.goto(url)

@@ -142,7 +142,7 @@ def test_what_was_sampled_stays_text_and_a_tab_without_the_token_may_only_look(
         page.wait_for_selector(f'.asking:has-text("{HOSTILE.replace(chr(34), chr(92) + chr(34))}")')
         assert wrong_with(page) == []
         assert page.title() != "ran"
-    looking = tabs.open(at(link, "/annotate").split("#")[0])
+    looking = tabs.only_looking(link, "/annotate")
     begin(looking, "cy")
     looking.wait_for_selector("text=This tab may only look")
     assert looking.get_by_role("button", name="Tie").is_disabled()

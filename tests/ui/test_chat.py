@@ -115,9 +115,10 @@ def test_two_policies_are_asked_judged_and_stopped_by_keyboard(
 def test_without_the_token_nothing_starts(
     root: Path, open_ui: Callable[..., str], tabs: Any
 ) -> None:
-    address = open_ui(root).split("#")[0].rstrip("/")
+    link = open_ui(root)
+    address = link.split("/#")[0]
     tabs.expect("403")
-    page = tabs.open(f"{address}{BESIDE}", WIDE)
+    page = tabs.only_looking(link, BESIDE)
     page.wait_for_selector("#note:has-text('This tab may only look')")
     page.fill("#question", "12+7=")
     page.click("#send")

@@ -160,6 +160,15 @@ def test_the_browser_is_opened_without_the_token_in_its_command_line(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+@pytest.mark.browser
+def test_a_browser_that_was_not_let_in_is_told_how(
+    clone: Clone, open_ui: Callable[..., str], tabs: Any
+) -> None:
+    tabs.expect("403")
+    page = tabs.open(open_ui(clone).split("#")[0])
+    page.wait_for_selector(".error:has-text('open the link that `lockstep ui` printed')")
+
+
 HOSTILE = "<img src=x onerror=\"document.title='ran'\"><script>document.title='ran'</script>"
 
 

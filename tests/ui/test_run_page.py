@@ -93,7 +93,7 @@ def test_every_part_of_the_page_can_be_used_and_fits(
 def test_a_tab_without_the_token_may_only_look(
     clone: Clone, open_ui: Callable[..., str], tabs: Any
 ) -> None:
-    page = tabs.open(open_ui(clone).split("#")[0])
+    page = tabs.only_looking(open_ui(clone), "/run")
     has_state(page, "prepare", "stale")
     page.wait_for_selector("text=This tab may only look")
     assert page.get_by_role("button", name="Run", exact=True).is_disabled()
