@@ -13,7 +13,7 @@ import pytest
 from pipelines.annotations import store
 from pipelines.annotations.judgement import Choice
 from tests.tiny_policy import chat_clone
-from tests.ui.conftest import NARROW, WIDE, at, wrong_with
+from tests.ui.conftest import NARROW, at, wrong_with
 
 pytestmark = pytest.mark.browser
 
@@ -103,7 +103,8 @@ def test_two_policies_are_asked_judged_and_stopped_by_keyboard(
     alone.click("#stop")
     [said] = answers(alone, 1)
     alone.wait_for_selector(".message.assistant .note:has-text('stopped')")
-    assert said.startswith(left)
+    # It is stopped sooner or later than the answer of 24 tokens ends.
+    assert said.startswith(left) or left.startswith(said)
     assert wrong_with(alone) == []
     alone.fill("#max_new_tokens", "24")
     alone.click("#reset")
