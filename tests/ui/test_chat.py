@@ -3,6 +3,7 @@
 import json
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -28,8 +29,12 @@ def root(tmp_path_factory) -> Path:
 
 
 def engines() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if "stages.chat.engine" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # one that has just ended has no words
+            if "stages.chat.engine" in child.cmdline():
+                found.append(child)
+    return found
 
 
 @pytest.fixture
