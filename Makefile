@@ -23,6 +23,7 @@ demo: $(VENV)/.demo
 	@echo
 	@echo "What to look at next (source $(VENV)/bin/activate first):"
 	@echo "  artifacts/report/index.html     the same in pictures, with samples and hashes"
+	@echo "  lockstep ui                     the graph, curves, samples and lineage in a browser; a chat"
 	@echo "  lockstep up                     MLflow, with these runs, and Prefect, with those that it starts"
 	@echo "  lockstep preset grpo; dvc exp run -S rl.reward=verifier report    another algorithm"
 	@echo "  lockstep samples --wrong; lockstep status; lockstep logs sft"
