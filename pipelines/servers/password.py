@@ -5,11 +5,9 @@ Loopback is open to every user of this machine, and Prefect's worker executes, a
 whatever the server requests. The password is in no command line, address, log or record.
 """
 
-import os
-import secrets
 from pathlib import Path
 
-from pipelines.base import atomic
+from pipelines.base.private import kept_secret
 from pipelines.base.repository import Repository
 
 USER = "lockstep"
@@ -22,14 +20,4 @@ def password_file(repository: Repository) -> Path:
 
 def password_of(repository: Repository) -> str:
     """The password, generated on first use and then kept, as browsers remember it."""
-    path = password_file(repository)
-    password = path.read_text(encoding="utf-8").strip() if path.exists() else ""
-    if not password:
-        password = secrets.token_hex(16)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = atomic.unique(path)
-        aside.touch(0o600)
-        aside.write_text(f"{password}\n", encoding="utf-8")
-        os.replace(aside, path)
-    path.chmod(0o600)
-    return password
+    return kept_secret(password_file(repository))

@@ -4,12 +4,10 @@ The token is one line in a file that only its owner can read. It is kept, so tha
 started again serves the pages that are still open.
 """
 
-import os
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipelines.base import atomic
+from pipelines.base.private import kept_secret
 from pipelines.base.repository import Repository
 
 
@@ -35,19 +33,4 @@ def token_file(repository: Repository) -> Path:
 
 
 def token_of(repository: Repository) -> str:
-    path = token_file(repository)
-    token = path.read_text(encoding="utf-8").strip() if path.exists() else ""
-    if not token:
-        token = secrets.token_hex(16)
-        write_private(path, f"{token}\n")
-    path.chmod(0o600)
-    return token
-
-
-def write_private(path: Path, text: str) -> None:
-    """A file that only its owner can read, from its first byte on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = atomic.unique(path)
-    aside.touch(0o600)
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    return kept_secret(token_file(repository))

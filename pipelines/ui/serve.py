@@ -8,9 +8,10 @@ import uvicorn
 
 from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
+from pipelines.base.private import write_private
 from pipelines.base.repository import Repository
 from pipelines.ui.app import create_app
-from pipelines.ui.clone import open_clone, write_private
+from pipelines.ui.clone import open_clone
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8765

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.browser import ARGUMENTS, BROWSERS, find_browser
 from tests.waiting import TIMEOUT_S
 
 pytestmark = pytest.mark.browser
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 # The page forbids scripts in itself, so it is measured from a page around it.
 HARNESS = """<!doctype html><body style="margin:0">
@@ -41,7 +39,7 @@ document.getElementById("page").onload = event => {
 @pytest.fixture
 def browse(tmp_path: Path) -> Callable[..., str]:
     """Opens a file in a headless browser; returns the DOM, and fails on anything in the console."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    found = find_browser()
     if found is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
 
@@ -50,14 +48,7 @@ def browse(tmp_path: Path) -> Callable[..., str]:
             [
                 found,
                 "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-quic",
-                "--no-first-run",
-                "--disable-background-networking",
-                "--disable-component-update",
-                "--disable-sync",
-                "--hide-scrollbars",
+                *ARGUMENTS,
                 "--enable-logging=stderr",
                 f"--user-data-dir={tmp_path / 'profile'}",
                 *options,

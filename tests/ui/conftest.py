@@ -5,7 +5,6 @@ the browser's console but what it expects.
 """
 
 import re
-import shutil
 import socket
 import subprocess
 import threading
@@ -20,20 +19,10 @@ import uvicorn
 from pipelines.base.repository import Repository
 from pipelines.ui.app import create_app
 from pipelines.ui.clone import open_clone
+from tests.browser import ARGUMENTS, BROWSERS, find_browser
 from tests.conftest import Clone
 from tests.waiting import TIMEOUT_S, until, until_said
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-]
 WIDE, NARROW = 1280, 390
 
 
@@ -79,12 +68,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """One for all tests of a file."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    found = find_browser()
     if found is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=found, args=ARGUMENTS)
+        opened = driver.chromium.launch(executable_path=found, args=list(ARGUMENTS))
         yield opened
         opened.close()
 
