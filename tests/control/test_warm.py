@@ -22,7 +22,7 @@ import pytest
 
 from pipelines.base.locks import is_locked
 from pipelines.base.repository import Repository
-from pipelines.warm import client, wire
+from pipelines.warm import client, stage, wire
 from pipelines.warm.child import Request
 from pipelines.warm.client import Forked, end_servers, fork, prepare
 from pipelines.warm.identity import Identity, Kind, is_switched_off
@@ -413,6 +413,34 @@ def test_where_no_server_can_start_the_caller_is_told_at_once(
     assert fork(repository, identity, request, [0, 1, 2]) is None
     monkeypatch.setattr(client, "_start", lambda *_: (_ for _ in ()).throw(OSError("no room")))
     assert fork(repository, identity, request, [0, 1, 2]) is None
+
+
+def test_a_profile_that_cannot_be_read_is_left_to_the_driver_to_name(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository.root / "slurm_profiles").mkdir()
+    (repository.root / "slurm_profiles/local.yaml").write_bytes(b"executor: l\xffcal\n")
+    monkeypatch.setattr(stage.Repository, "find", lambda: repository)
+    monkeypatch.delenv("LOCKSTEP_WARM", raising=False)
+    monkeypatch.setenv("LOCKSTEP_PROFILE", "local")
+    assert stage.run_forked(["stage", "sft"]) is None
+
+
+def test_a_stage_with_options_is_not_forked(tmp_path: Path) -> None:
+    """They may name a profile whose stages run under a debugger."""
+    program = (
+        "import runpy, sys; import pipelines.warm.stage as stage\n"
+        "stage.run_forked = lambda words: 42\n"
+        "runpy.run_module('pipelines', run_name='__main__')\n"
+    )
+    for words, status in ((["sft"], 42), (["sft", "--profile", "debug"], 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, "stage", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            capture_output=True,
+        )
+        assert done.returncode == status
 
 
 @pytest.mark.parametrize("word", ["off", "OFF", "0", "false", "no"])
