@@ -233,6 +233,7 @@ class ToolAnswerRow(TypedDict):
     Turn 0 is the start of an episode, which has no action. `seed` is the environment's; `request`
     the id of what was asked: environment, row, seed and all actions so far. `error` says why there
     was no answer; null: there was one. `iteration` is `evaluation of POLICY` in an evaluation.
+    `ids`, of agents alone: what was answered where that was ids; null: the text was.
     """
 
     iteration: Text
@@ -246,6 +247,7 @@ class ToolAnswerRow(TypedDict):
     reward: Float64
     done: Flag
     error: Text | None
+    ids: NotRequired[Tokens | None]
 
 
 class ScoreRow(TypedDict):

@@ -19,6 +19,9 @@ from stages.data.seeds import content_id
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 
 
+_NO_ID = 2**31
+
+
 class Decoder:
     """Token ids to text, for a model folder."""
 
@@ -28,6 +31,13 @@ class Decoder:
     def text(self, ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def known_text(self, ids: Sequence[int]) -> str:
+        """The same of ids that somebody else says; ValueError where there is no such token."""
+        for i in ids:
+            if not 0 <= i < _NO_ID or self._tokenizer.id_to_token(i) is None:
+                raise ValueError(f"the policy's tokenizer has no token {i}")
+        return self.text(ids)
 
     def texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
         """Those of several, on all cores."""

@@ -26,7 +26,7 @@ from stages.contracts.episodes import EpisodeParams
 from stages.environments.environment import Environment, NoAnswer, Observation
 from stages.environments.isolated import IsolatedEnvironment, Lane
 from stages.environments.loading import find
-from stages.environments.observations import checked
+from stages.environments.observations import Reader, checked
 from stages.environments.record import NO_RECORD, Answers, Record
 from stages.environments.threads import Outcome, in_a_thread
 from stages.redaction import redact
@@ -61,10 +61,19 @@ class Asking:
     """What waits for the environments; to be closed."""
 
     def __init__(
-        self, params: EpisodeParams, name: str, folder: Path, record: Record = NO_RECORD
+        self,
+        params: EpisodeParams,
+        name: str,
+        folder: Path,
+        record: Record = NO_RECORD,
+        text_of: Reader | None = None,
     ) -> None:
-        """The environment of that name, which may be in a module of the folder."""
+        """The environment of that name, which may be in a module of the folder.
+
+        `text_of` reads what it answers as ids.
+        """
         self.kind = find(name, folder)
+        self._text_of = text_of if self.kind.reads_ids else None
         self._params, self._record = params, record
         self._loop: AbstractEventLoop | None = None
         self._thread: Thread | None = None
@@ -130,7 +139,7 @@ class Asking:
         else:
             before = seat.seconds
             try:
-                answer = checked(await self._tried(seat, action))
+                answer = self._checked(await self._tried(seat, action))
             except NoAnswer as problem:
                 answer = _fit_to_keep(problem)
             seconds = seat.seconds - before
@@ -138,6 +147,9 @@ class Asking:
         if action is not None and isinstance(answer, Observation):
             seat.heard.append((action, answer))
         return answer
+
+    def _checked(self, answer: Any) -> Observation:
+        return checked(answer, self._text_of)
 
     async def _tried(self, seat: Seat, action: str | None) -> Any:
         """An answer, also after retries; a NoAnswer where there is none for good."""
@@ -171,7 +183,7 @@ class Asking:
         environment = seat.environment = await self._in_time(seat, self._make, seat)
         await self._in_time(seat, environment.reset, seat.row, seat.seed)
         for turn, (action, before) in enumerate(seat.heard, start=1):
-            answer = checked(await self._in_time(seat, environment.step, action))
+            answer = self._checked(await self._in_time(seat, environment.step, action))
             if answer != before:
                 why, remedy = "after a failure", "set episodes.retries: 0"
                 if seat.answers.is_recorded(turn):

@@ -1,4 +1,4 @@
-"""Chat completions over HTTP on loopback, in the form of OpenAI's API: one address per episode.
+"""Completions over HTTP on loopback, in the form of OpenAI's API: one address per episode.
 
 A request waits in a thread of its own until whoever opened the address answers it. The server is
 there as long as an address is open.
@@ -14,10 +14,10 @@ from secrets import token_urlsafe
 from threading import Lock, Thread
 from typing import Any
 
+from stages.environments.agent_answers import MODEL, answer
+from stages.environments.agent_requests import Route
 from stages.environments.spoken import Sampled
 
-MODEL = "policy"
-"""What the model is called; a request may ask for any."""
 BACKLOG = 1024
 """Connections that may wait: all episodes may begin at the same time."""
 LOOK_S = 0.05
@@ -30,30 +30,13 @@ OVER = "this episode is over"
 class Asked:
     """A request for a completion."""
 
+    route: Route
     body: Mapping[str, Any]
     _answer: Future[tuple[int, Mapping[str, Any]]] = field(default_factory=Future)
 
-    def answer(
-        self, message: Mapping[str, Any], finish_reason: str, sampled: Sampled | None = None
-    ) -> None:
+    def answer(self, message: Mapping[str, Any], sampled: Sampled | None = None) -> None:
         """With what the policy says, and what that was sampled as, as far as it is asked for."""
-        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish_reason}
-        said: dict[str, Any] = {
-            "id": "episode",
-            "object": "chat.completion",
-            "created": 0,
-            "model": MODEL,
-        }
-        if sampled is not None:
-            context, turn = sampled.context, sampled.turn
-            counts = {"prompt_tokens": len(context), "completion_tokens": len(turn)}
-            said["usage"] = {**counts, "total_tokens": len(context) + len(turn)}
-            if self.body.get("logprobs"):
-                pairs = zip(turn, sampled.turn_logprobs, strict=True)
-                choice["logprobs"] = {"content": [_token(*pair) for pair in pairs]}
-            if self.body.get("return_token_ids"):
-                said["prompt_token_ids"], choice["token_ids"] = context, turn
-        self._answer.set_result((OK, {**said, "choices": [choice]}))
+        self._answer.set_result((OK, answer(self.route, self.body, message, sampled)))
 
     def refuse(self, why: str, status: int = BAD_REQUEST) -> None:
         """With an error, which clients do not ask again after."""
@@ -125,13 +108,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         key, _, what = self.path.strip("/").partition("/")
         receive = self._receivers.get(key)
-        if what != "v1/chat/completions":
-            self._send(NOT_FOUND, _error(f"there is no {what}, only chat/completions"))
+        if what not in list(Route):
+            self._send(NOT_FOUND, _error(f"there is no {what}, only {', '.join(Route)}"))
         elif receive is None:
             self._send(GONE, _error(OVER))
         else:
             try:
-                asked = Asked(json.loads(body))
+                asked = Asked(Route(what), json.loads(body))
             except ValueError as error:
                 self._send(BAD_REQUEST, _error(f"the request is not JSON: {error}"))
                 return
@@ -153,11 +136,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-
-def _token(id: int, logprob: float) -> Mapping[str, Any]:
-    """As of vLLM's server with `return_tokens_as_token_ids`: a token may be half a character."""
-    return {"token": f"token_id:{id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
 
 
 def _error(why: str) -> Mapping[str, Any]:

@@ -25,6 +25,9 @@ class Observation:
     """The reward of the turn."""
     done: bool = False
     """Whether the episode is over."""
+    ids: tuple[int, ...] | None = None
+    """What the policy reads next, where the environment says it as ids: all of it, with what else a
+    chat template puts around the text, which is then what the ids say."""
 
 
 def right_answer(row: Mapping[str, Any]) -> str:
@@ -48,7 +51,8 @@ class Environment(ABC):
     role: ClassVar[str] = "user"
     """The role of these messages, for the chat template."""
     reads_ids: ClassVar[bool] = False
-    """Whether actions are to know the ids that they are the text of (spoken.py)."""
+    """Whether actions are to know the ids that they are the text of (spoken.py), and the row to
+    have `prompt_ids`, too."""
 
     @abstractmethod
     def reset(self, row: Mapping[str, Any], seed: int) -> None:

@@ -75,12 +75,14 @@ def open_arena(
         yield None
         return
     record.read()
-    with closing(Asking(params, limits.environment, folder, record)) as asking:
+    decoder = Decoder(policy)
+    asked = limits.environment, folder, record, decoder.known_text
+    with closing(Asking(params, *asked)) as asking:
         markers = params.cut_marker, params.elided_marker
         turns = read_turns(policy, asking.kind.role, asking.kind.stops, *markers)
         if params.long_observation is LongObservation.CUT:
             turns.check_room(limits.max_observation_tokens)
-        yield Arena(limits, params, turns, Decoder(policy), run_seed, asking)
+        yield Arena(limits, params, turns, decoder, run_seed, asking)
 
 
 def longest_sequence(
@@ -156,7 +158,7 @@ def play(
     A row has the columns of a prompt, and names the sample, for messages and the record.
     """
     episodes = [
-        Episode(row, request, _seat(arena, row))
+        Episode(row, request, _seat(arena, row, request))
         for row, request in zip(rows, requests, strict=True)
     ]
     try:
@@ -201,11 +203,14 @@ class _Turn:
         return Spoken.of(text, Sampled(*said, *place, *episode.history.segment))
 
 
-def _seat(arena: Arena, row: Mapping[str, Any]) -> Seat:
+def _seat(arena: Arena, row: Mapping[str, Any], request: Request) -> Seat:
     given = {name: row.get(name) for name in ("prompt_id", "prompt", "answer")}
     given["extra"] = json.loads(row.get("extra") or "{}")
+    if with_ids := arena.asking.kind.reads_ids:
+        given["prompt_ids"] = list(request.prompt_ids)
     seed = stable_hash(arena.seed, "environment", row["prompt_id"])
-    answers = answers_of(str(arena.limits.environment), row, given, seed)
+    environment = str(arena.limits.environment)
+    answers = answers_of(environment, row, given, seed, with_ids=with_ids)
     return arena.asking.seat(given, seed, answers)
 
 
@@ -251,11 +256,18 @@ def _hear(arena: Arena, turn: _Turn, answer: Any, max_new_tokens: int) -> None:
 def _observed(arena: Arena, turn: _Turn, observation: Observation) -> list[int]:
     """The ids of what the policy reads next."""
     same = turn.ids[-1] in arena.turns.stop_ids
-    try:
-        observed = arena.turns.observed(observation.text, same_message=same)
-    except ValueError as error:
-        raise NoAnswer(str(error)) from error
     limit = arena.limits.max_observation_tokens
+    if observation.ids is None:
+        try:
+            observed = arena.turns.observed(observation.text, same_message=same)
+        except ValueError as error:
+            raise NoAnswer(str(error)) from error
+    elif len(observed := list(observation.ids)) > limit:
+        raise NoAnswer(
+            f"its answer is {len(observed)} ids, more than rollout.max_observation_tokens {limit}, "
+            "and nobody but the environment knows which of them could be cut: have it say less, or "
+            "raise that"
+        )
     if len(observed) > limit and arena.params.long_observation is LongObservation.CUT:
         turn.episode.observations_cut += 1
         return arena.turns.shortened(observed, limit, same_message=same)

@@ -13,6 +13,7 @@ from typing import Any
 
 from stages.environments import isolated_worker
 from stages.environments.environment import Environment, NoAnswer, Observation
+from stages.environments.observations import read_back
 from stages.environments.spoken import as_json
 from stages.rewards.isolated import CannotScore, Isolated
 
@@ -80,7 +81,7 @@ class IsolatedEnvironment(Environment):
                 )
 
     def _told(self, action: str) -> Observation:
-        return Observation(**self._ask(as_json(action))["observation"])
+        return read_back(self._ask(as_json(action))["observation"])
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         try:

@@ -26,10 +26,11 @@ from stages.data.finite import sample_name
 from stages.data.schema import ToolAnswerRow, columns_of
 from stages.engines.generation.generator import Completion
 from stages.environments.environment import NoAnswer, Observation
+from stages.environments.observations import read_back
 
 SLOWEST = 100
 """Rows of the table with times."""
-_ANSWER = ("text", "reward", "done", "error")
+_ANSWER = ("text", "reward", "done", "error", "ids")
 
 
 def first_request(environment: str, row: Mapping[str, Any], seed: int) -> str:
@@ -56,6 +57,8 @@ class Answers:
     """The environment's."""
     request: str
     """The latest."""
+    with_ids: bool = False
+    """Whether answers may be ids."""
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def ask(self, action: str | None) -> None:
@@ -70,6 +73,8 @@ class Answers:
         failed = isinstance(answer, NoAnswer)
         said = Observation() if isinstance(answer, NoAnswer) else answer
         answered = {**vars(said), "error": str(answer) if failed else None}
+        if not self.with_ids:
+            del answered["ids"]
         known = {"turn": len(self.rows), "seed": self.seed, "request": self.request}
         text = None if action is None else str(action)
         self.rows.append({**known, "action": text, **answered, "seconds": seconds})
@@ -120,14 +125,14 @@ class Record:
             return None
         if row["error"] is not None:
             return NoAnswer(row["error"])
-        return Observation(row["text"], row["reward"], row["done"])
+        return read_back(row)
 
     def _add(self, row: ToolAnswerRow, file: Path) -> None:
         if row["error"] is not None and self._tools is Tools.RECORD:
             return  # it is worth another try
         key = (row["iteration"], row["prompt_id"], row["sample_index"], row["request"])
         known = self._of_sample.setdefault(key, row)
-        if any(known[name] != row[name] for name in _ANSWER):  # type: ignore[literal-required]
+        if any(known.get(name) != row.get(name) for name in _ANSWER):
             raise StageError(
                 f"{file}: another file in {self._folder} has another answer to turn {row['turn']} "
                 f"of {sample_name(row)} of {row['iteration']}: keep the record of one run there"
@@ -154,12 +159,12 @@ def recorded(
     """What is to be kept of what these samples, whose iteration is named, were answered."""
     if tools is Tools.LIVE:
         return []
-    names = columns_of(ToolAnswerRow).names
-    rows = (
+    rows = [
         {**_sample(sample), **answer}
         for sample, completion in zip(samples, completions, strict=True)
         for answer in completion.answers or ()
-    )
+    ]
+    names = columns_of(ToolAnswerRow, rows[0] if rows else ()).names
     return [{name: row[name] for name in names} for row in rows]  # type: ignore[misc]
 
 
@@ -186,16 +191,19 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: row.get(name) for name in ("iteration", "prompt_id", "sample_index")}
 
 
-def answers_of(environment: str, row: Mapping[str, Any], given: Any, seed: int) -> Answers:
+def answers_of(
+    environment: str, row: Mapping[str, Any], given: Any, seed: int, *, with_ids: bool = False
+) -> Answers:
     """For a new episode of a sample, whose environment is given this."""
-    return Answers(_sample(row), seed, first_request(environment, given, seed))
+    return Answers(_sample(row), seed, first_request(environment, given, seed), with_ids)
 
 
 def _rows(file: Path) -> list[ToolAnswerRow]:
-    names = columns_of(ToolAnswerRow).names
     try:
         with pq.ParquetFile(file) as opened:
-            lacking = [name for name in names if name not in opened.schema_arrow.names]
+            present = opened.schema_arrow.names
+            names = columns_of(ToolAnswerRow, present).names
+            lacking = [name for name in names if name not in present]
             rows: list[ToolAnswerRow] = opened.read(names).to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise StageError(

@@ -31,6 +31,11 @@ class Sampled:
         return [*self.prompt_ids, *self.history, *self.ids[self.segment_start : self.start]]
 
     @property
+    def whole(self) -> list[int]:
+        """All that was said and observed up to the end of the turn, elided or not."""
+        return [*self.prompt_ids, *self.ids[: self.end]]
+
+    @property
     def turn(self) -> list[int]:
         return list(self.ids[self.start : self.end])
 
@@ -56,12 +61,11 @@ def as_json(action: str) -> dict[str, object]:
     if not isinstance(action, Spoken):
         return {"step": action}
     said = action.sampled
-    return {"step": str(action), "sampled": [said.context, said.turn, said.turn_logprobs]}
+    lists = [said.prompt_ids, said.ids[: said.end], said.logprobs[: said.end]]
+    sampled = [*map(list, lists), said.start, said.end, said.segment_start, list(said.history)]
+    return {"step": str(action), "sampled": sampled}
 
 
 def from_json(message: Mapping[str, object]) -> str:
     action, sampled = str(message["step"]), message.get("sampled")
-    if not isinstance(sampled, list):
-        return action
-    context, turn, logprobs = sampled
-    return Spoken.of(action, Sampled(context, turn, logprobs, 0, len(turn)))
+    return Spoken.of(action, Sampled(*sampled)) if isinstance(sampled, list) else action

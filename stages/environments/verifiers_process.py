@@ -1,15 +1,16 @@
 """A process of another Python environment, which plays the episodes of verifiers.
 
 It belongs to the loop that it is used on, and many episodes share it. A task reads its answers, and
-ends it with all that it has started: when the loop's tasks are cancelled, or when an episode that
-was given up does not let go of it. It is told nothing of this process's variables but those that
-are named.
+has its keeper end it with all that it has started: when the loop's tasks are cancelled, or when an
+episode that was given up does not let go of it. The keeper does the same once this process is gone.
+It is told nothing of this process's variables but those that are named.
 """
 
 import asyncio
 import json
 import os
 import signal
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,17 +18,20 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
-from subprocess import PIPE, Popen
+from subprocess import PIPE, Popen, TimeoutExpired
 from threading import Thread
 from typing import Any
 
 from stages.environments import verifiers_worker
 from stages.environments.environment import NoAnswer
 from stages.environments.variables import filled, value_of
-from stages.rewards.keeper import MARK_VARIABLE, end_marked
+from stages.rewards import kept_program
+from stages.rewards.keeper import END_SECONDS, MARK_VARIABLE, end_marked
 
 PASSED_ON = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 """Variables that the process gets in any case."""
+KEPT = (sys.executable, "-I", "-S", kept_program.__file__)
+"""Before the words of a command: with it ends all that it has started."""
 LETS_GO_S = 5.0
 """How long an episode that is cancelled may go on."""
 
@@ -149,10 +153,8 @@ class Process:
             self._fail(NoAnswer(f"{self.order}: its process was ended"))
             self._questions.put(None)
             if process is not None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                _end(process)
                 end_marked(self._mark)
-                process.wait()
 
     def _started(self) -> "Popen[bytes]":
         interpreter = self.order.interpreter()
@@ -161,7 +163,7 @@ class Process:
         self._say(self.order.message())
         try:
             process = Popen(
-                [interpreter, verifiers_worker.__file__],
+                [*KEPT, interpreter, verifiers_worker.__file__],
                 stdin=PIPE,
                 stdout=PIPE,
                 cwd=self.order.folder,
@@ -192,7 +194,7 @@ class Process:
                     self._unanswered.discard(answer.get("n"))
                     self._loop.call_soon_threadsafe(self._lines.put_nowait, answer)
             except ValueError:
-                process.kill()  # as it was, most likely, in the middle of an answer
+                process.terminate()  # most likely it ended in the middle of an answer
             self._loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
     def _hear(self, answer: dict[str, Any]) -> None:
@@ -209,6 +211,16 @@ class Process:
             if not waiting.done():
                 waiting.set_exception(problem)
                 waiting.exception()  # it may be that nobody waits for it any more
+
+
+def _end(process: "Popen[bytes]") -> None:
+    """And all that it has started: its keeper does it."""
+    process.terminate()
+    try:
+        process.wait(2 * END_SECONDS)
+    except TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _ended(process: "Popen[bytes]") -> str:

@@ -10,12 +10,11 @@ has too:
     {"n": 1, "cancel": true}                    {"n": 1, "refused": "it was cancelled"}
 
 or by {"n": ..., "refused": reason}. Episodes are played side by side, on one loop. What the
-environment prints goes to the job's log. The process ends with its parent, and ends with it what
-it has started.
+environment prints goes to the job's log. The process ends when nobody asks it any more, and with it
+its keeper ends what it has started (rewards/keeper.py).
 """
 
 import asyncio
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -25,20 +24,17 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 MODEL = "policy"
+NOWHERE = "http://127.0.0.1:9"
 VERSIONS = "verifiers>=0.1.14,<0.4"
 """Which have `load_environment`, and clients that are told where the model is."""
 SAYS_NOTHING = "EmptyModelResponseError"
 """What verifiers calls a turn without a word: it is the policy's fault, and scored as it is."""
-MARK_VARIABLE = "LOCKSTEP_KEPT"
-"""Marks all that this process starts, as rewards/keeper.py has it."""
-END_S, POLL_S = 10.0, 0.01
 _raised: ContextVar[list[str]] = ContextVar("_raised")
 """What reward functions of an episode raised: verifiers makes a reward of 0 of it."""
 
@@ -93,8 +89,8 @@ async def _serve(questions: Any, answers: Any) -> None:
     def listen() -> None:
         for line in questions:
             loop.call_soon_threadsafe(ask, json.loads(line))
-        # Nobody waits for an answer any more.
-        _end_all()
+        # Nobody waits for an answer any more. What else is left the keeper above it ends.
+        os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=listen, daemon=True).start()
     await asyncio.Event().wait()
@@ -120,11 +116,8 @@ class Player:
 
     async def _play(self, row: Mapping[str, Any], base_url: str) -> float:
         _raised.set([])
-        # An answer takes as long as all others of its unit.
-        async with _client(base_url) as client:
-            played = await self._environment.run_rollout(
-                dict(row), self._vf.OpenAIChatCompletionsClient(client), MODEL, {}
-            )
+        client = self._vf.OpenAIChatCompletionsClient(_client(base_url))
+        played = await self._environment.run_rollout(dict(row), client, MODEL, {})
         if raised := _raised.get():
             raise Refusal(f"a reward function failed: {raised[0]}")
         error = played.get("error")
@@ -142,11 +135,10 @@ class Player:
             json.dumps(example)
         except TypeError as error:
             raise Refusal(f"row {place} of its dataset is not JSON: {error}") from None
-        async with _client("http://127.0.0.1:9") as http:
-            client = self._vf.OpenAIChatCompletionsClient(http)
-            state = await self._environment.init_state(example, client, MODEL)
-            messages, _ = await client.to_native_prompt(state["prompt"])
-            tools = await client.to_native_tools(state.get("tool_defs") or [])
+        client = self._vf.OpenAIChatCompletionsClient(_client(NOWHERE))
+        state = await self._environment.init_state(example, client, MODEL)
+        messages, _ = await client.to_native_prompt(state["prompt"])
+        tools = await client.to_native_tools(state.get("tool_defs") or [])
         prompt = [_without_nulls(message) for message in messages]
         row = {"prompt": prompt, "answer": example.get("answer"), "tools": tools or []}
         return {name: value for name, value in row.items() if value} | {"example": example}
@@ -245,8 +237,20 @@ def _noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _client(base_url: str) -> Any:
+    """Of all episodes' one pool, as openai_clients.py has it: making one takes 50 ms."""
+    return _first_client().with_options(base_url=base_url)
+
+
+@functools.cache
+def _first_client() -> Any:
+    """An answer takes as long as all others of its unit, and all may wait at the same time."""
     openai = importlib.import_module("openai")
-    return openai.AsyncOpenAI(base_url=base_url, api_key="none", timeout=None, max_retries=0)
+    limits = type(openai.DEFAULT_CONNECTION_LIMITS)
+    http = openai.DefaultAsyncHttpxClient(
+        limits=limits(max_connections=None, max_keepalive_connections=0)
+    )
+    waits = {"timeout": None, "max_retries": 0, "http_client": http}
+    return openai.AsyncOpenAI(base_url=NOWHERE, api_key="none", **waits)
 
 
 def _of_error(error: Any, name: str) -> str:
@@ -255,29 +259,6 @@ def _of_error(error: Any, name: str) -> str:
 
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if value is not None}
-
-
-def _end_all() -> None:
-    """This process and what it has started, also in a session of its own."""
-    mark = f"{MARK_VARIABLE}={os.environ.get(MARK_VARIABLE)}".encode()
-    deadline = time.monotonic() + END_S
-    while (pids := _marked(mark)) and time.monotonic() < deadline:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(POLL_S)
-    os.killpg(0, signal.SIGKILL)
-
-
-def _marked(mark: bytes) -> list[int]:
-    """All others that have it, from /proc; none where there is no such thing."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        pid = int(entry.parent.name)
-        with contextlib.suppress(OSError):  # another user's, or gone
-            if pid != os.getpid() and mark in entry.read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
 
 
 def _private_pipes() -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline.test_session import executors
 from tests.remote_tools import REMOTE, Server, by_turn
 
 pytestmark = pytest.mark.slow
@@ -12,6 +13,7 @@ STAGE = "rollout@iter_001"
 
 
 def test_a_rerun_needs_the_record_and_no_server(finished: Any) -> None:
+    """Also in a session, which has the bytes of a process of its own."""
     clone = finished
     clone.without_tracking()
     server = Server(by_turn())
@@ -37,7 +39,10 @@ def test_a_rerun_needs_the_record_and_no_server(finished: Any) -> None:
     assert refused.returncode
     assert "there is no record (*.parquet) in" in refused.stdout
     (clone.root / "tool_answers/iter_001.parquet").write_bytes(before[1])
+    clone.run("lockstep", "session", "up", "--stages", "rollout")
     clone.run("dvc", "repro", STAGE)
+    clone.run("lockstep", "session", "down")
+    assert executors(clone, STAGE) == ["session"]
     assert [path.read_bytes() for path in paths] == before
     assert len(server.asked) == num_asked
 

@@ -31,9 +31,11 @@ from stages.rewards.sandbox.values import (  # noqa: E402
     ProgramResult,
     Status,
 )
-from tests.sandbox.programs import HEADER, PROGRAMS, SLEEPERS  # noqa: E402
+from tests.sandbox.programs import BURNERS, HEADER, PROGRAMS, SLEEPERS  # noqa: E402
 
 LIMITS = Limits(cpu_s=1, wall_s=30, memory_mb=192, processes=8, file_mb=16, output_kb=64)
+BURN_S = 0.5
+"""Of a processor, for programs that take what they may have of it."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -181,7 +183,8 @@ def attack(name: str, kind: IsolationKind, *, in_session: bool) -> dict[str, obj
         watch.start()
         start = time.monotonic()
         try:
-            limits = replace(LIMITS, wall_s=2) if name in SLEEPERS else LIMITS
+            limits = replace(LIMITS, wall_s=1) if name in SLEEPERS else LIMITS
+            limits = replace(limits, cpu_s=BURN_S) if name in BURNERS else limits
             source = HEADER + PROGRAMS[name]
             if in_session:
                 done = run_in_session(source, line, limits, kind)

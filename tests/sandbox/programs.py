@@ -453,6 +453,12 @@ for what in (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE,
 }
 
 SLEEPERS = ("sleeps for ever", "stops itself")
+BURNERS = (
+    *(name for name in RESOURCES if name.startswith("computes ")),
+    *(name for name in PROCESSES if name.startswith("forks ")),
+    "starts threads without end",
+)
+"""Each takes all the time of a processor that it may have, and does nothing else."""
 PROGRAMS = {**FILES, **RIGHTS, **NETWORK, **PROCESSES, **RESOURCES}
 
 # What an escape looks like: these are harmless enough to be let out, and must then be noticed.

@@ -237,6 +237,7 @@ def test_a_forgery_passes_nothing(name: str) -> None:
     assert passes(FORGERIES[name], limits=limits) == [False, False]
 
 
+ENDLESS = ("never answers", "computes for ever", "answers without end")
 WAYS = {
     "equal": "assert f(12) == 144",
     "the other way round": "assert 144 == f(12) and not f(12) != 144",
@@ -256,14 +257,16 @@ class T(unittest.TestCase):
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_no_forgery_passes_by_another_way_to_compare(way: str) -> None:
-    tests = CodeTests([WAYS[way]])
-    assert passes("def f(x): return x * x", tests) == [True]
-    skipped = {"never answers", "computes for ever", "answers without end"}
-    assert [
-        name for name in FORGERIES.keys() - skipped if any(passes(FORGERIES[name], tests))
-    ] == []
+def test_every_way_to_compare_passes_the_right_values() -> None:
+    right = "def f(x): return x * x"
+    assert passes(right, CodeTests([*WAYS.values()])) == [True] * len(WAYS)
+
+
+@pytest.mark.parametrize("name", [name for name in FORGERIES if name not in ENDLESS])
+def test_no_forgery_passes_by_another_way_to_compare(name: str) -> None:
+    """All ways at once: one that ends its program is asked by the first of them alone, and there
+    nothing is compared."""
+    assert passes(FORGERIES[name], CodeTests([*WAYS.values()])) == [False] * len(WAYS)
 
 
 def test_of_a_difference_with_a_plain_value_nothing_is_believed() -> None:

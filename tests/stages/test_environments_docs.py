@@ -148,6 +148,18 @@ def test_the_words_of_the_guide_are_guessed(
         server.wait()
 
 
+def test_the_agent_of_the_guide_asks_twice(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    row = {"prompt_id": "p", "prompt": "1+2=", "answer": "3", "extra": {}}
+    with closing(Asking(EpisodeParams(), "solver:Solver", tmp_path)) as asking:
+        seats = [asking.seat(row, 0)]
+        assert asking.begin(seats).result() == [Observation()]
+        again = asking.step(seats, ["4"]).result()
+        assert again == [Observation("Is that right? Say the answer again.")]
+        assert asking.step(seats, [" 3"]).result() == [Observation(reward=1.0, done=True)]
+        asking.leave(seats)
+
+
 @pytest.mark.slow
 def test_the_environment_of_verifiers_of_the_guide_is_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -150,10 +150,10 @@ class Flaky(Echo):
 
 
 class Forgetful(Flaky):
-    """What it says does not depend on the actions alone."""
+    """Never says the same twice."""
 
     def step(self, action):
-        return Observation(str(mark("said") % 10) + "=", done=super().step(action).done)
+        return Observation(f"{mark('said')}=", done=super().step(action).done)
 
 
 class Breaks(Echo):

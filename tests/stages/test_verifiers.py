@@ -17,9 +17,14 @@ from stages.data.dialogue import Dialogue
 from stages.data.formats.messages import messages_of, tools_of
 from stages.data.offered_tools import tools_hash
 from stages.data.seeds import stable_hash
-from stages.environments import verifiers_process, write_prompts
+from stages.environments import verifiers_process, verifiers_worker, write_prompts
+from stages.environments.agent_requests import Route
 from stages.environments.asking import Asking
+from stages.environments.chat_server import ChatServer
 from stages.environments.environment import NoAnswer, Observation
+from stages.environments.loading import find
+from stages.environments.spoken import Sampled
+from stages.environments.verifiers_process import Order
 from tests.stages.test_environments import ROLLOUT, playing
 from tests.waiting import must_not_wait, until
 
@@ -181,12 +186,27 @@ def test_a_row_without_its_example_is_refused(shared):
 PROBLEMS = {
     "NoPython": "no-such-folder/${TESTS_VARIABLE}', and there is no interpreter",
     "NoPackage": "verifiers cannot be imported",
+    "Group": "rewards the rollouts of a group together",
+}
+REFUSED = {
     "NoEnvironment": "there is no environment 'someone/no-such-game'",
     "NoArgument": "load_environment of 'no_arguments' has no argument 'size', only none",
     "NoWeight": "the rubric has no 'turn', only said, turns",
     "Broken": "the environment 'verifiers-toys' does not load: RuntimeError: Failed to load",
-    "Group": "rewards the rollouts of a group together",
 }
+LOADS_ALL = """
+import importlib.util, json, sys
+found = importlib.util.spec_from_file_location("worker", sys.argv[1])
+worker = importlib.util.module_from_spec(found)
+found.loader.exec_module(worker)
+said = []
+for order in json.loads(sys.argv[2]):
+    try:
+        said.append(repr(worker.Player(order)))
+    except worker.Refusal as refusal:
+        said.append(str(refusal))
+print(json.dumps(said))
+"""
 
 
 def test_what_cannot_be_played_says_why(folder, monkeypatch):
@@ -199,6 +219,19 @@ def test_what_cannot_be_played_says_why(folder, monkeypatch):
         assert isinstance(answer, NoAnswer), name
         assert why in str(answer), name
         opened[name].asking.close()
+
+
+def test_what_does_not_load_is_refused(folder):
+    """By what the process runs, in one for all."""
+    orders = []
+    for name in REFUSED:
+        kind = find(f"own:{name}", folder)
+        order = Order(kind.python, kind.id, kind.arguments, kind.weights, kind.env, folder)
+        orders.append(order.message())
+    words = [VENV / "bin/python", "-c", LOADS_ALL, verifiers_worker.__file__, json.dumps(orders)]
+    done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+    for why, said in zip(REFUSED.values(), json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert why in said
 
 
 def test_a_verifiers_without_load_environment_is_named(tmp_path):
@@ -215,16 +248,17 @@ def test_a_verifiers_without_load_environment_is_named(tmp_path):
 
 def test_a_process_that_ends_is_replaced_and_its_episodes_are_played_again(folder):
     once = folder / "exited"
-    for retries in (0, 1):
-        once.unlink(missing_ok=True)
-        with closing(Episodes(folder, retries=retries, backoff=0.1)) as episodes:
-            episodes.begin(row(does="exit", name="7"), row(name="8"))
-            answers = episodes.say("a", "bb")
+    once.unlink(missing_ok=True)
+    with closing(Episodes(folder, retries=1, backoff=0.1)) as episodes:
+        episodes.begin(row(does="exit", name="7"), row(name="8"))
+        assert episodes.say("a", "bb") == [Observation("1+7="), Observation("2+8=")]
         assert once.exists()
-        if retries:
-            assert answers == [Observation("1+7="), Observation("2+8=")]
-        else:
-            assert "exited with code 3; what it wrote is in the log" in str(answers[0])
+        once.unlink()
+        episodes.asking._params = EpisodeParams(answer_timeout=600, retries=0)
+        episodes.begin(row(does="exit", name="7"), row(name="8"))
+        answers = episodes.say("a", "bb")
+        assert once.exists()
+        assert "exited with code 3; what it wrote is in the log" in str(answers[0])
 
 
 @must_not_wait
@@ -248,7 +282,10 @@ verifiers_process.LETS_GO_S = 0.5
 
 
 def test_one_that_lets_go_leaves_the_others_of_its_lane_alone(folder, monkeypatch):
-    """Where nobody is asked meanwhile, as while the policy generates."""
+    """Where nobody is asked meanwhile, as while the policy generates.
+
+    And with the stage ends all that the environment has started.
+    """
     monkeypatch.setattr(verifiers_process, "LETS_GO_S", 0.5)
     (folder / "hasty.py").write_text(MODULE + HASTY)
     with closing(Episodes(folder, module="hasty", processes=1)) as episodes:
@@ -258,10 +295,7 @@ def test_one_that_lets_go_leaves_the_others_of_its_lane_alone(folder, monkeypatc
         time.sleep(2)
         episodes.seats = [stays]
         assert episodes.say("four") == [Observation("4+8=")]
-
-
-def test_with_the_stage_ends_all_that_the_environment_has_started(folder):
-    with closing(Episodes(folder)) as episodes:
+        episodes.asking.leave([stays])
         episodes.begin(row(does="daemon"))
         [told] = episodes.say("a")
         assert psutil.pid_exists(int(told.text))
@@ -324,6 +358,61 @@ def as_prepared(row):
     dialogue = Dialogue(tuple(messages_of(row["prompt"], "prompt", "user")), tools_of(row["tools"]))
     extra = {"example": row["example"], "tools": tools_hash(dialogue.tools)}
     return {"prompt_id": "p", "prompt": dialogue.text, "answer": row["answer"], "extra": extra}
+
+
+RENDERS = """
+import asyncio
+import json
+import sys
+from types import SimpleNamespace
+
+import openai
+from renderers.client import generate
+
+
+class Renderer:
+    def get_stop_token_ids(self):
+        return [2]
+
+    def parse_response(self, ids, **_):
+        said = {"content": "hm", "reasoning_content": None, "reasoning_complete": True}
+        return SimpleNamespace(**said, tool_calls=[])
+
+
+async def main():
+    client = openai.AsyncOpenAI(base_url=sys.argv[1], api_key="none")
+    asked = {"messages": [], "model": "policy", "prompt_ids": [1, 5, 6]}
+    told = await generate(client=client, renderer=Renderer(), **asked)
+    names = ("prompt_ids", "completion_ids", "completion_logprobs", "finish_reason")
+    print(json.dumps([told[name] for name in names]))
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_client_that_verifiers_trains_with_gets_the_ids_and_log_probs(tmp_path):
+    """`renderers`, which asks vLLM for ids."""
+    server = ChatServer()
+    sampled = Sampled([1, 5, 6], [7, 2], [-0.5, -0.25], 0, 2)
+
+    def answer(asked):
+        assert (asked.route, asked.body["token_ids"]) == (Route.GENERATE, [1, 5, 6])
+        asked.answer({"content": "hm"}, sampled)
+
+    url = server.open(answer)
+    done = subprocess.run(
+        [VENV / "bin/python", "-c", RENDERS, url],
+        env={"PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    server.shut(url)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[1, 5, 6], [7, 2], [-0.5, -0.25], "stop"]
 
 
 def test_a_stage_makes_the_rollouts_of_the_environment_that_it_is_and_replays_them(playing, folder):

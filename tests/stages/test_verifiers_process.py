@@ -104,7 +104,6 @@ def test_what_is_not_a_whole_answer_is_the_end_of_the_process(order, script):
 
 STAND_IN = """
 import asyncio
-import contextlib
 import time
 from pathlib import Path
 
@@ -134,8 +133,16 @@ def OpenAIChatCompletionsClient(client):
     return client
 
 
-def AsyncOpenAI(**_):
-    return contextlib.nullcontext()
+class Stub:
+    def __init__(self, **_):
+        pass
+
+    def with_options(self, **_):
+        return self
+
+
+AsyncOpenAI = DefaultAsyncHttpxClient = Stub
+DEFAULT_CONNECTION_LIMITS = Stub()
 """
 
 

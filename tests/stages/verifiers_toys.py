@@ -31,7 +31,8 @@ class Echo(vf.MultiTurnEnv):
         if does == "block":
             time.sleep(3600)
         if does == "daemon":
-            child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+            # It has left all that it could be known by: parent, session and variables.
+            child = subprocess.Popen(["sleep", "3600"], start_new_session=True, env={})
             return [{"role": "user", "content": str(child.pid)}]
         if does == "where":
             text = f"{sys.prefix} {openai.__version__} {sorted(os.environ)}"
