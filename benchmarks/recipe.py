@@ -1,16 +1,21 @@
-"""A recipe from its data to its evaluation, in one process: what it gains, and how long it takes.
+"""A recipe from its data to its evaluation: what it gains over seeds, and how long it takes.
 
-    python benchmarks/recipe.py smollm2-math [--set rollout.prompts=8 ...] [--write]
+    python benchmarks/recipe.py smollm2-math [--seeds 1 2 3 4 5] [--set rollout.prompts=8 ...]
+                                             [--write]
 
-The stages are those of `lockstep run`, called one after another as the worker calls them; no DVC
-and no servers, so that it also runs where only the compute plane is installed. The recipe's data
-and model have to be there (its README says how). `--write` records the result in
-benchmarks/results/recipes.json and draws the curves of its steps beside the recipe's README.
+The stages are those of `lockstep run`, called one after another as the worker calls them, in a
+process for each seed; the processes share the GPU, so that seconds are not those of a run alone. No
+DVC and no servers: it also runs where only the compute plane is installed. The recipe's data and
+model have to be there (its README says how). `--write` records the result in
+benchmarks/results/recipes.json and draws the curves of its steps beside the recipe's README, a line
+for each seed. `--only evaluate_sft --set sft.epochs=0` measures the model as it came.
 """
 
 import argparse
 import importlib
 import json
+import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,34 +25,99 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import records
+from benchmarks.curves import drawn
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = records.RESULTS / "recipes.json"
-CURVES = ("reward_mean", "response_length", "entropy", "kl_to_reference")
+CURVES = ("reward_mean", "multi_turn_rate", "response_length", "entropy", "kl_to_reference")
+WITHIN_A_RUN = ("_low", "_high", "_error")
+"""Ends of the names of metrics that say how sure another one is, from one run alone."""
 LINKED = ("recipes", "rewards", "environments", "tool_answers")
 """Folders of the clone that stages read."""
 
 
 def main() -> None:
     arguments = options_of(sys.argv[1:])
-    result = measure(arguments)
-    print(json.dumps({k: v for k, v in result.items() if k != "curves"}, indent=2))
+    if arguments.result:
+        records.write(arguments.result, measure(arguments))
+        return
+    runs = side_by_side(arguments)
+    result = {
+        "evaluations": spreads([run["metrics"] for run in runs]),
+        "seeds": arguments.seeds,
+        "set": arguments.set,
+        "hardware": runs[0]["hardware"],
+        "versions": runs[0]["versions"],
+        "runs": [
+            {key: run[key] for key in ("seed", "seconds", "metrics", "curves")} for run in runs
+        ],
+    }
+    print(json.dumps({key: value for key, value in result.items() if key != "runs"}, indent=2))
     if arguments.write:
-        records.add(RESULTS, arguments.recipe, result)
-        for policy, curves in result["curves"].items():
+        records.add(RESULTS, arguments.name or arguments.recipe, result)
+        for policy in runs[0]["curves"]:
             picture = ROOT / "recipes" / arguments.recipe / f"{policy}.svg"
-            picture.write_text(drawn(curves), encoding="utf-8")
+            picture.write_text(drawn([run["curves"][policy] for run in runs]), encoding="utf-8")
 
 
 def options_of(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--only", metavar="STAGE", help="this stage and what it needs")
     parser.add_argument("--folder", type=Path, default=Path("artifacts/recipe"))
     parser.add_argument("--micro-tokens", type=int, default=32768)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--write", action="store_true", help="record the result")
+    parser.add_argument("--name", help="record it under this name, not under the recipe's")
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(words)
+
+
+def side_by_side(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The result of each seed, all at the same time; the log of each is beside its files."""
+    started = [_start(arguments, seed) for seed in arguments.seeds]
+    failed = [folder for process, folder in started if process.wait()]
+    if failed:
+        raise SystemExit(f"failed, see {', '.join(str(folder / 'log') for folder in failed)}")
+    return [
+        {"seed": seed, **records.recorded(folder / "result.json")}
+        for seed, (_, folder) in zip(arguments.seeds, started, strict=True)
+    ]
+
+
+def _start(arguments: argparse.Namespace, seed: int) -> tuple[subprocess.Popen[bytes], Path]:
+    folder = arguments.folder / arguments.recipe / f"seed-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [*sys.argv[1:], "--set", f"seed={seed}", "--folder", str(folder)]
+    words += ["--result", str(folder / "result.json")]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen([sys.executable, __file__, *words], stdout=log, stderr=log)
+    return process, folder
+
+
+def spreads(runs: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """Mean, standard deviation, lowest and highest of what each evaluation says of every run."""
+    return {
+        address: {
+            name: _spread([run[address][name] for run in runs])
+            for name in metrics
+            if all(name in run[address] for run in runs) and not name.endswith(WITHIN_A_RUN)
+        }
+        for address, metrics in runs[0].items()
+        if address.startswith("evaluate")
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {
+        "mean": round(statistics.fmean(values), 5),
+        "std": round(deviation, 5),
+        "low": min(values),
+        "high": max(values),
+    }
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -58,22 +128,21 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     params = params_of(arguments.recipe, arguments.set)
-    root = arguments.folder / arguments.recipe
-    root.mkdir(parents=True, exist_ok=True)
+    root = arguments.folder
     for name in LINKED:
         if not (root / name).exists():
             (root / name).symlink_to(ROOT / name)
     seconds, metrics = {}, {}
-    for bound in bind_all(params):
-        if is_needed(bound, params):
-            done = run(bound, params, root, device, arguments)
-            metrics[bound.address], seconds[bound.address] = done["metrics"], done["seconds"]
-            print(f"{bound.address}: {seconds[bound.address]} s", flush=True)
+    needed = [bound for bound in bind_all(params) if is_needed(bound, params)]
+    for bound in needed_for(arguments.only, needed) if arguments.only else needed:
+        done = run(bound, params, root, device, arguments)
+        metrics[bound.address], seconds[bound.address] = done["metrics"], done["seconds"]
+        print(f"{bound.address}: {seconds[bound.address]} s", flush=True)
+    online = [root / f"jobs/online@{name}" for name in params.rl.online]
     return {
         "seconds": {**seconds, "all": round(sum(seconds.values()), 1)},
         "metrics": metrics,
-        "curves": {name: curves_of(root / f"jobs/online@{name}") for name in params.rl.online},
-        "set": arguments.set,
+        "curves": {job.name.partition("@")[2]: curves_of(job) for job in online if job.exists()},
         "hardware": records.hardware(device),
         "versions": records.versions("torch", "transformers", "math-verify"),
     }
@@ -110,6 +179,18 @@ def is_needed(bound: Any, params: Any) -> bool:
     if name == "reward_source":
         return bound.key in (params.rl.reward, params.evaluate.correct)
     return bool(name != "report")
+
+
+def needed_for(address: str, bounds: Sequence[Any]) -> list[Any]:
+    """The stage of this address and those whose outputs it reads, directly or not, in order."""
+    chosen: list[Any] = []
+    for bound in reversed(bounds):
+        read = {path for later in chosen for path in later.inputs.values()}
+        if bound.address == address or read & set(bound.outs.values()):
+            chosen.insert(0, bound)
+    if not chosen:
+        raise SystemExit(f"--only {address}: no such stage; {[bound.address for bound in bounds]}")
+    return chosen
 
 
 def run(
@@ -149,46 +230,6 @@ def curves_of(folder: Path) -> dict[str, list[float]]:
     steps = [json.loads(line)["metrics"] for line in lines]
     known = [name for name in CURVES if name in steps[0]]
     return {name: [round(step[name], 5) for step in steps] for name in known}
-
-
-WIDTH, HEIGHT, EDGE = 270, 174, 48
-
-
-def drawn(curves: Mapping[str, Sequence[float]]) -> str:
-    """A picture with a small chart for each curve, over the steps."""
-    charts = [_chart(name, values, at) for at, (name, values) in enumerate(curves.items())]
-    size = f'width="{WIDTH * len(charts)}" height="{HEIGHT}"'
-    style = (
-        "<style>text{font:11px sans-serif;fill:#666}path{fill:none;stroke:#27c;stroke-width:1.5}"
-    )
-    style += "line{stroke:#ccc}</style>"
-    body = "\n".join(charts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{style}\n{body}\n</svg>\n'
-
-
-def _chart(name: str, values: Sequence[float], at: int) -> str:
-    low, high = min(values), max(values)
-    spread, last = (high - low) or 1.0, max(1, len(values) - 1)
-    right, bottom = WIDTH - 12, HEIGHT - EDGE
-    places = [
-        (EDGE + (right - EDGE) * i / last, bottom - (bottom - EDGE) * (value - low) / spread)
-        for i, value in enumerate(values)
-    ]
-    line = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    return "\n".join(
-        [
-            f'<g transform="translate({WIDTH * at} 0)">',
-            f'<text x="{EDGE}" y="18">{name}</text>',
-            f'<line x1="{EDGE}" y1="{bottom}" x2="{right}" y2="{bottom}"/>',
-            f'<line x1="{EDGE}" y1="{EDGE}" x2="{EDGE}" y2="{bottom}"/>',
-            f'<text x="2" y="{EDGE + 4}">{high:.3g}</text>',
-            f'<text x="2" y="{bottom}">{low:.3g}</text>',
-            f'<text x="{EDGE}" y="{bottom + 16}">step 1</text>',
-            f'<text x="{right}" y="{bottom + 16}" text-anchor="end">{len(values)}</text>',
-            f'<path d="{line}"/>',
-            "</g>",
-        ]
-    )
 
 
 if __name__ == "__main__":

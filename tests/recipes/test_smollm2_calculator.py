@@ -113,6 +113,41 @@ def test_the_real_gsm8k_is_read(problems, tmp_path):
         assert played(row["completion"], row["completion"].split("\n")[-1]) == 1.0
 
 
+def test_what_the_readme_says_that_it_gains_is_what_was_recorded():
+    recorded = json.loads((ROOT / "benchmarks/results/recipes.json").read_text())
+    measured = recorded["smollm2-calculator"]["evaluations"]
+    columns = (
+        recorded["smollm2-calculator, the model as it came"]["evaluations"]["evaluate_sft"],
+        measured["evaluate_sft"],
+        measured["evaluate_online@grpo"],
+    )
+    readme = (RECIPE / "README.md").read_text()
+    for row, metric in {
+        "right, greedy": "accuracy",
+        "right, sampled at temperature 1": "accuracy_sampled",
+        "at least one of 4 samples right": "pass_at_4",
+        "`plus_times`, greedy": "accuracy/plus_times",
+        "`times_minus`, greedy": "accuracy/times_minus",
+        "`times_plus`, greedy": "accuracy/times_plus",
+        "episodes that used the calculator": "multi_turn_rate",
+    }.items():
+        (line,) = [line for line in readme.splitlines() if line.startswith(f"| {row} |")]
+        came, *after = [column[metric] for column in columns]
+        cells = [f"{came['mean']:.1%}", *(f"{v['mean']:.1%} ± {100 * v['std']:.1f}" for v in after)]
+        cells = [cell.replace("%", " %") for cell in cells]
+        assert [cell.strip(" *") for cell in line.strip("|").split("|")[1:]] == cells
+
+
+def test_what_was_measured_is_the_recipe_that_is_shipped():
+    """The learning rate and the batch size of SFT were chosen in the same run that measured."""
+    recorded = json.loads((ROOT / "benchmarks/results/recipes.json").read_text())
+    (preset,) = load_presets(ROOT, ["smollm2-calculator"])
+    for change in recorded["smollm2-calculator"]["set"]:
+        key, _, value = change.partition("=")
+        section, name = key.split(".")
+        assert preset.params[section][name] == float(value)
+
+
 def test_the_recipe_runs_with_a_tiny_model(problems, tmp_path):
     """Scaled down: a model that knows nothing learns the form of a call, and the tool answers."""
     (preset,) = load_presets(ROOT, ["smollm2-calculator"])
