@@ -62,6 +62,8 @@ def plan(
         print(f"does not fit: {refusal}")
     if seen.stale and seen.unknown:
         print(seen.unknown)
+    if seen.stale and seen.advice:
+        print(seen.advice)
     print(_counts(seen.planned, seen.profile))
     if seen.times:
         print(_cost(seen.times))

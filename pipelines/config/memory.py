@@ -29,6 +29,7 @@ from stages.contracts.base import Processes, Stage
 from stages.contracts.catalog import STAGES
 from stages.contracts.params import Params
 from stages.contracts.reward_model import RewardStart
+from stages.contracts.rewards import Model as Classifier
 from stages.contracts.sharding import Offload, Sharding
 from stages.memory.model import GIB, Layout, Part
 from stages.memory.shape import built_shape, read_shape
@@ -148,10 +149,16 @@ class Estimator:
         """The smallest change after which the stage fits."""
         least = use
         on_slurm = self.profile.executor is ExecutorKind.SLURM
-        for changes in _changes(use.resources, use.needs.longest, spreads=on_slurm):
-            if STAGES[use.stage].reads and "sharding" in changes and use.resources.shards > 1:
-                changes = {**changes, "shards": 1}
-            if wrong_with_groups(STAGES[use.stage], use.resources.model_copy(update=dict(changes))):
+        node_gpus = max(self.profile.resources(stage).gpus_per_node for stage in STAGES)
+        stage = STAGES[use.stage]
+        for changes in _changes(use.resources, use.needs.longest, node_gpus, spreads=on_slurm):
+            changed = use.resources.model_copy(update=dict(changes))
+            joined = processes_of(stage, changed) is Processes.TOGETHER
+            if stage.processes is Processes.SHARDS:
+                if "tasks_per_node" in changes and not joined:
+                    continue  # each would have all that one has
+                changes = {**changes, "shards": 1} if joined and changed.shards > 1 else changes
+            if wrong_with_groups(stage, changed):
                 continue
             other = self.use(use.stage, changes)
             if other is None or other.lacks_gpu:
@@ -181,7 +188,18 @@ def find_shapes(root: Path, params: Params) -> Shapes:
     reward = policy
     if params.reward_model.start is RewardStart.FOLDER:
         reward = read_shape(root / params.reward_model.folder)
-    return Shapes(policy, reward, read_shape(root / params.rl.teacher))
+    given = root / params.score.folder
+    classifiers = {
+        name: read_shape(given / source.folder)
+        for name, source in params.rewards.items()
+        if isinstance(source, Classifier)
+    }
+    return Shapes(
+        policy,
+        reward,
+        read_shape(root / params.rl.teacher),
+        {name: shape for name, shape in classifiers.items() if shape},
+    )
 
 
 def layout_of(stage: Stage, resources: Resources) -> Layout:
@@ -228,8 +246,13 @@ def refuse_what_cannot_fit(
     return warned
 
 
-def _changes(resources: Resources, longest: int, *, spreads: bool) -> Iterator[Mapping[str, Any]]:
-    """Ways to need less of a GPU, those that cost least first; the first is no change."""
+def _changes(
+    resources: Resources, longest: int, node_gpus: int, *, spreads: bool
+) -> Iterator[Mapping[str, Any]]:
+    """Ways to need less of a GPU, those that cost least first; the first is no change.
+
+    `node_gpus`: as many as any stage has of a node.
+    """
     fewer: list[dict[str, Any]] = []
     tokens = resources.micro_tokens // 2
     while tokens >= max(longest, FEWEST_TOKENS):
@@ -242,9 +265,10 @@ def _changes(resources: Resources, longest: int, *, spreads: bool) -> Iterator[M
     yield from fewer[1:]
     yield from ({**again, **few} for few in fewer)
     smallest = {**again, **(fewer[-1] if fewer else {})}
-    for width in _doubled(2 * resources.tensor_parallel, resources.gpus_per_node):
-        yield {"tensor_parallel": width}
-        yield {"tensor_parallel": width, **(fewer[-1] if fewer else {})}
+    for width in _doubled(2 * resources.tensor_parallel, node_gpus):
+        more = {"gpus_per_node": width} if width > resources.gpus_per_node else {}
+        yield {"tensor_parallel": width, **more}
+        yield {"tensor_parallel": width, **more, **(fewer[-1] if fewer else {})}
     for share in SHARES:
         if share < resources.generator_memory:
             yield {"generator_memory": share}
@@ -254,6 +278,7 @@ def _changes(resources: Resources, longest: int, *, spreads: bool) -> Iterator[M
         yield {"offload": Offload.OPTIMIZER, **again}
         yield {"offload": Offload.OPTIMIZER, **smallest}
     yield from _spread(resources, [{}, again, smallest], MOST_NODES if spreads else 0)
+    yield from _sample_together(resources, node_gpus, smallest, MOST_NODES if spreads else 0)
 
 
 def _spread(
@@ -267,6 +292,30 @@ def _spread(
         for kind in list(Sharding)[1:] if nodes * tasks > 1 else ():
             for other in others:
                 yield {"sharding": kind, **where, **other}
+
+
+def _sample_together(
+    resources: Resources, node_gpus: int, smallest: Mapping[str, Any], most: int
+) -> Iterator[Mapping[str, Any]]:
+    """A vLLM over all GPUs of a node or of several, with a process on each; on up to so many nodes.
+
+    What is read beside it is then to be spread, too.
+    """
+    for spanned in _doubled(1, most if node_gpus else 0):
+        for nodes in _doubled(spanned * -(-resources.nodes // spanned), most):
+            wanted = {
+                "nodes": nodes,
+                "tasks_per_node": node_gpus,
+                "gpus_per_node": node_gpus,
+                "tensor_parallel": spanned * node_gpus,
+            }
+            where = {key: of for key, of in wanted.items() if of != getattr(resources, key)}
+            spread = {} if resources.sharding.spreads_weights else {"sharding": Sharding.FSDP}
+            yield where
+            yield {**where, **spread}
+            yield {**where, **spread, **smallest}
+            for share in SHARES:
+                yield {**where, **spread, **smallest, "generator_memory": share}
 
 
 def _doubled(number: int, most: int) -> Iterator[int]:

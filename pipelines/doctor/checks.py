@@ -12,6 +12,8 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.redact import redact, without_credentials
 from pipelines.base.repository import Repository
 from pipelines.config.chosen_profile import profile_name
+from pipelines.config.exchange import advice_on_exchange
+from pipelines.config.memory import find_shapes
 from pipelines.config.params import load_params
 from pipelines.config.profiles import ExecutorKind, load_profile
 from pipelines.doctor.result import CheckResult
@@ -39,6 +41,7 @@ def examine(repository: Repository) -> list[CheckResult]:
         _packages,
         _repository,
         _files,
+        _exchange,
         _disk,
         _tracking,
         _lineage,
@@ -110,6 +113,16 @@ def _files(repository: Repository) -> Iterator[CheckResult]:
             )
         except LockstepError as error:
             yield CheckResult(f"profile {path.stem}", False, str(error), "fix the file")
+
+
+def _exchange(repository: Repository) -> Iterator[CheckResult]:
+    """Whether the params would send a large policy from job to job."""
+    try:
+        params = load_params(repository.root)
+    except LockstepError:
+        return  # said by the check of files
+    if said := advice_on_exchange(params, find_shapes(repository.root, params).policy):
+        yield CheckResult("policies by disk", True, said)
 
 
 def _disk(repository: Repository) -> Iterator[CheckResult]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipelines.base.repository import Repository
 from pipelines.config.chosen_profile import profile_name
+from pipelines.config.exchange import advice_on_exchange
 from pipelines.config.memory import Estimator, MemoryUse
 from pipelines.config.params import load_params
 from pipelines.config.profiles import Resources, load_profile
@@ -31,6 +32,8 @@ class Forecast:
     """Why stages that would be computed do not fit."""
     unknown: str | None
     """Why memory is not estimated, where that is so."""
+    advice: str | None
+    """On how policies travel between the jobs."""
 
     @property
     def stale(self) -> list[PlannedStage]:
@@ -70,4 +73,5 @@ def forecast(
         times={each: last_time(ledger, each) for each in computed if each != CODE_STAGE},
         unfit=tuple(filter(None, refusals)),
         unknown=estimator.unknown,
+        advice=advice_on_exchange(params, estimator.shapes.policy),
     )

@@ -59,6 +59,8 @@ class Part(StrEnum):
     """Its weights, masters, gradients and moments."""
     REFERENCE = "reference"
     REWARD_MODEL = "reward model"
+    CLASSIFIER = "classifier"
+    """A finished one, named in `rewards`."""
     TEACHER = "teacher"
     LOADING = "loading"
     """What a model takes on its way into a GPU."""
@@ -134,6 +136,15 @@ class Model:
     adapter: int = 0
     """Weights of its LoRA adapter; 0: all weights learn."""
     averaged: bool = False
+    merged: bool = False
+    """Whether it comes from an adapter's folder, and is put together where it is loaded."""
+    alone: bool = False
+    """Whether every rank loads all of it, though the ranks share it afterwards."""
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a rank that is to hold a part of it reads no more than that."""
+        return self.shape.by_rows and not self.merged and not self.alone
 
     @property
     def weights(self) -> int:

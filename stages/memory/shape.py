@@ -8,8 +8,17 @@ from typing import Any
 
 from stages.contracts.model import ModelParams
 
-UNGATED = ("gpt2", "gptj", "gpt_neox", "opt", "phi", "falcon", "bloom", "starcoder2")
+UNGATED = (
+    *("gpt2", "gptj", "gpt_neox", "opt", "phi", "falcon", "bloom", "starcoder2"),
+    *("bert", "roberta", "xlm-roberta", "electra", "deberta-v2"),
+)
 """Families whose feed-forward layer has two matrices; all others have three."""
+REARRANGED = (
+    *("mixtral", "minimax", "minimax_m2", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_next"),
+    *("olmoe", "flex_olmo", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "ernie4_5_moe"),
+    *("granitemoe", "jamba"),
+)
+"""Families whose weights are not in memory as they are in files, which have experts one by one."""
 TIED = ("gpt2", "opt", "falcon", "bloom", "gemma", "gemma2", "gemma3_text")
 """Families whose output head is the embedding unless the config says otherwise."""
 BUILT_VOCABULARY = 256
@@ -35,6 +44,10 @@ class ModelShape:
     """Of one layer, on average."""
     float32: bool = True
     """Whether its files hold float32, as those have that a stage has written."""
+    by_rows: bool = True
+    """Whether the ranks that it is spread over can each read their rows of the files."""
+    classifier: bool = False
+    """Whether it comes with the head of a sequence classifier."""
 
     @property
     def weights(self) -> int:
@@ -155,6 +168,11 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         tied=bool(config.get("tie_word_embeddings", family in TIED)),
         layer_weights=attention + matrices * width * stored_inner + width * (experts + 2),
         float32=stored == "float32",
+        by_rows=family not in REARRANGED,
+        classifier=any(
+            str(name).endswith("ForSequenceClassification")
+            for name in config.get("architectures") or ()
+        ),
     )
 
 

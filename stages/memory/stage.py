@@ -4,7 +4,7 @@ Lengths are bounds, since data have none before they are prepared: a row has `mo
 tokens, a response `rollout.max_new_tokens` of them; what environments say comes on top.
 
 Not counted: rows in memory, pages of mapped files (which the kernel takes back when it needs them),
-classifiers and servers that `rewards` names.
+servers that `rewards` names.
 """
 
 from collections import Counter
@@ -76,9 +76,9 @@ def _sft(work: Work) -> Peaks:
 def _reward_model(work: Work) -> Peaks:
     params = work.params.reward_model
     sides = 2 if params.objective is RewardObjective.BRADLEY_TERRY else 1
-    for model in work.reward_model:
+    for model in work.reward_start:
         if not params.epochs:
-            yield from work.reads(model, Part.WEIGHTS)
+            yield from work.reads(replace(model, alone=False), Part.WEIGHTS)
             work.loaded.append(model)  # to be copied
             continue
         learner = work.learner(model, averaged=params.ema_decay > 0)
@@ -100,15 +100,20 @@ def _rollout(work: Work) -> Peaks:
     yield from work.samples(work.params.rollout.samples)
 
 
+def _sources(work: Work) -> list[str]:
+    """Of the rewards to learn from."""
+    return [*(work.params.score.weights or {work.params.rl.reward: 1.0})]
+
+
 def _rewarding(work: Work) -> list[Model]:
     """The reward model, where it rates."""
-    sources = work.params.score.weights or {work.params.rl.reward: 1.0}
-    return work.reward_model if Reward.REWARD_MODEL in sources else []
+    return work.reward_model if Reward.REWARD_MODEL in _sources(work) else []
 
 
 def _score(work: Work) -> Peaks:
     for model in _rewarding(work):
         yield from work.reads(model, Part.REWARD_MODEL)
+    yield from work.classifies(_sources(work))
     if work.params.score.reference:
         yield from work.reads(work.policy, Part.REFERENCE)
 
@@ -116,9 +121,10 @@ def _score(work: Work) -> Peaks:
 def _evaluate(work: Work) -> Peaks:
     yield from work.samples(work.params.evaluate.samples + 1)
     yield from work.reads(work.policy, Part.REFERENCE)
-    rates = Reward.REWARD_MODEL in (work.params.rl.reward, work.params.evaluate.correct)
-    for model in work.reward_model if rates else ():
+    sources = (work.params.rl.reward, work.params.evaluate.correct)
+    for model in work.reward_model if Reward.REWARD_MODEL in sources else ():
         yield from work.reads(model, Part.REWARD_MODEL)
+    yield from work.classifies(sources)
 
 
 def _learners(work: Work) -> list[Model]:
@@ -131,8 +137,11 @@ def _learners(work: Work) -> list[Model]:
     if start is Critic.AUTO:
         is_given = params.rl.reward == Reward.REWARD_MODEL
         start = Critic.REWARD_MODEL if is_given else Critic.POLICY
-    critics = work.reward_model if start is Critic.REWARD_MODEL else [replace(policy, scalar=True)]
-    return [work.learner(model) for model in (policy, *critics)]
+    if start is Critic.REWARD_MODEL:
+        return [work.learner(model) for model in (policy, *work.reward_model)]
+    # The policy's adapter is merged, and the critic has one of its own.
+    critic = work.learner(replace(policy, scalar=True))
+    return [work.learner(policy), replace(critic, merged=policy.merged)]
 
 
 def _updates(work: Work, beside: Parts, read: list[tuple[Model, Part]]) -> Peaks:
@@ -173,6 +182,10 @@ def _online(work: Work) -> Peaks:
     for each, part in read:
         residents[part] += read_weights(each, layout)
         work.loads(each)
+    classifiers = work.classifiers(_sources(work))
+    for each, _ in classifiers:
+        residents[Part.CLASSIFIER] += each.bytes
+        work.loads(each)
     rollout = params.rollout
     sampling = Sampling(rollout.batch_size, rollout.samples, work.longest)
     kept = work.resident(_learners(work))
@@ -193,6 +206,7 @@ def _online(work: Work) -> Peaks:
     else:
         is_spread = layout.sharding is not Sharding.NONE
         apart = params.online.overlap or params.lora.rank > 0 or is_spread
+        work.loaded += [model] if apart else []
         own = torch_sampler(model, sampling, layout, owns_weights=apart)
         own += Counter({Part.SAMPLER: model.bytes if apart else 0})
         yield "sampling", residents + kept + own
@@ -200,9 +214,9 @@ def _online(work: Work) -> Peaks:
         if not params.online.overlap:
             own[Part.ACTIVATIONS] = 0
     yield from _updates(work, residents + own, [])
-    for each, _ in read:
-        tokens = max(layout.micro_tokens, work.longest)
-        yield "reading", residents + own + kept + reading(each, tokens, layout)
+    tokens = max(layout.micro_tokens, work.longest)
+    for each, at_once in [*((each, tokens) for each, _ in read), *classifiers]:
+        yield "reading", residents + own + kept + reading(each, at_once, layout)
 
 
 STAGES = {

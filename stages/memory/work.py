@@ -5,12 +5,14 @@ host: what was loaded, what learns, what waits there.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from stages.contracts.lora import LoraSave
 from stages.contracts.params import Params
 from stages.contracts.precision import Precision
+from stages.contracts.reward_model import RewardStart
+from stages.contracts.rewards import Model as Classifier
 from stages.contracts.rollout import Engine
 from stages.contracts.sharding import Sharding
 from stages.memory.model import (
@@ -51,6 +53,8 @@ class Shapes:
     policy: ModelShape | None
     reward_model: ModelShape | None = None
     teacher: ModelShape | None = None
+    classifiers: Mapping[str, ModelShape] = field(default_factory=dict)
+    """By their names in `rewards`."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,9 @@ class Work:
         self.on_host: Parts = Counter()
         """Of each process, all the time."""
         self.loaded: list[Model] = []
-        """Models that do not learn, and are whole on the host for a moment."""
+        """Models that do not learn, and are whole on the host for a moment, in every process."""
+        self.merged_for_vllm: list[Model] = []
+        """The same in the processes that start a vLLM, which reads no adapters."""
 
     @property
     def longest(self) -> int:
@@ -100,13 +106,31 @@ class Work:
         """Stages write float32; SFT without epochs leaves the base as it is."""
         base = self.base
         written = base.shape.float32 or self.params.sft.epochs > 0
-        return replace(base, shape=replace(base.shape, float32=written))
+        shape = replace(base.shape, float32=written)
+        return replace(base, shape=shape, merged=self.leaves_adapters)
+
+    @property
+    def leaves_adapters(self) -> bool:
+        """Whether what stages write are adapter folders, which are merged where they are read."""
+        return self.params.lora.rank > 0 and self.params.lora.save is LoraSave.ADAPTER
 
     @property
     def reward_model(self) -> list[Model]:
         """One or, where it is not known, none."""
-        shape = self.shapes.reward_model
-        return [Model(shape, self.params.precision, scalar=True)] if shape else []
+        shape, params = self.shapes.reward_model, self.params
+        if shape is None:
+            return []
+        merged = self.leaves_adapters and params.reward_model.epochs > 0
+        # As its stage leaves it.
+        shape = replace(shape, float32=True)
+        return [Model(shape, params.precision, scalar=True, merged=merged)]
+
+    @property
+    def reward_start(self) -> list[Model]:
+        """What the reward model starts from. The head of a classifier is cut, which takes all."""
+        shape, params = self.shapes.reward_model, self.params.reward_model
+        alone = params.start is RewardStart.FOLDER and shape is not None and shape.classifier
+        return [Model(shape, self.params.precision, scalar=True, alone=alone)] if shape else []
 
     @property
     def teacher(self) -> list[Model]:
@@ -114,10 +138,10 @@ class Work:
         return [Model(shape, self.params.precision)] if shape else []
 
     def learner(self, model: Model, *, averaged: bool = False) -> Model:
-        """The same, with what of it learns."""
+        """The same, with what of it learns; an adapter goes on beside its base as it is."""
         lora = self.params.lora
         adapter = model.shape.adapter_weights(lora.rank, lora.targets) if lora.rank else 0
-        return replace(model, adapter=adapter, averaged=averaged)
+        return replace(model, adapter=adapter, averaged=averaged, merged=False)
 
     def resident(self, learners: list[Model]) -> Parts:
         """What learners keep between steps; of a critic, as one part."""
@@ -153,9 +177,8 @@ class Work:
             yield "loading", beside + before + Counter({Part.LOADING: last})
 
     def loads(self, model: Model) -> None:
-        """To read it. What is spread is read by rows, but what an adapter is merged into."""
-        merged = self.params.lora.rank > 0 and self.params.lora.save is LoraSave.ADAPTER
-        if merged or not self.layout.spreads_readers:
+        """To read it. What is spread is read by rows, where its files are like that."""
+        if not (self.layout.spreads_readers and model.reads_rows):
             self.loaded.append(model)
 
     def reads(
@@ -166,6 +189,23 @@ class Work:
         tokens = max(self.layout.micro_tokens, self.longest)
         weights = Counter({part: read_weights(model, self.layout)})
         yield "reading", (beside or Counter()) + weights + reading(model, tokens, self.layout)
+
+    def classifiers(self, sources: Iterable[str]) -> list[tuple[Model, int]]:
+        """Those of these sources of rewards that are classifiers, and the tokens of a pass."""
+        found = []
+        for name in dict.fromkeys(sources):
+            source, shape = self.params.rewards.get(name), self.shapes.classifiers.get(name)
+            if isinstance(source, Classifier) and shape is not None:
+                model = Model(shape, source.precision, scalar=True, alone=True)
+                found.append((model, source.batch_size * self.longest))
+        return found
+
+    def classifies(self, sources: Iterable[str]) -> Iterator[tuple[str, Parts]]:
+        """By one after the other, each whole on every rank."""
+        for model, tokens in self.classifiers(sources):
+            self.loads(model)
+            weights = Counter({Part.CLASSIFIER: model.bytes})
+            yield "reading", weights + reading(model, tokens, self.layout)
 
     @property
     def uses_vllm(self) -> bool:
@@ -179,6 +219,7 @@ class Work:
         sampling = Sampling(self.params.rollout.batch_size, samples, self.longest)
         if self.uses_vllm:
             yield "sampling", in_its_share(vllm_sampler(model, sampling, layout), layout)
+            self.merged_for_vllm += [model] if model.merged else []
             return
         self.loaded.append(model)
         weights = Counter({Part.WEIGHTS: model.bytes})
@@ -198,11 +239,14 @@ class Work:
         by_engine = self.layout.sharding in (Sharding.ZERO1, Sharding.ZERO2)
         # A learner is rounded on the GPU, or weight by weight where all of it is spread.
         # What is spread is read by rows: each rank has its part alone.
-        whole = [] if self.layout.spreads_readers else self.learners
-        loading = [_loading(model, rounds=by_engine) for model in whole]
-        loading += [_loading(model, rounds=True) for model in self.loaded]
+        by_rows = self.layout.spreads_readers
+        whole = [model for model in self.learners if not (by_rows and model.reads_rows)]
+        loading = [tasks * _loading(model, rounds=by_engine) for model in whole]
+        loading += [tasks * _loading(model, rounds=True) for model in self.loaded]
+        starting = max(1, tasks // self.layout.tensor_parallel)
+        loading += [starting * _loading(model, rounds=False) for model in self.merged_for_vllm]
         for size in loading:
-            yield Peak("loading", always + Counter({Part.LOADING: tasks * size}))
+            yield Peak("loading", always + Counter({Part.LOADING: size}))
         for model in self.learners:
             # Embedding and head may be larger than a file; moments are twice the weights.
             outside = 2 * FLOAT32 * model.shape.vocabulary * model.shape.width
@@ -215,8 +259,12 @@ class Work:
 
 
 def _loading(model: Model, *, rounds: bool) -> int:
-    """Host memory of one process, without pages of files: what is cast, and what is rounded."""
-    total = 0 if model.shape.float32 else FLOAT32 * model.weights
+    """Host memory of one process, without pages of files: what is new there, and what is rounded.
+
+    New are weights that are cast, that an adapter is added to, or that are put together of several.
+    """
+    as_in_files = model.shape.float32 and model.shape.by_rows and not model.merged
+    total = 0 if as_in_files else FLOAT32 * model.weights
     if model.precision is not Precision.FLOAT32 and rounds:
         total += model.bytes
     return total

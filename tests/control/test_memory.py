@@ -382,7 +382,35 @@ def test_only_a_tensor_parallel_that_ranks_can_have_is_advised(tmp_path: Path) -
         return str(made.refusal("online"))
 
     assert "Set `stages.online.tensor_parallel` to " in said(8)
-    assert "`stages.online.tensor_parallel`" not in said(7)
+    assert "`stages.online.tasks_per_node` to 8, `stages.online.tensor_parallel` to 8" in said(7)
+
+
+def test_a_vllm_over_nodes_is_advised_where_the_gpus_of_one_do_not_hold_the_weights(
+    tmp_path: Path,
+) -> None:
+    """And nodes are not, where one is enough."""
+    shape = decoder(16_384, 53_248, 126, 128, 8, 128_256)
+    assert shape.weights == pytest.approx(405e9, rel=0.01)
+
+    def advised(stage: str, gpu: str, **more: Any) -> str:
+        given = {"device": "cuda", "gpus_per_node": 8, "gpu_memory": gpu, **more}
+        given |= {"memory": "2000G", "micro_tokens": 2048, "checkpoint_activations": True}
+        text = json.dumps({"executor": "slurm", "defaults": given})
+        name = profile_of(tmp_path, text)
+        return str(
+            estimator(tmp_path, name, params_of(**large_engine(shape)), shape).refusal(stage)
+        )
+
+    together = "`stages.{0}.nodes` to 2, `stages.{0}.tasks_per_node` to 8, "
+    together += "`stages.{0}.tensor_parallel` to 16"
+    for stage in ("rollout", "evaluate"):
+        assert f"Set {together.format(stage)}" in advised(stage, "80G")
+        assert f"`stages.{stage}.nodes`" not in advised(stage, "139G")
+    changes = re.findall(r"`stages.online.(\w+)` to ([\w.]*\w)", advised("online", "139G"))
+    more: dict[str, Any] = {key: json.loads(of) if of[0].isdigit() else of for key, of in changes}
+    assert more["nodes"] > 1
+    more["checkpoint_activations"] = True
+    assert advised("online", "139G", **more) == "None"
 
 
 def test_samplers_take_their_copy_of_the_policy_off_the_ranks_that_learn() -> None:

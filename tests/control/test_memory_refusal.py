@@ -31,6 +31,9 @@ def test_what_cannot_fit_is_shown_and_refused_before_a_job_is_made(clone: Any) -
     (sft,) = [line for line in plan.splitlines() if line.startswith("run     sft")]
     assert " of 80G, host " in sft
     assert "does not fit: slurm_profiles/mine.yaml: sft needs about" in plan
+    by_disk = "rl.iterations: a policy of 8B weights goes from job to job by the disk"
+    assert by_disk in plan
+    assert by_disk in clone.run("lockstep", "doctor", check=False).stdout
     parts = clone.run("lockstep", "plan", *mine, "--memory").stdout
     assert "GPU while learning: " in parts
     assert "moments 60G" in parts

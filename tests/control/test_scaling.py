@@ -1,8 +1,10 @@
 """The cost model of docs/scaling.md: it reads results, names missing ones, and makes the page."""
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks import layouts
+from benchmarks import cost_model, layouts
 from benchmarks.cost_model import (
     MODELS,
     WORK,
@@ -20,12 +22,14 @@ from benchmarks.cost_model import (
     plans,
     staged_row,
 )
-from benchmarks.scaling import rates
+from benchmarks.scaling import main, rates
 from pipelines.base.errors import LockstepError
+from pipelines.config.exchange import LARGE, advice_on_exchange
 from pipelines.config.memory import refuse_what_cannot_fit
 from pipelines.config.profiles import load_profile
+from stages.contracts.params import Params
 from stages.engines.generation.vllm_worker import Checked
-from stages.memory.shape import read_shape
+from stages.memory.shape import decoder, read_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = "NVIDIA H200"
@@ -89,13 +93,18 @@ def results(tmp_path):
 
 
 def scaling(*words, results=None):
-    where = ["--results", str(results), "--page", str(results / "page.md")] if results else []
-    return subprocess.run(
-        [sys.executable, ROOT / "benchmarks/scaling.py", *where, *words],
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
+    """As the command says and ends, in this process."""
+    where = ["--results", results, "--page", results / "page.md"] if results else []
+    said, status = io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(said):
+        patched.setattr(sys, "argv", ["scaling.py", *map(str, where), *words])
+        try:
+            main()
+        except SystemExit as end:
+            status, error = 1, str(end)
+        else:
+            error = ""
+    return SimpleNamespace(returncode=status, stdout=said.getvalue(), stderr=error)
 
 
 def plans_of(results=None):
@@ -132,6 +141,26 @@ def test_weights_that_go_through_memory_hardly_count():
     assert one_node["exchange_percent"] <= 5
     assert not one_node["stops"]
     assert eight["exchange_percent"] <= 10
+
+
+def staged_percent(model, nodes):
+    staged = cost_model.plan(model, cost_model.Form.STAGED, nodes, rates(), WORK)
+    return staged.exchange_percent
+
+
+def test_who_would_send_a_large_policy_by_the_disk_is_told_to_keep_it_in_memory():
+    """From the size on at which that takes about half of an iteration, by the recorded results."""
+    large = decoder(4096, 11_008, 27, 32, 8, 32_000)
+    assert large.weights == pytest.approx(LARGE, rel=0.05)
+    assert staged_percent(cost_model.Model("large", large), 1) > 40
+    assert staged_percent(cost_model.Model("large", large), 2) > 50
+    assert staged_percent(MODELS[0], 1) > 50
+    staged = Params.model_validate({"rl": {"iterations": {"a": {"policy": "sft"}}}})
+    steps = {"a": {"policy": "sft", "steps": 2}}
+    fused = Params.model_validate({"rl": {"iterations": {}, "online": steps}})
+    assert "by the disk, which takes about half" in str(advice_on_exchange(staged, large))
+    quiet = [(fused, large), (staged, decoder(2048, 5632, 22, 32, 4, 32_000)), (staged, None)]
+    assert [advice_on_exchange(*each) for each in quiet] == [None] * 3
 
 
 def test_a_slower_disk_makes_staged_steps_longer_and_checkpoints_of_online(results):
@@ -284,5 +313,6 @@ def test_a_page_that_is_not_what_results_say_is_noticed(results):
 
 
 def test_the_page_is_what_the_recorded_results_say():
-    done = scaling("--check")
+    command = [sys.executable, ROOT / "benchmarks/scaling.py", "--check"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr

@@ -1,19 +1,28 @@
 """The memory estimate has the engines' own constants, and counts the weights that models have."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from benchmarks.workloads import SHAPES
+from stages.contracts.lora import LoraParams, LoraSave
 from stages.contracts.precision import Precision
 from stages.engines.forward import head, packed
 from stages.engines.generation import generators
 from stages.engines.generation.llama import decoder as decoding
 from stages.engines.models import tensor_files
+from stages.engines.models.folders import load_policy, save_model
+from stages.engines.models.lora import open_for_training
 from stages.engines.processes import deepspeed_engine
 from stages.engines.training import offload
 from stages.memory import model, work
-from stages.memory.shape import shape_of
+from stages.memory.shape import REARRANGED, shape_of
+from tests.stages.forks import FORKS
+from tests.waiting import TIMEOUT_S
 
 
 def test_constants_are_those_of_the_engines():
@@ -28,6 +37,47 @@ def test_constants_are_those_of_the_engines():
     assert work.WRITERS == tensor_files.THREADS
     assert work.FILE_BYTES == tensor_files.FILE_BYTES
     assert work.SIZES == packed.SIZES
+
+
+def note_growth(folder, said):
+    """By how much the memory that is this process's own grows when a policy is loaded."""
+
+    def own():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        [kib] = [line.split()[1] for line in lines if line.startswith("RssAnon")]
+        return 1024 * int(kib)
+
+    before = own()
+    policy = load_policy(folder)
+    said.write_text(str(own() - before))
+    del policy
+
+
+def test_a_merged_adapter_takes_four_bytes_a_weight_and_a_mapped_folder_hardly_any(tmp_path):
+    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 10}
+    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1000}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path / "whole")
+    lora = LoraParams(rank=1, save=LoraSave.ADAPTER)
+    learner = open_for_training(load_policy, tmp_path / "whole", "cpu", lora, seed=3)
+    save_model(learner, tmp_path / "adapter", tokenizer_from=tmp_path / "whole", lora=lora)
+    grown = {}
+    for kind in ("whole", "adapter"):
+        said = tmp_path / f"said-{kind}"
+        process = FORKS.Process(target=note_growth, args=(tmp_path / kind, said))
+        process.start()
+        process.join(TIMEOUT_S)
+        grown[kind] = int(said.read_text())
+    whole = model.Model(shape_of(sizes), Precision.FLOAT32)
+    expected = work._loading(replace(whole, merged=True), rounds=True)
+    assert expected == 4 * whole.weights
+    assert grown["adapter"] == pytest.approx(expected, rel=0.15)
+    assert work._loading(whole, rounds=True) == 0
+    assert grown["whole"] < expected / 5
+
+
+@pytest.mark.parametrize("family", REARRANGED)
+def test_families_that_count_as_rearranged_are(family):
+    assert get_checkpoint_conversion_mapping(family)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
