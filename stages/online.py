@@ -131,7 +131,11 @@ def open_sampling(
         with sampled_apart(ranks.bridge, learner) as apart:
             yield apart
         return
-    with opened(learner) as sampler, ThreadPoolExecutor(1) as thread:
+    with (
+        opened(learner) as sampler,
+        ThreadPoolExecutor(1) as thread,
+        ranks.failing_at_once(),  # whatever the thread still samples
+    ):
         yield SampledHere(sample, sampler, thread)
 
 

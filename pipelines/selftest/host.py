@@ -47,6 +47,7 @@ from stages.contracts.base import Processes
 from stages.contracts.rollout import Engine
 from stages.contracts.sharding import Offload, Sharding
 from stages.engines.processes import determinism
+from stages.engines.processes.node import node_name
 
 MODULE = "pipelines.selftest.host"
 COLLECTIVE_S = 60.0
@@ -354,8 +355,7 @@ def main() -> int:
     else:
         rank = arguments.rank or 0
         task = Task(rank=rank, world=launch.tasks_per_job, local_rank=rank)
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    job = Job(attempt.folder, launch, read_settings(attempt.folder), task, node)
+    job = Job(attempt.folder, launch, read_settings(attempt.folder), task, node_name())
     leads = not task.rank
     with hold_lock(attempt.folder / "alive", wait=True) if leads else nullcontext():
         if leads:

@@ -4,18 +4,24 @@ import os
 import platform
 import resource
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipelines.base.gpus import gpus_here
 from pipelines.identity import environment
 from pipelines.selftest.disk import Meeting
 from stages.context import Context
 
-_SMI = ("index", "name", "memory.total", "driver_version", "ecc.errors.uncorrected.volatile.total")
+_ASKED = (
+    "index",
+    "name",
+    "memory.total",
+    "driver_version",
+    "ecc.errors.uncorrected.volatile.total",
+)
 _UNLIMITED = 1 << 60
 CLOCK_ROUNDS = 5
 
@@ -32,7 +38,7 @@ def describe(ctx: Context, deterministic: bool) -> dict[str, Any]:
         "memory_limit_bytes": min(_memory_limits(), default=None),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "slurm_commands": all(map(shutil.which, ("squeue", "scontrol"))),
-        "gpus": list(_gpus()),
+        "gpus": gpus_here(_ASKED),
     }
 
 
@@ -53,24 +59,6 @@ def _memory_limits() -> Iterator[int]:
                             yield limit
                 if folder == root:
                     break
-
-
-def _gpus() -> Iterator[dict[str, str]]:
-    """What nvidia-smi says of each GPU that it shows; nothing where there is none."""
-    query = f"--query-gpu={','.join(_SMI)}"
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=60,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        yield dict(zip(_SMI, (word.strip() for word in line.split(",")), strict=False))
 
 
 def clock_offset(ranks: Meeting) -> float:

@@ -18,6 +18,7 @@ from pipelines.base import atomic
 from pipelines.ledger.task import Task
 from stages.context import Context, RankLost, Stopped
 from stages.engines.processes.heartbeats import Heartbeats
+from stages.engines.processes.node import node_name
 
 POLL_S = 0.3
 _PLACE = "rendezvous.json"
@@ -74,10 +75,9 @@ def meet(
             return [rank for rank in ranks if not (folder / f"ready-{rank}").exists()]
 
         _wait(heartbeats, should_stop, not_ready)
-        name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         with socket.socket() as probe:
             probe.bind(("", 0))
-            place = {"address": name, "port": probe.getsockname()[1]}
+            place = {"address": node_name(), "port": probe.getsockname()[1]}
         atomic.write_json(folder / _PLACE, place)
     _wait(heartbeats, should_stop, lambda: [] if (folder / _PLACE).exists() else [0])
     place = atomic.load_json(folder / _PLACE)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.chat.streaming import StreamingGenerator
 from stages.context import StageError
@@ -18,11 +18,14 @@ from stages.data.dialogue import Dialogue
 from stages.data.row_error import RowError
 from stages.data.seeds import stable_hash
 from stages.data.tokenizer import Decoder, Renderer
-from stages.engines.generation.generator import Generator, GeneratorSettings, Request, Sampling
-from stages.engines.generation.generators import choose, open_generator
+from stages.engines.generation.generator import GeneratorSettings, Request, Sampling
+from stages.engines.generation.generators import choose
 from stages.engines.models.folders import weights_folder
 from stages.engines.models.lean_transformers import AutoConfig
 from stages.engines.models.own_code import may_run
+
+if TYPE_CHECKING:
+    from stages.chat.streaming_vllm import StreamingVllm
 
 HALF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
@@ -55,10 +58,10 @@ class ChatPolicy:
         """StageError where it has no chat template, or does not load."""
         self._renderer, self._unknown = _renderer(folder)
         self._decoder = Decoder(folder)
-        self.context = _context(folder)
-        """Tokens that a dialogue and its answer have at most together; None: no limit is known."""
         self.engine = choose(folder, device, engine)
-        self._generator = _open(folder, self.engine, precision, device)
+        self.context = _context(folder, self.engine)
+        """Tokens that a dialogue and its answer have at most together; None: no limit is known."""
+        self._generator = _open(folder, self.engine, precision, device, self.context)
         self.device = device
 
     @property
@@ -98,10 +101,7 @@ class ChatPolicy:
 
         options: dict[str, Any] = {"max_new_tokens": limit, "sampling": sampling}
         try:
-            if isinstance(self._generator, StreamingGenerator):
-                completion = self._generator.stream(request, tell=tell, **options)
-            else:
-                [completion] = self._generator.generate([request], **options)
+            completion = self._generator.stream(request, tell=tell, **options)
             ids, reason = completion.ids, str(completion.finish_reason)
         except Halted:
             ids, reason = heard, "stopped"
@@ -153,9 +153,14 @@ def _renderer(folder: Path) -> tuple[Renderer, int | None]:
     return Renderer(tokenizer), tokenizer.unk_token_id
 
 
-def _open(folder: Path, engine: Engine, precision: Precision, device: str) -> Generator:
+def _open(
+    folder: Path, engine: Engine, precision: Precision, device: str, context: int | None
+) -> "StreamingGenerator | StreamingVllm":
     if engine is Engine.VLLM:
-        return open_generator(folder, engine, GeneratorSettings(device, precision, slots=1))
+        from stages.chat.streaming_vllm import MEMORY_SHARE, StreamingVllm
+
+        settings = GeneratorSettings(device, precision, 1, 1, MEMORY_SHARE, context)
+        return StreamingVllm(folder, settings)
     generator = StreamingGenerator(device, precision)
     with ExitStack() as failed:
         failed.callback(generator.close)
@@ -164,9 +169,13 @@ def _open(folder: Path, engine: Engine, precision: Precision, device: str) -> Ge
     return generator
 
 
-def _context(folder: Path) -> int | None:
+def _context(folder: Path, engine: Engine) -> int | None:
     weights = weights_folder(folder)
     trusted = may_run(weights)
     config = AutoConfig.from_pretrained(weights, local_files_only=True, trust_remote_code=trusted)
     length: int | None = getattr(config, "max_position_embeddings", None)
-    return length
+    if engine is not Engine.VLLM:
+        return length
+    from stages.chat.streaming_vllm import LONGEST
+
+    return min(length or LONGEST, LONGEST)

@@ -155,21 +155,22 @@ def copied(trained, tmp_path):
     return copy
 
 
-@pytest.fixture
-def go_on(copied):
+def gone_on(trained, root, addresses, changes, micro_tokens=8192):
     """A copy of the trained run, under other params, with these stages run again."""
+    changes = {**changes, "rl": {"teacher": "artifacts/base", **changes.get("rl", {})}}
+    copy = Runner(root, **changes)
+    shutil.copytree(trained.root, root, dirs_exist_ok=True)
+    metrics = {}
+    for address in addresses:
+        for path in (*copy.paths(address)[1].values(), copy.root / "jobs" / address):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(True)
+        metrics = copy.run(address, copy.context(address, micro_tokens=micro_tokens))
+    return copy, metrics
 
-    def run(name, addresses, changes, micro_tokens=8192):
-        changes = {**changes, "rl": {"teacher": "artifacts/base", **changes.get("rl", {})}}
-        copy = copied(name, **changes)
-        metrics = {}
-        for address in addresses:
-            for path in (*copy.paths(address)[1].values(), copy.root / "jobs" / address):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(True)
-            metrics = copy.run(address, copy.context(address, micro_tokens=micro_tokens))
-        return copy, metrics
 
-    return run
+@pytest.fixture
+def go_on(trained, tmp_path):
+    return lambda name, *asked, **how: gone_on(trained, tmp_path / name, *asked, **how)
 
 
 @pytest.fixture
@@ -191,10 +192,11 @@ class OneVllm:
         if self.generator is not None:
             self.generator.load(folder)
             return self.generator
+        from stages.chat.streaming_vllm import StreamingVllm
         from stages.engines.generation.generator import GeneratorSettings
-        from stages.engines.generation.vllm_generator import VllmGenerator
 
-        self.generator = VllmGenerator(folder, GeneratorSettings("cpu", Precision.FLOAT32, 4))
+        # It is one like any other until it is asked to stream.
+        self.generator = StreamingVllm(folder, GeneratorSettings("cpu", Precision.FLOAT32, 4))
         self.close_it = self.generator.close
         self.generator.close = lambda: None
         return self.generator

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import cache
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,7 @@ from stages.algorithms.preference import KtoObjective
 from stages.context import StageError
 from stages.engines.models.folders import content_hash, load_policy, load_scalar_model
 from stages.learning.unpaired import kto, other_completions
+from tests.stages.conftest import gone_on
 
 UPDATE = "policy_update@iter_001"
 ROLLOUT, SCORE = "rollout@iter_001", "score@iter_001"
@@ -89,10 +91,21 @@ STAGES = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole_run(trained, tmp_path_factory):
+    """The run of a name, in steps that are not split, and its last metrics. To be read."""
+
+    @cache
+    def run(name):
+        return gone_on(trained, tmp_path_factory.mktemp("whole") / "run", *STAGES[name])
+
+    return run
+
+
 @pytest.mark.parametrize("name", UPDATES)
-def test_an_update_learns_and_says_what_every_update_says(go_on, name):
-    changes, own = UPDATES[name]
-    run, metrics = go_on("run", [ROLLOUT, SCORE, UPDATE], changes)
+def test_an_update_learns_and_says_what_every_update_says(whole_run, name):
+    _, own = UPDATES[name]
+    run, metrics = whole_run(name)
     assert metrics.keys() >= EVERY_UPDATE | own
     assert metrics["logprob_gap_mean"] < 1e-5
     policies = [
@@ -106,10 +119,9 @@ def test_an_update_learns_and_says_what_every_update_says(go_on, name):
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_learns_the_same_however_its_steps_are_split(go_on, name):
-    addresses, changes = STAGES[name]
-    _, whole = go_on("whole", addresses, changes)
-    _, split = go_on("split", addresses, changes, micro_tokens=100)
+def test_a_stage_learns_the_same_however_its_steps_are_split(go_on, whole_run, name):
+    _, whole = whole_run(name)
+    _, split = go_on("split", *STAGES[name], micro_tokens=100)
     assert split.keys() == whole.keys()
     for key in whole:
         tolerance = {"rel": 2e-3, "abs": 2e-5}

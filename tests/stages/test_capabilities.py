@@ -104,6 +104,8 @@ def test_machines_differ_by_rounding_alone(numbers, name, what):
 
 
 def _model():
+    # First, so that transformers is imported without what nobody needs here.
+    import stages.engines.models.lean_transformers  # noqa: F401, I001
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

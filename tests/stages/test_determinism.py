@@ -10,12 +10,13 @@ import hashlib, torch
 from stages.engines.processes import determinism
 determinism.before_import()
 determinism.after_import()
-from transformers import LlamaConfig, LlamaForCausalLM
 from stages.contracts.precision import Precision
 from stages.engines.generation.torch_generator import TorchGenerator
 from stages.engines.generation.generator import Request, Sampling
 from stages.data.batching import collate
 from stages.engines.forward.logprobs import response_logprobs
+# Last, so that transformers has been imported without what nobody needs here.
+from transformers import LlamaConfig, LlamaForCausalLM
 
 def go():
     torch.manual_seed(0)

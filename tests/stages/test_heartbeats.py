@@ -1,6 +1,7 @@
 """Who is taken for lost while ranks wait for others that are at work on their own."""
 
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from stages.context import Context
 from stages.engines.processes import heartbeats
 from stages.engines.processes.bridge import Bridge
 from stages.engines.processes.heartbeats import Heartbeats
+from stages.engines.processes.ranks import Ranks
 from tests.waiting import until
 
 TIMEOUT_S = 0.4
@@ -89,3 +91,19 @@ def test_weights_that_one_rank_sends_to_samplers_do_not_count(begun, tmp_path):
         until(lambda: said, "it gives up")
     assert said[0].startswith("rank 0 on ")
     assert "has not come to the place of 1" in said[0]
+
+
+def test_others_learn_of_a_failure_before_what_it_has_to_wait_for(tmp_path):
+    """Such as a thread that still samples, which the error leaves only once it has ended."""
+    own, other = (Heartbeats(tmp_path, rank, 2, 60) for rank in (1, 0))
+    told = []
+
+    def fail():
+        with ExitStack() as left_last:
+            left_last.callback(lambda: told.append(other.failure()))
+            with Ranks(1, 2, heartbeats=own).failing_at_once():
+                raise ValueError("a made-up trouble")
+
+    with pytest.raises(ValueError, match="trouble"):
+        fail()
+    assert told == ["rank 1 failed at the start: a made-up trouble"]

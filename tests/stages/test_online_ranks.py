@@ -10,21 +10,28 @@ import runpy
 import shutil
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load
 
+from stages import online
 from stages.context import RankLost, ShareDone, Stopped
 from stages.contracts.base import Processes as Kind
 from stages.contracts.catalog import bind
 from stages.contracts.sharding import Sharding
+from stages.data.schema import ToolAnswerRow, columns_of
+from stages.engines.generation.torch_generator import TorchGenerator
 from tests.ports import free_port
 from tests.stages.conftest import Runner
 from tests.stages.forks import FORKS
 from tests.stages.test_online import GRPO, OVERLAP, PPO, ROWS, AskedAt
-from tests.waiting import TIMEOUT_S, until
+from tests.waiting import FOR_EVER_S, TIMEOUT_S, until
 
 RANK = "one_rank"
 NAMES = ["fast_001", "fast_002"]
@@ -78,11 +85,11 @@ CASES = {
     "best-of-n": (BEST, {}, 2, "none"),
     "game": (GAME, PLAYED, 2, "none"),
     "elided-fsdp": ({**GAME, "algorithm": "ppo"}, ELIDED, 2, "fsdp"),
+    "elided-zero3": (PPO, {**KL, **ELIDED}, 2, "zero3"),
     "lora-bfloat16-fsdp": (GRPO, {**LORA, "precision": "bfloat16"}, 2, "fsdp"),
     "lora-zero3": (GRPO, LORA, 2, "zero3"),
     "grpo-zero1": (GRPO, {}, 2, "zero1"),
     "ppo-zero2": (PPO, KL, 2, "zero2"),
-    "ppo-zero3": (PPO, KL, 2, "zero3"),
     "ppo-fsdp": (PPO, KL, 2, "fsdp"),
     "distill-fsdp": (DISTILL, {"policy_update": {"distill_top_k": 4}}, 2, "fsdp"),
     "bfloat16-fsdp": (GRPO, {"precision": "bfloat16"}, 2, "fsdp"),
@@ -90,6 +97,21 @@ CASES = {
 """rl, params, ranks, how the policy is spread."""
 SAVED = "best-of-n"
 """Each of its steps begins with a checkpoint; no other's does."""
+
+
+@pytest.fixture
+def copied(copied):
+    """Copies of the trained run that have the environments of this file."""
+
+    def copy(name):
+        return with_environments(copied(name))
+
+    return copy
+
+
+def with_environments(runner):
+    (runner.root / "environments/asks.py").write_text(ASKS)
+    return runner
 
 
 def note_writing(ctx, root):
@@ -128,7 +150,8 @@ def run(root, rank, world, options):
             if not rank:
                 runner.run(address)
                 done.touch()
-            until(done.exists, f"rank 0 is done with {address}")
+            at_work = lambda: not failed(root, options).exists()  # noqa: E731
+            until(done.exists, f"rank 0 is done with {address}", at_work=at_work)
             continue
         os.environ["MASTER_PORT"] = str(options["ports"][number])
         ctx = runner.context(
@@ -141,7 +164,10 @@ def run(root, rank, world, options):
             heartbeats=root / "signs" / f"{options['start']}-{number}",
             sharding=Sharding(options["sharding"]),
             checkpoint_seconds=options.get("checkpoint_seconds", 30.0),
+            collective_seconds=options.get("collective_seconds", 600.0),
         )
+        if options.get("fails") == rank:
+            fail(options["fails_where"])
         if options.get("asked", {}).get(str(rank)) is not None:
             ctx._stop = AskedAt(options["asked"][str(rank)])
         if [address] == FUSED:
@@ -169,6 +195,30 @@ def main(options):
     except RankLost as error:
         print(error, flush=True)
         sys.exit(4)
+    except BaseException:
+        failed(root, options).touch()
+        raise
+
+
+def failed(root, options):
+    """There once a rank has failed, for those that wait for it where no job would have ranks."""
+    return root / "signs" / f"failed-{options['start']}"
+
+
+def fail(where):
+    """This rank fails while it samples, or, while its thread samples for very long, learns."""
+
+    def raise_it(*_, **__):
+        raise ValueError("a made-up trouble")
+
+    if where == "sampling":
+        TorchGenerator.generate = raise_it
+        return
+    generate, learns = TorchGenerator.generate, threading.main_thread()
+    TorchGenerator.generate = lambda *asked, **how: (
+        generate(*asked, **how) if threading.current_thread() is learns else time.sleep(FOR_EVER_S)
+    )
+    online.learn = raise_it
 
 
 STARTS = itertools.count()
@@ -243,7 +293,6 @@ def test_fused_steps_end_with_the_bytes_of_iterations_on_as_many_ranks(copied, c
     given = []
     if "environment" in CASES[case][1].get("rollout", {}):
         given = ["reward_source@game"]
-        (runner.root / "environments/asks.py").write_text(ASKS)
     seconds = 0.0 if case == SAVED else 1e9
     go_through(runner, [*given, *STAGED, *FUSED], *CASES[case], checkpoint_seconds=seconds)
     assert left(runner, "fast") == left(runner, NAMES[-1])
@@ -278,13 +327,18 @@ def undisturbed(trained, tmp_path_factory):
         if name not in made:
             made[name] = Runner(tmp_path_factory.mktemp("undisturbed") / "run")
             shutil.copytree(trained.root, made[name].root, dirs_exist_ok=True)
+            with_environments(made[name])
             go_through(made[name], FUSED, *DISTURBED[name])
         return all_left(made[name])
 
     return get
 
 
-DISTURBED = {"serial": (PPO, KL, 2, "none"), "overlap": (GRPO, OVERLAP, 2, "none")}
+DISTURBED = {
+    # Long episodes, of which old observations are elided.
+    "serial": (PPO, {**KL, **ELIDED}, 2, "none"),
+    "overlap": (GRPO, OVERLAP, 2, "none"),
+}
 
 
 @pytest.mark.parametrize(("name", "after"), [("overlap", 0), ("serial", 1)])
@@ -321,10 +375,29 @@ def test_what_two_ranks_began_another_number_of_them_ends(copied, undisturbed, w
     for path, rows in stayed_rows.items():
         first = [row for row in moved_rows[path] if row["step"] == 1]
         assert first == [row for row in rows if row["step"] == 1], path
-        assert len(moved_rows[path]) == len(rows), path
+        # An answer is asked for where the policy has not had its last word.
+        assert len(moved_rows[path]) == len(rows) or "tool_answers" in path, path
     one, other = (load(left["model"]["model.safetensors"]) for left in (moved, stayed))
     for name, weight in other.items():
         torch.testing.assert_close(one[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "where"), [("serial", "sampling"), ("overlap", "learning")])
+def test_a_rank_that_fails_ends_the_others_with_its_own_words(copied, name, where):
+    """Also one whose thread goes on sampling, for which its process would wait."""
+    runner = copied("failing")
+    how = {"fails": 1, "fails_where": where, "collective_seconds": 60.0}
+    ranks = start(runner, FUSED, *DISTURBED[name], **how)
+    try:
+        ranks[0].join(TIMEOUT_S)
+        assert ranks[0].exitcode in (4, 1)
+        log = next((runner.root / "signs").glob("log-*-0")).read_text()
+        assert "rank 1 failed at" in log
+        assert "a made-up trouble" in log
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
 
 
 def stop_again_and_again(runner, name, rank, samplers=0):
@@ -352,6 +425,27 @@ def test_samplers_of_their_own_give_the_bytes_of_those_that_learn_alone(copied, 
     runner = copied("apart")
     go_through(runner, FUSED, *DISTURBED[name], samplers=1)
     assert all_left(runner) == undisturbed(name)
+
+
+def test_samplers_of_their_own_replay_what_environments_answered_those_that_learn(
+    copied, undisturbed
+):
+    """The environment would fail, but nobody asks it; and what they replay they record."""
+    expected = undisturbed("serial")
+    rl, changes, *spread = DISTURBED["serial"]
+    replayed = copied("replayed")
+    answers = expected[1]["tool_answers/{}"]
+    assert any(row["turn"] > 1 for row in answers)
+    assert any(row["segment_starts"] for row in expected[1]["rollouts/{}"])
+    columns = columns_of(ToolAnswerRow)
+    rows = [{name: row[name] for name in columns.names} for row in answers]
+    pq.write_table(
+        pa.Table.from_pylist(rows, columns), replayed.root / "tool_answers/record.parquet"
+    )
+    (replayed.root / "environments/asks.py").write_text(ASKS.replace("self.left -= 1", "1 / 0"))
+    changes = {**changes, "rollout": {**changes["rollout"], "tools": "replay"}}
+    go_through(replayed, FUSED, rl, changes, *spread, samplers=1)
+    assert all_left(replayed) == expected
 
 
 def test_weights_that_are_spread_reach_every_sampler(copied):

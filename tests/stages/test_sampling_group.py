@@ -1,11 +1,13 @@
 """Neighbouring ranks that sample as one: who of them samples, and over which GPUs."""
 
 import os
+import socket
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from stages.context import Context, StageError
 from stages.contracts.precision import Precision
@@ -14,8 +16,10 @@ from stages.engines.generation.generator import GeneratorSettings
 from stages.engines.generation.generators import open_generator
 from stages.engines.generation.vllm_generator import VllmGenerator
 from stages.engines.generation.vllm_process import VISIBLE
+from stages.engines.processes.heartbeats import Heartbeats
 from stages.engines.processes.parts import Pass, missing
-from stages.engines.processes.sampling_group import Place, nodes_of, numbers_of
+from stages.engines.processes.ranks import connect_alone
+from stages.engines.processes.sampling_group import Place, SamplingGroup, nodes_of, numbers_of
 from tests.stages.test_generators import tiny_llama
 from tests.stages.test_vllm_end import NeverWakes
 
@@ -33,6 +37,22 @@ def test_a_group_over_nodes_has_as_many_ranks_on_each():
     assert nodes_of([Place("one", "")] * 3, 0) == [range(3)]
     two = [Place(host, "") for host in ("one", "one", "two", "two")]
     assert nodes_of(two, 4) == [range(2), range(2, 4)]
+
+
+@pytest.mark.parametrize("node", ["node12", None])
+def test_a_group_meets_at_the_name_that_slurm_gives_its_first_node(monkeypatch, tmp_path, node):
+    """What a machine calls itself need not resolve from other nodes."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost.in.a.container")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    if node:
+        monkeypatch.setenv("SLURMD_NODENAME", node)
+    ctx = SimpleNamespace(ranks_per_sampler=1, rank=0, device="cpu")
+    connect_alone("cpu")
+    try:
+        group = SamplingGroup(ctx, Heartbeats(tmp_path, 0, 1, 60), 0)
+    finally:
+        dist.destroy_process_group()
+    assert group.host == (node or "localhost.in.a.container")
 
 
 @pytest.mark.parametrize("hosts", ["one two one two", "one one one two", "one two two"])

@@ -114,6 +114,19 @@ def test_the_number_of_slots_changes_rounding_alone(slots):
     assert_same(answers, generate_padded(model, requests, **options), 1e-4)
 
 
+def test_eight_tokens_may_end_an_answer_and_a_ninth_is_refused_by_number():
+    """Those of the model's config and of an environment together."""
+    model = policy(LlamaForCausalLM, LlamaConfig, {"eos_token_id": list(range(2, 7))})
+    eight = {**OPTIONS, "sampling": Sampling(1.3, stop_ids=(7, 8, 9))}
+    answers = taken(model).generate(REQUESTS, **eight)
+    assert_same(answers, generate_padded(model, REQUESTS, **eight), 1e-5)
+    assert {answer.ids[-1] for answer in answers} & {7, 8, 9}
+    nine = {**OPTIONS, "sampling": Sampling(1.3, stop_ids=(7, 8, 9, 10))}
+    said = r"9 tokens end .* \(2, 3, 4, 5, 6, 7, 8, 9, 10\), .*eos_token_id.* rollout\.engine: vllm"
+    with pytest.raises(StageError, match=said):
+        taken(model).generate(REQUESTS, **nine)
+
+
 def test_a_model_that_is_not_what_it_says_is_refused():
     model = policy(*FAMILY["llama"])
     for layer in model.model.layers:

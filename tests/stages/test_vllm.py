@@ -58,6 +58,11 @@ Both are fresh interpreters, as vLLM starts them; those of the other tests are f
 """
 
 
+NOT_COMPILED = {"TORCH_COMPILE_DISABLE": "1"}
+"""vLLM has the ranks of tokens, which nobody here asks for, compiled in each process: no engine of
+these tests spends its first answer on a C++ compiler."""
+
+
 def python_path():
     return os.pathsep.join(
         [*filter(None, [os.environ.get("PYTHONPATH")]), str(TESTS.parents[1]), str(ASIDE)]
@@ -66,7 +71,7 @@ def python_path():
 
 @pytest.fixture(scope="module")
 def programs():
-    with closing(Programs(python_path())) as programs:
+    with closing(Programs(variables())) as programs:
         yield programs
 
 
@@ -76,7 +81,7 @@ def words_of(*files):
 
 
 def variables(**more):
-    return {**os.environ, "PYTHONPATH": python_path(), **more}
+    return {**os.environ, "PYTHONPATH": python_path(), **NOT_COMPILED, **more}
 
 
 def run(programs, log, *files):
@@ -102,7 +107,8 @@ def run_on_gpu(*files):
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
 def test_vllm_keeps_what_a_generator_promises(programs, tmp_path):
-    run(programs, tmp_path / "log", "test_generators.py", "vllm_cases.py")
+    cases = ("test_generators.py", "vllm_cases.py", "vllm_chat_cases.py")
+    run(programs, tmp_path / "log", *cases)
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this vLLM would take the GPU")
@@ -146,7 +152,7 @@ TWO = ("127.0.0.11", "127.0.0.12")
 
 
 def on_node(nodes, rank):
-    return {"TESTS_NODE": nodes[rank]} if nodes else {}
+    return {"SLURMD_NODENAME": nodes[rank]} if nodes else {}
 
 
 def said_by_ranks(programs, program, folder, nodes=None):
@@ -292,3 +298,8 @@ def test_vllm_on_a_gpu_follows_its_weights_and_repeats():
 @pytest.mark.gpu
 def test_vllm_on_a_gpu_answers_with_the_weights_that_it_was_given():
     run_on_gpu("vllm_gpu_given_cases.py")
+
+
+@pytest.mark.gpu
+def test_vllm_on_a_gpu_takes_what_nccl_has_gathered():
+    run_on_gpu("vllm_gpu_spread_cases.py")

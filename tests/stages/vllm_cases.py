@@ -2,7 +2,6 @@
 
 import shutil
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from stages.context import StageError
 from stages.contracts.lora import LoraParams, LoraSave
 from stages.contracts.precision import Precision
+from stages.contracts.rollout import Engine
 from stages.data.artifacts import read_parquet
 from stages.data.batching import collate
 from stages.data.schema import RolloutRow
@@ -19,6 +19,8 @@ from stages.engines.generation.generator import GeneratorSettings, Request, Samp
 from stages.engines.generation.vllm_generator import VllmGenerator
 from stages.engines.models.folders import content_hash, folder_hash, load_policy, save_model
 from stages.engines.models.lora import open_for_training
+from stages.environments.turns import read_turns
+from tests.stages.test_elision import ELIDES, TALKS, elided_by_hand
 from tests.stages.test_generators import tiny_llama
 
 # Longer than the blocks that vLLM caches, so that a stale cache would be used.
@@ -73,22 +75,6 @@ def test_a_weight_that_did_not_arrive_is_noticed_in_any_tensor(
         with pytest.raises(StageError, match="not what the file holds"):
             generator.load(tmp_path)
         assert not generator.policy_hash
-
-
-def test_weights_through_memory_answer_as_those_of_their_folder(generator, tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.engines.generation.weight_pieces.PIECE_BYTES", 2000)
-    for options in ({}, {"tie_word_embeddings": True}):
-        paths = enumerate([tmp_path / f"first-{options}", tmp_path / f"second-{options}"])
-        first, second = (tiny_llama(path, seed, **options) for seed, path in paths)
-        generator.load(second)
-        expected = generator.generate(REQUESTS, max_new_tokens=8, sampling=Sampling())
-        generator.load(first)
-        policy = load_policy(second)
-        generator.take(policy.named_parameters())
-        assert not generator.policy_hash, "until somebody says of which policy they are"
-        generator.compare(policy.named_parameters())
-        answers = generator.generate(REQUESTS, max_new_tokens=8, sampling=Sampling())
-        assert answers == expected
 
 
 def test_a_weight_that_did_not_come_through_memory_is_noticed_in_any_tensor(generator, folder):
@@ -161,6 +147,22 @@ def test_the_hash_of_a_folder_is_that_of_what_is_loaded(folder, tmp_path):
             assert folder_hash(path, precision) == content_hash(loaded)
 
 
+def test_weights_through_memory_answer_as_those_of_their_folder(generator, tmp_path, monkeypatch):
+    monkeypatch.setattr("stages.engines.generation.weight_pieces.PIECE_BYTES", 2000)
+    for options in ({}, {"tie_word_embeddings": True}):
+        paths = enumerate([tmp_path / f"first-{options}", tmp_path / f"second-{options}"])
+        first, second = (tiny_llama(path, seed, **options) for seed, path in paths)
+        generator.load(second)
+        expected = generator.generate(REQUESTS, max_new_tokens=8, sampling=Sampling())
+        generator.load(first)
+        policy = load_policy(second)
+        generator.take(policy.named_parameters())
+        assert not generator.policy_hash, "until somebody says of which policy they are"
+        generator.compare(policy.named_parameters())
+        answers = generator.generate(REQUESTS, max_new_tokens=8, sampling=Sampling())
+        assert answers == expected
+
+
 def test_a_model_of_another_shape_takes_its_place(generator, tmp_path):
     other = tiny_llama(
         tmp_path, num_hidden_layers=1, tie_word_embeddings=True, rope_parameters={"rope_theta": 500}
@@ -180,32 +182,51 @@ def test_of_a_context_only_what_is_asked_for_has_to_fit_the_cache(one_vllm, fold
     )
     with pytest.raises(StageError, match="does not run the model"):
         VllmGenerator(large, GeneratorSettings("cpu", Precision.FLOAT32, 4))
-    longest = max(len(request.prompt_ids) for request in REQUESTS) + 8
-    settings = GeneratorSettings("cpu", Precision.FLOAT32, 4, longest=longest)
+    # That much of it is asked for is no promise that a model has it.
+    settings = GeneratorSettings("cpu", Precision.FLOAT32, 4, longest=513)
     with closing(VllmGenerator(large, settings)) as generator:
         assert answers_as(generator, load_policy(large))
         generator.load(folder)
-        assert answers_as(generator, load_policy(folder))
-    # It is no promise that the model has so long a context.
-    with closing(VllmGenerator(folder, replace(settings, longest=513))) as generator:
         assert answers_as(generator, load_policy(folder))
         with pytest.raises(StageError, match="context of 512"):
             generator.generate(REQUESTS, max_new_tokens=300, sampling=Sampling())
 
 
 def test_an_update_learns_from_its_rollouts(runner, one_vllm):
+    """Of long episodes, whose old observations are elided; the greedy ones are torch's."""
     one_vllm.close()
     run = runner(
         # Its whole context would not fit the cache.
         model={"hidden_size": 128, "num_heads": 2, "num_layers": 4, "max_length": 2**19},
-        rollout={"engine": "vllm", "temperature": 0.9},
-    )
+        rollout={
+            "engine": "vllm", "temperature": 0.9, "greedy_baseline": True, "max_turns": 9,
+            "environment": "talks:Talks", "max_new_tokens": 24, "max_observation_tokens": 16,
+        },
+        rl={"algorithm": "remax"},
+        episodes=ELIDES,
+    )  # fmt: skip
+    (run.root / "environments/talks.py").write_text(TALKS)
     for address in ("prepare", "sft", "reward_model", "rollout@iter_001", "score@iter_001"):
         run.run(address)
     metrics = run.run("policy_update@iter_001")
     rollouts = run.paths("rollout@iter_001")[1]["rollouts"]
-    policy = load_policy(run.paths("rollout@iter_001")[0]["policy"])
-    assert {row["policy_hash"] for row in read_parquet(rollouts, RolloutRow)} == {
-        content_hash(policy)
-    }
+    folder = run.paths("rollout@iter_001")[0]["policy"]
+    policy = load_policy(folder)
+    rows = read_parquet(rollouts, RolloutRow)
+    assert {row["policy_hash"] for row in rows} == {content_hash(policy)}
     assert 0 < metrics["logprob_gap_max"] < 2e-5
+    turns = read_turns(folder, "user", "13579")
+    for row in rows:
+        segments, *_ = elided_by_hand(row, turns, run.params.episodes, 24)
+        assert list(zip(row["segment_starts"], row["segment_histories"], strict=True)) == segments
+    assert max(len(row["segment_starts"]) for row in rows) > 1
+    with_torch = run.params.rollout.model_copy(update={"engine": Engine.TORCH})
+    run.params = run.params.model_copy(update={"rollout": with_torch})
+    run.run("rollout@iter_001")
+    same = ("prompt_ids", "response_ids", "loss_mask", "segment_starts", "segment_histories")
+    greedy = [
+        [[row[name] for name in same] for row in each if row["greedy"]]
+        for each in (rows, read_parquet(rollouts, RolloutRow))
+    ]
+    assert greedy[0] == greedy[1]
+    assert any(row[3] for row in greedy[0])

@@ -51,14 +51,16 @@ class InThePlaceOfSpawn(ForkServerContext):
     Process = Forked  # type: ignore[assignment]
 
 
-NODE = "TESTS_NODE"
+NODE = "SLURMD_NODENAME"
 """A variable of programs that are to take each other for processes of other nodes, which a machine
 that has one node cannot have: its value is the node's name, and an address of this machine."""
+NOWHERE = "nowhere.invalid"
+"""What the machines of these programs call themselves: a name that no other node resolves."""
 _gethostname = socket.gethostname
 
 
 def gethostname() -> str:
-    return os.environ.get(NODE) or _gethostname()
+    return NOWHERE if NODE in os.environ else _gethostname()
 
 
 def are_on_node_of(group: Any, source_rank: int = 0) -> list[bool]:

@@ -23,11 +23,11 @@ LOG, FORKED_FROM = "TESTS_LOG_OF_PROGRAM", "TESTS_PROGRAM_IS_FORKED_FROM"
 
 
 class Programs:
-    def __init__(self, python_path: str) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.stages.vllm_programs"],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
+            env={**environment, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -47,7 +47,8 @@ class Heartbeats:
         """`together`: the ranks that come to the same collectives as this one, if not all."""
         self.at = "the start"
         """Where in its work this rank is, for messages."""
-        self._folder, self._rank, self._world = folder, rank, world
+        self.rank = rank
+        self._folder, self._world = folder, world
         self._timeout_s = timeout_s
         self._together = together or range(world)
         self._host = socket.gethostname()
@@ -86,8 +87,8 @@ class Heartbeats:
 
     def write_failure(self, error: str, *, stopped: bool = False) -> None:
         """Say why this rank ends, so that the others need not wait for it."""
-        known = {"rank": self._rank, "host": self._host, "error": error, "time": time.time()}
-        self._write(f"failure-{self._rank}", {**known, "stopped": stopped})
+        known = {"rank": self.rank, "host": self._host, "error": error, "time": time.time()}
+        self._write(f"failure-{self.rank}", {**known, "stopped": stopped})
 
     def left(self) -> Mapping[str, Any] | None:
         """What a rank that has ended said of it: its `error`, and whether it was `stopped`."""
@@ -144,7 +145,7 @@ class Heartbeats:
                 self._give_up(number, error)
             elif self._patient:
                 # One rank looks at all, and all look at that one: not each at each.
-                if lost := watch.look([0] if self._rank else self._others(), self.at):
+                if lost := watch.look([0] if self.rank else self._others(), self.at):
                     self._give_up(number, lost)
             elif waited > self._timeout_s and before is None:
                 before = self._heartbeats()
@@ -163,7 +164,7 @@ class Heartbeats:
         silent = self._silent(before, now)
         come_to = {rank: now[rank]["collectives"] for rank in self._together if rank in now}
         least = min(come_to.values(), default=mine)
-        behind = [r for r in come_to if come_to[r] == least < mine and r != self._rank]
+        behind = [r for r in come_to if come_to[r] == least < mine and r != self.rank]
         late = silent or behind
         num_waiting = len(set(self._together) - set(late))
         ranks = "1 rank has" if num_waiting == 1 else f"{num_waiting} ranks have"
@@ -187,7 +188,7 @@ class Heartbeats:
         return [rank for rank in self._others() if beat(before, rank) == beat(now, rank)]
 
     def _others(self) -> list[int]:
-        return [rank for rank in range(self._world) if rank != self._rank]
+        return [rank for rank in range(self._world) if rank != self.rank]
 
     def _heartbeats(self) -> ByRank:
         return self.heartbeats_of(range(self._world))
@@ -195,7 +196,7 @@ class Heartbeats:
     def _write_heartbeat(self) -> None:
         self._beat += 1
         heartbeat = {
-            "rank": self._rank,
+            "rank": self.rank,
             "host": self._host,
             "pid": os.getpid(),
             "beat": self._beat,
@@ -203,7 +204,7 @@ class Heartbeats:
             "at": self.at,
             "time": time.time(),
         }
-        self._write(f"rank-{self._rank}", heartbeat)
+        self._write(f"rank-{self.rank}", heartbeat)
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         aside = self._folder / f".{name}.tmp"

@@ -77,12 +77,8 @@ def join(ctx: Context) -> Iterator["Ranks"]:
             ranks.agree_to_stop(True, heartbeats.at)
         ranks.close_bridge()
         raise
-    except RankLost as error:
-        heartbeats.write_failure(str(error))
-        raise
     except BaseException as error:
-        message = str(error) or repr(error)
-        heartbeats.write_failure(f"rank {ctx.rank} failed at {heartbeats.at}: {message}")
+        _tell(heartbeats, error)
         raise
     finally:
         ctx.ranks = None
@@ -120,6 +116,21 @@ class Ranks:
         """To the ranks that only sample, or from these to those that learn, where there are any."""
         self.sampling_group: SamplingGroup | None = None
         """The neighbours that this rank samples with as one, where a sampler spans ranks."""
+
+    @contextmanager
+    def failing_at_once(self) -> Iterator[None]:
+        """Inside what an error leaves only once something else has ended, such as a thread.
+
+        The others, which may wait for this rank, learn of the error before that.
+        """
+        try:
+            yield
+        except (Stopped, ShareDone):
+            raise
+        except BaseException as error:
+            if self._heartbeats:
+                _tell(self._heartbeats, error)
+            raise
 
     def at_end(self, do: Callable[[], None]) -> None:
         """What all ranks do once more together before they part for good."""
@@ -288,6 +299,15 @@ def connect_alone(device: str) -> None:
     if not dist.is_initialized():
         backend = "nccl" if device.startswith("cuda") else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+
+
+def _tell(heartbeats: Heartbeats, error: BaseException) -> None:
+    """Why this rank ends, for the others."""
+    if isinstance(error, RankLost):
+        heartbeats.write_failure(str(error))
+        return
+    cause = str(error) or repr(error)
+    heartbeats.write_failure(f"rank {heartbeats.rank} failed at {heartbeats.at}: {cause}")
 
 
 def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from stages.context import Context, StageError
 from stages.engines.processes.bridge import FOR_EVER
 from stages.engines.processes.heartbeats import Heartbeats
+from stages.engines.processes.node import node_name
 
 T = TypeVar("T")
 CarryOut = Callable[[str, list[Any]], list[str]]
@@ -32,6 +33,7 @@ class Place:
     """Where a rank computes."""
 
     host: str
+    """The node, by a name that the others resolve."""
     gpu: str
     """Its UUID; empty on a CPU."""
     process: int = 0
@@ -53,7 +55,7 @@ class SamplingGroup:
             )
         device = torch.device(ctx.device)
         gpu = _uuid(device.index or 0) if device.type == "cuda" else ""
-        places = self.gather(Place(socket.gethostname(), gpu, os.getpid()))
+        places = self.gather(Place(node_name(), gpu, os.getpid()))
         nodes = nodes_of(places, ctx.rank - self.rank)
         self.num_nodes = len(nodes)
         self.node = self.rank // len(nodes[0])

@@ -59,9 +59,12 @@ class LlamaDecoder:
         """Make room for these requests, and note them."""
         ends = sorted(end_ids(self.model) | set(sampling.stop_ids))
         if len(ends) > NUM_ENDS:
+            named = ", ".join(map(str, ends))
             raise StageError(
-                f"the model's config and the environment name {len(ends)} tokens that end a "
-                f"response; at most {NUM_ENDS} are decoded"
+                f"{len(ends)} tokens end a response ({named}), by the eos_token_id of the policy's "
+                f"config.json and generation_config.json and the environment's `stops`, and the "
+                f"torch generator decodes up to {NUM_ENDS}: remove those that are never sampled, "
+                "or set rollout.engine: vllm"
             )
         room = (self.slots, len(requests), max_new_tokens)
         if self._board is None or not self._board.fits(*room):
