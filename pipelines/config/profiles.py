@@ -6,16 +6,16 @@ LOCKSTEP_PROFILE; without either it is `local`.
 
 import difflib
 import re
-import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from pipelines.base.errors import LockstepError
 from pipelines.config.notify import Notify
+from pipelines.config.slurm_flags import Flags, Line, StepFlag, Words
 from pipelines.config.strict_yaml import load_model
 from stages.contracts.base import Processes, Section, Stage
 from stages.contracts.catalog import STAGES
@@ -46,60 +46,6 @@ class ExecutorKind(StrEnum):
     SLURM = "slurm"
     SESSION = "session"
     """Runs inside a session: set by `lockstep session up`, never by a profile."""
-
-
-def _one_line(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError(f"{text!r} must fit on one line of the job script: remove line breaks")
-    return text
-
-
-def _whole_words(text: str) -> str:
-    try:
-        shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} cannot be parsed as a shell command: {error}") from None
-    return text
-
-
-def _none_of_ours(flags: dict[str, Any]) -> dict[str, Any]:
-    for flag in flags:
-        name = flag.replace("_", "-")
-        if name in _FIELDS:
-            raise ValueError(f"use the field `{_FIELDS[name]}` instead of `{flag}` in `extra`")
-        if name in _OURS:
-            raise ValueError(f"`{flag}` is set by lockstep, which finds its jobs by it: remove it")
-    return flags
-
-
-_FIELDS = {
-    "account": "account",
-    "array": "shards",
-    "constraint": "constraint",
-    "cpus-per-task": "cpus_per_task",
-    "exclude": "exclude",
-    "gpus-per-node": "gpus_per_node",
-    "gres": "gres",
-    "mem": "memory",
-    "no-requeue": "requeues",
-    "nodes": "nodes",
-    "ntasks": "tasks_per_node",
-    "ntasks-per-node": "tasks_per_node",
-    "partition": "partition",
-    "qos": "qos",
-    "requeue": "requeues",
-    "reservation": "reservation",
-    "signal": "signal_lead_seconds",
-    "time": "time_minutes",
-}
-"""Flags of sbatch that have their own field."""
-_OURS = (
-    *("chdir", "comment", "dependency", "error", "input", "job-name", "kill-on-invalid-dep"),
-    *("open-mode", "output", "parsable", "test-only", "wait", "wrap"),
-)
-Line = Annotated[str, AfterValidator(_one_line)]
-Words = Annotated[Line, AfterValidator(_whole_words)]
-Flags = Annotated[dict[Line, Line | int | bool], AfterValidator(_none_of_ours)]
 
 
 class Resources(Section):
@@ -135,6 +81,12 @@ class Resources(Section):
     """Reservation to run in (--reservation)."""
     gres: Line | None = None
     """Generic resources such as gpu:h200:8, where --gpus-per-node is not supported (--gres)."""
+    licenses: Line | None = None
+    """Licences that the job takes, such as matlab:2 (--licenses)."""
+    switches: Line | None = Field(default=None, pattern=r"^\d+(@\S+)?$")
+    """Most leaf switches between its nodes, and how long to wait for that: 1@60 (--switches)."""
+    segment: int | None = Field(default=None, ge=1)
+    """Nodes that lie together in a block of the topology/block plugin (--segment)."""
     shards: int = Field(default=1, ge=1)
     """Array tasks that split the work of rollout, score or reference_logprobs (--array)."""
     array_parallelism: int = Field(default=16, ge=1)
@@ -147,8 +99,10 @@ class Resources(Section):
     """Shell commands before the stage (modules, venv); a failing one fails the job (no flag)."""
     container: Words | None = None
     """Prefix of the job's command, such as `apptainer exec --nv image.sif` (no flag)."""
+    srun: list[StepFlag] = Field(default_factory=list)
+    """Flags of srun, which starts the processes: [--container-image=image.sqsh, --mpi=pmix]."""
     extra: Flags = Field(default_factory=dict)
-    """Any other flag, by its long name without dashes: {mail-type: END}."""
+    """Any other flag of sbatch, by its long name without dashes: {mail-type: END}."""
     python: Words | None = None
     """Python interpreter of the job; by default, the one that submits."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")

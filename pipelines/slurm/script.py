@@ -83,8 +83,9 @@ def parameters_of(batch: Batch) -> dict[str, Any]:
     resources = batch.resources
     extra: dict[str, Any] = {"requeue" if resources.requeues else "no-requeue": True}
     extra["chdir"] = str(batch.root)
-    if resources.reservation:
-        extra["reservation"] = resources.reservation
+    for name in ("reservation", "licenses", "switches", "segment"):
+        if (value := getattr(resources, name)) is not None:
+            extra[name] = value
     if batch.shards is not None:
         indices = [shard - batch.first_shard for shard in batch.shards]
         extra["array"] = f"{_ranges(indices)}%{min(batch.parallelism, len(indices))}"
@@ -123,6 +124,7 @@ def parameters_of(batch: Batch) -> dict[str, Any]:
             # What the script has set reaches the worker, whatever sbatch was told to hand on.
             "--export=ALL",
             *(f"--{name}={pattern}" for name, pattern in _logs(batch, "%t").items()),
+            *resources.srun,
         ],
     }
 
