@@ -69,13 +69,15 @@ def is_named_by_a_process(word: str) -> bool:
     return any(word in " ".join(process.info["cmdline"] or ()) for process in processes)
 
 
-def end_processes(pids: list[int], grace: float = TERMINATE_GRACE_S) -> None:
-    """Terminate these processes and their children; kill those that remain."""
+def end_processes(
+    pids: list[int], grace: float = TERMINATE_GRACE_S, *, with_children: bool = True
+) -> None:
+    """Terminate these processes and, unless told not to, their children; kill those that remain."""
     processes: set[psutil.Process] = set()
     for pid in pids:
         try:
             process = psutil.Process(pid)
-            processes |= {process, *process.children(recursive=True)}
+            processes |= {process, *(process.children(recursive=True) if with_children else ())}
         except psutil.NoSuchProcess:
             continue
     for insist in (False, True):

@@ -5,6 +5,7 @@
         entry.json                      who asked, when, at which commit
         attempts/001/                   one submission: logs, launch.json, worker.json, result.json
             tasks/                      a report of each process of a job on Slurm
+            usage/                      what each process took so far
             scheduler.json              what Slurm last said about it
         scratch/                        what the stage needs to go on, over all attempts
         metrics.jsonl progress.json tables/       what the stage says, over all attempts

@@ -4,6 +4,7 @@ The driver writes it before the job is submitted, because the worker reads it, a
 the submission has told. Nothing in it is hashed: it says how a stage is computed, not what.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +12,9 @@ from typing import Any, ClassVar
 from pipelines.base.processes import ProcessMark
 from pipelines.config.profiles import ExecutorKind, Resources
 from pipelines.ledger.invocation import Invocation
+
+_GPUS = re.compile(r"(?:gres/)?gpu(?::[^:,()]*[^:,()\d][^:,()]*)?(?::(\d+))?(?:\(.*\))?")
+"""One word of `gres`: gpu, gpu:2, gpu:h200:8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,3 +65,24 @@ class Launch:
     @property
     def tasks_per_job(self) -> int:
         return self.resources.nodes * self.resources.tasks_per_node
+
+    @property
+    def gpus_per_job(self) -> int:
+        """Those that are the job's while it runs, whether or not it uses them.
+
+        Without Slurm, which knows who has what, they are those that the stage computes on.
+        """
+        resources = self.resources
+        on_gpu = resources.device.startswith("cuda")
+        if self.executor is not ExecutorKind.SLURM:
+            return max(resources.gpus_per_node, 1) if on_gpu else 0
+        words = (resources.gres or "").replace(" ", "").split(",")
+        named = sum(int(match[1] or 1) for word in words if (match := _GPUS.fullmatch(word)))
+        # A partition may give whole nodes without being asked for GPUs: then each task has one.
+        per_node = resources.gpus_per_node or named or (resources.tasks_per_node if on_gpu else 0)
+        return resources.nodes * per_node
+
+    @property
+    def cores_per_job(self) -> int:
+        """Those that were asked for."""
+        return self.tasks_per_job * self.resources.cpus_per_task

@@ -8,6 +8,7 @@ warnings as well, is not shown beside what is new.
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pipelines.base.console import ago, describe_warnings, seconds
@@ -17,12 +18,15 @@ from pipelines.config.params import load_params
 from pipelines.driver.activity import progress_of, why_it_waits
 from pipelines.dvc_repo.plan import current_plan
 from pipelines.dvc_repo.queue import QueuedExperiment
+from pipelines.ledger.costs import Cost
 from pipelines.ledger.entry import Attempt, Entry, Ledger
 from pipelines.ledger.state import PAUSED, State
+from pipelines.runs.cost_table import hours
 from pipelines.runs.current_jobs import CurrentJobs, StageJob
 from pipelines.slurm.link import Link, unstarted_links
 from pipelines.slurm.outcome import outcome_in_session, outcome_of
 from pipelines.slurm.scheduler import Scheduler
+from pipelines.slurm.spent import cost_of_entry
 from pipelines.tracking.cursor import StageCursor
 from pipelines.tracking.health import Health
 from stages.contracts.catalog import bind_all
@@ -66,9 +70,11 @@ class StageStatus:
     mlflow_url: str | None = None
     log: str | None = None
     warnings: tuple[Symptom, ...] = ()
+    cost: Cost | None = None
+    """What all attempts of its job took, where that was asked for."""
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "cost": self.cost.as_json() if self.cost else None}
 
 
 def stage_statuses(repository: Repository) -> list[StageStatus]:
@@ -99,6 +105,16 @@ def stage_statuses(repository: Repository) -> list[StageStatus]:
         iteration = name.partition("@")[2] or None
         statuses.append(replace(status, iteration=iteration, warnings=warnings))
     return statuses
+
+
+def with_costs(statuses: Sequence[StageStatus], *, only_gpus: bool) -> list[StageStatus]:
+    """The same with what they took; of those on GPUs alone, since nobody pays for the others."""
+    return [
+        replace(status, cost=cost_of_entry(Attempt(Path(status.log)).entry))
+        if status.log and (status.gpus or not only_gpus)
+        else status
+        for status in statuses
+    ]
 
 
 def _newest_jobs(
@@ -173,7 +189,7 @@ def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
         job=launch.job or ",".join(attempt.jobs) or None,
         host=worker.host if worker else None,
         nodes=", ".join(hosts) or None,
-        gpus=resources.nodes * resources.gpus_per_node,
+        gpus=launch.gpus_per_job,
         log=str(attempt.folder),
     )
 
@@ -202,7 +218,7 @@ def _error(attempt: Attempt, state: State) -> str | None:
 
 def render(statuses: list[StageStatus]) -> str:
     """A table for people; below it, where to look at what runs and what went wrong."""
-    head = ("stage", "state", "elapsed", "nodes", "gpus", "restarts", "job", "note")
+    head = ("stage", "state", "elapsed", "nodes", "gpus", "GPU-hours", "restarts", "job", "note")
     rows = [head, *(_row(status) for status in statuses)]
     shown = [i for i in range(len(head)) if i == 1 or any(row[i] for row in rows[1:])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
@@ -244,7 +260,15 @@ def _row(status: StageStatus) -> tuple[str, ...]:
         elapsed,
         status.nodes or "",
         str(status.gpus or ""),
+        _gpu_hours(status.cost),
         str(status.restarts or ""),
         (status.job or "") if status.limit else "",
         "  ".join(filter(None, [status.reason, status.progress, again, first_line, marks])),
     )
+
+
+def _gpu_hours(cost: Cost | None) -> str:
+    if cost is None or not cost.held.gpu_hours:
+        return ""
+    lost = f" ({hours(cost.lost.gpu_hours)} lost)" if cost.lost.gpu_hours else ""
+    return hours(cost.held.gpu_hours) + lost

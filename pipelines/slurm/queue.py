@@ -27,7 +27,7 @@ class SlurmSilent(LockstepError):
 def my_jobs() -> list[SlurmJob]:
     """Every job of this user that slurmctld has in memory, the ended ones among them."""
     command = ["squeue", "--noheader", "--array", "--states=all", "--user", str(os.getuid())]
-    rows = _ask([*command, "--format", "|".join(_FIELDS)]).splitlines()
+    rows = ask([*command, "--format", "|".join(_FIELDS)]).splitlines()
     return [_from_squeue(row.split("|", len(_FIELDS) - 1)) for row in rows if row.count("|") > 5]
 
 
@@ -56,7 +56,7 @@ def duration(text: str) -> float | None:
 def details(job: str) -> SlurmJob | None:
     """What scontrol says about one job; None where it does not know it."""
     try:
-        text = _ask(["scontrol", "show", "job", "--oneliner", job])
+        text = ask(["scontrol", "show", "job", "--oneliner", job])
     except LookupError:
         return None
     values = dict(re.findall(r"(\w+)=(\S*)", text.splitlines()[0])) if text.strip() else {}
@@ -83,7 +83,7 @@ def accounted(jobs: Iterable[str]) -> dict[str, SlurmJob]:
     columns = "JobID,State,Reason,NodeList,ExitCode,JobName"
     command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format", columns]
     try:
-        rows = _ask([*command, "--jobs", ",".join(wanted)]).splitlines()
+        rows = ask([*command, "--jobs", ",".join(wanted)]).splitlines()
     except (SlurmSilent, LookupError):
         return {}
     ended = {}
@@ -105,19 +105,27 @@ def cancel_jobs(jobs: Sequence[str], are_ours: Callable[[SlurmJob], bool]) -> No
     ours = {job.number for job in my_jobs() if not job.ended and are_ours(job)}
     if wanted := [job for job in jobs if job.partition("_")[0] in ours]:
         with suppress(LookupError):  # it has just ended
-            _ask(["scancel", "--quiet", *wanted])
+            ask(["scancel", "--quiet", *wanted])
+
+
+def number_of(job: str) -> str:
+    """The number that a job has of its own: of `7_0`, a task of an array, it is not 7."""
+    try:
+        return ask(["squeue", "--noheader", "--jobs", job, "--format", "%A"]).strip()
+    except LookupError:
+        raise LockstepError(f"Slurm does not know job {job} any more") from None
 
 
 def max_array_size() -> int:
     """One more than the largest index of an array task."""
     try:
-        match = re.search(r"MaxArraySize\s*=\s*(\d+)", _ask(["scontrol", "show", "config"]))
+        match = re.search(r"MaxArraySize\s*=\s*(\d+)", ask(["scontrol", "show", "config"]))
     except SlurmSilent:
         match = None
     return int(match[1]) if match else DEFAULT_MAX_ARRAY_SIZE
 
 
-def _ask(command: list[str]) -> str:
+def ask(command: list[str], **variables: str) -> str:
     """Run one of Slurm's commands. LookupError: it does not know the job."""
     try:
         done = subprocess.run(
@@ -125,6 +133,7 @@ def _ask(command: list[str]) -> str:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
+            env={**os.environ, **variables},
             timeout=TIMEOUT_S,
             check=False,
         )

@@ -89,7 +89,7 @@ class Health:
         alive = entry is not None and entry.state().alive
         if name in EVALUATIONS:
             return () if alive else judge(self._line(bound.key, params), params.warn)
-        summary = {} if alive else self._metrics(bound.metrics)
+        summary = {} if alive else self.metrics(bound.metrics)
         steps = self._steps(entry) if _made(entry, summary) else Steps({}, {})
         own = steps.last | _only(summary, ["zero_variance_share"])
         if not alive:
@@ -107,9 +107,10 @@ class Health:
         return [self._evaluation(name) for name in ancestry(policy, params.rl.family)]
 
     def _evaluation(self, policy: str) -> Reading:
-        return Reading(policy, self._metrics(EVALUATE.metrics.format(key=policy)))
+        return Reading(policy, self.metrics(EVALUATE.metrics.format(key=policy)))
 
-    def _metrics(self, path: str) -> Metrics:
+    def metrics(self, path: str) -> Metrics:
+        """The numbers of a summary in the workspace; none where they are of an earlier run."""
         summary = self._read(self._root / path, _numbers)
         if summary is None or summary[1] == self._stale_hashes().get(path):
             return {}

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.base import atomic
+from pipelines.base.errors import LockstepError
 from pipelines.base.repository import Repository
 from pipelines.identity.spec import Spec
 from pipelines.ledger.entry import Attempt, Entry
 from pipelines.ledger.record import Origin
 from pipelines.ledger.state import State
+from pipelines.slurm.spent import cost_of_entry
+from pipelines.tracking.cost import cost_metrics
 from pipelines.tracking.cursor import StageCursor, entry_identity, invocation_of
 from pipelines.tracking.metrics import (
     START,
@@ -131,6 +134,8 @@ class StageShipper:
             summary = summary_of(self._repository.root, entry)
             points = [Point(name, value, ended or 0.0, 0) for name, value in summary.items()]
             self._store.log(cursor.run, points)
+        if not state.alive and state is not State.COMPLETED:
+            self._store.log(cursor.run, _cost_points(entry, ended or 0.0, len(attempts)))
         self._store.set_status(cursor.run, STATUS[state], ended)
         cursor.state, cursor.attempts = state.value, len(attempts)
         cursor.done, cursor.problem = False, None
@@ -171,6 +176,15 @@ class StageShipper:
                 folder = place_of(self._repository, entry, name)
                 if folder.is_dir():
                     self._store.put_folder(cursor.run, name, folder)
+
+
+def _cost_points(entry: Entry, ended: float, attempts: int) -> list[Point]:
+    """What all attempts took: a step for each that ended, of which MLflow shows the last one."""
+    try:
+        metrics = cost_metrics(cost_of_entry(entry))
+    except LockstepError:
+        return []  # `lockstep cost` names the damaged file; the run's results are none the worse
+    return [Point(name, value, ended, attempts) for name, value in metrics.items()]
 
 
 def _points(row: Mapping[str, Any], seen: Mapping[str, int]) -> list[Point]:

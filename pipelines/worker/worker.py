@@ -50,6 +50,7 @@ from pipelines.slurm import link
 from pipelines.slurm.restarts import refuse_endless_restarts, stop_or_requeue
 from pipelines.slurm.signals import SlurmWarning
 from pipelines.worker.inputs import check_inputs
+from pipelines.worker.meter import Meter, metered
 from pipelines.worker.rendezvous import among_ranks
 from stages.context import Context, RankLost, ShareDone, StageError, Stopped
 from stages.contracts.base import Processes
@@ -86,6 +87,7 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
         lives,
         # A driver that was killed at the wrong moment may have led to two attempts at once.
         hold_lock(attempt.entry.folder / f"working.{task.label}", wait=True),
+        metered(attempt, task, launch) as meter,
     ):
         # Slurm may bring back a job that is done, after a node's failure say: its result stands.
         done = attempt.entry.out.exists() or attempt.entry.record is not None
@@ -97,7 +99,9 @@ def run_attempt(folder: str, first_shard: int = 0, warning: SlurmWarning | None 
             result = Result(state=State.CANCELLED, error="cancelled before it began")
         else:
             with _redacted(launch):
-                result = _run(attempt, launch, task, warning)
+                result = _run(attempt, launch, task, warning, meter)
+        # First: whoever hears of the end asks at once what it took.
+        meter.end(result.state)
         _report_end(attempt, task, result, keep=done)
     return str(result.state)
 
@@ -176,7 +180,9 @@ def _report(
         alarm.unlink(missing_ok=True)
 
 
-def _run(attempt: Attempt, launch: Launch, task: Task, warning: SlurmWarning) -> Result:
+def _run(
+    attempt: Attempt, launch: Launch, task: Task, warning: SlurmWarning, meter: Meter
+) -> Result:
     started = time.time()
     spec = attempt.entry.spec
     context = _context(attempt, spec, launch, task)
@@ -208,6 +214,7 @@ def _run(attempt: Attempt, launch: Launch, task: Task, warning: SlurmWarning) ->
             meet_all()
         hashes = {launch.root / artifact.path: artifact.hash for artifact in spec.inputs.values()}
         with _on_terminate(context.request_stop, task, warning), resident.among(hashes):
+            meter.stage_begins()
             outs, metrics = _compute(run, attempt, context, task.label)
         result = Result(state=State.COMPLETED, outs=outs, metrics=metrics)
     except ShareDone:
